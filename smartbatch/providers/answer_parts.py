@@ -112,27 +112,27 @@ LEAST_LOGPROB = -9999.0
 
 def unmodelled(data: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
     """Return the fields of an answer that are not ``known`` and say something."""
-    names = data.keys() - known
-    return {name: data[name] for name in data if name in names and says(data[name])} if names else {}
+    return {name: value for name, value in data.items() if name not in known and says(value)}
 
 
 def unmodelled_usage(usage: Any, known: frozenset[str]) -> dict[str, Any]:
     """Return the fields of a usage, and of the details in it, that are not ``known`` and not 0."""
     found: dict[str, Any] = {}
-    if not isinstance(usage, Mapping):
+    if not isinstance(usage, dict):
         return found
     for name, value in usage.items():
-        if name in known or value == 0 or not says(value):
-            continue
-        inner = unmodelled_usage(value, known) if isinstance(value, Mapping) else value
-        if says(inner):
+        if value and name not in known and (inner := _unmodelled_detail(value, known)):
             found[name] = inner
     return found
 
 
+def _unmodelled_detail(value: Any, known: frozenset[str]) -> Any:
+    return unmodelled_usage(value, known) if isinstance(value, dict) else value
+
+
 def says(value: Any) -> bool:
     """Whether a field has a value: ``None`` and empty texts, lists and objects are none."""
-    return value is not None and value not in ("", [], {})
+    return bool(value) or isinstance(value, int | float)
 
 
 def gathered(*levels: Mapping[str, Any]) -> dict[str, Any] | None:
