@@ -391,7 +391,7 @@ def _write(form: dict[str, Any]) -> bytes:
         else:
             if b"null" not in written:
                 return _copied(written)
-    for optional in ("parsed", "context"):
+    for optional in ("parsed", "context", "extra"):
         try:
             text = _lenient(form)
             break

@@ -121,13 +121,13 @@ def unmodelled_usage(usage: Any, known: frozenset[str]) -> dict[str, Any]:
     if not isinstance(usage, dict):
         return found
     for name, value in usage.items():
-        if value and name not in known and (inner := _unmodelled_detail(value, known)):
-            found[name] = inner
+        if not value or name in known:
+            continue
+        if isinstance(value, dict):
+            value = {key: detail for key, detail in value.items() if detail and key not in known}
+        if value:
+            found[name] = value
     return found
-
-
-def _unmodelled_detail(value: Any, known: frozenset[str]) -> Any:
-    return unmodelled_usage(value, known) if isinstance(value, dict) else value
 
 
 def says(value: Any) -> bool:
