@@ -35,6 +35,8 @@ MODELS = {"openai": "gpt-5-mini", "anthropic": "claude-haiku-5-5", "gemini": "ge
 PRICE = 10.0
 """USD for a million tokens, of input as of output: so the ledger's tokens are its money."""
 TINY = 1e-9
+TEXTS = ("question", "a long question " * 20, "質問です " * 10, "0f3a-9c " * 15)
+"""How prompts begin: our estimate of their tokens is more or less wrong."""
 LONGEST_START = 4.0
 """Seconds until the first call of a client on a busy machine."""
 FAULTS = ("empty", "reset", "truncated", "bad_json", "html_200", "500", "stream_end", "429")
@@ -57,6 +59,7 @@ class Combination:
     cache: bool = False
     same_key: bool = True
     pause: float = 1.0
+    text: str = "question"
 
     @classmethod
     def of(cls, seed: int) -> Combination:
@@ -75,6 +78,7 @@ class Combination:
             cache=rng.random() < 0.5,
             same_key=rng.random() < 0.7,
             pause=rng.choice((0.1, 0.1, 8.0)) if rng.random() < 0.1 else 0.1,
+            text=rng.choice(TEXTS),
         )
 
 
@@ -134,7 +138,7 @@ def _client(drawn: Combination, place: Path, emu: Emulator, key: str) -> Batchin
 
 def _use(client: BatchingClient, drawn: Combination, rng: random.Random) -> None:
     for way in drawn.ways:
-        prompts = [f"question {rng.randrange(60)}" for _ in range(drawn.requests)]
+        prompts = [f"{drawn.text} {rng.randrange(60)}" for _ in range(drawn.requests)]
         for future in list(_asked(client, way, prompts)):
             with contextlib.suppress(SmartbatchError):
                 future()
