@@ -221,6 +221,8 @@ class SimApi(BatchApi):
                 sent += 1
                 self._network.clock.advance(1.0)
             except records.BatchBackendError as error:
+                if error.reason == "bad_line":  # certainly not created, so that it may be sent once more
+                    self._network.creates[creation.mark] -= 1
                 raise _refused(error) from None
         self._network.points.reach("create.after")
         return self._seen(batch)
