@@ -39,10 +39,14 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "B12": (
-        "413 and refusals while the body is sent",
+        "413, limits of gateways, and refusals while the body is sent",
         (
             "faults/test_faults_network.py::test_b12_an_input_too_large_for_the_server_goes_in_halves",
             "providers/test_batch_creates.py::test_an_early_refusal_is_heard_while_the_body_is_still_sent",
+            "faults/test_faults_refused_batches.py::"
+            "test_a_batch_above_the_limits_of_a_server_goes_in_halves_and_later_jobs_are_cut_so",
+            "faults/test_faults_refused_batches.py::test_a_413_of_a_gateway_is_a_limit_as_well",
+            "faults/test_faults_refused_batches.py::test_one_request_that_is_still_too_large_fails_alone",
         ),
     ),
     "B13": (
@@ -57,6 +61,9 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             "faults/test_faults_network.py::test_b15_no_call_follows_a_redirect_to_another_host",
             "providers/test_conformance_answers.py::test_redirects_are_not_followed",
+            "faults/test_faults_files.py::test_results_on_another_server_are_fetched_without_the_key",
+            "faults/test_faults_files.py::test_a_redirect_within_the_server_is_followed_with_the_key",
+            "faults/test_faults_files.py::test_redirects_without_an_end_are_an_error_and_nothing_is_lost",
         ),
     ),
     "B16": (
@@ -102,7 +109,9 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
         "answers of other requests: at least 95 of 100 seen",
         (
             "faults/test_faults_results.py::"
-            "test_c5_answers_of_other_requests_are_noticed_and_asked_for_again",
+            "test_c5_a_suspicion_that_answers_were_exchanged_is_told_once_and_nothing_is_paid_again",
+            "faults/test_faults_results.py::"
+            "test_c5_rows_in_another_script_are_not_paid_twice_where_counts_follow_characters",
             "faults/test_faults_results.py::test_c5_a_few_requests_in_another_script_are_not_asked_for_again",
             "core/batching/test_crosscheck.py::test_at_least_95_in_100_are_seen_where_estimates_fit",
         ),
@@ -193,37 +202,63 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "C16": (
-        "pending far beyond the promise",
+        "pending, or being cancelled, far beyond the promise",
         (
             "faults/test_faults_ends.py::test_c16_a_batch_far_beyond_the_promise_is_told_and_waited_for",
             "faults/test_faults_ends.py::"
             "test_c16_what_replaces_a_batch_that_takes_too_long_begins_after_its_end",
             "faults/test_faults_ends.py::"
             "test_c16_a_cancelled_job_ends_as_soon_as_the_provider_says_that_its_batch_has",
+            "faults/test_faults_without_batches.py::"
+            "test_a_list_whose_batch_takes_longer_than_was_planned_goes_on_in_real_time",
+            "faults/test_faults_without_batches.py::test_a_batch_that_is_stuck_in_its_cancel_delays_nothing",
         ),
     ),
     "C17": (
-        "races of end and cancel",
+        "races of end and cancel, and cancels by others",
         (
             "faults/test_faults_ends.py::"
             "test_c17_whoever_wins_the_race_of_end_and_cancel_nothing_is_paid_twice",
             "faults/test_faults_ends.py::test_c17_hundreds_of_races_of_end_and_cancel",
             "faults/test_faults_ends.py::"
             "test_c17_a_job_that_is_cancelled_keeps_what_came_and_sends_nothing_more",
+            "faults/test_faults_cancelled_elsewhere.py::"
+            "test_the_job_of_a_batch_that_was_cancelled_in_the_console_is_held_until_it_is_resumed",
+            "faults/test_faults_cancelled_elsewhere.py::"
+            "test_a_deadline_does_not_send_again_what_was_cancelled_in_the_console",
+            "faults/test_faults_cancelled_elsewhere.py::test_a_batch_that_we_cancel_ourselves_holds_nothing",
         ),
     ),
     "C18": (
-        "refused minutes later",
+        "refused at once or minutes later, for some lines, a parameter or as a whole",
         (
             "faults/test_faults_ends.py::test_c18_a_batch_refused_at_validation_is_made_anew_once",
             "faults/test_faults_ends.py::test_c18_a_full_quota_of_enqueued_tokens_is_waited_for",
+            "faults/test_faults_refused_batches.py::"
+            "test_requests_whose_lines_are_refused_fail_and_the_others_go_again",
+            "faults/test_faults_refused_batches.py::test_a_line_at_any_place_is_told_from_the_others",
+            "faults/test_faults_refused_batches.py::test_lines_are_recognised_in_the_words_of_many_servers",
+            "faults/test_faults_refused_batches.py::"
+            "test_a_refusal_that_names_no_line_of_the_batch_blames_none",
+            "faults/test_faults_refused_batches.py::"
+            "test_a_model_that_no_line_may_have_is_no_fault_of_the_lines",
+            "faults/test_faults_rejected_parameters.py::"
+            "test_a_create_that_rejects_a_parameter_is_made_again_without_it",
+            "faults/test_faults_without_batches.py::"
+            "test_a_list_goes_in_real_time_where_there_is_no_batch_api",
+            "faults/test_faults_without_batches.py::"
+            "test_a_forced_batch_waits_or_fails_as_batch_fallback_says",
+            "faults/test_faults_without_batches.py::test_batches_that_fail_each_time_are_done_without",
         ),
     ),
     "C19": (
-        "not seen just after the create",
+        "not seen just after the create or the upload",
         (
             "faults/test_faults_creates.py::test_c19_a_batch_that_is_not_seen_at_first_is_not_taken_for_gone",
             "faults/test_faults_creates.py::test_c19_nor_is_one_whose_create_was_not_answered",
+            "faults/test_faults_files.py::test_a_create_that_does_not_know_its_file_yet_is_sent_again",
+            "faults/test_faults_files.py::test_a_file_that_never_comes_ends_with_a_clear_error",
+            "faults/test_faults_files.py::test_a_file_that_is_processed_and_not_listed_yet_is_uploaded_once",
         ),
     ),
     "C20": (
@@ -297,8 +332,7 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             "faults/test_faults_answers.py::"
             "test_c28_usage_that_cannot_be_is_replaced_by_an_estimate_that_says_so",
-            "faults/test_faults_answers.py::"
-            "test_c28_usage_that_is_far_too_much_for_its_prompt_is_told_and_not_believed",
+            "faults/test_faults_answers.py::test_c28_usage_that_is_far_too_much_for_its_prompt_is_told",
             "realtime/test_unsound_answers.py::test_figures_that_no_call_can_have_are_an_invalid_answer",
         ),
     ),
