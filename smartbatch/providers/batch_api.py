@@ -20,7 +20,7 @@ from attrs import frozen
 
 from smartbatch._values import Value
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.http.json_text import decode_json
+from smartbatch.providers.http.json_text import decode_answer
 from smartbatch.types import Answer, Kind, Request
 
 
@@ -351,9 +351,9 @@ def line_of(line: bytes, id_field: str, read: Callable[[dict[str, Any]], Answer]
 
 def _decoded(line: bytes, id_field: str) -> tuple[str, dict[str, Any]]:
     try:
-        data = decode_json(line)
-    except RecursionError:
-        raise ValueError("the line is nested too deeply") from None
+        data = decode_answer(line)
+    except RecursionError as error:
+        raise ValueError(f"the line {error}") from None
     except ValueError:
         # not chained: the decoder's error holds the whole line
         raise ValueError("the line is no JSON") from None

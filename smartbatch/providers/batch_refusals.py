@@ -14,11 +14,13 @@ from typing import Any, Literal, TypeAlias
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.error_reader import error_in
 from smartbatch.providers.error_table import kind_of_code
-from smartbatch.providers.foreign_text import PLAIN_WORD, fields, safe_text, short, whole
+from smartbatch.providers.foreign_text import PLAIN_WORD, fields, plain, safe_text, short, whole
 
 Measure: TypeAlias = Literal["requests", "bytes", "tokens"]
 """What a server limits of a batch."""
 
+_MAX_TEXT, _MAX_PARTS = 64 * 1024, 20
+"""Characters of a problem's text, and steps of its path, that are read."""
 _REFUSED = (None, 400, 413, 422)
 """Statuses of refusals that may be about lines or limits; a batch that fails its validation has none."""
 _NOT_OF_A_LINE = frozenset(
@@ -129,11 +131,11 @@ def _problem(found: Any) -> Mapping[str, Any]:
     message = problem.get("message") or problem.get("msg") or problem.get("description")
     path = problem.get("param") or problem.get("field") or problem.get("loc")
     if isinstance(path, list):
-        path = ".".join(str(part) for part in path)
+        path = ".".join(map(plain, path[:_MAX_PARTS]))
     return {
         **problem,
-        "message": message if isinstance(message, str) else "",
-        "param": path if isinstance(path, str) else "",
+        "message": message[:_MAX_TEXT] if isinstance(message, str) else "",
+        "param": path[:_MAX_TEXT] if isinstance(path, str) else "",
     }
 
 

@@ -59,10 +59,12 @@ def with_reason(data: Any, reply: Reply) -> Any:
     error = found.get("error")
     if not isinstance(error, Mapping):
         error = {name: found[name] for name in _WORDS if name in found}
-    elif isinstance(error.get("message"), str) and error["message"]:
+    message = error.get("message")
+    if not isinstance(message, str) or not message:
+        message = text_of(reply) if data is None else reason_of(data)
+    elif len(message) <= _MAX_TEXT:
         return data
-    message = text_of(reply) if data is None else reason_of(data)
-    return {**found, "error": {**error, "message": message}}
+    return {**found, "error": {**error, "message": message[:_MAX_TEXT]}}
 
 
 def reason_of(data: Any) -> str:

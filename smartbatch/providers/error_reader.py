@@ -16,7 +16,7 @@ from smartbatch._values import Value
 from smartbatch.errors import ErrorKind, ProviderError, has_secret
 from smartbatch.providers.error_bodies import is_page, page_title, reason_of, text_of, with_reason
 from smartbatch.providers.foreign_text import PLAIN_ID, fields, repeats, safe_text, short
-from smartbatch.providers.http.json_text import decode_json
+from smartbatch.providers.http.json_text import decode_answer
 from smartbatch.providers.http.replies import Reply, is_html
 from smartbatch.providers.limit_headers import RETRY_AFTER_CEILING, parse_retry_after
 from smartbatch.providers.service_address import NO_ADDRESS, ServiceAddress
@@ -225,9 +225,9 @@ class ErrorReader(Value):
         if is_page(reply):
             raise self._page(reply)
         try:
-            data = decode_json(body)
-        except RecursionError:
-            raise self.unusable(reply, "shape", "the answer is nested too deeply") from None
+            data = decode_answer(body)
+        except RecursionError as error:
+            raise self.unusable(reply, "shape", f"the answer {error}") from None
         except ValueError:
             if reply.headers.get("content-type", "").startswith("text/plain") and (said := text_of(reply)):
                 said = safe_text(said, (), *self.secrets)

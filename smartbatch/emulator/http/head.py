@@ -141,8 +141,7 @@ class ChunkedBody:
         self._connection.receive_data(head.raw)
         self._connection.next_event()
         self._limit = limit
-        self._parts: list[bytes] = []
-        self._size = 0
+        self._body = bytearray()
 
     def feed(self, data: bytes) -> tuple[bytes, bytes] | None:
         """Parse more bytes; return the body and the bytes after it once it is complete.
@@ -157,12 +156,11 @@ class ChunkedBody:
             while True:
                 event = self._connection.next_event()
                 if isinstance(event, h11.Data):
-                    self._parts.append(bytes(event.data))
-                    self._size += len(event.data)
-                    if self._size > self._limit:
+                    self._body += event.data
+                    if len(self._body) > self._limit:
                         raise BadRequest(413, "Request body too large.")
                 elif isinstance(event, h11.EndOfMessage):
-                    return b"".join(self._parts), self._connection.trailing_data[0]
+                    return bytes(self._body), self._connection.trailing_data[0]
                 else:
                     return None
         except h11.RemoteProtocolError as error:

@@ -13,7 +13,7 @@ from smartbatch.providers.base import AnswerStream
 from smartbatch.providers.error_reader import ErrorReader, says_something
 from smartbatch.providers.foreign_text import WellFormedText, plain, unusable
 from smartbatch.providers.http.cutoff import Cutoff
-from smartbatch.providers.http.json_text import decode_json
+from smartbatch.providers.http.json_text import decode_answer
 from smartbatch.providers.http.live_reply import LiveReply
 from smartbatch.providers.http.pool import seconds_left
 from smartbatch.providers.http.replies import Reply
@@ -184,8 +184,10 @@ class EventStream(AnswerStream):
     def _decoded(self, name: str, event: bytes, head: Reply) -> dict[str, Any]:
         """The object of an event; an error among the events is raised."""
         try:
-            data = decode_json(event)
-        except (ValueError, RecursionError):
+            data = decode_answer(event)
+        except RecursionError as deep:
+            raise self._errors.broken(head, "garbled", f"an event of the stream {deep}") from None
+        except ValueError:
             raise self._errors.broken(head, "garbled", "an event of the stream is not whole JSON") from None
         if isinstance(data, list) and data:  # some servers wrap an error in a list
             data = data[0]
@@ -238,19 +240,17 @@ def events(pieces: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
 
 
 def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    rest: list[bytes] = []  # of a line that has not ended yet
-    size = 0
+    rest = bytearray()  # of a line that has not ended yet
     for piece in pieces:
         first, *others = piece.split(b"\n")
-        rest.append(first)
-        size += len(first)
-        if size > MAX_EVENT:
+        rest += first
+        if len(rest) > MAX_EVENT:
             raise _too_large()
         if others:
-            yield b"".join(rest).removesuffix(b"\r")
+            yield bytes(rest).removesuffix(b"\r")
             for line in others[:-1]:
                 yield line.removesuffix(b"\r")
-            rest, size = [others[-1]], len(others[-1])
+            rest = bytearray(others[-1])
 
 
 def _too_large() -> ProviderError:

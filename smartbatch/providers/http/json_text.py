@@ -15,6 +15,17 @@ except ImportError:
     _dumps = _loads = None
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
+MAX_DEPTH = 200
+"""Levels of an answer: what is read of it is copied, compared and written, level by level."""
+_MAX_VALUES = 4_000_000
+_BYTES_OF_A_VALUE = 16
+"""Values of an answer: that many, or more where they have so many bytes each, as the numbers of vectors do.
+Small ones take up to 80 times their bytes in memory."""
+
+
+class TooComplex(RecursionError):
+    """An answer of too many levels or values; the text says which."""
+
 
 def decode_json(text: bytes) -> Any:
     """Return what JSON text says.
@@ -32,6 +43,42 @@ def decode_json(text: bytes) -> Any:
         except ValueError:
             pass
     return json.loads(text)
+
+
+def decode_answer(text: bytes) -> Any:
+    """Return what JSON text of a server says, as :func:`decode_json` does, within bounds.
+
+    Raises:
+        ValueError: it is no JSON.
+        RecursionError: it is nested deeper than :data:`MAX_DEPTH` levels, or has too many values.
+    """
+    opened = text.count(b"[") + text.count(b"{")
+    if len(text) > _MAX_VALUES:  # fewer bytes have fewer values
+        values = opened + text.count(b",") + text.count(b":")
+        if values > max(_MAX_VALUES, len(text) // _BYTES_OF_A_VALUE):
+            raise TooComplex("has too many values")
+    try:
+        decoded = decode_json(text)
+    except RecursionError:
+        raise TooComplex("is nested too deeply") from None
+    if opened > MAX_DEPTH:
+        _check_depth(decoded)
+    return decoded
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item
+            for each in level
+            if isinstance(each, (dict, list))
+            for item in (each.values() if isinstance(each, dict) else each)
+            if isinstance(item, (dict, list))
+        ]
+        if not level:
+            return
+    raise TooComplex("is nested too deeply")
 
 
 def encode_json(body: Mapping[str, Any]) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any
 
 from smartbatch.errors import ProviderError
 from smartbatch.providers.http.pool import Connection
-from smartbatch.providers.http.replies import Reply, decoded, encoded_otherwise, is_plain
+from smartbatch.providers.http.replies import Reply, decoded, encoded_otherwise, is_plain, joined
 from smartbatch.providers.http.response import IncomingResponse
 
 
@@ -63,7 +63,7 @@ class LiveReply:
         says enough.
         """
         try:
-            body = b"".join(self.pieces())
+            body = joined(self.pieces())
         except ProviderError as error:
             if not _is_told_by_status(self.status, error):
                 raise
@@ -153,7 +153,7 @@ def read_whole(connection: Connection, response: IncomingResponse, *, cap: int) 
         if size is not None and size <= cap and is_plain(headers):
             body = response.whole(size)
         else:
-            body = b"".join(decoded(iter(response.piece, b""), headers, cap))
+            body = joined(decoded(iter(response.piece, b""), headers, cap))
         whole = True
     except Exception as error:
         meaning = error if isinstance(error, ProviderError) else connection.meaning_of(error)

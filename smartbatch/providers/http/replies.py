@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from io import BytesIO
 from typing import Any
 
 from attrs import frozen
@@ -11,12 +12,13 @@ from attrs import frozen
 from smartbatch._values import Value
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.foreign_text import unusable
-from smartbatch.providers.http.json_text import decode_json
+from smartbatch.providers.http.json_text import decode_answer
 
 MAX_BODY = 64 * 1024 * 1024
 """Most bytes of a decoded answer; a gzip bomb or an endless body ends here."""
 
 _PIECE = 65536
+_FED = 4096  # compressed bytes at a time: what follows a member is copied, and members may be tiny
 _MEMBER = b"\x1f"  # how one of gzip begins; its second byte may still be to come
 
 
@@ -36,7 +38,7 @@ class Reply(Value):
     def json(self) -> Any:
         """Return the body decoded; ``None`` where it is no JSON."""
         try:
-            return decode_json(self.body)
+            return decode_answer(self.body)
         except (ValueError, RecursionError):
             return None
 
@@ -54,14 +56,26 @@ def is_html(headers: Mapping[str, str]) -> bool:
 def decoded(pieces: Iterable[bytes], headers: Mapping[str, str], cap: int) -> Iterator[bytes]:
     """Yield a body decoded as it comes, in pieces of at most 64 kB where it is compressed; some are empty.
 
-    No more than ``cap`` decoded bytes and a piece are ever held. A body without a byte is empty, although it
-    is called compressed.
+    No more than ``cap`` bytes and a piece are ever held or decoded, compressed ones counted, too. A body
+    without a byte is empty, although it is called compressed.
 
     Raises:
         ProviderError: for a broken, cut or too large body, or an unknown encoding.
     """
+    capped = _capped(pieces, cap)
+    return capped if is_plain(headers) else _capped(_inflated(capped, _encoding(headers)), cap)
+
+
+def joined(pieces: Iterable[bytes]) -> bytes:
+    """Return the pieces of a body together; a list of them would take far more, as they may be tiny."""
+    whole = BytesIO()
+    whole.writelines(pieces)
+    return whole.getvalue()
+
+
+def _capped(pieces: Iterable[bytes], cap: int) -> Iterator[bytes]:
     size = 0
-    for piece in pieces if is_plain(headers) else _inflated(pieces, _encoding(headers)):
+    for piece in pieces:
         size += len(piece)
         if size > cap:
             text = f"the answer is larger than max_body={cap} bytes; raise it if that is expected"
@@ -84,7 +98,7 @@ def _inflated(pieces: Iterable[bytes], encoding: str) -> Iterator[bytes]:
         raise encoded_otherwise()
     decoder = _decoder()
     begun = ended = False
-    for piece in pieces:
+    for piece in (each[at : at + _FED] for each in pieces for at in range(0, len(each), _FED)):
         begun = True
         while piece and not ended:
             if decoder.eof:

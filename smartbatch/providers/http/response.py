@@ -12,7 +12,7 @@ from http.client import BadStatusLine, HTTPException, IncompleteRead, LineTooLon
 from typing import Any
 
 MAX_HEAD = 65536
-"""Most bytes of a head, of interim answers and of what follows a chunked body together."""
+"""Most bytes of a head, of interim answers, and of remarks in a chunked body and behind it together."""
 MAX_LINES = 100
 """Most header lines, as ``http.client`` has it."""
 
@@ -165,7 +165,11 @@ class IncomingResponse:
         if not self._chunk:
             if self._chunk == 0 and self._line():
                 raise IncompleteRead(b"")  # a chunk is longer than it said
-            size = _SIZE.fullmatch(self._line().partition(b";")[0].strip())
+            told, _, remark = self._line().partition(b";")
+            self._left -= len(remark)
+            if self._left < 0:
+                raise LineTooLong("chunk")
+            size = _SIZE.fullmatch(told.strip())
             if size is None:
                 raise IncompleteRead(b"")
             self._chunk = int(size[0], 16)
