@@ -14,7 +14,7 @@ from attrs import evolve
 from smartbatch.cli.output_lines import defects_of, figures_of, is_answer
 from smartbatch.cli.result_tables import read_table, table_format
 from smartbatch.core.limits.error_patterns import pattern_of
-from smartbatch.errors import InputError
+from smartbatch.errors import InputError, RowSkipped, snake_case
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.job_report import list_figures, versions
 from smartbatch.jobs.summary_records import StoredDecision
@@ -25,6 +25,7 @@ from smartbatch.reports.sampling import EvenSample, FailureGroups, RequestFigure
 _SUBJECTS = "name the output of a run, of jobs results, or a job"
 _TOKENS = ("input_tokens", "output_tokens")
 _ANSWERED, _FAILED = 2, 1
+_SKIPPED = snake_case(RowSkipped.__name__)
 _MOST_ROWS = 200_000_000
 """Rows beyond which an index is taken for damaged."""
 
@@ -83,6 +84,9 @@ class _Figures:
     def add(self, line: dict[str, Any]) -> None:
         """Add a line that counts for its row."""
         usage, error, cost = line.get("usage") or {}, line["error"], line.get("cost")
+        if error is not None and error["kind"] == _SKIPPED:
+            self._counts["skipped"] += 1
+            return
         self._models[str(line.get("model"))] += 1
         self._counts["failed" if error is not None else "succeeded"] += 1
         self._counts["input"] += usage.get("input_tokens") or 0
@@ -119,6 +123,7 @@ class _Figures:
             total=counts["succeeded"] + counts["failed"],
             succeeded=counts["succeeded"],
             failed=counts["failed"],
+            skipped=counts["skipped"],
             truncated=counts["truncated"],
             empty=counts["empty"],
             refused=counts["refused"],

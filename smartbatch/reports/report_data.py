@@ -83,6 +83,7 @@ class ReportData(Value):
         parameters: of all requests: names and words, none of them a prompt; ``None`` where not recorded.
         labels: the user's.
         total, succeeded, failed, cancelled: requests; the last three have results.
+        skipped: rows of a file that no request was made for.
         truncated, empty, refused: answers with these defects, see :class:`~smartbatch.Result`.
         deduplicated: results that are the answers of equal requests; they are in no distribution.
         dropped: parameters that were left out, with the reasons.
@@ -111,6 +112,7 @@ class ReportData(Value):
     succeeded: int
     failed: int
     cancelled: int = 0
+    skipped: int = 0
     truncated: int = 0
     empty: int = 0
     refused: int = 0

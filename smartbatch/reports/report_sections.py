@@ -80,11 +80,14 @@ def _sentence(data: ReportData) -> str:
     more = f", {open_:,} have no result yet" if open_ > 0 else ""
     failed = f", {data.failed:,} failed" if data.failed else ""
     cancelled = f", {data.cancelled:,} were cancelled" if data.cancelled else ""
+    skipped = ""
+    if data.skipped:
+        skipped = f" {data.skipped:,} {'row was' if data.skipped == 1 else 'rows were'} skipped."
     defects = f" ({defects})" if (defects := defects_in_words(data)) else ""
     return (
         f"{data.succeeded:,} of {data.total:,} requests were answered{time}{defects}{failed}{cancelled}"
         f"{more}. "
-        f"{_paid(data)}."
+        f"{_paid(data)}.{skipped}"
     )
 
 
@@ -134,6 +137,7 @@ def _results(data: ReportData) -> Html:
         *((name, state(f"{number:,}", "warn")) for name in DEFECTS if (number := getattr(data, name))),
         ("failed", state(f"{data.failed:,}", "bad") if data.failed else "0"),
         ("cancelled", f"{data.cancelled:,}"),
+        *([("rows skipped, not sent", f"{data.skipped:,}")] if data.skipped else []),
         ("without a result", f"{data.total - finished:,}"),
         ("tokens in", _tokens(data, data.input_tokens)),
         ("tokens out", _tokens(data, data.output_tokens)),

@@ -70,6 +70,21 @@ def test_of_lines_of_one_row_the_answered_one_counts(folder: Path) -> None:
     assert [group.message for group in data.failures] == ["last"]
 
 
+def test_skipped_rows_are_no_failed_requests(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    skipped = {"kind": "row_skipped", "message": "skipped: blank `text`"}
+    rows = (line(0), *(line(index, error=skipped, text=None, cost=0.0) for index in (1, 2)), failed(3))
+    path = written(folder, *rows)
+    assert report(path, "-o", "r.html") == 0
+    assert "report of 2 requests in r.html" in capfd.readouterr().err
+    html = (folder / "r.html").read_text("utf-8")
+    assert "1 of 2 requests were answered, 1 failed. They cost 0.500000 USD" in html
+    assert "2 rows were skipped." in html
+    assert "rows skipped, not sent" in html
+    assert "blank" not in html
+    data = output_report.output_report(path, (), 0.0)
+    assert (data.total, data.succeeded, data.failed, data.skipped) == (2, 1, 1, 2)
+
+
 def test_a_torn_last_line_is_left_out(folder: Path) -> None:
     path = written(folder, line(0))
     with open(path, "a") as file:
