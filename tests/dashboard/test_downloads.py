@@ -49,6 +49,22 @@ def test_tables_have_all_rows(visitor: Visitor, job_id: str) -> None:
     assert rows[3]["text"] == table["text"][3].as_py()
 
 
+def test_no_cell_of_a_table_is_a_formula(visitor: Visitor, shelf: Bench, opened: SqlStore) -> None:
+    """The browser opens it in a spreadsheet; numbers stay numbers, and JSON lines stay as they are."""
+    texts = ["=1+1", "+cmd", "-cmd", "@SUM(A1)", "\t=1", "-5", "plain"]
+    job, lease = started(opened, shelf, len(texts))
+    shard = led(
+        opened, lease, opened.shards.plan(lease, shelf.shard(*range(len(texts)))), ShardState.INGESTING
+    )
+    stored = [encode_result(Result("", text=text)) for text in texts]
+    opened.shards.ingest(lease, shard, [result(ix, text=text) for ix, text in enumerate(stored)], at=1.0)
+    body = visitor.get(f"/download/{job.id}?format=csv").body.decode()
+    cells = [row["text"] for row in csv.DictReader(io.StringIO(body, newline=""))]
+    assert cells == ["'=1+1", "'+cmd", "'-cmd", "'@SUM(A1)", "'\t=1", "-5", "plain"]
+    lines = visitor.get(f"/download/{job.id}?format=jsonl").body.splitlines()
+    assert [json.loads(line)["text"] for line in lines] == texts
+
+
 def test_a_download_holds_answers_so_it_needs_a_right(
     reader_of: Callable[..., Visitor], visitor: Visitor, job_id: str
 ) -> None:
