@@ -179,11 +179,10 @@ class Cluster:
     def compute(self, parts: Sequence[Any]) -> Sequence[Any]:
         """Bring partitions of a collection here."""
         futures = self._dask.compute(list(parts))
-        while True:
-            try:
-                distributed.wait(futures, timeout=STEP)
-                break
-            except TimeoutError:
+        for future in futures:
+            while not future.done():
+                with suppress(TimeoutError):
+                    future.exception(timeout=STEP)
                 self._warn_without_workers()
         computed: Sequence[Any] = self._dask.gather(futures)
         return computed

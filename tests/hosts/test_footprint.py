@@ -43,7 +43,8 @@ def test_importing_the_library_starts_and_opens_nothing() -> None:
     )
     assert ended.err == ""
     assert ended.lines == [
-        "[] [] 1 ['smartbatch', 'smartbatch._importing', 'smartbatch._version', 'smartbatch.jobs']"
+        "[] [] 1 ['smartbatch', 'smartbatch._clock', 'smartbatch._fork', 'smartbatch._importing', "
+        "'smartbatch._version', 'smartbatch.jobs']"
     ]
 
 

@@ -38,7 +38,7 @@ def test_each_result_says_it_and_the_log_says_it_once(
             }
     assert client.metrics.snapshot().parameters_dropped == 2 * 2 * len(PROMPTS)
     assert all("temperature" not in body and "seed" not in body for body in claude.asked)
-    warnings = [record for record in caplog.records if record.name == "smartbatch"]
+    warnings = [record for record in caplog.records if "is left out" in record.getMessage()]
     assert [record.levelno for record in warnings] == [logging.WARNING] * 2
     assert [record.getMessage().partition(":")[0] for record in warnings] == [
         "parameter temperature is left out",

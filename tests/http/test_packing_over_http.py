@@ -80,13 +80,13 @@ def test_a_class_is_asked_for_and_answered(emu: Emulator) -> None:
 
 
 def test_a_service_that_answers_prose_is_told_and_then_given_up(emu: Emulator) -> None:
-    """Three calls, all paid, and an error without the answer."""
+    """Four calls, all paid, and an error without the answer."""
     emu.configure(answers={"Write a note.": "canary prose"})
     with client_of(emu, deduplicate=False) as client:
         future = client.submit("Write a note.", schema={"type": "object", "required": ["never"]})
         error = future.exception(30)
     assert isinstance(error, ValidationFailed)
-    assert error.tries == 3
+    assert error.tries == 4
     assert error.usage.total_tokens == sum(call.billed for call in emu.ledger.calls)
     assert "canary" not in str(error)
 

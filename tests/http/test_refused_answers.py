@@ -73,7 +73,7 @@ def test_a_future_raises_and_its_error_has_the_text(claude: SmallClaude) -> None
     with BatchingClient(MODEL, schema=SCHEMA) as client:
         error = client.submit("prompt 3").exception(20)
     assert isinstance(error, ValidationFailed)
-    assert (error.text, error.tries) == (BAD, 3)
+    assert (error.text, error.tries) == (BAD, 4)
 
 
 @pytest.mark.parametrize("strategy", ["individual", "batch"])

@@ -385,7 +385,7 @@ def templates(rng: random.Random) -> bool:
         parts = parse_template(text)
     except TemplateError:
         return False
-    assert any(name for _, name in parts)
+    assert any(name for _, name, *_ in parts)
     try:
         PromptMaker(template=text).prompt(Row(0, 1, {"text": "x", "a": 1}))
     except BadField:

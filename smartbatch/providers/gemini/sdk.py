@@ -84,7 +84,7 @@ class GeminiSdk(SdkCalls):
                 url = httpx2.URL(self._base_url + url.raw_path.decode("ascii"))
             if method == "get":
                 given = {**self._headers, "x-goog-api-key": self._key, **headers}
-                return self._network.get(url, headers=given, timeout=timeout)
+                return self._network.request("GET", url, headers=given, timeout=timeout)
             return self._network.post(url, headers={**self._headers, **headers}, timeout=timeout)
         options = types.HttpOptions(timeout=max(1, math.ceil(timeout * 1000)), headers=headers or None)
         body = more.get("body", {})
