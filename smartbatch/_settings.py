@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from numbers import Integral
-from typing import Any, overload
+from typing import Any, Self, overload
 
 from attrs import Attribute, Converter, field, frozen
 
@@ -243,23 +243,30 @@ _PASSWORD = re.compile(r"(?<=://)\S*(?=@)|(?<=password=)('[^']*'|[^&\s'\"]+)", r
 
 
 class Secret(str):
-    """An address with a password in it. It is a string, and equal to the address; when it is printed,
-    formatted or logged, the password is hidden. Only :meth:`reveal` returns it."""
+    """An address with a password in it. As a string it has ``[hidden]`` in place of the password, however it
+    is printed, joined, encoded or serialised. Only :meth:`reveal` returns the address; it is equal to that.
+    """
 
-    __slots__ = ()
+    _address: str
+
+    def __new__(cls, address: str) -> Self:
+        hidden = super().__new__(cls, _PASSWORD.sub("[hidden]", address))
+        hidden._address = address
+        return hidden
 
     def reveal(self) -> str:
         """Return the address with its password."""
-        return str.__str__(self)
+        return self._address
 
-    def __str__(self) -> str:
-        return _PASSWORD.sub("[hidden]", self.reveal())
+    def __eq__(self, other: object) -> bool:
+        return self._address == (revealed(other) if isinstance(other, str) else other)
 
-    def __repr__(self) -> str:
-        return repr(str(self))
+    def __hash__(self) -> int:
+        return hash(self._address)
 
-    def __format__(self, spec: str) -> str:
-        return format(str(self), spec)
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, such as that of a worker process, has the password as well."""
+        return Secret, (self._address,)
 
 
 def revealed(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import pickle
 import sys
@@ -217,11 +218,13 @@ def test_a_password_is_shown_only_by_reveal(address: str) -> None:
     for value in (config.shared, config.store):
         assert isinstance(value, Secret)
         shown = [repr(value), str(value), f"{value}", f"{value:>60}", f"{value!s} {value!r}"]
+        shown += [json.dumps(value), value + "", value.encode().decode(), "".join(value), value[:]]
         described = repr([one for one in config.describe() if one.name in ("store", "shared")])
         assert not any("S3CRET" in text for text in [*shown, described, repr(config)])
         assert value == address
         assert value.reveal() == address
         assert type(value.reveal()) is str
+        assert hash(value) == hash(address)
     again = pickle.loads(pickle.dumps(config))
     assert again == config
     assert again.store.reveal() == address

@@ -199,10 +199,10 @@ def check_place(place: str) -> None:
     Raises:
         ConfigError, StoreError: as :func:`open_store`, as far as the name and the installed packages say.
     """
-    if is_server(resolved_place(place)):
+    if is_server(address := resolved_place(place)):
         from smartbatch._postgres import Address
 
-        Address.of(place)
+        Address.of(address)
 
 
 def default_place() -> str:
