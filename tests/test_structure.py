@@ -303,6 +303,27 @@ def test_pickle_is_imported_nowhere() -> None:
     assert found == []
 
 
+READ_ANSWERS = (
+    *("core/preparation/json_recovery.py", "core/preparation/structured.py", "core/preparation/schemas.py"),
+    *("core/preparation/plain_schemas.py", "core/preparation/keywords.py", "core/preparation/patterns.py"),
+    *("core/preparation/optional_nulls.py", "core/preparation/attrs_types.py"),
+    *("core/preparation/pydantic_types.py", "core/preparation/answer_length.py"),
+    *("core/preparation/json_snapshot.py", "core/batching/packing.py"),
+    *("realtime/answer_reader.py", "realtime/admission.py", "realtime/call/sharing.py"),
+    *("jobs/payload.py", "jobs/stored_result.py", "jobs/steps/result_lines.py", "routing/list_job.py"),
+    *("providers/answer_parts.py", "providers/gemini/answers.py", "providers/gemini/streams.py"),
+    *("providers/openai/answers.py", "providers/openai/streams.py"),
+    *("providers/anthropic/answers.py", "providers/anthropic/streams.py"),
+)
+"""The files that read what a model wrote."""
+
+
+@pytest.mark.parametrize("name", READ_ANSWERS)
+def test_no_regular_expression_runs_on_an_answer(name: str) -> None:
+    """Its engine backtracks: a text that a model chose could keep it busy."""
+    assert [one for one in imports(ROOT / name) if one.module.split(".")[0] == "re"] == []
+
+
 def test_no_file_has_two_ideas() -> None:
     """Past some 600 lines it has two; none comes near 700."""
     assert [str(file) for file in files() if len(file.read_text("utf-8").splitlines()) > 700] == []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping
+from string import ascii_letters, digits
 from typing import Any, NoReturn
 
 from attrs import evolve
@@ -74,7 +74,7 @@ def identified(calls: Iterable[ToolCall | None], prefix: str | None = None) -> t
     named: dict[str, ToolCall] = {}
     for number, call in enumerate(found):
         if not call.id or call.id in named:
-            free = f"{_NO_ID.sub('-', prefix or 'call')[:32]}-{number}"
+            free = f"{_as_id(prefix or 'call')}-{number}"
             while free in given or free in named:
                 free += "-"
             call = evolve(call, id=free)
@@ -82,8 +82,12 @@ def identified(calls: Iterable[ToolCall | None], prefix: str | None = None) -> t
     return tuple(named.values())
 
 
-_NO_ID = re.compile(r"[^a-zA-Z0-9_-]")
-"""Characters that Anthropic takes in no id; OpenAI takes at most 40 of any."""
+def _as_id(text: str) -> str:
+    """Return the beginning of an id that all APIs take: OpenAI takes 40 characters, Anthropic takes these."""
+    return "".join(sign if sign in _ID_SIGNS else "-" for sign in text[:32])
+
+
+_ID_SIGNS = frozenset(ascii_letters + digits + "_-")
 
 
 def token_logprobs(items: Any) -> tuple[TokenLogprob, ...] | None:

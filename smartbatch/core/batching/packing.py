@@ -13,15 +13,15 @@ word. Hence :func:`suspicious` keeps prompts that mention other prompts out, and
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from functools import cache
 from typing import Any
 
 from attrs import define, evolve, frozen
 
 from smartbatch._values import Record, Value, fields_repr
+from smartbatch.core.batching.prompts_about_packs import suspicious
 from smartbatch.core.limits.backoff import RandomSource
+from smartbatch.core.preparation.json_recovery import past
 from smartbatch.core.preparation.tokens import estimate
 from smartbatch.types import Request, Usage, shares
 
@@ -107,32 +107,6 @@ def batch_key(request: Request) -> Hashable | None:
 def packable(request: Request) -> bool:
     """Whether ``request`` may be packed: its form allows it, and its prompt mentions no other prompts."""
     return batch_key(request) is not None and not suspicious(str(request.prompt))
-
-
-_SUSPICIOUS = r"""
-    ["'\\]\s*(?:answers?|check|id|prompt)\s*\\?["']\s*:                     # keys of the form above
-    | \b(?:ignore|disregard|forget|override|skip)\b[^.\n]{0,40}
-      \b(?:instructions?|rules?|prompts?|others?|requests?|items?|everything|above|previous|system)\b
-    | \b(?:swap|exchange|switch|rename|renumber|reuse|duplicate)\b[^.\n]{0,40}
-      \b(?:ids?|answers?|repl(?:y|ies)|check(?:\ ?words?)?|items?)\b
-    | \bother\s+(?:\w+\s+)?
-      (?:prompts?|answers?|requests?|items?|questions?|repl(?:y|ies)|entries|ids?|users?|people)\b
-    | \b(?:every|all|each)\s+(?:of\s+the\s+)?(?:answers?|prompts?|requests?|repl(?:y|ies)|ids?)\b
-    | \bcheck\s+words?\b
-    """
-
-
-def suspicious(prompt: str) -> bool:
-    """Whether a prompt mentions other prompts, their answers, or the form of a pack, and so is sent alone.
-
-    A heuristic: what it lets through still has to pass :func:`split`, and a false alarm costs one call.
-    """
-    return _suspicious_words().search(prompt) is not None
-
-
-@cache
-def _suspicious_words() -> re.Pattern[str]:
-    return re.compile(_SUSPICIOUS, re.IGNORECASE | re.VERBOSE)
 
 
 @define(eq=False, repr=False)
@@ -255,8 +229,6 @@ def _reply(text: str, answer: str | None, id_: str, check: str) -> str | None:
 
 
 _decoder = json.JSONDecoder()
-_LIST = re.compile(r"\[\s*(?=\{)")
-_BETWEEN = re.compile(r"[\s,]*")
 _TRIES = 20
 """Places that are tried for the beginning of a list; an ordinary reply has one, and a hostile one must not
 cost much time."""
@@ -264,12 +236,13 @@ cost much time."""
 
 def _items(text: str) -> Iterator[dict[str, Any]]:
     """Yield the objects of each list in ``text``, up to the first broken one of each."""
-    position = 0
-    for _ in range(_TRIES):
-        start = _LIST.search(text, position)
-        if start is None:
-            return
-        position = start.end()
+    position = tries = 0
+    while tries < _TRIES and (start := text.find("{", position)) >= 0:
+        if not text[position:start].rstrip().endswith("["):
+            position = start + 1
+            continue
+        position = start
+        tries += 1
         while text.startswith("{", position):
             try:
                 item, position = _decoder.raw_decode(text, position)
@@ -277,8 +250,7 @@ def _items(text: str) -> Iterator[dict[str, Any]]:
                 position += 1
                 break
             yield item
-            gap = _BETWEEN.match(text, position)
-            position = gap.end() if gap else position
+            position = past(text, position, lambda sign: sign == "," or sign.isspace())
 
 
 def split_usage(usage: Usage, weights: Sequence[int], output_weights: Sequence[int]) -> list[Usage]:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, NoReturn
 
 from smartbatch._importing import imported
@@ -117,23 +116,52 @@ def _fenced(text: str) -> Iterator[str]:
     several = False
     start = text.find("```")
     while start >= 0:
-        head = _FENCE_HEAD.match(text, start)
-        if head is None:
+        begin = _content_of_fence(text, start)
+        if begin is None:
             start = text.find("```", start + 1)
             continue
-        tail = _FENCE_TAIL.search(text, head.end() - 1)
-        end = text.find("```", head.end()) if tail is None else tail.start("fence")
+        end = _closing_fence(text, begin)
         if end < 0:
             if several:
-                yield text[head.end() :]
+                yield text[begin:]
             return
-        yield text[head.end() : end]
+        yield text[begin:end]
         several = True
         start = text.find("```", end + 3)
 
 
-_FENCE_TAIL = re.compile(r"\n[ \t]*+(?P<fence>```)[ \t]*+\r?(?:\n|\Z)")
-_FENCE_HEAD = re.compile(r"```[a-zA-Z0-9]*+[ \t]*+\r?\n")
+def _content_of_fence(text: str, fence: int) -> int | None:
+    """Return where the content of a block begins: in the next line, if the fence's own line only names a
+    language."""
+    end = text.find("\n", fence + 3, fence + 3 + _LANGUAGE_LENGTH)
+    if end < 0:
+        return None
+    language = text[fence + 3 : end].removesuffix("\r").rstrip(" \t")
+    return end + 1 if not language or (language.isascii() and language.isalnum()) else None
+
+
+def _closing_fence(text: str, begin: int) -> int:
+    """Return where the fence stands that ends the block whose content begins at ``begin``; -1 without one."""
+    fence = begin - 1
+    for before, after in pairwise(text[fence:].split("```")):
+        fence += len(before)
+        rest = after.lstrip(" \t").removeprefix("\r")
+        ends = rest.startswith("\n") or (not rest and fence + 3 + len(after) == len(text))
+        if ends and before.rstrip(" \t").endswith("\n"):
+            return fence
+        fence += 3
+    return text.find("```", begin)
+
+
+def past(text: str, start: int, belongs: Callable[[str], bool]) -> int:
+    """Return the position of the first character from ``start`` on that does not belong."""
+    while start < len(text) and belongs(text[start]):
+        start += 1
+    return start
+
+
+_LANGUAGE_LENGTH = 64
+"""Characters behind an opening fence within which its line ends."""
 _TRIES = 20
 """Opening brackets at which a value is looked for; a hostile text must not cost much time."""
 
@@ -170,20 +198,19 @@ def _documents(text: str) -> Iterator[Any]:
     """
     position, names = 0, set[str]()
     for _ in range(_TRIES):
-        start = _OPENING.search(text, position)
-        if start is None:
+        start = _opening(text, position)
+        if start < 0:
             return
         try:
-            value, position = _decoder.raw_decode(text, start.start())
+            value, position = _decoder.raw_decode(text, start)
         except NumberTooLarge:
             raise
         except (ValueError, RecursionError):
-            if text[start.start()] == "{":
-                begun = _OBJECT.match(text, start.start())
-                if begun is not None and begun["name"].strip() in names:
+            if text[start] == "{":
+                if _first_name(text, start) in names:
                     raise JsonNotFound(_SEVERAL) from None
                 return  # what stands inside a broken object is not the answer
-            position = start.end()
+            position = start + 1
             continue
         if isinstance(value, dict) or any(isinstance(item, dict | list) for item in value):
             for item in [value] if isinstance(value, dict) else value:
@@ -191,19 +218,35 @@ def _documents(text: str) -> Iterator[Any]:
             yield _shallow(value)
 
 
-_OPENING = re.compile(r"[{\[]")
-_OBJECT = re.compile(r"""\{\s*+(?P<quote>["']?)(?P<name>[^"':{}\[\],]++)(?P=quote)\s*+:""")
-"""How an object begins, be it broken; a remark such as ``{x: y}`` begins so, too, with names of its own."""
+def _opening(text: str, start: int) -> int:
+    """Return the position of the first opening bracket from ``start`` on; -1 without one."""
+    brackets = [at for bracket in "{[" if (at := text.find(bracket, start)) >= 0]
+    return min(brackets, default=-1)
+
+
+def _first_name(text: str, start: int) -> str | None:
+    """Return the first name in the object that begins at ``start``, which may be broken; a remark such as
+    ``{x: y}`` begins so, too, with a name of its own."""
+    at = past(text, start + 1, str.isspace)
+    quote = text[at : at + 1] if text.startswith(("'", '"'), at) else ""
+    at += len(quote)
+    end = past(text, at, lambda sign: sign not in "\"':{}[],")
+    if end == at or not text.startswith(quote, end):
+        return None
+    colon = past(text, end + len(quote), str.isspace)
+    return text[at:end].strip() if text.startswith(":", colon) else None
+
+
 _SEVERAL = "it holds several JSON values; which one is meant is not clear"
 
 
 def _mended(text: str) -> Any:
     """Repair single quotes, trailing commas, comments and the like; not brackets that never close."""
-    start = _OPENING.search(text)
+    start = _opening(text, 0)
     end = max(text.rfind("}"), text.rfind("]"))
-    if start is None or end < start.start() or len(text) > REPAIRABLE:
+    if start < 0 or end < start or len(text) > REPAIRABLE:
         raise JsonNotFound("it holds no JSON value")
-    body = text[start.start() : end + 1]
+    body = text[start : end + 1]
     if not _closes(body):
         raise JsonNotFound("its JSON does not end")
     loads = imported("json_repair").loads
@@ -219,21 +262,21 @@ def _mended(text: str) -> Any:
 def _closes(text: str) -> bool:
     """Whether the brackets outside of double quotes close in order, the first one at the very end."""
     opened: list[str] = []
-    for mark in _MARKS.finditer(text):
-        sign = mark.group()
-        if sign in "{[":
+    quoted = escaped = False
+    for at, sign in enumerate(text):
+        if quoted:
+            quoted = escaped or sign != '"'
+            escaped = not escaped and sign == "\\"
+        elif sign == '"':
+            quoted = True
+        elif sign in "{[":
             opened.append(sign)
         elif sign in "}]":
             if not opened or opened.pop() != ("{" if sign == "}" else "["):
                 return False
             if not opened:
-                return mark.end() == len(text)
-        elif len(sign) == 1:
-            return False  # a quote that is never closed
+                return at + 1 == len(text)
     return False
-
-
-_MARKS = re.compile(r'"(?:[^"\\]|\\.)*+"|["{}\[\]]', re.DOTALL)
 
 
 def _shallow(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -29,7 +28,7 @@ from smartbatch.providers.foreign_text import (
     well_formed,
     whole,
 )
-from smartbatch.providers.gemini.errors import CANCELLED, DEADLINE, rpc_code, status_error
+from smartbatch.providers.gemini.errors import BATCH_EXPIRED, CANCELLED, DEADLINE, rpc_code, status_error
 from smartbatch.providers.vectors import counted, listed, spread, vector
 from smartbatch.types import MESSAGE_BLOCKS, Answer, Kind, Request, TokenLogprob, ToolCall, Usage
 
@@ -48,8 +47,8 @@ _FINISH = {
 }
 """Finish reasons (reference of ``FinishReason``); those not listed keep their own word in lower case."""
 
-_EXPIRED = re.compile(r"batch[^.]{0,20}expired", re.I)
-_UNSAID = re.compile(r"[A-Z_]+_UNSPECIFIED")
+_UNSAID = "_UNSPECIFIED"
+"""How the name ends that an enumeration has for "no value"."""
 
 
 class Gathered:
@@ -90,7 +89,7 @@ class Gathered:
             self._texts.append(text)
             return text
         reason = fields(data.get("promptFeedback")).get("blockReason")
-        if isinstance(reason, str) and not _UNSAID.fullmatch(reason):
+        if isinstance(reason, str) and not reason.endswith(_UNSAID):
             self._finish, self.ended = "content_filter", True
         return ""
 
@@ -130,7 +129,7 @@ class Gathered:
         self._thoughts += [text for text in thoughts if isinstance(text, str)]
         self._logprobs += _logprobs(candidate.get("logprobsResult"))
         add_piece(self._extra, unmodelled(candidate, _KNOWN_IN_CANDIDATE))
-        if isinstance(reason, str) and not _UNSAID.fullmatch(reason):
+        if isinstance(reason, str) and not reason.endswith(_UNSAID):
             self.ended = True
             self._finish = _FINISH.get(reason) or (short(reason, PLAIN_WORD) or "unknown").lower()
         return "".join(text for text in texts if isinstance(text, str))
@@ -280,7 +279,7 @@ def _failure(found: Any, errors: ErrorReader) -> ProviderError | NotRun:
     code, text = rpc_code(found), fields(found).get("message")
     if code == CANCELLED:
         return not_run("cancelled")
-    if code == DEADLINE and isinstance(text, str) and _EXPIRED.search(text[:500]):
+    if code == DEADLINE and isinstance(text, str) and BATCH_EXPIRED.search(text[:500]):
         return not_run("expired")
     return status_error(found, errors)
 

@@ -29,6 +29,7 @@ _TOO_LONG = re.compile(
 _PLACE = re.compile(r"(?:location|region|country) is not supported", re.I)
 _NO_MONEY = re.compile(r"credits (?:are|have been) (?:depleted|used up)|spend(?:ing)?[ -](?:cap|limit)", re.I)
 _BILLING = re.compile(r"enable billing|billing (?:account|is)", re.I)
+BATCH_EXPIRED = re.compile(r"batch[^.]{0,20}expired", re.I)
 
 CANCELLED, DEADLINE = 1, 4
 """Two of ``google.rpc.Code``."""

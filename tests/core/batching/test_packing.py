@@ -21,9 +21,9 @@ from smartbatch.core.batching.packing import (
     random_word,
     split,
     split_usage,
-    suspicious,
     usage_weights,
 )
+from smartbatch.core.batching.prompts_about_packs import suspicious
 from smartbatch.core.limits.suspension import PackingHealth
 from smartbatch.types import Embedding, Generation, Message, Request, Usage
 
