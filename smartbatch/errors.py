@@ -267,10 +267,11 @@ class ValidationFailed(UnusableAnswer):
 
 
 class AnswerUnread(UnusableAnswer):
-    """Smartbatch itself failed while it read an answer, several times; the answer may well be right.
+    """Smartbatch itself failed while it read an answer, three times; the answer may well be right.
 
-    Its attributes are those of :class:`UnusableAnswer`: ``text`` is the answer, which is not asked for again.
-    Please report it.
+    Its attributes are those of :class:`UnusableAnswer`: ``text`` is the answer, and the request is not sent
+    again. In a job the answer is read again each time its result is, and the result succeeds once that works;
+    the counts of the job (``status().failed``) keep what was stored. Please report the error.
     """
 
     kind: ErrorKind = ErrorKind.UNKNOWN

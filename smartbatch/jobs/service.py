@@ -16,6 +16,7 @@ from smartbatch._fork import something_ended, something_started
 from smartbatch._importing import collector_paused
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import (
+    AnswerUnread,
     ClientClosed,
     JobNotFound,
     SmartbatchError,
@@ -33,10 +34,10 @@ from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState, Named
 from smartbatch.jobs.status import JobStatus, status_of, time_left
 from smartbatch.jobs.steps.context import JobRuntime, StepLimits
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.stored_result import result_of_row
+from smartbatch.jobs.stored_result import read_again, result_of_row
 from smartbatch.jobs.threads import TimedReads, run_within, wait_while
 from smartbatch.jobs.told_states import ToldStates
-from smartbatch.jobs.watcher import ChangeNotifier, Watcher
+from smartbatch.jobs.watcher import ChangeNotifier, Watcher, stored_job
 from smartbatch.prices import PriceBook
 from smartbatch.types import Result, T
 
@@ -437,8 +438,11 @@ class JobService:
         return self._dependencies.process(result) if result.ok else result
 
     def stored_result(self, row: ResultRow, job_id: str) -> Result:
-        """Return a result as it is stored: ``post_process`` has not seen it."""
+        """Return a result as it is stored: ``post_process`` has not seen it. An answer that smartbatch itself
+        failed to read is read again."""
         result = self._fresh.take(row, job_id) or result_of_row(row, job_id)
+        if isinstance(result.error, AnswerUnread):
+            result = read_again(result, row, stored_job(self.store, job_id).params)
         for name, reason in result.dropped:  # another process may have stored it, and told only its own user
             self.tell_dropped(name, reason)
         return result

@@ -5,7 +5,16 @@ from __future__ import annotations
 from attrs import evolve, frozen
 
 from smartbatch._values import Value
-from smartbatch.jobs.payload import context_of, decode_result, item_id, with_earlier_tries
+from smartbatch.core.preparation.structured import Parsed, read_answer
+from smartbatch.errors import AnswerUnread
+from smartbatch.jobs.payload import (
+    context_of,
+    decode_params,
+    decode_request,
+    decode_result,
+    item_id,
+    with_earlier_tries,
+)
 from smartbatch.jobs.records import ResultRow
 from smartbatch.types import Result, Usage
 
@@ -35,3 +44,28 @@ def result_of_row(row: ResultRow, job_id: str) -> Result:
     if row.follower:
         return evolve(result, context=context_of(row.payload), usage=Usage(), cost=0.0, deduplicated=True)
     return result
+
+
+def read_again(result: Result, row: ResultRow, params: bytes) -> Result:
+    """Return a result whose answer is read once more, if smartbatch itself failed to read it: that is no
+    verdict on the answer. The store keeps what it has.
+
+    Args:
+        params: what the requests of the job share, as it is stored.
+    """
+    unread = result.error
+    if not isinstance(unread, AnswerUnread):
+        return result
+    request = decode_request(row.payload, decode_params(params), id=result.request_id)
+    verdict = read_answer(request.params, result.text, unread.finish_reason)
+    if isinstance(verdict, Parsed):
+        return evolve(result, parsed=verdict.value, error=None)
+    error = verdict.error(
+        text=result.text,
+        finish_reason=unread.finish_reason,
+        tries=unread.tries,
+        usage=unread.usage,
+        request_id=result.request_id,
+    )
+    error.attempts, error.route = unread.attempts, unread.route
+    return evolve(result, error=error)
