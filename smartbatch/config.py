@@ -480,6 +480,8 @@ _MAX_FILE_BYTES = 256 * 1024
 """Largest settings file, bytes."""
 _MAX_ALIASES = 20
 """Aliases in a settings file of YAML."""
+_MAX_DEPTH = 50
+"""Levels in a settings file of YAML."""
 
 
 def _table(path: Path) -> Mapping[str, Any]:
@@ -527,7 +529,12 @@ def _yaml(path: Path, text: str) -> Mapping[str, Any]:
             f"the settings file {path} is YAML, which needs PyYAML: pip install 'smartbatch-llm[yaml]'"
         ) from None
     try:
-        aliases = sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader))
+        aliases = depth = 0
+        for event in yaml.parse(text, yaml.SafeLoader):
+            aliases += isinstance(event, yaml.AliasEvent)
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MAX_DEPTH:  # the scanner takes time that grows with the square of the depth
+                raise RecursionError
         if aliases > _MAX_ALIASES:  # aliases of aliases grow exponentially
             raise ValueError(f"it has {aliases:,} aliases, more than {_MAX_ALIASES}")
         content = yaml.safe_load(text)

@@ -17,6 +17,10 @@ _MAX_RATIO: Final = 1000
 """Bytes that a compressed byte may stand for on average; text is rarely over 100."""
 _FREE_BYTES: Final = 2**30
 """Bytes that a file may unpack to however small it is."""
+_MAX_LINES_PER_BYTE: Final = 8
+"""Lines that a compressed byte may stand for on average; equal lines aside, each takes some bytes."""
+_FREE_LINES: Final = 2_000_000
+"""Lines that a file may have however small it is."""
 
 ERRORS: Final = (OSError, EOFError, zlib.error)
 """What reading raises where a file is damaged or ends too early."""
@@ -37,31 +41,41 @@ def decompressed(file: IO[bytes], compression: str) -> IO[bytes]:
     packed = file.seek(0, io.SEEK_END)
     file.seek(begins)
     content: Any = gzip.GzipFile(fileobj=file, mode="rb") if compression == "gz" else _ZstandardFile(file)
-    return io.BufferedReader(_Bounded(content, max(_FREE_BYTES, _MAX_RATIO * packed)))
+    return io.BufferedReader(_Bounded(content, packed))
 
 
 class _Bounded(io.RawIOBase):
-    """The content of a compressed file, as long as that is not out of all proportion.
+    """The content of a compressed file of ``packed`` bytes, as long as that is not out of all proportion.
+
+    Reading takes time for each byte, and each line may be a row that is remembered.
 
     Raises, as it is read:
-        OSError: the content is longer than ``most`` bytes.
+        OSError: the content has too many bytes or lines.
     """
 
-    def __init__(self, content: Any, most: int) -> None:
+    def __init__(self, content: Any, packed: int) -> None:
         self._content = content
-        self._left = most
-        self._most = most
+        self._bytes = self._most_bytes = max(_FREE_BYTES, _MAX_RATIO * packed)
+        self._lines = self._most_lines = _FREE_LINES + _MAX_LINES_PER_BYTE * packed
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         size: int = self._content.readinto(buffer)
-        self._left -= size
-        if self._left < 0:
+        self._bytes -= size
+        if self._bytes < 0:
             raise OSError(
-                f"the content is longer than {self._most:,} bytes, over {_MAX_RATIO:,} times the size of the "
-                "compressed file; unpack it first if that is right"
+                f"the content is longer than {self._most_bytes:,} bytes, over {_MAX_RATIO:,} times the size "
+                "of the compressed file; unpack it first if that is right"
+            )
+        with memoryview(buffer) as view:
+            read = bytes(view[:size])
+        self._lines -= read.count(b"\n") + read.count(b"}")  # a list of JSON may have no lines
+        if self._lines < 0:
+            raise OSError(
+                f"the content has more than {self._most_lines:,} lines or objects, far more than so small a "
+                "compressed file should have; unpack it first if that is right"
             )
         return size
 

@@ -125,6 +125,35 @@ def test_content_out_of_all_proportion_is_refused(
                     list(source.rows())
 
 
+@pytest.mark.parametrize(
+    ("name", "begin", "row", "end"),
+    [
+        ("in.txt", "", "a\n", ""),
+        ("in.txt", "", "\n", "a\n"),
+        ("in.csv", "text,more\n", "a,b\n", ""),
+        ("in.jsonl", "", '{"text": "a"}\n', ""),
+        ("in.json", "[", '{"text":"a"},', '{"text":"a"}]'),
+    ],
+)
+@pytest.mark.parametrize("ending", ["gz", "zst"])
+def test_more_lines_than_so_few_bytes_should_have_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, begin: str, row: str, end: str, ending: str
+) -> None:
+    """Each may be a row that is remembered. In a file that is not compressed they are read."""
+    monkeypatch.setattr(compression, "_FREE_LINES", 1_000)
+    path, packed = tmp_path / name, tmp_path / f"{name}.{ending}"
+    path.write_text(begin + row * 100_000 + end)
+    packed.write_bytes((gzip.compress if ending == "gz" else zstandard.compress)(path.read_bytes()))
+    most = 1_000 + 8 * packed.stat().st_size
+    with (
+        RowSource(str(packed)) as source,
+        pytest.raises(InputError, match=f"more than {most:,} lines or objects.*unpack it first"),
+    ):
+        list(source.rows())
+    with RowSource(str(path)) as source:
+        assert len(list(source.rows())) >= (100_000 if row.strip() else 1)
+
+
 def seconds(work: Callable[[int], object], size: int) -> float:
     """The least of three times."""
     times = []
@@ -153,7 +182,8 @@ def test_ten_times_the_input_takes_some_ten_times_as_long(work: Callable[[int], 
     [
         ("a.toml", "#" * 300_000, "is larger than 256 KiB"),
         ("a.toml", "a = " + "[" * 100_000, "is nested too deeply"),
-        ("a.yaml", "a: " + "[" * 5_000 + "]" * 5_000, "is nested too deeply"),
+        ("a.yaml", "a: " + "[" * 100_000 + "]" * 100_000, "is nested too deeply"),
+        ("a.yaml", "a:\n  " + "- " * 100_000, "is nested too deeply"),
         (
             "a.yaml",
             "a0: &a0 [x]\n"
