@@ -73,7 +73,7 @@ class Bench:
             store,
             CLOCK,
             random.Random(1),
-            limits=step_limits(poll_interval=0.02),
+            limits=step_limits(poll_interval=0.02, longest_pause=0.1),
             provider_of=lambda _: self.provider,
             tell=self.events.append,
         )
