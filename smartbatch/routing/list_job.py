@@ -182,11 +182,29 @@ class Reading(Value):
         return self._made(request, copy)
 
     def _made(self, request: Request, result: Result) -> Result:
-        """Return a stored result as the one who asked gets it: with an object of its own, after the hooks."""
+        """Return a stored result as the one who asked gets it: after the hooks, with its own object. The
+        cases of an answer, in order:
+
+        1. The schema takes it: an object made of the text.
+        2. Smartbatch itself fails to make one: a failed result with the answer, which stays in the store.
+        3. There is no schema, or its class refuses what the job, without that class, took: the stored data.
+        """
         if not result.ok:
             return evolve(result, context=request.context)
+        verdict, reason = None, result.finish_reason or "stop"
+        if request.params.schema is not None and result.text is not None:
+            verdict = read_answer(request.params, result.text, reason)
+        if isinstance(verdict, Parsed):
+            parsed = verdict.value
+        elif verdict is not None and verdict.ours:
+            error = verdict.error(
+                text=result.text, finish_reason=reason, usage=result.usage, request_id=result.request_id
+            )
+            error.attempts, error.route = result.attempts, result.route
+            return evolve(result, context=request.context, parsed=None, error=error)
+        else:
+            parsed = copy.deepcopy(result.parsed)  # plain data, as JSON has it
         vector = None if result.embedding is None else result.embedding[:]
-        parsed = _parsed(request, result)
         return self.process(evolve(result, context=request.context, embedding=vector, parsed=parsed))
 
 
@@ -385,11 +403,3 @@ def _answer(request: Request, result: Result) -> Answer:
         model=result.model,
         value=result.parsed if own else None,
     )
-
-
-def _parsed(request: Request, result: Result) -> object:
-    """A store keeps plain data; who asked with a class gets its object."""
-    if request.params.schema is None or result.text is None:
-        return copy.deepcopy(result.parsed)  # plain data, as JSON has it
-    verdict = read_answer(request.params, result.text, result.finish_reason or "stop")
-    return verdict.value if isinstance(verdict, Parsed) else result.parsed

@@ -113,3 +113,19 @@ def test_an_answer_that_turns_out_not_to_fit_is_named_so(w: World, monkeypatch: 
         assert result.error.text == result.text
         assert result.error.request_id == result.request_id
         assert result.error.usage == result.usage
+
+
+def test_a_stored_answer_that_smartbatch_fails_to_make_an_object_of_is_reported_and_stays(
+    w: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No data takes the place of the object; the next one who asks gets it."""
+    first = w.process(schema=Row)
+    text = first.submit("q", key="one").result().text
+    w.stop(first)
+    second = w.process(schema=Row)
+    with reading_fails(monkeypatch), pytest.raises(AnswerUnread) as raised:
+        second.submit("q", key="one").result()
+    assert raised.value.text == text
+    w.stop(second)
+    assert isinstance(w.process(schema=Row).submit("q", key="one").result().parsed, Row)
+    assert len(w.requests("ask")) == 1
