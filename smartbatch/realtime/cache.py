@@ -107,7 +107,7 @@ class ResponseCache:
                 return None
             whole = hashlib.sha256(key + found[2]).digest() == found[1]
             return _read(found[2]) if whole else None
-        except (OSError, sqlite3.Error, ValueError, KeyError, TypeError):
+        except (OSError, sqlite3.Error, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return None
 
     def put(self, key: bytes, answer: Answer) -> bool:

@@ -7,11 +7,15 @@ that compares all with all would take a hundred times as long.
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
+import sqlite3
 import time
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +23,8 @@ import pytest
 from smartbatch.core.preparation.json_recovery import JsonNotFound, recover_json
 from smartbatch.core.preparation.json_snapshot import snapshot
 from smartbatch.emulator.http.head import BadRequest, ChunkedBody, parse_head
-from smartbatch.errors import ErrorKind, ProviderError, scrub
+from smartbatch.errors import ErrorKind, ProviderError, StoreError, scrub
+from smartbatch.jobs.payload import decode_params
 from smartbatch.jobs.steps.result_lines import raw_lines
 from smartbatch.providers.anthropic.errors import ERRORS as ANTHROPIC
 from smartbatch.providers.batch_refusals import explained
@@ -32,8 +37,9 @@ from smartbatch.providers.http.replies import Reply, decoded, joined
 from smartbatch.providers.http.response import IncomingResponse
 from smartbatch.providers.openai.errors import ERRORS as OPENAI
 from smartbatch.providers.openai.streams import ChatReader
+from smartbatch.realtime.cache import ResponseCache
 from smartbatch.tables.template import parse_template
-from smartbatch.types import Request
+from smartbatch.types import Answer, Request
 
 PROMPT = "the words of the prompt, which no error repeats " * 200
 REQUEST = Request(PROMPT)
@@ -279,3 +285,21 @@ def test_an_event_without_an_end_is_refused() -> None:
         pieces = (line if line.endswith(b"\n") or not at else b"x" * 1_000_000 for at in range(100))
         with pytest.raises(ProviderError, match=f"larger than {MAX_EVENT} bytes"):
             list(events(pieces))
+
+
+@pytest.mark.parametrize("levels", [1_000, 10_000, 100_000])
+def test_a_row_of_the_store_that_is_nested_too_deeply_is_damaged(levels: int) -> None:
+    with pytest.raises(StoreError, match="damaged"):
+        decode_params(nested(levels))
+
+
+@pytest.mark.parametrize("body", [b"[" * 1_000, b"[" * 100_000, b"[]", b'{"text": [1]}', b"1" * 10_000])
+def test_an_entry_of_the_cache_that_cannot_be_read_is_a_miss(tmp_path: Path, body: bytes) -> None:
+    path = str(tmp_path / "answers.db")
+    cache = ResponseCache(path, ttl=60.0, max_bytes=10**6, wall=lambda: 1.0)
+    assert cache.put(b"key", Answer("kept"))
+    assert cache.get(b"key") is not None
+    with closing(sqlite3.connect(path)) as file, file:
+        digest = hashlib.sha256(b"key" + body).digest()
+        file.execute("UPDATE answers SET body = ?, digest = ?", (body, digest))
+    assert cache.get(b"key") is None
