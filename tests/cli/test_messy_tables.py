@@ -288,6 +288,16 @@ def test_many_columns_are_checked_in_linear_time() -> None:
     assert not any(isinstance(row, BadRow) for row in cells(",".join(names) + "\n"))
 
 
+def test_a_resend_leaves_skipped_rows_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    """They did not fail."""
+    skip = ("--prompt-field", "text", "--on-missing", "skip", "-o", "out.jsonl")
+    assert run(BLANKS, *skip) == 0
+    before = Path("out.jsonl").read_bytes()
+    assert run(BLANKS, *skip, "--resend", "failed") == 0
+    assert "2 skipped before" in capfd.readouterr().err
+    assert Path("out.jsonl").read_bytes() == before
+
+
 # -- formulas ------------------------------------------------------------------------------------------------
 
 

@@ -152,6 +152,38 @@ def test_forms_lead_to_where_the_dashboard_is_mounted(visitor: Visitor, opened: 
     assert opened.controls.latest(limit=100) == []
 
 
+@pytest.mark.parametrize(
+    ("form", "status"),
+    [
+        ({"back": "x" * 65_000}, 404),
+        ({"back": "x" * 650_000}, 413),
+        (dict.fromkeys(map(str, range(1_000)), "1"), 404),
+        (dict.fromkeys(map(str, range(1_001)), "1"), 400),
+        (dict.fromkeys(map(str, range(10_000)), "1"), 413),
+    ],
+)
+def test_a_form_is_bounded_in_bytes_and_in_fields(
+    visitor: Visitor, form: dict[str, str], status: int
+) -> None:
+    """What is within the bounds is read, and lacks the job."""
+    assert visitor.post("/act/cancel", form).status == status
+
+
+@pytest.mark.parametrize(("values", "status"), [(50, 200), (51, 400), (10_000, 400)])
+def test_an_address_is_bounded_in_values(visitor: Visitor, values: int, status: int) -> None:
+    for path in ("/jobs?{}", "/news?page=/jobs%3F{}"):
+        told = "%26".join(["a=1"] * values) if "news" in path else "&".join(["a=1"] * values)
+        assert visitor.get(path.format(told)).status == status
+
+
+@pytest.mark.parametrize("length", ["-1", "many", "9" * 5_000])
+def test_a_form_of_no_length_is_refused(visitor: Visitor, length: str) -> None:
+    environ = visitor._environ("POST", "/act/cancel", b"", {"Origin": "http://127.0.0.1:8137"})
+    heard: list[str] = []
+    visitor.app({**environ, "CONTENT_LENGTH": length}, lambda status, *_: heard.append(status) or print)  # type: ignore[func-returns-value]
+    assert heard == ["413 Content Too Large"]
+
+
 def test_an_act_on_a_job_makes_no_store(tmp_path: object) -> None:
     board = app(store=f"{tmp_path}/none.db", shared="off", access=lambda environ: "all")
     assert Visitor(board).post("/act/cancel", {"id": "job-1"}).status == 404
