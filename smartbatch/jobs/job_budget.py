@@ -19,7 +19,7 @@ from attrs import define, evolve, field, frozen
 from smartbatch._values import Value
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.budget_reservations import JobReservations
-from smartbatch.core.preparation.tokens import Calibration, estimate_request
+from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.errors import BudgetExceeded, ClientClosed, SmartbatchError
 from smartbatch.events import Event, JobFinished, JobProgress, JobResultsStored, ShardChanged
 from smartbatch.jobs.payload import decode_params, decode_request
@@ -61,8 +61,7 @@ _T = TypeVar("_T")
 class CostCeiling:
     """The most that requests of a job can cost, USD; 0 where no price is known.
 
-    Counted as for a request outside a job: the input corrected by what was learned of the provider's count,
-    and :meth:`~smartbatch.core.preparation.tokens.Calibration.most_output`.
+    Counted as for a request outside a job, by :meth:`~smartbatch.core.preparation.tokens.Calibration.most`.
     """
 
     def __init__(self, row: JobRow, prices: PriceBook, wall: float, calibration: Calibration) -> None:
@@ -77,19 +76,13 @@ class CostCeiling:
         """Return that of a job that is carried on."""
         return cls(row, runtime.prices, runtime.clock.wall(), runtime.calibration(row))
 
-    def in_batch(self, payload: bytes, tokens: int | None = None) -> float:
-        """Return the most a request can cost in a batch.
-
-        Args:
-            tokens: its estimated input tokens, where they are known.
-        """
-        request = decode_request(payload, self._shared, id=None)
-        return self._most(request, tokens, "batch")
+    def in_batch(self, payload: bytes) -> float:
+        """Return the most a request can cost in a batch."""
+        return self._most(decode_request(payload, self._shared, id=None), "batch")
 
     def in_real_time(self, payload: bytes) -> float:
         """Return the most one call for a request can cost in real time."""
-        request = decode_request(payload, self._shared, id=None)
-        return self._most(request, None, "standard")
+        return self._most(decode_request(payload, self._shared, id=None), "standard")
 
     def of_new(self, item: NewItem, *, alone: bool) -> float:
         """Return the most an item can cost that is to be stored, as the budget counts.
@@ -99,7 +92,7 @@ class CostCeiling:
         """
         if item.realtime or alone:
             return _whole(self.in_real_time(item.payload))
-        return _whole(self.in_batch(item.payload, item.tokens))
+        return _whole(self.in_batch(item.payload))
 
     def _card(self, model: str, processing: Processing) -> RateCard | None:
         """Return the prices of a model; those of real time if it has none by batch."""
@@ -109,13 +102,9 @@ class CostCeiling:
             self._cards[at] = card or self._prices.rates(self._provider, model, self._wall)
         return self._cards[at]
 
-    def _most(self, request: Request, tokens: int | None, processing: Processing) -> float:
+    def _most(self, request: Request, processing: Processing) -> float:
         card = self._card(request.model or self._model, processing)
-        if card is None:
-            return 0.0
-        given = self._calibration.input(estimate_request(request) if tokens is None else tokens)
-        made = 0 if request.embedding else self._calibration.most_output(request.params.max_tokens)
-        return card.cost(card.expected_usage(given, made))
+        return 0.0 if card is None else card.cost(card.expected_usage(*self._calibration.most(request)))
 
 
 def _whole(usd: float) -> float:
@@ -266,7 +255,7 @@ def _priced(step: StepContext, items: Sequence[OpenItem]) -> Iterator[tuple[Open
     for page in _pages(items):
         bodies = step.store.items.bodies(step.job.id, [item.ix for item in page])
         for item in page:
-            yield item, ceiling.in_batch(bodies[item.ix], item.tokens)
+            yield item, ceiling.in_batch(bodies[item.ix])
 
 
 def _pages(items: Sequence[_T]) -> Iterator[Sequence[_T]]:

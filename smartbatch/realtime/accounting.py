@@ -142,7 +142,7 @@ def _bill_of(lane: Lane, ticket: Ticket, outcome: Outcome, usage: Usage | None) 
 
 
 def _most_cost(lane: Lane, ticket: Ticket) -> float:
-    return max(ticket.reserve, lane.most_cost(ticket.request, ticket.input_tokens))
+    return max(ticket.reserve, lane.most_cost(ticket.request))
 
 
 def route_of(lane: Lane, outcome: Outcome, size: int) -> Route:

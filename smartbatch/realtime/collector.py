@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 
-from smartbatch.core.batching.packing import HEAD_TOKENS, ITEM_OUTPUT, ITEM_TOKENS, PackRoom
+from smartbatch.core.batching.packing import PackRoom, frame_most
 from smartbatch.core.batching.request_batch import Batch, BatchState
 from smartbatch.errors import (
     BudgetExceeded,
@@ -34,7 +34,6 @@ from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.router import InFlightCall, ResponseRouter
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.ticket import Ticket, TicketState
-from smartbatch.types import Usage
 
 PASSED_OVER = 200
 """Requests with another batch key that are passed over while a batch is filled; then it goes less full."""
@@ -226,7 +225,7 @@ class Collector:
                 break
             tokens += ticket.input_tokens
             cost += ticket.reserve
-            whole = cost + _frame_cost(lane, len(tickets) + 1)
+            whole = cost + _frame_cost(lane, [*tickets, ticket])
             if tokens > lane.max_tokens or not self._gates.payer(head.own_budget).fits(whole):
                 passed.append(ticket)
                 break
@@ -369,7 +368,7 @@ def _demand(lane: Lane, tickets: list[Ticket]) -> Demand:
     given, made = _expected(lane, tickets)
     head, cost = tickets[0], tickets[0].reserve
     if len(tickets) > 1:
-        cost = sum([ticket.reserve for ticket in tickets]) + _frame_cost(lane, len(tickets))
+        cost = sum([ticket.reserve for ticket in tickets]) + _frame_cost(lane, tickets)
     return Demand(
         tokens=given + made,
         output=made,
@@ -400,11 +399,11 @@ def _needs(lane: Lane, ticket: Ticket) -> tuple[int, int]:
     return ticket.input_tokens, lane.calibration.output(None) if most is None else most
 
 
-def _frame_cost(lane: Lane, size: int) -> float:
-    """Return the USD that packing ``size`` requests adds to what they cost by themselves."""
-    if lane.packing_health is None or lane.rates is None or size < 2:
+def _frame_cost(lane: Lane, tickets: Sequence[Ticket]) -> float:
+    """Return the most USD that packing ``tickets`` adds to what they can cost by themselves."""
+    if lane.packing_health is None or lane.rates is None or len(tickets) < 2 or not tickets[0].reserve:
         return 0.0
-    return lane.rates.cost(Usage(HEAD_TOKENS + size * ITEM_TOKENS, size * ITEM_OUTPUT))
+    return lane.rates.cost(frame_most([ticket.request for ticket in tickets]))
 
 
 def _may_share_call(head: Ticket, other: Ticket) -> bool:

@@ -118,18 +118,17 @@ class Lane:
         rates = self.rates if self.standard is None else self.standard.rates
         if not priced or rates is None or request.call is not None:
             return given + made, 0.0
-        most = 0 if request.embedding else self.calibration.most_output(request.params.max_tokens)
-        return given + made, rates.cost(rates.expected_usage(given, most))
+        return given + made, rates.cost(rates.expected_usage(*self.calibration.most(request)))
 
-    def most_cost(self, request: Request, estimated: int) -> float:
+    def most_cost(self, request: Request) -> float:
         """Return the most one call for ``request`` can have cost whose answer is lost, USD; 0 where no price
-        is known. ``estimated`` are its input tokens, from its text alone."""
+        is known."""
         rates = self.rates if self.standard is None else self.standard.rates
         if rates is None or request.call is not None:
             return 0.0
         limit = self.provider.capabilities.output_limit
         most = 0 if request.embedding else longest_output(request.params.max_tokens, limit)
-        return rates.cost(rates.expected_usage(self.calibration.input(estimated), most))
+        return rates.cost(rates.expected_usage(self.calibration.most_input(request), most))
 
     def lane_for(self, request: Request, now: float) -> Lane:
         """Return the lane in which ``request`` waits.

@@ -609,5 +609,4 @@ def _resize(ticket: Ticket, request: Request) -> None:
     ticket.input_tokens = estimate_request(request)
     calibration = ticket.lane.calibration
     ticket.tokens += calibration.input(ticket.input_tokens) - calibration.input(before)
-    # What is reserved is at most so much larger as the input is: the output's part stays the same.
-    ticket.reserve *= max(1.0, ticket.input_tokens / max(1, before))
+    ticket.reserve = ticket.lane.demand(request, ticket.input_tokens, priced=ticket.reserve > 0)[1]

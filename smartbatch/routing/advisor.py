@@ -19,7 +19,6 @@ from smartbatch._clock import Clock
 from smartbatch._values import Value
 from smartbatch.config import BatchingConfig
 from smartbatch.core.forecast.forecaster import ForecastAt
-from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.core.routing.choice import Decision, Infeasible, break_even, choose
 from smartbatch.core.routing.constraints import Constraints
@@ -164,9 +163,7 @@ class Advisor:
             rates = self._rates("standard") if other is None else other.rates["standard"]
             if rates is None:
                 return None
-            made = 0 if request.embedding is not None else learned.most_output(request.params.max_tokens)
-            given = learned.input(estimate_request(request))
-            most.append(rates.cost(rates.expected_usage(given, made)))
+            most.append(rates.cost(rates.expected_usage(*learned.most(request))))
         return most
 
     def limit(self, decision: Decision, requests: Iterable[Request], kind: Kind) -> float | None:
@@ -423,7 +420,7 @@ class Advisor:
         if not limits or card is None or cost is None or not workload.requests:
             return None
         added, n = workload.requests, workload.load.by_job
-        given, made = math.ceil(workload.tokens_in / added), math.ceil(workload.tokens_most / added)
+        given, made = (math.ceil(tokens / added) for tokens in workload.tokens_most)
         most = card.cost(card.expected_usage(given, made))
         return rounds_of(n, max(0.0, min(limits)), most, cost.expected / n)
 

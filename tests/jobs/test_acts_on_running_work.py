@@ -254,7 +254,7 @@ def test_a_raised_budget_lets_rows_go_that_waited_for_it(
     elsewhere.pause(*MODEL)
     plan = client.forecast([f"p{n}" for n in range(4)], strategy="individual", budget=1.0)
     job = client.submit_run([f"p{n}" for n in range(4)], plan)
-    assert elsewhere.job(job.id).set_budget(0.03, by="ada") == 0.03
+    assert elsewhere.job(job.id).set_budget(0.05, by="ada") == 0.05
     elsewhere.resume(*MODEL)
     hear(clock)
     assert len(remote.asked) == 1

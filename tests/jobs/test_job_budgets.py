@@ -17,12 +17,12 @@ from inside import inside
 
 from smartbatch import Price, Result
 from smartbatch.client import BatchingClient
-from smartbatch.core.preparation.tokens import estimate_request
+from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.errors import BudgetExceeded, ConfigError
 from smartbatch.events import JobFinished, ShardChanged
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.store import open_store
-from smartbatch.types import Request, Route
+from smartbatch.types import Generation, Request, Route
 from tests.faults.world import HOUR, MINUTE, PROVIDERS, World, world
 from tests.levels import sampled
 
@@ -35,7 +35,7 @@ def texts(count: int, mark: str = "question") -> list[str]:
     return [f"{mark} {number + 100} of a few" for number in range(count)]
 
 
-MOST = TOKEN * (estimate_request(Request(texts(1)[0])) + 6) / 2
+MOST = TOKEN * sum(Calibration().most(Request(texts(1)[0], Generation(max_tokens=6)))) / 2
 """USD that a request of these tests can cost in a batch, with up to 6 tokens out."""
 
 each_provider = pytest.mark.parametrize("provider", sampled(PROVIDERS, first=2))

@@ -22,7 +22,7 @@ from smartbatch._values import Record, Value, fields_repr
 from smartbatch.core.batching.prompts_about_packs import suspicious
 from smartbatch.core.limits.backoff import RandomSource
 from smartbatch.core.preparation.json_recovery import past
-from smartbatch.core.preparation.tokens import estimate
+from smartbatch.core.preparation.tokens import estimate, most_tokens
 from smartbatch.types import Request, Usage, shares
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
@@ -72,6 +72,11 @@ SCHEMA: dict[str, Any] = {
 }
 """The same for every call: providers compile a schema they have not seen, which takes seconds, and keep it.
 That is why the ids are no ``enum`` in it; they are checked here."""
+
+
+_HEAD_MOST = most_tokens(_MANNERS + _SYSTEM) + 2 * most_tokens(json.dumps(SCHEMA))
+_ITEM_MOST = 2 * most_tokens(json.dumps({"id": "a2" * 4, "check": "a2" * 3, "prompt": ""}))
+"""What :data:`HEAD_TOKENS` and :data:`ITEM_TOKENS` are at most."""
 
 
 @frozen(eq=False, repr=False)
@@ -126,6 +131,17 @@ class PackRoom(Record):
             return False
         self.prompts, self.output = prompts, left
         return True
+
+
+def frame_most(requests: Sequence[Request]) -> Usage:
+    """Return the most tokens that packing adds to what ``requests`` take by themselves."""
+    given, made = _HEAD_MOST, 0
+    for request in requests:
+        prompt, most = str(request.prompt), request.params.max_tokens
+        escapes = len(json.dumps(prompt, ensure_ascii=False)) - len(prompt)
+        given += _ITEM_MOST + escapes
+        made += ITEM_OUTPUT if most is None else _answer_room(most) - most
+    return Usage(given, made)
 
 
 def _answer_room(output: int) -> int:

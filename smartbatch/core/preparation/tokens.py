@@ -1,19 +1,21 @@
 """How many tokens a request takes: estimated from its characters, corrected by what was billed.
 
-No provider's tokenizer works offline without a vocabulary file, and limits and budgets only need a figure
-that is right on average: :func:`estimate_request` estimates, :class:`Calibration` learns the model's ratio.
+No provider's tokenizer works offline without a vocabulary file. Limits and forecasts need a figure that is
+right on average: :func:`estimate_request` estimates, :class:`Calibration` learns the model's ratio. Budgets
+need one that is never too low: :func:`most_of_request`, raised by what was billed above it.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from smartbatch._values import Value
 from smartbatch.types import Message, Request, Usage
@@ -32,12 +34,18 @@ TOOL_TOKENS = 8
 """What frames a tool's name, description and parameters."""
 MEDIA_TOKENS = 765
 """A part that is no text: a picture of 1024 x 1024 at high detail (OpenAI's vision guide: 85 + 4 x 170)."""
+MOST_MEDIA_TOKENS = 5000
+"""The same for a budget: room for a large picture. A long document or recording can take more."""
 SHAPES = 64
 """Kinds of requests whose answers are told apart."""
 OUTPUT_TOKENS = 450
 """Output before anything was observed: the 95 % quantile of the Azure 2023 conversation trace (451)."""
 LONGEST_OUTPUT = 128_000
 """Most tokens of one answer, of any model in common use (the model pages of OpenAI, Anthropic and Google)."""
+
+
+_SMALLEST = re.compile(rb"[A-Za-z][a-z]?|[^ A-Za-z]| (?= )")
+"""What is at most one token of a text, in UTF-8."""
 
 
 def longest_output(max_tokens: int | None, limit: int | None = None) -> int:
@@ -71,46 +79,107 @@ def _weigh(text: str) -> float:
     )
 
 
+def most_tokens(text: str) -> int:
+    """Return the most tokens that a tokenizer makes of ``text``: about twice the estimate for English.
+
+    A token has at least two letters of a word, and a blank before the word belongs to it. Everything else,
+    such as digits, punctuation, further blanks and the UTF-8 bytes of other scripts, may be a token each.
+    """
+    return len(_SMALLEST.findall(text.encode("utf-8", "surrogatepass")))
+
+
+@frozen(eq=False, repr=False)
+class _Counts(Value):
+    """How the parts of a request are counted.
+
+    Attributes:
+        text: returns the tokens of a text.
+        frame, message, tool, media: tokens of the answer's frame, of a message's, of a tool's, and of a part
+            that is no text.
+        tools: tokens of a provider's own instructions for tools.
+        schema: tokens of the instructions around a schema.
+        forms: how much longer a schema may become in the dialect of a provider.
+    """
+
+    text: Callable[[str], int]
+    frame: int
+    message: int
+    tool: int
+    media: int
+    tools: int
+    schema: int
+    forms: int
+
+    def request(self, request: Request) -> int:
+        params, prompt = request.params, request.prompt
+        tokens = self.frame
+        if isinstance(prompt, str):
+            tokens += self.message + self.text(prompt)
+        else:
+            tokens += sum(self._message(message) for message in prompt)
+        if params.system is not None:
+            tokens += self.message + self.text(params.system)
+        tokens += self.tools if params.tools else 0
+        for tool in params.tools or ():
+            tokens += self.tool + self.text(f"{tool.name} {tool.description or ''}")
+            tokens += self.forms * self._json(tool.parameters)
+        for structure in (params.schema, params.response_format):
+            if structure:
+                tokens += self.schema + self.forms * self._json(structure)
+        return tokens + self._json(params.extra) if params.extra else tokens
+
+    def _json(self, value: Any) -> int:
+        return self.text(json.dumps(value, ensure_ascii=False, default=str))
+
+    def _message(self, message: Message) -> int:
+        content = message.content
+        tokens = self.text(content) if isinstance(content, str) else sum(self._part(part) for part in content)
+        for call in message.tool_calls:
+            tokens += self.message + self.text(call.name) + self._json(call.arguments or call.arguments_text)
+        return self.message + tokens
+
+    def _part(self, part: Mapping[str, Any]) -> int:
+        """Tokens of a part: its text, the JSON of a call or the content of its result; else of media."""
+        for name in ("text", "input", "thinking"):
+            if name in part:
+                return self.text(part[name]) if isinstance(part[name], str) else self._json(part[name])
+        if part.get("type") != "tool_result":
+            return self.media
+        content = part.get("content") or ""
+        return self.text(content) if isinstance(content, str) else sum(self._part(inner) for inner in content)
+
+
+_EXPECTED = _Counts(
+    estimate,
+    frame=3,  # from the same source as MESSAGE_TOKENS
+    message=MESSAGE_TOKENS,
+    tool=TOOL_TOKENS,
+    media=MEDIA_TOKENS,
+    tools=0,
+    schema=0,
+    forms=1,
+)
+_MOST = _Counts(
+    most_tokens,
+    frame=16,
+    message=2 * MESSAGE_TOKENS,
+    tool=8 * TOOL_TOKENS,
+    media=MOST_MEDIA_TOKENS,
+    tools=1000,
+    schema=200,
+    forms=2,
+)
+
+
 def estimate_request(request: Request) -> int:
     """Return the estimated input tokens of ``request``: prompt, system text, schema and message frames."""
-    params = request.params
-    prompt = request.prompt
-    tokens = 3  # the frame of the answer, from the same source as MESSAGE_TOKENS
-    if isinstance(prompt, str):
-        tokens += MESSAGE_TOKENS + estimate(prompt)
-    else:
-        tokens += sum(_message(message) for message in prompt)
-    if params.system is not None:
-        tokens += MESSAGE_TOKENS + estimate(params.system)
-    for tool in params.tools or ():
-        tokens += TOOL_TOKENS + estimate(f"{tool.name} {tool.description or ''}") + _json(tool.parameters)
-    for structure in (params.schema, params.response_format, params.extra):
-        if structure:
-            tokens += _json(structure)
-    return tokens
+    return _EXPECTED.request(request)
 
 
-def _json(value: Any) -> int:
-    return estimate(json.dumps(value, ensure_ascii=False, default=str))
-
-
-def _message(message: Message) -> int:
-    content = message.content
-    tokens = estimate(content) if isinstance(content, str) else sum(_part(part) for part in content)
-    for call in message.tool_calls:
-        tokens += MESSAGE_TOKENS + estimate(call.name) + _json(call.arguments or call.arguments_text)
-    return MESSAGE_TOKENS + tokens
-
-
-def _part(part: Mapping[str, Any]) -> int:
-    """Tokens of a part: of its text; of the JSON of a call or the content of its result; else of media."""
-    for name in ("text", "input", "thinking"):
-        if name in part:
-            return estimate(part[name]) if isinstance(part[name], str) else _json(part[name])
-    if part.get("type") != "tool_result":
-        return MEDIA_TOKENS
-    content = part.get("content") or ""
-    return estimate(content) if isinstance(content, str) else sum(_part(inner) for inner in content)
+def most_of_request(request: Request) -> int:
+    """Return the most input tokens of ``request``, as :func:`most_tokens` counts texts; frames, schemas and
+    tools are counted with room for what providers add to them."""
+    return _MOST.request(request)
 
 
 class Calibration:
@@ -185,6 +254,23 @@ class Calibration:
             expected = max(OUTPUT_TOKENS, known.output(1.0))
         return expected if max_tokens is None else min(expected, max_tokens)
 
+    def most(self, request: Request) -> tuple[int, int]:
+        """Return the input and output tokens to reserve in a budget for ``request``."""
+        made = 0 if request.embedding is not None else self.most_output(request.params.max_tokens)
+        return self.most_input(request), made
+
+    def most_input(self, request: Request) -> int:
+        """Return the most input tokens of ``request``: by its text, and by answers above their estimates.
+
+        Texts that are counted too low show as a factor, and what a server adds to each request as a
+        difference. The smaller of both still covers every answer observed.
+        """
+        most, known = most_of_request(request), self._known
+        if known.factor <= 1.0:
+            return most
+        estimated = estimate_request(request)
+        return max(most, math.ceil(min(estimated * known.factor, estimated + known.excess)))
+
     def most_output(self, max_tokens: int | None) -> int:
         """Return the output tokens to reserve in a budget: ``max_tokens``, which no answer exceeds.
 
@@ -238,6 +324,8 @@ class Calibration:
             "estimated": known.estimated,
             "billed": known.billed,
             "mean": known.mean,
+            "factor": known.factor,
+            "excess": known.excess,
             "outputs": list(known.latest),
             "shapes": {
                 shape: [each.seen, each.alike, each.mean, *each.latest[-self.SETTLED :]]
@@ -260,6 +348,7 @@ class Calibration:
             return False
         own = self._known
         self._base, here = found.seen, own.seen - self._base
+        factor, excess = max(found.factor, own.factor), max(found.excess, own.excess)
         for shape, each in _read_shapes(state.get("shapes")).items():
             mine, before = self._shapes.get(shape, _Known()), self._shape_bases.get(shape, 0)
             self._shape_bases[shape] = each.seen
@@ -268,7 +357,7 @@ class Calibration:
             self._shapes[shape] = each
         for tokens in own.latest[-here:] if here else ():
             found = found.after(own.estimated, own.billed, tokens)
-        self._known = found
+        self._known = evolve(found, factor=factor, excess=excess)
         return True
 
 
@@ -293,6 +382,7 @@ def _read(state: Any, most: int) -> _Known | None:
         return None
     seen, alike, outputs = (state.get(name) for name in ("seen", "alike", "outputs"))
     figures = [state.get(name) for name in ("estimated", "billed", "mean")]
+    figures += [state.get("factor", 1.0), state.get("excess", 0.0)]
     if not isinstance(seen, int) or not isinstance(alike, int) or not isinstance(outputs, list):
         return None
     if not all(isinstance(each, int | float) and 0 <= each < math.inf for each in [*figures, *outputs]):
@@ -300,15 +390,16 @@ def _read(state: Any, most: int) -> _Known | None:
     latest = [int(tokens) for tokens in outputs[-most:]]
     if not latest or not 0 < alike <= seen:
         return None
-    estimated, billed, mean = (float(figure) for figure in figures if figure is not None)
-    return _Known(seen, alike, estimated, billed, mean, tuple(latest), tuple(sorted(latest)))
+    estimated, billed, mean, factor, excess = (float(figure) for figure in figures if figure is not None)
+    ranked = tuple(sorted(latest))
+    return _Known(seen, alike, estimated, billed, mean, tuple(latest), ranked, factor, excess)
 
 
 @frozen(eq=False, repr=False)
 class _Known(Value):
     """What is known after ``seen`` answers: averages of input tokens, estimated and billed; the average of
     output tokens over the ``alike`` latest of them; the latest numbers of output tokens, in order of arrival
-    and of size.
+    and of size; by which factor, and by how many tokens, an input exceeded its estimate at most.
     """
 
     seen: int = 0
@@ -318,12 +409,15 @@ class _Known(Value):
     mean: float = 0.0
     latest: tuple[int, ...] = ()
     ranked: tuple[int, ...] = ()
+    factor: float = 1.0
+    excess: float = 0.0
 
     def after(self, estimated: float, billed: float, output: int) -> _Known:
         """Return what is known after one more answer."""
         weight = 1 / min(self.seen + 1, Calibration.SETTLED)
         latest, ranked = self._outputs_with(output, Calibration.REMEMBERED)
         alike, mean = self._lengths_with(output, latest[-Calibration.LATEST :])
+        factor = billed / estimated if estimated > 0 else 1.0
         return _Known(
             self.seen + 1,
             alike,
@@ -332,6 +426,8 @@ class _Known(Value):
             mean,
             latest,
             ranked,
+            max(self.factor, factor),
+            max(self.excess, billed - estimated),
         )
 
     def _lengths_with(self, output: int, newest: Sequence[int]) -> tuple[int, float]:

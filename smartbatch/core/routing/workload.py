@@ -21,6 +21,8 @@ _UNKNOWN = 0.5
 """Answers that the prior of a model's answer length counts as."""
 _FIRST_INPUT = (0.5, 1.6)
 """What 90 of 100 models count of the tokens that are estimated of a prompt, before any was counted."""
+_SAMPLE = 64
+"""Requests by which the most tokens of all are told."""
 _ALIKE = 4_096
 """Lengths of requests of which it is remembered what they take."""
 _SURE = 1.645
@@ -111,7 +113,7 @@ class Workload:
         repeats: of the requests added, those equal to one further ahead. Real time may have answered that by
             then, and pays twice; equal rows of a job are paid once.
         tokens_in, tokens_out: expected tokens of the requests added.
-        tokens_most: output tokens that a budget needs room for, of all requests added.
+        most_out: output tokens that a budget needs room for, of all requests added.
     """
 
     def __init__(
@@ -141,7 +143,9 @@ class Workload:
         self._keys = DistinctKeys()
         self.tokens_in = 0.0
         self.tokens_out = 0.0
-        self.tokens_most = 0
+        self.most_out = 0
+        self._sampled = 0
+        self._sampled_in = self._sampled_most = 0.0
 
     def add(self, request: Request, key: bytes | None = None) -> None:
         """Add a request. Equal ones have the same ``key``; ``None`` is for one that shares no answer."""
@@ -159,7 +163,13 @@ class Workload:
         self._generating = self._generating or not (embeds or request.call)
         shape = None if embeds else SHAPES.of(request.params)
         limit, other = request.params.max_tokens, self._others(request)
-        self._add(1, self._each(estimate_request(request), limit, shape, other), repeated)
+        each = self._each(estimate_request(request), limit, shape, other)
+        self._add(1, each, repeated)
+        if self._sampled < _SAMPLE:
+            learned = self._calibration if other is None else other.calibration
+            self._sampled += 1
+            self._sampled_in += each.given
+            self._sampled_most += learned.most_input(request)
 
     def add_alike(self, requests: int, tokens: int, kind: Kind) -> None:
         """Add requests of which no more is known than that each has so many estimated input tokens."""
@@ -170,7 +180,7 @@ class Workload:
         self.requests += n
         self.tokens_in += n * each.given
         self.tokens_out += n * each.made
-        self.tokens_most += n * each.most
+        self.most_out += n * each.most
         self._unlimited += n * each.unlimited
         for name, usd in each.usd:
             self._usd[name].add(n, usd)
@@ -221,6 +231,12 @@ class Workload:
             found = Length(of_shape.low, of_shape.expected, high)
         most = math.inf if limit is None else limit
         return Length(min(found.low, most), min(found.expected, most), min(found.high, most))
+
+    @property
+    def tokens_most(self) -> tuple[float, int]:
+        """Input and output tokens that a budget needs room for, of all requests added; the input in the
+        proportion of the first ones, as counting it takes longer."""
+        return self.tokens_in * self._sampled_most / max(1.0, self._sampled_in), self.most_out
 
     @property
     def load(self) -> Load:

@@ -331,7 +331,7 @@ class ResultReader:
         """Return the most that an item can have cost in the batch, USD."""
         if self._ceiling is None:
             self._ceiling = CostCeiling.of(self._step.runtime, self._step.job)
-        return self._ceiling.in_batch(item.payload, item.tokens)
+        return self._ceiling.in_batch(item.payload)
 
     def _price(self, rates: RateCard | None, usage: Usage) -> float | None:
         if not self._step.api.abilities.priced:

@@ -15,12 +15,21 @@ from smartbatch.core.preparation.tokens import (
     Calibration,
     estimate,
     estimate_request,
+    most_of_request,
+    most_tokens,
 )
 from smartbatch.types import Generation, Message, Request, Usage
 from tests.levels import sampled
 
 ENGLISH = "All human beings are born free and equal in dignity and rights. " * 5
 CHINESE = "人人生而自由，在尊严和权利上一律平等。" * 5
+TEXTS = st.one_of(
+    st.text(max_size=300),
+    st.sampled_from(["the ", "0f3a-9c ", "if (x == 1) { }\n", "質問です", "😀", "aGVsbG8gd29", "   "]).map(
+        lambda piece: piece * 40
+    ),
+)
+"""Prose, hexadecimal numbers, code, Japanese, emoji and Base64 among any characters."""
 RUSSIAN = "Все люди рождаются свободными и равными в своем достоинстве и правах. " * 5
 
 
@@ -57,6 +66,63 @@ def test_messages_and_system_text_and_schema_count() -> None:
     assert estimate_request(Request((Message("user", ENGLISH), Message("user", ENGLISH)))) > 1.9 * plain
     assert estimate_request(Request(ENGLISH, Generation(system=ENGLISH))) > 1.9 * plain
     assert estimate_request(Request(ENGLISH, Generation(schema={"a": ENGLISH}))) > 1.9 * plain
+
+
+def test_a_budget_counts_each_digit_sign_and_byte_and_every_second_letter() -> None:
+    assert most_tokens("the cat sat") == 2 + 2 + 2
+    assert most_tokens("HTTP 2.0") == 4 + 3
+    assert most_tokens("0f3a-9c") == 7
+    assert most_tokens("語é😀") == 3 + 2 + 4
+    assert most_tokens("  x\n\n") == 1 + 1 + 2
+    assert most_tokens("\ud800") == 3
+
+
+def test_of_prose_a_budget_holds_back_about_twice_the_estimate() -> None:
+    assert 1.5 < most_tokens(ENGLISH) / estimate(ENGLISH) < 2.5
+
+
+@given(
+    TEXTS,
+    st.none() | TEXTS,
+    st.none() | st.dictionaries(st.sampled_from(["type", "enum"]), TEXTS, min_size=1),
+)
+def test_the_most_of_a_request_is_never_below_its_estimate(
+    prompt: str, system: str | None, schema: dict[str, str] | None
+) -> None:
+    request = Request(prompt, Generation(system=system, schema=schema))
+    assert most_of_request(request) >= estimate_request(request)
+
+
+@given(st.lists(st.tuples(TEXTS, st.integers(1, 20_000)), min_size=1, max_size=10), st.booleans())
+def test_the_most_is_never_below_what_was_billed_for_an_equal_request(
+    answers: list[tuple[str, int]], stored: bool
+) -> None:
+    learned = Calibration()
+    for text, billed in answers:
+        learned.observe(estimate_request(Request(text)), Usage(billed, 1))
+    if stored:
+        state, learned = learned.state(), Calibration()
+        assert learned.restore(state)
+    for text, billed in answers:
+        assert learned.most_input(Request(text)) >= billed
+
+
+def test_short_prompts_that_cost_less_than_estimated_do_not_lower_the_most_of_a_long_one() -> None:
+    learned = Calibration()
+    for _ in range(50):
+        learned.observe(10, Usage(2, 4))
+    long = Request("0f3a-9c " * 15)
+    assert learned.input(estimate_request(long)) < 10
+    assert learned.most_input(long) == most_of_request(long) > 100
+
+
+def test_what_a_server_adds_to_each_request_is_added_to_the_most_of_a_long_one() -> None:
+    learned = Calibration()
+    learned.observe(10, Usage(1010, 4))
+    long = Request("A" * 4_000)
+    assert learned.most_input(long) == most_of_request(long)  # 4,000 tokens already have room for it
+    words = Request("to be " * 4_000)
+    assert learned.most_input(words) == max(most_of_request(words), estimate_request(words) + 1000)
 
 
 def test_a_picture_counts_as_a_picture_whatever_the_length_of_its_data() -> None:
