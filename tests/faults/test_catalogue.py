@@ -212,6 +212,8 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
             "faults/test_faults_without_batches.py::"
             "test_a_list_whose_batch_takes_longer_than_was_planned_goes_on_in_real_time",
             "faults/test_faults_without_batches.py::test_a_batch_that_is_stuck_in_its_cancel_delays_nothing",
+            "faults/test_faults_without_batches.py::"
+            "test_a_batch_that_never_ends_after_its_cancel_is_not_polled_for_ever",
         ),
     ),
     "C17": (
@@ -277,7 +279,11 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "C22": (
         "creates that land late",
-        ("faults/test_faults_creates.py::test_c22_no_create_that_lands_late_is_paid_for_in_silence",),
+        (
+            "faults/test_faults_creates.py::test_c22_no_create_that_lands_late_is_paid_for_in_silence",
+            "faults/test_faults_creates.py::"
+            "test_c22_a_create_that_lands_late_and_never_ends_is_told_and_not_polled_for_ever",
+        ),
     ),
     "C23": (
         "new words, new fields, other names",

@@ -46,6 +46,28 @@ def test_c19_nor_is_one_whose_create_was_not_answered(provider: str, tmp_path: P
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
 
+def test_c22_a_create_that_lands_late_and_never_ends_is_told_and_not_polled_for_ever(
+    provider: str, tmp_path: Path
+) -> None:
+    if provider != "anthropic":
+        pytest.skip("a deleted file keeps it out, or its label proves it and it is cancelled")
+    late = {"batch_late_seconds": 20 * MINUTE, "batch_turnaround": HOUR}
+    named = {"batch_fault_for": lambda index, label: () if index else ("late_create", "stuck")}
+    with world(provider, tmp_path, rare=240, **late, **named) as w:
+        prompts = texts(3)
+        job = w.process(batch_settle=MINUTE, batch_poll_interval=10 * MINUTE).submit_batch(prompts)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        w.pass_time(24 * HOUR)
+        assert not w.incidents(job)
+        w.pass_time(4 * HOUR)
+        [incident] = job.incidents()
+        assert incident.kind == "maybe_billed"
+        assert "still runs 26 hours after its 3 requests were sent again" in incident.detail
+        seen = len(w.service.seen)
+        w.pass_time(24 * HOUR)
+        assert len(w.service.seen) == seen
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("settle", [MINUTE, 30 * MINUTE])
 def test_c22_no_create_that_lands_late_is_paid_for_in_silence(

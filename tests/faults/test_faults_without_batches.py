@@ -109,3 +109,26 @@ def test_a_batch_that_is_stuck_in_its_cancel_delays_nothing(
         assert twice.money > 0
         assert job.status().wasted == pytest.approx(twice.money)
         assert [result.text for result in job.results()] == w.right(prompts)
+
+
+@each_provider
+def test_a_batch_that_never_ends_after_its_cancel_is_not_polled_for_ever(
+    provider: str, tmp_path: Path
+) -> None:
+    with world(
+        provider, tmp_path, rare=240, batch_faults={"stuck": 1.0}, batch_cancel_seconds=90 * 24 * HOUR
+    ) as w:
+        prompts = texts(12)
+        client = w.process(flex=False, batch_timeout=HOUR, batch_poll_interval=10 * MINUTE)
+        job = client.submit_batch(prompts, batch_fallback="individual")
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        w.pass_time(25 * HOUR)
+        seen = len(w.requests("get"))
+        w.pass_time(HOUR / 2)
+        assert len(w.requests("get")) > seen  # it is looked at: its answers would be counted
+        w.pass_time(2 * HOUR)
+        seen = len(w.service.seen)
+        w.pass_time(3 * 24 * HOUR)
+        assert len(w.service.seen) == seen
+        assert w.incidents(job) == {"maybe_billed": 1}
+        assert job.status().state == "done"

@@ -77,8 +77,8 @@ class StepLimits(Value):
         max_tries: how often an item is sent before its last failure stands.
         reread_pause: before results that lack lines are read again; each further pause is four times as long.
         reread_time: most of these pauses together.
-        orphan_watch: how long the list is searched for a batch that was given up. 26 hours: by then every
-            batch that could exist has ended.
+        orphan_watch: how long the list is searched for a batch that was given up, and one that is known is
+            looked at while it runs. 26 hours: by then every batch that could exist has ended.
         longest_pause: between two tries of a call that fails.
     """
 

@@ -81,9 +81,12 @@ def find_orphans(step: StepContext, batches: Sequence[RemoteBatch]) -> None:
 
 def is_watched(step: StepContext, shard: ShardRow) -> bool:
     """Whether a batch of a dead shard may still appear: its create may have been sent, not long ago."""
-    if shard.uncertain_since is None or shard.died_at is None:
-        return False
-    return step.wall - shard.died_at < step.limits.orphan_watch
+    return shard.uncertain_since is not None and is_young(step, shard)
+
+
+def is_young(step: StepContext, shard: ShardRow) -> bool:
+    """Whether a batch of a dead shard may still run: it was given up not long ago."""
+    return shard.died_at is not None and step.wall - shard.died_at < step.limits.orphan_watch
 
 
 def has_label(batch: RemoteBatch, shard: ShardRow) -> bool:

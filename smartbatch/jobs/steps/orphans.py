@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from smartbatch.jobs.records import ShardRow
 from smartbatch.jobs.steps import collect, settle
-from smartbatch.jobs.steps.context import StepContext
-from smartbatch.jobs.steps.listing import is_watched, newer_than_intent
+from smartbatch.jobs.steps.context import HOUR, StepContext
+from smartbatch.jobs.steps.listing import is_watched, is_young, newer_than_intent
 from smartbatch.jobs.steps.recover import tell_unreadable
 from smartbatch.providers.batch_api import RemoteBatch
 
@@ -48,12 +48,14 @@ def _handle_orphan(step: StepContext, shard: ShardRow, batch_id: str) -> ShardRo
 
     1. It is not there: read again a few times; then somebody deleted it, and it is remembered as foreign.
     2. It runs, and its label proves it: cancel it once, and wait for its end.
-    3. It runs, and has no label: it may be foreign, so it is left alone until its results tell.
-    4. It is proven by its label, and the provider keeps its results no longer: an incident, and what is
+    3. It runs although every batch should have ended by now, as one that is stuck in its cancel: it is no
+       longer looked at. An incident has said, or says, so, and what is reserved stays so.
+    4. It runs, and has no label: it may be foreign, so it is left alone until its results tell.
+    5. It is proven by its label, and the provider keeps its results no longer: an incident, and what is
        reserved stays so.
-    5. It has ended without a label, and no result can be read: read again a few times, then an incident.
-    6. Its results carry other ids: it is foreign.
-    7. It is the shard's: salvage it.
+    6. It has ended without a label, and no result can be read: read again a few times, then an incident.
+    7. Its results carry other ids: it is foreign.
+    8. It is the shard's: salvage it.
     """
     batch = step.api.get(batch_id, step.limits.call_timeout)
     if batch is None:
@@ -65,6 +67,8 @@ def _handle_orphan(step: StepContext, shard: ShardRow, batch_id: str) -> ShardRo
         if labels and not shard.cancelled:
             step.api.cancel(batch.id, step.limits.call_timeout)
             return step.reschedule(shard, step.limits.poll_interval, cancelled=True)
+        if not is_young(step, shard):
+            return _stop_looking(step, shard, batch)
         return step.reschedule(shard, step.limits.poll_interval)
     gone = collect.are_gone(step, shard, batch)
     if gone and labels:
@@ -80,6 +84,19 @@ def _handle_orphan(step: StepContext, shard: ShardRow, batch_id: str) -> ShardRo
         if shard.nonce not in nonces:
             return _discard(step, shard, batch.id)
     return _salvage_orphan(step, shard, batch)
+
+
+def _stop_looking(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
+    if shard.submitted_at is None:  # that of a batch that was left behind was told when it was
+        step.incident(
+            "maybe_billed",
+            f"batch {batch.id} may be this job's, and still runs {step.limits.orphan_watch / HOUR:,.0f} "
+            f"hours after its {shard.size:,} requests were sent again: it is no longer looked at, and they "
+            "may be paid twice. Cancel it at the provider if it is yours",
+            shard,
+        )
+    collect.clear(step, shard)
+    return step.reschedule(shard, 0.0, cleaned_up=True, batch_id=batch.id if shard.cancelled else None)
 
 
 def _discard(step: StepContext, shard: ShardRow, batch_id: str) -> ShardRow:

@@ -153,7 +153,8 @@ def leave_at(step: StepContext, shard: ShardRow) -> float:
 def leave_behind(step: StepContext, shard: ShardRow) -> ShardRow:
     """Send the requests of a batch in real time although it was cancelled and has not ended.
 
-    What still comes of it is handled as of any orphan: it is counted, and overwrites nothing.
+    What still comes of it is handled as of any orphan: it is counted, and overwrites nothing. One that never
+    ends is looked at for as long as any orphan.
     """
     asked = shard.remote.cancel_sent_at
     waited = 0.0 if asked is None else step.wall - asked
