@@ -63,7 +63,7 @@ def test_a_killed_run_loses_no_answered_row_and_pays_none_twice(calls: Any) -> N
         assert child.process.wait() == 0
         said = child.stderr.read()
     assert b"Requests may be paid twice: " in said
-    assert b" were in flight in real time when their process ended" in said
+    assert b" were under way in real time when their process ended" in said
     assert Counter(asked) == Counter(set(expected) - answered)
     assert [row["input"]["prompt"] for row in written()] == expected
 

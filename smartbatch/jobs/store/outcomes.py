@@ -312,8 +312,8 @@ def end_in_flight(tx: Transaction, lease: JobLease, job: int, unknown: bytes | N
     named = _named([position(no) for no in asked])
     end = "are sent again" if unknown is None else "end as failed"
     detail = (
-        f"{len(asked)} requests were in flight in real time when their process ended, and {end}: rows"
-        f" {named} (owner {lease.epoch})"
+        f"{len(asked)} requests were under way in real time when their process ended (next, in flight, or"
+        f" answered and not stored yet), and {end}: rows {named} (owner {lease.epoch})"
     )
     add_incident(tx, IncidentRow("maybe_billed", lease.job_id, None, detail, None, now))
 

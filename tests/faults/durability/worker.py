@@ -72,7 +72,7 @@ def run_worker(task: WorkerTask) -> None:
 
 
 def _work(task: WorkerTask, began: float) -> None:
-    if task.reading == "command":
+    if task.reading in ("command", "rows"):
         _command(task, began)
         return
     client = client_of(task)
@@ -83,7 +83,12 @@ def _work(task: WorkerTask, began: float) -> None:
         _carry(client, task)
         client.stop()
         return
-    requests = (Request(prompt_of(task.key, n), id=f"q{n}") for n in range(task.size))
+    requests = [Request(prompt_of(task.key, n), id=f"q{n}") for n in range(task.size)]
+    if task.reading in ("list", "singles"):
+        for result in _in_real_time(client, task, requests):
+            notes.take(result)
+        client.stop()
+        return
     job = client.submit_batch(requests, key=task.key, max_tokens=50)
     if task.reading == "none":
         job.wait()
@@ -93,9 +98,18 @@ def _work(task: WorkerTask, began: float) -> None:
     client.stop()
 
 
+def _in_real_time(client: BatchingClient, task: WorkerTask, requests: list[Request]) -> Iterator[Result]:
+    if task.reading == "list":
+        return iter(client.as_completed(requests, key=task.key, strategy="individual", max_tokens=50))
+    futures = [client.submit(request, durable=True, max_tokens=50) for request in requests]
+    return (future.result() for future in futures)
+
+
 def _command(task: WorkerTask, began: float) -> None:
     """Run the command line until it has written every answer; an output that it refuses is moved away."""
     os.environ["SMARTBATCH_BATCH_SETTLE"] = str(task.settle)
+    if task.capped:
+        os.environ["SMARTBATCH_MAX_PARALLEL_INDIVIDUAL"] = str(task.parallelism)
     rows = Path(f"{task.out}.txt")
     try:
         rows.write_text("".join(f"{prompt_of(task.key, n)}\n" for n in range(task.size)))
@@ -106,11 +120,16 @@ def _command(task: WorkerTask, began: float) -> None:
         "--model": f"{task.provider}:{MODELS[task.provider]}",
         "--store": task.store,
         "-o": task.output,
-        "--strategy": "batch",
         "--max-tokens": 50,
-        "--batch-max-requests": task.max_requests,
-        "--batch-poll-interval": task.poll,
     }
+    if task.reading == "rows":
+        options |= {"--strategy": "individual", "--parallelism": task.parallelism}
+    else:
+        options |= {
+            "--strategy": "batch",
+            "--batch-max-requests": task.max_requests,
+            "--batch-poll-interval": task.poll,
+        }
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
         code = main(["run", str(rows), *(str(word) for pair in options.items() for word in pair)])
@@ -181,6 +200,8 @@ def client_of(task: WorkerTask) -> BatchingClient:
         batch_poll_interval=task.poll,
         batch_settle=task.settle,
         batch_max_requests=task.max_requests,
+        parallelism=task.parallelism,
+        max_parallel_individual=task.parallelism if task.capped else None,
     )
 
 

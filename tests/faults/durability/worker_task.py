@@ -20,7 +20,9 @@ AGAIN = 75
 """Exit code of a worker that could not go on, and may when it is started again."""
 
 
-Reading: TypeAlias = Literal["ordered", "stored", "futures", "none", "carry", "command"]
+Reading: TypeAlias = Literal[
+    "ordered", "stored", "futures", "none", "carry", "command", "list", "singles", "rows"
+]
 
 
 @frozen(kw_only=True)
@@ -39,8 +41,11 @@ class WorkerTask:
         poll: between two polls of a batch.
         reading: how the answers are taken: by ``results()`` in order or as stored, by ``futures()``, or
             not at all; ``carry`` submits jobs and carries on whatever is in the store; ``command`` has
-            ``smartbatch run`` write them into an output.
-        output: with ``command``, that output.
+            ``smartbatch run`` write them into an output. The others ask in real time: ``list`` a list with
+            the key, ``singles`` durable requests, and ``rows`` has ``smartbatch run`` ask them.
+        output: with ``command`` and ``rows``, that output.
+        parallelism: of what is asked in real time.
+        capped: no more rows than that may be uncertain at a time.
         clock: a file with the seconds that the wall clock is ahead, eight bytes.
         may_fail: an error of the store or of the output ends the worker with :data:`AGAIN`.
         jobs: with ``carry``, how many jobs are submitted; their keys are ``key``, a dot and a number.
@@ -62,6 +67,8 @@ class WorkerTask:
     poll: float = 0.03
     reading: Reading = "ordered"
     output: str = ""
+    parallelism: int = 4
+    capped: bool = False
     clock: str | None = None
     may_fail: bool = False
     jobs: int = 1
