@@ -160,6 +160,31 @@ def test_two_clients_of_one_account_pause_together(clock: VirtualClock, client_o
     assert other_account.starts[0].at == 5.0
 
 
+@pytest.mark.parametrize(
+    ("gap", "earliest", "latest"), [(5.0, 31.0, 32.5), (20.0, 31.0, 32.5), (40.0, 43.0, 43.0)]
+)
+def test_a_new_client_waits_for_what_is_left_of_the_pause_of_a_stopped_one(
+    clock: VirtualClock, client_of: ClientOf, gap: float, earliest: float, latest: float
+) -> None:
+    """The pause is the account's: no client of it calls before its end, and none waits longer."""
+    one = Scripted(clock, lambda *_: limited(30.0), scope="account")
+    first = client_of(one, shared="off")
+    with clock.held():
+        submit_all(first, "xyz")
+
+        def later() -> None:
+            clock.sleep(3.0)
+            first.stop(0.0)
+
+        stopping = InTime(clock, later)
+    stopping.result()
+    assert len(one.starts) == 3
+    clock.sleep(gap)
+    new = Scripted(clock, scope="account")
+    assert client_of(new, shared="off").submit("y").result(PATIENCE).ok
+    assert earliest <= new.starts[0].at <= latest
+
+
 def test_tokens_of_failed_attempts_are_counted(clock: VirtualClock, client_of: ClientOf) -> None:
     """What a failed call was billed for is on the request's bill, in tokens and in money."""
 
