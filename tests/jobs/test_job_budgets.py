@@ -156,8 +156,8 @@ def test_what_may_have_been_billed_counts_at_its_most(tmp_path: Path) -> None:
         row = row_of(client, job.id)
         billed = [line.billed for line in w.creates[0].lines.values()]
         assert len(billed) == 40
-        assert TOKEN / 2 * sum(billed) / 2 <= row.reserved <= 20 * MOST  # the answers taught what they take
-        assert client.spent == pytest.approx(row.cost + row.reserved)
+        assert TOKEN / 2 * sum(billed) / 2 <= row.reserved <= 20 * MOST
+        assert client.spent + client.unconfirmed_cost == pytest.approx(row.cost + row.reserved)
 
 
 @pytest.mark.full
@@ -271,14 +271,14 @@ def test_each_list_by_batch_leaves_room_for_the_next_one(tmp_path: Path) -> None
 @pytest.mark.full
 def test_the_same_job_again_holds_back_what_it_can_still_spend(tmp_path: Path) -> None:
     with market("openai", tmp_path) as w:
-        first = buyer(w, budget=0.4)
-        job = first.submit_batch(texts(30), key="one", budget="0.3 USD")
+        first = buyer(w, budget=0.8)
+        job = first.submit_batch(texts(30), key="one", budget="0.7 USD")
         w.pass_time(MINUTE)
         w.stop(first)
         assert first.spent == 0.0
-        second = buyer(w, budget=0.5)
-        assert second.submit_batch(texts(30), key="one", budget="0.3 USD").id == job.id
-        assert inside(second).realtime.budget.reserved == pytest.approx(0.3)
+        second = buyer(w, budget=0.9)
+        assert second.submit_batch(texts(30), key="one", budget="0.7 USD").id == job.id
+        assert inside(second).realtime.budget.reserved == pytest.approx(0.7)
         w.wait(job := second.job(job.id))
         w.pass_time(10 * MINUTE)
         assert inside(second).realtime.budget.reserved == 0.0
@@ -289,7 +289,7 @@ def test_the_same_job_again_holds_back_what_it_can_still_spend(tmp_path: Path) -
 def test_jobs_lease_what_they_can_cost_of_a_budget_that_processes_share(tmp_path: Path) -> None:
     """Each gets it right after its start, and no more than it needs; the last one what is left."""
     with market("openai", tmp_path) as w:
-        shared = {"budget": 70.5 * MOST, "budget_scope": "shared:team", "batch_fallback": "batch"}
+        shared = {"budget": 62.5 * MOST, "budget_scope": "shared:team", "batch_fallback": "batch"}
         place = f"sqlite:///{tmp_path / 'limits.db'}"
         first, second = (buyer(w, **shared, shared=place) for _ in range(2))
         jobs = [
@@ -300,9 +300,9 @@ def test_jobs_lease_what_they_can_cost_of_a_budget_that_processes_share(tmp_path
             pytest.approx(30 * MOST)
         ] * 2
         last = second.submit_batch(texts(30, "chapters"))
-        assert row_of(second, last.id).policy.budget == pytest.approx(10.5 * MOST)
+        assert row_of(second, last.id).policy.budget == pytest.approx(2.5 * MOST)
         assert [answered(w.results(job)) for _, job in jobs] == [30, 30]
-        assert 10 <= answered(w.results(last)) < 30
+        assert 2 <= answered(w.results(last)) < 30
         w.pass_time(10 * MINUTE)
         assert first.spent + second.spent == pytest.approx(paid(w))
         assert answered(w.results(first.submit_batch(texts(5, "after")))) == 5
