@@ -391,6 +391,11 @@ def _keys() -> dict[str, Attribute[Any]]:
     return fields_dict(BatchingConfig)
 
 
+def variable_of(key: str) -> str | None:
+    """Return the environment variable of a setting; ``None`` if there is none of that name."""
+    return PREFIX + key.upper() if key in _keys() and key != "prices" else None
+
+
 def _contradictions(c: BatchingConfig) -> Iterator[str]:
     """Yield what contradicts; each text names both settings and says what to change."""
     for low, high in (
@@ -455,12 +460,17 @@ def _nearest(name: str, known: Collection[str], prefix: str = "") -> str:
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    variables = {PREFIX + key.upper(): key for key in _keys() if key != "prices"}
+    variables = {variable: key for key in _keys() if (variable := variable_of(key)) is not None}
     for variable in sorted(name for name in environ if name.startswith(PREFIX)):
         text = environ[variable]
         if key := variables.get(variable):
             if text.strip():
                 values[key] = _spec(key, key).parse(f"{key} ({variable})", text)
+        elif variable == f"{PREFIX}PRICES":
+            raise ConfigError(
+                f"{variable}: prices are a table, which no variable can hold; put them into a settings "
+                "file (--config FILE), or pass prices={…} to the client"
+            )
         elif variable not in OF_APPLICATIONS and not variable.startswith(RESERVED):
             if near := did_you_mean(variable, variables, PREFIX):
                 raise ConfigError(f"unknown variable {variable}{near}")

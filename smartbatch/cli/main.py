@@ -294,8 +294,15 @@ class _Parser(CommandParser):
 
     def meant(self, word: str) -> str:
         """Return which option was meant by a word, as errors end with it."""
-        known = re.findall(r"--[a-z-]+", self.format_help())
-        return did_you_mean(word.partition("=")[0], known, "--")
+        from smartbatch.config import OF_PROVIDERS, variable_of  # late: nothing is wrong with most commands
+
+        option = word.partition("=")[0]
+        name = option.removeprefix("--").replace("-", "_")
+        if name in OF_PROVIDERS and "--provider-option" in self._option_string_actions:
+            return f"; --provider-option {name}=… sets it"
+        if (variable := variable_of(name)) is not None:
+            return f"; the variable {variable} sets it, or {name} in a settings file (--config FILE)"
+        return did_you_mean(option, re.findall(r"--[a-z-]+", self.format_help()), "--")
 
     def error(self, message: str) -> NoReturn:
         from smartbatch.observe.text import escape  # late: nothing is wrong with most commands

@@ -37,7 +37,7 @@ class Amounts(Record):
     Attributes:
         cost: USD, of the rows whose cost is known.
         unpriced: rows whose cost is unknown, as their price is.
-        unbilled: rows whose cost is unknown, as nobody knows what a lost answer was billed.
+        unbilled: rows whose cost is unknown, as the tokens that were billed are not known.
         estimated: rows some of whose tokens are an estimate.
         unknown: rows that may have used more tokens than are known.
         truncated, empty, refused: answers with these defects.
@@ -64,9 +64,10 @@ class Amounts(Record):
         cost, usage = line.get("cost"), line.get("usage") or {}
         self.cost += sign * (cost or 0.0)
         unknown = bool(usage.get("unknown"))
-        self.unpriced += sign * (cost is None and not unknown)
-        self.unbilled += sign * (cost is None and unknown)
-        self.estimated += sign * bool(usage.get("estimated"))
+        estimated = bool(usage.get("estimated"))
+        self.unpriced += sign * (cost is None and not (unknown or estimated))
+        self.unbilled += sign * (cost is None and (unknown or estimated))
+        self.estimated += sign * estimated
         self.unknown += sign * unknown
         self.input_tokens += sign * (usage.get("input_tokens") or 0)
         self.output_tokens += sign * (usage.get("output_tokens") or 0)

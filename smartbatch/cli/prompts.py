@@ -83,6 +83,7 @@ class PromptMaker:
         except TemplateError as error:
             raise InputError(f"--template: {error.message}") from error
         self.fields = self._prompts.fields
+        self._may_name_models = template is None and prompt_field in (None, *_REQUEST_FIELDS)
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Self:
@@ -113,7 +114,7 @@ class PromptMaker:
             if self._prompts.on_missing != "skip":
                 raise
             return SkippedRow(error.reason)
-        model = None if self.fields else _model_of(row)
+        model = _model_of(row) if self._may_name_models else None
         return prompt if model is None else Request(prompt, model=model)
 
     def id(self, row: Row) -> str | int:
@@ -141,12 +142,12 @@ class PromptMaker:
 
 def _model_of(row: Row) -> str | None:
     """Return the model of a row that is written as a request: it has the field ``prompt`` or ``messages``,
-    and no option says what its prompt is made of. Elsewhere a column ``model`` is a column like any other.
+    and no template or other field makes its prompt. Elsewhere a column ``model`` is a column like any other.
 
     Raises:
         BadField: it is no text.
     """
-    if "model" not in row.fields or not ("prompt" in row.fields or "messages" in row.fields):
+    if "model" not in row.fields or row.fields.keys().isdisjoint(_REQUEST_FIELDS):
         return None
     if missing_fields(["model"], row.fields):
         return None
@@ -155,6 +156,7 @@ def _model_of(row: Row) -> str | None:
     return model
 
 
+_REQUEST_FIELDS: Final = ("prompt", "messages")
 _OTHER_ID: Final = f"--id-field names another field, --id-field {NO_ID_FIELD} numbers the rows"
 
 
@@ -291,13 +293,15 @@ class InputRequests:
             InputError: the input is empty or has bad rows; up to ten are named, each with line and field.
         """
         bad = _BadRows(self._source)
-        absent = set(self._maker.fields)
+        absent: set[str] = set()
+        any_read = False
         ids = UniqueIds()
         for row in self._rows():
             try:
                 if isinstance(row, BadRow):
                     raise BadField(row.message)
-                absent.difference_update(row.fields)
+                absent = (absent if any_read else set(self._maker.fields)) - row.fields.keys()
+                any_read = True
                 self.keys.append(self._keys_of.digest(self._checked_prompt(row)))
                 ids.add(self._maker.id(row))
             except (BadField, InvalidRequest) as error:

@@ -65,10 +65,11 @@ def _is_unsent(result: Result) -> bool:
 
 def amounts_of(result: Result) -> Amounts:
     """Return the tokens, the cost and the defects of one result."""
+    guessed = result.usage.unknown or result.usage.estimated
     return Amounts(
         cost=result.cost or 0.0,
-        unpriced=int(result.cost is None and result.attempts > 0 and not result.usage.unknown),
-        unbilled=int(result.cost is None and result.usage.unknown),
+        unpriced=int(result.cost is None and result.attempts > 0 and not guessed),
+        unbilled=int(result.cost is None and guessed),
         estimated=int(result.usage.estimated),
         unknown=int(result.usage.unknown),
         input_tokens=result.usage.input_tokens,

@@ -26,7 +26,8 @@ def check_extra(extra: Mapping[str, Any], reserved: Collection[str]) -> None:
     """Refuse fields in ``extra`` that the client sets itself; names the field."""
     for field in reserved:
         if field in extra:
-            raise InvalidRequest(f"extra may not set {field!r}; the client sets it", field="extra")
+            own = "; give model= itself" if field == "model" else "; the client sets it"
+            raise InvalidRequest(f"extra may not set {field!r}{own}", field="extra")
 
 
 def check_format(params: Generation, names: Collection[str], within: str | None = None) -> None:

@@ -21,6 +21,7 @@ _SPEC: Final = re.compile(
     r"(?:\.(?P<digits>\d+))?(?P<type>[bcdeEfFgGnosxX%])?"
 )
 _NUMBER: Final = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d{1,3})?")
+_DECIMAL_COMMA: Final = re.compile(r"[-+]?[\d.]*,\d+")
 _WHOLE_TYPES: Final = frozenset("bcdoxX")
 
 Part: TypeAlias = "tuple[str, str | None, str]"
@@ -97,7 +98,10 @@ def fill(parts: Iterable[Part], fields: Mapping[str, Any]) -> str:
             pieces.append(_formatted(value, spec))
         except (TypeError, ValueError, OverflowError):
             kind = "date" if _is_date_format(spec) else "number" if _is_numeric(spec) else "value"
-            raise BadField(f"field {name!r} is not a {kind} that {{{name}:{spec}}} can format") from None
+            problem = f"field {name!r} is not a {kind} that {{{name}:{spec}}} can format"
+            if kind == "number" and isinstance(value, str) and _DECIMAL_COMMA.fullmatch(value.strip()):
+                problem += "; write it with a decimal point in place of the comma"
+            raise BadField(problem) from None
     return "".join(pieces)
 
 

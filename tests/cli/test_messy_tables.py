@@ -241,6 +241,16 @@ def test_a_row_that_does_not_fit_its_format_is_named(capfd: pytest.CaptureFixtur
     assert "row 1 (line 3): field 'price' is not a number" in capfd.readouterr().err
 
 
+def test_a_decimal_comma_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("name;price\nkettle;3,50\n", "--template", "{price:.2f} EUR") == 2
+    assert "a decimal point in place of the comma" in capfd.readouterr().err
+
+
+def test_rows_that_cannot_be_read_say_nothing_of_fields(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("{broken\n", "--template", "{text}", name="in.jsonl") == 2
+    assert "no row has the field" not in capfd.readouterr().err
+
+
 # -- ids and the first prompt --------------------------------------------------------------------------------
 
 

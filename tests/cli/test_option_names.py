@@ -56,3 +56,13 @@ def test_a_misspelt_option_is_told_the_nearest(capfd: pytest.CaptureFixture[str]
 def test_an_option_that_is_near_to_none_is_told_none(command: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([command, *["in.txt", "--model", "sim:demo"][: 3 * (command in "run plan")], "--nope"]) == 2
     assert capfd.readouterr().err.endswith("unrecognized arguments: --nope\n")
+
+
+def test_what_only_a_setting_or_a_provider_takes_is_told_with_the_way(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    command = ["run", "in.txt", "--model", "sim:demo"]
+    assert main([*command, "--shared", "off"]) == 2
+    assert "the variable SMARTBATCH_SHARED sets it, or shared in a settings file" in capfd.readouterr().err
+    assert main([*command, "--base-url=http://localhost"]) == 2
+    assert "--provider-option base_url=… sets it" in capfd.readouterr().err

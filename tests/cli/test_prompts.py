@@ -392,7 +392,8 @@ def test_a_row_that_is_a_request_may_name_its_model() -> None:
     assert chat.model == "gpt-5"
     assert PromptMaker().prompt(row(prompt="one", model="")) == "one"
     assert PromptMaker(template="{prompt} {model}").prompt(row(**fields)) == "one gpt-5"
-    assert PromptMaker(prompt_field="prompt").prompt(row(**fields)) == "one"
+    assert PromptMaker(prompt_field="prompt").prompt(row(**fields)).model == "gpt-5"
+    assert PromptMaker(prompt_field="text").prompt(row(text="two", **fields)) == "two"
     with pytest.raises(BadField, match="'model' must be text"):
         PromptMaker().prompt(row(prompt="one", model=5))
 

@@ -28,6 +28,7 @@ PARTLY = Result(
 GUESSED = Result(
     "r", text="yes", usage=Usage(10, 5, estimated=True), cost=0.5, attempts=1, route=Route.INDIVIDUAL
 )
+UNREPORTED = Result("r", text="yes", usage=Usage(10, 5, estimated=True), attempts=1, route=Route.INDIVIDUAL)
 UNPRICED = Result("r", text="yes", usage=Usage(10, 5), attempts=1)
 KEPT = Result("r", text="yes", usage=Usage(10, 5), cost=0.25, route=Route.CACHED, paid_before=True)
 
@@ -51,6 +52,7 @@ def told(*results: Result) -> list[str]:
         ([PARTLY, LOST], "10 in, 5 out; 2 rows of unknown usage", "0.5 USD and 1 row of unknown cost"),
         ([GUESSED], "10 in, 5 out; 1 row estimated", "0.5 USD"),
         ([UNPRICED], "10 in, 5 out", "unknown price"),
+        ([UNREPORTED], "10 in, 5 out; 1 row estimated", "unknown cost"),
         (
             [GUESSED, UNPRICED, LOST],
             "20 in, 10 out; 1 row estimated; 1 row of unknown usage",
@@ -68,9 +70,9 @@ def test_a_line_says_what_is_unknown() -> None:
     assert (partly["input_tokens"], partly["unknown"]) == (10, True)
     assert (guessed["input_tokens"], guessed["estimated"]) == (10, True)
     found = Amounts()
-    for one in (LOST, GUESSED):
+    for one in (LOST, GUESSED, UNREPORTED):
         found.add_line(json.loads(encode(row(0), one, "m")), ())
-    assert (found.unknown, found.estimated, found.unbilled, found.unpriced, found.cost) == (1, 1, 1, 0, 0.5)
+    assert (found.unknown, found.estimated, found.unbilled, found.unpriced, found.cost) == (1, 2, 2, 0, 0.5)
 
 
 def test_a_list_says_what_is_unknown_and_what_was_paid_now() -> None:
