@@ -13,6 +13,7 @@ from smartbatch.errors import scrub
 
 _VERSION = re.compile(r"/v\d+\w*(?:/|$)")
 _LAST = re.compile(r"/v\d+\w*$")
+_CALL = re.compile(r"/(?:chat/completions|completions|embeddings|responses|messages|models|files|batches)$")
 _NO_SUCH_PLACE = re.compile(
     r"^(?:404 )?(?:(?:file|page|path|route|url|endpoint|resource) )?not found\b|method not allowed|"
     r"cannot post|unexpected endpoint|request(?:ed)? url|no route|no static resource|"
@@ -43,9 +44,11 @@ class ServiceAddress(Value):
         base = self.base.rstrip("/")
         if self._fits:
             return f"check the base URL {base}"
-        if self.versioned:
-            return f"the base URL {base} has no version, try base_url={base}/v1"
-        return f"the base URL {base} ends with a version, try base_url={_LAST.sub('', base)}"
+        if _CALL.search(base):
+            problem = "is the address of a call"
+        else:
+            problem = "has no version" if self.versioned else "ends with a version"
+        return f"the base URL {base} {problem}, try base_url={self._usual}"
 
     def seems_wrong(self, status: int, message: str) -> bool:
         """Whether an error says that the address does not exist, and not the model, a file or a batch."""
@@ -57,11 +60,15 @@ class ServiceAddress(Value):
 
     @property
     def _fits(self) -> bool:
-        """Whether the base URL has a version if this API's have one, and else does not end with one."""
-        base = self.base.rstrip("/")
-        return not base or (
-            _VERSION.search(base) is not None if self.versioned else _LAST.search(base) is None
-        )
+        return self.base.rstrip("/") == self._usual
+
+    @property
+    def _usual(self) -> str:
+        """The base URL without the address of a call, and with a version only if this API's have one."""
+        base = _CALL.sub("", self.base.rstrip("/"))
+        if not self.versioned:
+            return _LAST.sub("", base)
+        return base if not base or _VERSION.search(base) else f"{base}/v1"
 
     def after_redirect(self, headers: Mapping[str, str]) -> str:
         """Return what to do about a redirect, which is not followed: the key must not go where it points."""

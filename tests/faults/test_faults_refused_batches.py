@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.errors import ErrorKind, ProviderError
@@ -116,6 +117,25 @@ def test_a_model_that_no_line_may_have_is_no_fault_of_the_lines(tmp_path: Path) 
     with world("openai", tmp_path, models=["another"]) as w:
         results = w.results(w.process().submit_batch(texts(4)))
         assert all("the batch failed in line 1 (model_not_found)" in str(r.error) for r in results)
+
+
+def test_a_batch_that_fails_by_an_error_of_the_provider_is_made_anew_twice(tmp_path: Path) -> None:
+    """Nothing of it was run; a refusal of the requests would come back sooner."""
+    with world("openai", tmp_path, batch_turnaround=HOUR) as w:
+        failed: set[str] = set()
+
+        def fail_two(seen: Seen, reply: ServerReply) -> ServerReply:
+            if seen.what != "get" or (len(failed) == 2 and seen.path not in failed):
+                return reply
+            failed.add(seen.path)
+            errors = {"data": [{"code": "server_error", "message": "The server had an error."}]}
+            batch = {**json.loads(reply.body), "status": "failed", "errors": errors}
+            return evolve(reply, body=json.dumps(batch).encode())
+
+        w.service.alter = fail_two
+        prompts = texts(4)
+        assert [result.text for result in w.results(w.process().submit_batch(prompts))] == w.right(prompts)
+        assert creates(w) == [4, 4, 4]
 
 
 # -- limits --------------------------------------------------------------------------------------------------

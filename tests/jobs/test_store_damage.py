@@ -105,6 +105,17 @@ def test_a_folder_is_no_store(tmp_path: Path) -> None:
         open_store(str(tmp_path))
 
 
+@pytest.mark.parametrize("place", ["mysql://me:canary@db/jobs", "redis://:canary@db/0", "sqlite://jobs.db"])
+def test_the_address_of_another_kind_of_server_is_no_name_of_a_file(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreError, match="its address is none of sqlite:///FILE, postgresql://") as caught:
+        open_store(place)
+    assert "canary" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("page", sampled([0, 1, 2, 5, 9, 14, 20], keep=3))
 def test_a_damaged_file_is_refused_or_right_and_never_overwritten(bench: Bench, page: int) -> None:
     path = filled(bench)

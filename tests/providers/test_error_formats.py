@@ -192,6 +192,14 @@ def test_a_base_url_without_its_version_is_named_with_the_one_to_try(serve, at):
         assert f"try base_url={server.base_url}" in fails(provider).message
 
 
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1/chat/completions", "/v1/embeddings/"])
+def test_the_address_of_a_call_in_place_of_the_base_url_is_named_too(serve, at, path):
+    server = serve(says(json.dumps({"detail": "Not Found"}), "404 Not Found"))
+    wrong = url_of(server) + path
+    message = fails(at(OpenAIProvider, wrong)).message
+    assert message.endswith(f"{wrong.rstrip('/')} is the address of a call, try base_url={server.base_url}")
+
+
 @pytest.mark.parametrize("kind", [AnthropicProvider, GeminiProvider])
 def test_a_version_too_many_is_named_too(serve, kind):
     server = serve(says(json.dumps({"detail": "Not Found"}), "404 Not Found"))

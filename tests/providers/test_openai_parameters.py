@@ -39,6 +39,8 @@ REFUSALS = [
      ("seed",)),
     ({"errors": {"seed": ["This parameter is not supported."]}}, ("seed",)),
     ({"error": {"message": "Invalid parameter", "param": "seed"}}, ("seed",)),
+    ({"message": "property seed is not allowed", "code": 3}, ("seed",)),
+    ({"error": {"message": "The parameter `seed` specified in the request are not valid"}}, ("seed",)),
     ({"error": {"message": "litellm.UnsupportedParamsError: x does not support parameters: ['seed']"}},
      ("seed",)),
     ("openai: Completions.create() got an unexpected keyword argument 'max_completion_tokens'",
@@ -205,6 +207,31 @@ def test_a_line_of_a_batch_teaches_what_the_next_lines_lack():
     assert isinstance(found.error, ParameterRejected)
     assert "seed" not in json.loads(batches.encode(request, model="m", wire_id=f"{MARK}-0"))["body"]
     assert [name for name, _ in batches.dropped(request, model="m")] == ["seed"]
+    provider.close()
+
+
+@pytest.mark.parametrize(
+    ("refusals", "modes"),
+    [
+        (["response_format of type json_schema is not supported"], ["json_object"]),
+        (
+            ["json_schema is not supported, response_format must be text or json_object"] * 2,
+            ["json_object"] * 2,
+        ),
+        (["json_schema is not supported", "type json_object is not supported"], ["json_object", None]),
+        (["response_format: Extra inputs are not permitted"], [None]),
+    ],
+)
+def test_lines_of_batches_teach_each_form_that_a_schema_is_sent_in(refusals, modes):
+    """A reason that names no type is about the field, so no type is sent any more."""
+    provider = OpenAIProvider("k", "http://127.0.0.1:1/v1")
+    batches = provider.batches()
+    request = request_of(schema={"type": "object"})
+    for text, mode in zip(refusals, modes, strict=True):
+        line = {"custom_id": f"{MARK}-0", "response": {"status_code": 400, "body": {"detail": text}}}
+        assert batches.read_line(json.dumps(line).encode(), Kind.GENERATE).outcome is LineOutcome.UNRUN
+        body = json.loads(batches.encode(request, model="m", wire_id=f"{MARK}-0"))["body"]
+        assert body.get("response_format", {}).get("type") == mode
     provider.close()
 
 

@@ -34,6 +34,13 @@ class NumberTooLarge(JsonNotFound):
         super().__init__("it has a number beyond the range of floating-point numbers, such as 1e999")
 
 
+class NotANumber(JsonNotFound):
+    """``NaN`` or ``Infinity`` stands in the place of a value, and a repair would make a text of it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"it has {name} in the place of a value, which is no JSON")
+
+
 def recover_json(text: str) -> Any:
     """Return the JSON value in ``text``.
 
@@ -167,7 +174,7 @@ _TRIES = 20
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+    raise NotANumber(name)
 
 
 def _finite(text: str) -> float:
@@ -249,6 +256,12 @@ def _mended(text: str) -> Any:
     body = text[start : end + 1]
     if not _closes(body):
         raise JsonNotFound("its JSON does not end")
+    try:
+        _decoder.decode(body)
+    except (NumberTooLarge, NotANumber):  # a repair would invent a text, or infinity
+        raise
+    except (ValueError, RecursionError):
+        pass
     loads = imported("json_repair").loads
     try:
         value = loads(body, skip_json_loads=True, strict=True)  # strict: no value is invented

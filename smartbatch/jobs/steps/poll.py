@@ -33,7 +33,8 @@ SHORTEST = 10.0
 AFTER_CANCEL = 1.0
 """Seconds from a cancel to the next poll; later pauses are as long as the cancel has taken so far."""
 REFUSALS = 2
-"""Batches that are refused at validation before their items fail: a refusal costs nothing."""
+"""Batches that are refused at validation before their items fail: a refusal costs nothing. If the provider
+itself had an error, they are sent as often as after any other one."""
 _LOOKS = 4
 """Polls within the time after which a new batch is visible."""
 
@@ -214,7 +215,7 @@ def _failed(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
     1. Lines of it are wrong, or it is above a limit: see :func:`.refusals.sort_out`.
     2. The quota of enqueued tokens: the items go into new shards, later, and lose no try.
     3. The account cannot be used: the same, when a person has resumed the job.
-    4. It is the first refusal of these items: they go into a new shard.
+    4. These items were not refused so often before: they go into a new shard.
     5. Otherwise the refusal stands.
     """
     reason = batch.reason or "the provider failed the batch as a whole"
@@ -230,7 +231,8 @@ def _failed(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
     if error.kind in ACCOUNT_ERRORS:
         step.hold(error)
         return step.discard(shard, reason, tried=False)
-    if create.tries_of(step, shard) + 1 < REFUSALS:
+    refusals_allowed = step.limits.max_tries if error.kind is ErrorKind.SERVER_ERROR else REFUSALS
+    if create.tries_of(step, shard) + 1 < refusals_allowed:
         return step.discard(shard, reason, tried=True)
     return step.give_up(shard, error, reason, tried=True)
 

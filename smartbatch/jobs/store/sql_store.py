@@ -182,7 +182,7 @@ def resolved_place(place: str | None) -> str:
     """Return the address of a server as it is, and else the path of the file that is meant here and now.
 
     Raises:
-        StoreError: no file can have the name.
+        StoreError: no file can have the name, or it is the address of another kind of server.
     """
     place = revealed(place or default_place())
     if "\0" in place:
@@ -190,7 +190,13 @@ def resolved_place(place: str | None) -> str:
     if is_server(place):
         return place
     # sqlite:///relative, sqlite:////absolute or a plain path
-    return resolved_file(place.removeprefix("sqlite:///"))
+    path = place.removeprefix("sqlite:///")
+    if "://" in path:  # another kind of server: a file of that name would show the password
+        raise StoreError(
+            "the store cannot be used: its address is none of sqlite:///FILE, postgresql://HOST/DATABASE, or "
+            "the path of a file"
+        )
+    return resolved_file(path)
 
 
 def check_place(place: str) -> None:

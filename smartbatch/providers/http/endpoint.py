@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from urllib3.exceptions import LocationParseError
 from urllib3.util import Url, make_headers, parse_url
 
-from smartbatch.errors import ConfigError
+from smartbatch.errors import ConfigError, scrub
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\x20-\x7e\xa0-\xff]*")
@@ -37,14 +37,18 @@ def checked_url(
     """
     address = setting(value, variable) or default
     source = f"base_url= or {variable}"
+    bare = "://" not in address and not address.startswith("http")
     try:
-        url = parse_url(address)
+        url = parse_url(f"http://{address}" if bare else address)
     except (LocationParseError, ValueError):
         raise ConfigError(f"the base URL ({source}) is not a URL") from None
     if url.auth:
         raise ConfigError(f"the base URL ({source}) carries a name or password; pass them as key or headers=")
-    if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigError(f"the base URL must be like {default}; check {source}")
+    if bare or url.scheme not in ("http", "https") or not url.host:
+        scheme = "http" if _is_loopback((url.host or "").strip("[]")) else "https"
+        given = scrub(f"{url.netloc or ''}{url.path or ''}", limit=120)
+        hint = f" (try {scheme}://{given})" if bare else ""
+        raise ConfigError(f"the base URL must be like {default}{hint}; check {source}")
     if url.query or url.fragment:
         raise ConfigError(f"the base URL ({source}) may not have a query or a fragment")
     host = url.host.strip("[]")

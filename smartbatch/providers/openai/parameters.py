@@ -65,12 +65,13 @@ _OPTIONS: Final = {
 
 _UNKNOWN = re.compile(
     r"unsupported|not (?:yet |currently )?support|n[o']t support|unknown|un-?recogni[sz]ed|unexpected|"
-    r"not permitted|forbidden|unavailable|not (?:yet |currently )?(?:available|implemented|enabled|accepted)|"
+    r"not permitted|forbidden|unavailable|"
+    r"not (?:yet |currently )?(?:available|implemented|enabled|accepted|allowed)|"
     r"(?:invalid|not a valid|no such|illegal|undefined) "
     r"(?:request )?(?:parameter|argument|field|option|key|name|property)|"
     r"extra (?:input|field)s?|additional propert|"
     r"(?:does not|doesn't|cannot|can't) (?:exist|accept|recogni[sz]e|know|handle)|"
-    r"is not (?:a )?(?:recogni[sz]ed|known|valid)|extra_forbidden|unknown_parameter",
+    r"(?:is|are) not (?:a )?(?:recogni[sz]ed|known|valid)|extra_forbidden|unknown_parameter",
     re.I,
 )
 """How servers say that they do not know a parameter."""
@@ -100,7 +101,7 @@ def refused_parameters(
         param: its ``param``, if it has one.
         code: its code or type.
     """
-    if status not in (400, 422):
+    if status not in (400, 422, 501):
         return ()
     named = f"{param}: " if isinstance(param, str) else ""
     text = named + _ALTERNATIVES.sub("", message)
@@ -199,7 +200,7 @@ class ServerParameters:
         if not error.refused_parameters:
             return error
         if body is None:
-            sent = {*_NAMES, "json_schema"}  # the type that is tried first
+            sent = {*_NAMES, *_forms_in(error.message)}
         else:
             params = requests[0].params
             sent = {*body, form_of(body) or ""}.difference(params.extra or ())
@@ -225,6 +226,12 @@ class ServerParameters:
 
     def _is_refused(self, name: str, model: str | None) -> bool:
         return (name, None) in self._refused or (name, model) in self._refused
+
+
+def _forms_in(text: str) -> Sequence[str]:
+    """Return the type of output that a refusal names, or all types if it names the field alone: what a line
+    of a batch requested is not known any more."""
+    return [form for form in _FORMS if form in text.lower()][:1] or tuple(_FORMS)
 
 
 def _reason(name: str) -> str:
