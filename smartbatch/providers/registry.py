@@ -34,8 +34,11 @@ def create(model: str, *, clock: Clock, options: Mapping[str, Any] | None = None
         ConfigError: for an unknown prefix, whose text lists the known ones, and for an unknown option.
     """
     prefix, name = parse_model(model)
+    options = {} if options is None else options
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"provider_options must be a dictionary, not {type(options).__name__}")
     try:
-        return _factories[prefix](name, clock, options or {})
+        return _factories[prefix](name, clock, options)
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from inside import own_registry
@@ -107,3 +108,10 @@ def test_a_missing_key_is_told_with_a_way_that_works(prefix: str, monkeypatch: p
     ):
         create(f"{prefix}:m", clock=VirtualClock())
     assert create(f"{prefix}:m", clock=VirtualClock(), options={"api_key": "k"})[1] == "m"
+
+
+@pytest.mark.parametrize("options", ["canary", ["canary"]])
+def test_options_that_are_no_dictionary_are_refused_and_not_shown(options: Any) -> None:
+    with pytest.raises(ConfigError, match="provider_options must be a dictionary, not ") as caught:
+        create("openai:m", clock=VirtualClock(), options=options)
+    assert "canary" not in str(caught.value)

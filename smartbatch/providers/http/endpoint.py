@@ -24,6 +24,10 @@ _FRAMING = ("host", "content-length", "content-type", "transfer-encoding", "conn
 
 def setting(value: str | None, *variables: str) -> str | None:
     """Return the argument, or else the first variable of the environment that is set; blank is missing."""
+    if value is not None and not isinstance(value, str):
+        raise ConfigError(
+            f"what stands for {' or '.join(variables)} must be a text, not {type(value).__name__}"
+        )
     texts = [value] if value is not None else [os.environ.get(name) for name in variables]
     return next((text.strip() for text in texts if text and text.strip()), None)
 
@@ -66,7 +70,11 @@ def own_headers(headers: Mapping[str, str] | None, reserved: Collection[str] = (
 
     An error names the header, never its value.
     """
+    if not isinstance(headers or {}, Mapping):
+        raise ConfigError(f"headers must be a dictionary, not {type(headers).__name__}")
     for name, value in (headers or {}).items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise ConfigError(f"headers must hold texts: {name!r} is given {type(value).__name__}")
         if name.lower() in (*_FRAMING, *reserved):
             raise ConfigError(f"headers may not set {name!r}; the client sets it")
         if not _HEADER_NAME.fullmatch(name):
