@@ -142,7 +142,7 @@ class BatchingClient:
         hooks = UserHooks(post_process, tuple(middleware), verdicts, run_callback)
         self._config = config
         self._settings = settings = ClientSettings.of(
-            config, clock, rng, opened, Generation(**given), preprocess, hooks, observers
+            config, clock, rng, opened, provider_options, Generation(**given), preprocess, hooks, observers
         )
         self._states = PerProcess(lambda: RunningState(settings))
 

@@ -50,7 +50,7 @@ from smartbatch.observe.participants import RealtimeStatus, with_figures
 from smartbatch.observe.trace_context import under
 from smartbatch.observe.user_warnings import UserWarnings
 from smartbatch.prices import PriceBook
-from smartbatch.providers.registry import OpenedModel, open_model
+from smartbatch.providers.registry import OpenedModel, open_model, parse_model
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.realtime import Realtime, stored_future
 from smartbatch.realtime.setup import Parallelism, RealtimeSetup, UserHooks
@@ -114,12 +114,16 @@ class ClientSettings:
         clock: Clock,
         rng: random.Random | None,
         model: OpenedModel,
+        provider_options: Mapping[str, Any] | None,
         generation: Generation,
         preprocess: Sequence[Preprocess],
         hooks: UserHooks,
         observers: Sequence[Observer],
     ) -> ClientSettings:
         """Return the settings of a client, and check what they say together.
+
+        Args:
+            provider_options: those ``model`` was opened with; a fallback model of its provider gets them too.
 
         Raises:
             ConfigError: the fallback model, the store or the place of shared limits cannot be used, or a
@@ -134,7 +138,8 @@ class ClientSettings:
             check_place(config.store)
         fallback = None
         if config.fallback_model is not None:
-            fallback = open_model(config.fallback_model, None, None, clock)
+            same = parse_model(config.fallback_model)[0] == model.provider.name
+            fallback = open_model(config.fallback_model, None, provider_options if same else None, clock)
         if config.budget is not None:
             check_priced(config, clock, model, fallback)
         preparer = RequestPreparer(

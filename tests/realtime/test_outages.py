@@ -462,3 +462,32 @@ def test_what_is_known_of_the_fallback_model_is_read_before_it_is_needed(
         futures = submit_all(client, ["one", "two"])
     assert {future.result(PATIENCE).model for future in futures} == {"spare:default"}
     assert under_lock == [False]
+
+
+def test_a_fallback_of_the_same_provider_gets_the_options_of_the_client(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So its calls go to the same server; a fallback of another provider gets none of them."""
+    own_registry(monkeypatch)
+    opened: list[tuple[str, dict[str, Any]]] = []
+
+    def made(prefix: str) -> Callable[..., tuple[Scripted, str]]:
+        def factory(name: str, _: object, options: dict[str, Any]) -> tuple[Scripted, str]:
+            opened.append((f"{prefix}:{name}", options))
+            return Scripted(clock, name=prefix), name
+
+        return factory
+
+    for prefix in ("acme", "other"):
+        register(prefix, made(prefix))
+    own = {"base_url": "http://localhost:1"}
+    for fallback in ("acme:spare", "other:spare"):
+        BatchingClient(
+            "acme:main",
+            provider_options=own,
+            on_breaker_open="fallback",
+            fallback_model=fallback,
+            clock=clock,
+            shared="off",
+        )
+    assert opened == [("acme:main", own), ("acme:spare", own), ("acme:main", own), ("other:spare", {})]
