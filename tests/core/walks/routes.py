@@ -193,7 +193,7 @@ def workloads(rng: random.Random, record: Record) -> None:
     other = Calibration()
     for _ in range(rng.choice((0, 3))):
         other.observe(50, Usage(40, 30))
-    other.saved(rng.choice((other.state(), {"seen": 0})))
+    other.saved(rng.choice((other.state(), {"seen": 0, "shapes": {}})))
     record.note("restored", other.restore(state), other.state(), other.unsaved)
     record.note("again", other.restore(state), learned.restore({**state, "seen": rng.choice((0, -1, "2"))}))
     odd = {
