@@ -9,7 +9,7 @@ from typing import IO, Any, Final
 
 from smartbatch.cli import parsed_rows
 from smartbatch.cli.optional import missing
-from smartbatch.cli.parquet_pages import TooLarge, column_sizes
+from smartbatch.cli.parquet_pages import TooLarge, column_chunks, column_sizes
 from smartbatch.cli.parsed_rows import BadRow, ParsedRow, header_error
 from smartbatch.tables.answer_columns import plain
 
@@ -41,14 +41,12 @@ def parquet_rows(file: IO[bytes]) -> Iterator[ParsedRow]:
             yield BadRow(1, message)
             return
         _check_rows(file, source.metadata.num_rows)
-        # Texts stay in their dictionaries, where a text that repeats is stored once.
-        texts = [each.name for each in source.schema_arrow if _is_text(pyarrow.types, each.type)]
-        source = pyarrow.parquet.ParquetFile(
-            file, pre_buffer=False, buffer_size=_BLOCK, read_dictionary=texts
-        )
-        for group in range(source.num_row_groups):
-            size = _rows_at_once(file, source, group)
-            for batch in source.iter_batches(size, row_groups=[group], use_threads=False):
+        for group, chunks in enumerate(column_chunks(file)):
+            kept, size = _plan(pyarrow.types, file, source, chunks, group)
+            reader = pyarrow.parquet.ParquetFile(
+                file, metadata=source.metadata, pre_buffer=False, buffer_size=_BLOCK, read_dictionary=kept
+            )
+            for batch in reader.iter_batches(size, row_groups=[group], use_threads=False):
                 columns = [_column(pyarrow.types, column) for column in batch.columns]
                 for row in zip(*columns, strict=True):
                     number += 1
@@ -69,23 +67,30 @@ def _check_rows(file: IO[bytes], rows: int) -> None:
         raise TooLarge(f"{size:,} bytes stand for {rows:,} rows")
 
 
-def _rows_at_once(file: IO[bytes], source: Any, group: int) -> int:
-    """Return how many rows of a group fit into memory.
+def _plan(
+    kinds: Any, file: IO[bytes], source: Any, chunks: list[dict[int, Any]], group: int
+) -> tuple[list[str], int]:
+    """Return which columns of a group stay in their dictionaries, and how many rows fit into memory.
+
+    A text that repeats is then held once. The reader never forgets a text it has put into such a column, so
+    one with texts outside the dictionary of the file would grow with its rows.
 
     Raises:
         TooLarge, ValueError: as :func:`column_sizes`.
     """
-    metadata = source.metadata.row_group(group)
+    texts = {each.name for each in source.schema_arrow if _is_text(kinds, each.type)}
+    rows = max(1, source.metadata.row_group(group).num_rows)
+    paths = [source.schema.column(at).path for at in range(len(source.schema))]
+    kept = []
     longest = 1.0
-    for at in range(metadata.num_columns):
-        column = metadata.column(at)
-        if not column.num_values:
-            continue
-        sizes = column_sizes(file, column)
-        longest += sizes.value
-        if source.schema.column(at).max_repetition_level:  # lists leave their dictionaries as they are read
-            longest += (sizes.value + sizes.dictionary) * column.num_values / max(1, metadata.num_rows)
-    return max(1, min(_ROWS, int(_HELD_BYTES / longest)))
+    for path, chunk in zip(paths, chunks, strict=True):
+        sizes = column_sizes(file, chunk)
+        if path in texts and sizes.in_dictionary:
+            kept.append(path)
+            longest += sizes.value
+        else:
+            longest += max(sizes.value, sizes.dictionary_value) * max(1, sizes.values / rows)
+    return kept, max(1, min(_ROWS, int(_HELD_BYTES / longest)))
 
 
 def _is_text(kinds: Any, kind: Any) -> bool:
@@ -105,7 +110,10 @@ def _column(kinds: Any, column: Any) -> list[Any]:
     """Return the values of a column as JSON has them."""
     if kinds.is_dictionary(column.type):
         places = column.indices.to_pylist()
-        values = {place: column.dictionary[place].as_py() for place in set(places) if place is not None}
+        used = set(places) - {None}
+        if used and not 0 <= min(used) <= max(used) < len(column.dictionary):
+            raise ValueError("a value is not in its dictionary")
+        values = {place: column.dictionary[place].as_py() for place in used}
         if not _is_string(kinds, column.type.value_type):
             values = {place: _as_json(value) for place, value in values.items()}
         return [None if place is None else values[place] for place in places]

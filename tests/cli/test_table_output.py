@@ -136,7 +136,7 @@ def test_a_run_that_ends_as_its_table_is_written_goes_on_from_its_lines(
     assert run(name, "--limit", "2") == 0
     earlier = Path(name).read_bytes()
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
