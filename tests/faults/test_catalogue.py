@@ -59,7 +59,7 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
     "B15": (
         "redirects elsewhere",
         (
-            "faults/test_faults_network.py::test_b15_no_call_follows_a_redirect_to_another_host",
+            "faults/test_faults_network.py::test_b15_only_downloads_follow_a_redirect_to_another_host_and_without_the_key",
             "providers/test_conformance_answers.py::test_redirects_are_not_followed",
             "faults/test_faults_files.py::test_results_on_another_server_are_fetched_without_the_key",
             "faults/test_faults_files.py::test_a_redirect_within_the_server_is_followed_with_the_key",

@@ -16,6 +16,7 @@ from attrs import evolve
 
 from smartbatch.emulator.anthropic.parsing import error_body
 from smartbatch.emulator.batches.batch_ledger import BatchRecord
+from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.errors import ProviderError
 from smartbatch.jobs.job import Job
 from tests.faults.simulation import simulated_world as simulation
@@ -194,6 +195,28 @@ def test_c17_whoever_wins_the_race_of_end_and_cancel_nothing_is_paid_twice(
         ends = _ends_by_prompt(w, prompts)
         for prompt, at in _asked(w, prompts):
             assert at >= ends[prompt]
+        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+
+
+@each_provider
+def test_c17_a_cancel_in_an_outage_is_sent_again_after_it_and_nothing_is_paid_twice(
+    provider: str, tmp_path: Path
+) -> None:
+    """The outage begins with the cancel and takes longer than a batch may need to end after one."""
+    settings = {"batch_turnaround": 4 * HOUR, "batch_cancel_seconds": MINUTE}
+    with world(provider, tmp_path, rare=60, batch_faults={"stuck": 1.0}, **settings) as w:
+        prompts = texts(10)
+        client = w.process(batch_timeout=3 * HOUR, **SLOW)
+        job = client.submit_batch(prompts, batch_fallback="individual")
+        w.service.meet = lambda seen: (
+            ServerReply(0, b"", damage="reset_before") if 3 * HOUR <= seen.at < 3.5 * HOUR else None
+        )
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert len(w.requests("cancel")) > 1
+        [record] = w.creates
+        assert record.state == "cancelled"
+        assert 0 < len(w.requests("ask")) < 10  # what the batch had run is kept
+        assert not w.incidents(job)
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
 

@@ -16,7 +16,7 @@ from attrs import evolve
 from providers.raw_server import RawServer, says
 
 from smartbatch.emulator.provider_api import ServerReply
-from tests.faults.world import HOUR, MINUTE, PROVIDERS, Seen, texts, world
+from tests.faults.world import HOUR, KEY, MINUTE, PROVIDERS, Seen, texts, world
 from tests.levels import sampled
 
 pytestmark = pytest.mark.parametrize("provider", sampled(PROVIDERS))
@@ -137,7 +137,10 @@ def test_b13_a_page_to_sign_in_is_never_taken_for_the_provider(
 
 
 @pytest.mark.full
-def test_b15_no_call_follows_a_redirect_to_another_host(provider: str, tmp_path: Path) -> None:
+def test_b15_only_downloads_follow_a_redirect_to_another_host_and_without_the_key(
+    provider: str, tmp_path: Path
+) -> None:
+    """What the other host says is no list of results, so the next download is asked for at the service."""
     elsewhere = RawServer([says("{}")])
     try:
         with world(provider, tmp_path, batch_turnaround=MINUTE) as w:
@@ -147,13 +150,18 @@ def test_b15_no_call_follows_a_redirect_to_another_host(provider: str, tmp_path:
                 if seen.what in sent_away:
                     return None
                 sent_away.add(seen.what)
-                address = elsewhere.base_url.replace("127.0.0.1", "localhost")
+                address = f"http://localhost:{elsewhere.port}"
                 return ServerReply(307, b"", headers=[("location", f"{address}{seen.path}")])
 
             w.service.meet = redirect
             w.answered_job(texts(5))
             assert {"list", "create", "get", "download"} <= sent_away
-            assert not elsewhere.requests  # no key, no prompt, nothing
+            followed = elsewhere.requests
+            assert [asked.target for asked in followed] == [w.requests("download")[0].path]
+            for asked in followed:
+                assert asked.head.startswith("GET ")
+                assert KEY not in asked.head
+                assert not asked.body
             assert not w.emu.ledger.paid_twice(excluding_lost=False)
     finally:
         elsewhere.stop()

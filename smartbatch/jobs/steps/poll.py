@@ -35,6 +35,7 @@ AFTER_CANCEL = 1.0
 REFUSALS = 2
 """Batches that are refused at validation before their items fail: a refusal costs nothing. If the provider
 itself had an error, they are sent as often as after any other one."""
+_UNREACHED = frozenset({ErrorKind.NETWORK_ERROR, ErrorKind.TIMEOUT})
 _LOOKS = 4
 """Polls within the time after which a new batch is visible."""
 
@@ -44,7 +45,9 @@ def poll(step: StepContext, shard: ShardRow) -> ShardRow:
 
     1. The job was cancelled, the batch takes too long, or an orphan has answered all of its requests: cancel
        it.
-    2. We cancelled it long ago, and nobody says that it has ended: it is left behind.
+    2. We cancelled it long ago, and nobody says that it has ended: it is left behind. A cancel that failed
+       is tried once more before, and without a deadline a provider that cannot be reached is waited for:
+       requests in real time would not reach it either.
     3. The provider does not know it: see :func:`_vanished`.
     4. It has ended: its results are fetched next, or it failed as a whole.
     5. It runs: store its progress. Once, its duplicates are searched for. After a cancel it is polled sooner
@@ -57,11 +60,15 @@ def poll(step: StepContext, shard: ShardRow) -> ShardRow:
     try:
         with step.provider_calls():
             batch = step.api.get(shard.batch_id, step.limits.call_timeout)
-    except ProviderError:
-        if left:
-            return leave_behind(step, shard)
-        raise
+    except ProviderError as error:
+        if not left or (step.policy.deadline is None and error.kind in _UNREACHED):
+            raise
+        return leave_behind(step, shard)
     if left and (batch is None or not batch.state.ended):
+        if batch is not None and not shard.cancelled and step.policy.deadline is None:
+            shard = cancel(step, shard, OVERDUE)
+            if shard.cancelled or shard.state is not ShardState.SUBMITTED:
+                return shard
         return leave_behind(step, shard)
     if batch is None:
         return _vanished(step, shard)

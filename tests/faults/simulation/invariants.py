@@ -13,6 +13,7 @@ I12 once nothing fails any more, everything ends in time
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from smartbatch.emulator.batches.batch_ledger import BatchLine
 from smartbatch.emulator.ledger import Call, Ledger
 from smartbatch.jobs.payload import decode_result
 from smartbatch.jobs.records import IncidentRow, JobRow, JobState
+from smartbatch.jobs.steps.poll import STUCK
 from smartbatch.jobs.store import SqlStore
 from tests.faults.simulation.process import LIMITS
 from tests.faults.simulation.simulated_remote import digest_of
@@ -137,11 +139,28 @@ class InvariantChecker:
             )
             if exchanged and not told:
                 raise Violation(f"I3 item {row.ix} has the answer to another prompt")
-        if not repeats and any(incident.kind == "double_submission" for incident in incidents):
-            raise Violation("I2 a shard was run twice, although all the assumptions held")
+        self._check_runs(incidents, repeats=repeats)
         self._check_paid(texts, incidents, repeats=repeats)
         self._check_incidents(incidents)
         return Counter(incident.kind for incident in incidents)
+
+    def _check_runs(self, incidents: Sequence[IncidentRow], *, repeats: bool) -> None:
+        """I2: no shard is run twice where the assumptions hold.
+
+        They are that nothing repeats creates, and that a batch ends within ``STUCK`` seconds of its cancel.
+        One that does not is left behind, and its requests go in real time: this is told when it happens, and
+        again with what was paid twice.
+        """
+        shards = self._shards()
+        outlasting = {
+            shards[batch.id]
+            for batch in self.ledger.batches
+            if batch.cancelled_at is not None and (batch.ended_at or math.inf) - batch.cancelled_at >= STUCK
+        }
+        told = {incident.shard_id for incident in incidents if incident.kind == "maybe_billed"}
+        twice = {incident.shard_id for incident in incidents if incident.kind == "double_submission"}
+        if not repeats and twice - (outlasting & told):
+            raise Violation("I2 a shard was run twice, although all the assumptions held")
 
     def _check_paid(
         self, texts: dict[int, str | None], incidents: Sequence[IncidentRow], *, repeats: bool
