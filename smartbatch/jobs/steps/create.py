@@ -238,15 +238,17 @@ def _turn(step: StepContext, shard: ShardRow) -> float:
 def _create_failed(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardRow:
     """Go on after a create that raised. The cases, in order:
 
-    1. The batch may exist: ``UNCERTAIN``. In all other cases it certainly does not: back to ``READY``.
+    1. The batch may exist: ``UNCERTAIN``. In all other cases it certainly does not: back to ``READY``. A
+       conflict over the input file is such a case, since the server names what it refuses.
     2. The quota of enqueued tokens, or a rate limit: all shards of the model wait together. A shard that is
        too large by itself ends, and its items go into smaller ones.
-    3. An error that may pass: try again.
-    4. The input file is not known yet, or not ready: try again, some times.
+    3. The input file is not known yet, or not ready: try again, some times.
+    4. An error that may pass: try again.
     5. The input file expired or was deleted: its name is used up, so the items go into a new shard.
     6. Any other refusal stands.
     """
-    if error.maybe_billed:
+    about_file = shard.file_id is not None and _is_about_file(error)
+    if error.maybe_billed and not about_file:
         now = step.wall
         return step.advance(
             shard,
@@ -262,10 +264,10 @@ def _create_failed(step: StepContext, shard: ShardRow, error: ProviderError) -> 
             reason = "more than the quota of enqueued tokens; it goes again in smaller parts"
             return step.discard(back, reason)
         return step.retry_later(back, error, at_least=enqueued_quota.room_for(step, back))
+    if about_file and back.tries + 1 < FILE_TRIES:
+        return step.retry_later(back, error, note=f"waits for its input file: {error.message}")
     if error.kind in _REPEAT:
         return step.retry_later(back, error)
-    if back.file_id is not None and back.tries + 1 < FILE_TRIES and _is_about_file(error):
-        return step.retry_later(back, error, note=f"waits for its input file: {error.message}")
     if error.kind is ErrorKind.CLIENT_ERROR and _input_is_gone(step, back):
         return step.discard(back, "its input file is gone; its requests go again", tried=True)
     return _refused(step, back, error)
