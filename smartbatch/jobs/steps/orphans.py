@@ -87,7 +87,7 @@ def _handle_orphan(step: StepContext, shard: ShardRow, batch_id: str) -> ShardRo
 
 
 def _stop_looking(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
-    if shard.submitted_at is None:  # that of a batch that was left behind was told when it was
+    if shard.remote.cancel_sent_at is None:  # that of a batch that was left behind was told when it was
         step.incident(
             "maybe_billed",
             f"batch {batch.id} may be this job's, and still runs {step.limits.orphan_watch / HOUR:,.0f} "
