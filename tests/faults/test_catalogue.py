@@ -59,7 +59,8 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
     "B15": (
         "redirects elsewhere",
         (
-            "faults/test_faults_network.py::test_b15_only_downloads_follow_a_redirect_to_another_host_and_without_the_key",
+            "faults/test_faults_network.py::"
+            "test_b15_only_downloads_follow_a_redirect_to_another_host_and_without_the_key",
             "providers/test_conformance_answers.py::test_redirects_are_not_followed",
             "faults/test_faults_files.py::test_results_on_another_server_are_fetched_without_the_key",
             "faults/test_faults_files.py::test_a_redirect_within_the_server_is_followed_with_the_key",
@@ -224,6 +225,8 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
             "faults/test_faults_ends.py::test_c17_hundreds_of_races_of_end_and_cancel",
             "faults/test_faults_ends.py::"
             "test_c17_a_job_that_is_cancelled_keeps_what_came_and_sends_nothing_more",
+            "faults/test_faults_ends.py::"
+            "test_c17_a_cancel_in_an_outage_is_sent_again_after_it_and_nothing_is_paid_twice",
             "faults/test_faults_cancelled_elsewhere.py::"
             "test_the_job_of_a_batch_that_was_cancelled_in_the_console_is_held_until_it_is_resumed",
             "faults/test_faults_cancelled_elsewhere.py::"
@@ -236,6 +239,8 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             "faults/test_faults_ends.py::test_c18_a_batch_refused_at_validation_is_made_anew_once",
             "faults/test_faults_ends.py::test_c18_a_full_quota_of_enqueued_tokens_is_waited_for",
+            "faults/test_faults_refused_batches.py::"
+            "test_a_batch_that_fails_by_an_error_of_the_provider_is_made_anew_twice",
             "faults/test_faults_refused_batches.py::"
             "test_requests_whose_lines_are_refused_fail_and_the_others_go_again",
             "faults/test_faults_refused_batches.py::test_a_line_at_any_place_is_told_from_the_others",
