@@ -173,7 +173,7 @@ def add_piece(whole: dict[str, Any], piece: Mapping[str, Any], *, growing: bool 
                 before = whole[name] = {}
             add_piece(before, value, growing=growing)
         elif isinstance(value, list):
-            if not isinstance(before, list):
+            if not isinstance(before, list) or isinstance(before, Pieces):
                 whole[name] = list(value)
             elif before != value:
                 before.extend(value)

@@ -159,7 +159,7 @@ def _places(problem: Mapping[str, Any]) -> Iterator[int | str]:
     3. Its path goes through the list of requests.
     4. Its text says one of these.
     """
-    if problem.get("code") in _ALL_LINES or _OF_THE_BATCH.fullmatch(problem["param"]):
+    if short(problem.get("code"), PLAIN_WORD) in _ALL_LINES or _OF_THE_BATCH.fullmatch(problem["param"]):
         return
     if (line := whole(problem.get("line", problem.get("line_number")))) is not None:
         yield line - 1

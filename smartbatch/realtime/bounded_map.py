@@ -254,7 +254,9 @@ class BoundedMap(Iterator[Result]):
         if (error := self._reason_not_to_send(request)) is not None:
             self._next_request = None
             self._submitted += 1
-            self._finish(position, Result(request.id or "", error=error, cost=0.0, context=request.context))
+            result = Result(request.id or "", error=error, cost=0.0, context=request.context)
+            self._finished[position] = result
+            self._tell(result)
             return True
         try:
             future = self._submit(request, partial(self._inbox.put, position))
@@ -291,16 +293,16 @@ class BoundedMap(Iterator[Result]):
 
     def _receive(self, position: int, result: Result) -> None:
         if position in self._under_way:
+            self._finished[position] = result  # first: an interrupt has to find it in one of the two
             del self._under_way[position]
-            self._finish(position, result)
+            self._tell(result)
 
     def _cancel_all(self) -> None:
         """Cancel what has not started; called by the worker whose result stops the list."""
         for future in list(self._under_way.values()):
             future.cancel()
 
-    def _finish(self, position: int, result: Result) -> None:
-        self._finished[position] = result
+    def _tell(self, result: Result) -> None:
         for tell in self._listeners or ():
             tell(result)
 

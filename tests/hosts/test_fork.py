@@ -468,7 +468,7 @@ def test_figures_are_empty_after_a_fork_without_hooks_also_while_they_were_locke
                 over.wait()
                 return 0
             output_tokens = cached_tokens = reasoning_tokens = cache_write_tokens = cache_write_1h_tokens = 0
-            estimated = False
+            estimated = unknown = False
         event = CallFinished(
             at=0.0, batch_id="b", model="m", size=1, seconds=0.1, usage=Tokens(), cost=None, error=None
         )

@@ -211,7 +211,7 @@ def batch_reader(made: Callable[[], BatchApi], tree: Mapping[str, Any], listed: 
             try:
                 found = call()
             except ProviderError as error:
-                check_error(error)
+                check_error(error, carried_prompt=False)
                 continue
             good |= found is not None
             for batch in [found] if isinstance(found, RemoteBatch) else getattr(found, "batches", ()):
