@@ -199,10 +199,10 @@ def test_a_budget_that_processes_share_is_spent_only_when_nobody_can_lease_more(
 ) -> None:
     """A client that was idle has given back what it leased; it may lease it again, also when the place where
     it does was unavailable for a while."""
-    answer = ProviderAnswer(text="yes", usage=Usage(input_tokens=10))
+    answer = ProviderAnswer(text="yes", usage=Usage(input_tokens=25))
     provider = Scripted(clock, lambda prompt, attempt: answer, priced=True)
     shared = {"shared": f"sqlite:///{tmp_path / 'limits.db'}", "budget_scope": "shared:nightly"}
-    client = client_of(provider, budget=50.0, max_tokens=10, prices=PRICES, **shared)
+    client = client_of(provider, budget=125.0, max_tokens=10, prices=PRICES, **shared)
 
     def seen(section: str) -> str:
         """The words of a section, once what is not spent has gone back."""
@@ -212,7 +212,7 @@ def test_a_budget_that_processes_share_is_spent_only_when_nobody_can_lease_more(
 
     client.submit("a").result(10)
     money = seen("money")
-    assert re.search(r"process \S+ \d+ 20% 20% 10 USD 50 USD 40 USD", money), money
+    assert re.search(r"process \S+ \d+ 20% 20% 25 USD 125\.00 USD 100\.00 USD", money), money
 
     def unavailable(*args: object) -> None:
         raise BackEndUnavailable("gone")
@@ -224,7 +224,7 @@ def test_a_budget_that_processes_share_is_spent_only_when_nobody_can_lease_more(
         assert "budget" not in alone
     for prompt in "bcde":
         client.submit(prompt).result(60)
-    assert "50.00 of 50.00 USD" in seen("attention")
+    assert "125.00 of 125.00 USD" in seen("attention")
 
 
 def test_what_one_process_finds_of_a_provider_is_not_hidden_by_another(

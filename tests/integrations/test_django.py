@@ -203,10 +203,11 @@ POSTGRES = {
 def test_jobs_are_kept_on_the_projects_postgresql() -> None:
     """With what libpq knows of its options; the password is hidden."""
     from smartbatch._postgres import Address
+    from smartbatch._settings import revealed
 
     store = store_with(**POSTGRES)
     assert store is not None
-    address = Address.of(store)
+    address = Address.of(revealed(store))
     assert (
         address.parameters.items()
         >= {
