@@ -8,6 +8,7 @@ and part of the cost, usage and attempts of the new one.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from typing import Any, Final
@@ -61,7 +62,8 @@ class Amounts(Record):
 
     def add_line(self, line: Line, defects: Sequence[Defect], *, sign: int = 1) -> None:
         """Count a line, or with a negative ``sign`` take it back."""
-        cost, usage = line.get("cost"), line.get("usage") or {}
+        cost, usage = _number(line.get("cost")), line.get("usage")
+        usage = usage if isinstance(usage, dict) else {}
         self.cost += sign * (cost or 0.0)
         unknown = bool(usage.get("unknown"))
         estimated = bool(usage.get("estimated"))
@@ -69,10 +71,15 @@ class Amounts(Record):
         self.unbilled += sign * (cost is None and (unknown or estimated))
         self.estimated += sign * estimated
         self.unknown += sign * unknown
-        self.input_tokens += sign * (usage.get("input_tokens") or 0)
-        self.output_tokens += sign * (usage.get("output_tokens") or 0)
+        self.input_tokens += sign * int(_number(usage.get("input_tokens")) or 0)
+        self.output_tokens += sign * int(_number(usage.get("output_tokens")) or 0)
         for name in defects:
             setattr(self, name, getattr(self, name) + sign)
+
+
+def _number(value: Any) -> float | None:
+    """Return a figure of a line; ``None`` for anything else that somebody wrote in its place."""
+    return value if type(value) in (int, float) and math.isfinite(value) else None
 
 
 def encode(row: KeyedRow, result: Result, model: str) -> bytes:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from smartbatch import _files
 from smartbatch.cli import outputs, prompts
-from smartbatch.cli.output_lines import encode
+from smartbatch.cli.output_lines import Amounts, encode
 from smartbatch.cli.outputs import (
     OutputChanged,
     OutputFile,
@@ -860,3 +860,12 @@ def test_what_a_reader_that_ended_did_not_take_is_thrown_away(monkeypatch: pytes
         discard_standard_output()
         pipe.flush()
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize("damaged", [[1], "many", {"a": 1}, True, float("nan")])
+def test_a_figure_that_is_no_number_counts_as_unknown(damaged: object) -> None:
+    amounts = Amounts()
+    amounts.add_line({"cost": damaged, "usage": {"input_tokens": damaged, "output_tokens": 3}}, ())
+    amounts.add_line({"cost": 0.5, "usage": damaged}, ())
+    assert (amounts.cost, amounts.unpriced) == (0.5, 1)
+    assert (amounts.input_tokens, amounts.output_tokens) == (0, 3)
