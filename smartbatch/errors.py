@@ -270,8 +270,9 @@ class AnswerUnread(UnusableAnswer):
     """Smartbatch itself failed while it read an answer, three times; the answer may well be right.
 
     Its attributes are those of :class:`UnusableAnswer`: ``text`` is the answer, and the request is not sent
-    again. In a job the answer is read again each time its result is, and the result succeeds once that works;
-    the counts of the job (``status().failed``) keep what was stored. Please report the error.
+    again. In a job and in the response cache the answer is read again each time it is asked for, and the
+    result succeeds once that works; the counts of the job (``status().failed``) keep what was stored. Please
+    report the error.
     """
 
     kind: ErrorKind = ErrorKind.UNKNOWN

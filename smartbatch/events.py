@@ -409,7 +409,10 @@ class ClockStepped(Event):
 
 @frozen(kw_only=True, repr=False, eq=False)
 class CacheUnavailable(Event):
-    """The response cache could not be written: answers are not kept for a while. Told once, until one is."""
+    """The response cache could not be written: answers are not kept for a while. Told once, until one is.
+
+    Or one of its entries cannot be read, so that its request is sent again. Told once.
+    """
 
     path: str
     reason: str

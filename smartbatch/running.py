@@ -18,7 +18,7 @@ from smartbatch._importing import collector_paused
 from smartbatch.config import BatchingConfig
 from smartbatch.core.preparation.preparer import Preprocess, RequestPreparer
 from smartbatch.core.preparation.validation import admit_defaults
-from smartbatch.errors import ConfigError, SmartbatchError, WrongProcess
+from smartbatch.errors import ConfigError, SmartbatchError
 from smartbatch.events import (
     BatchEnded,
     BreakerChanged,
@@ -57,7 +57,7 @@ from smartbatch.realtime.setup import Parallelism, RealtimeSetup, UserHooks
 from smartbatch.realtime.shared.addresses import check_address
 from smartbatch.realtime.shared.enqueued_tokens import EnqueuedTokens
 from smartbatch.realtime.submission import CallOptions
-from smartbatch.realtime.ticket import ResultFuture
+from smartbatch.realtime.ticket import ResultFuture, of_the_parent
 from smartbatch.routing.advisor import Advisor
 from smartbatch.routing.deferral import Deferral
 from smartbatch.routing.durable import DurableRequests
@@ -432,9 +432,7 @@ class RunningState:
 
     def after_fork(self) -> None:
         """In a forked child: end the copies of the parent's futures. The child's state is another one."""
-        error = WrongProcess(
-            "the request belongs to the parent process; a forked child starts with an empty client"
-        )
+        error = of_the_parent()
         self.realtime.abandon(error)
         self.deferral.abandon(error)
         self.durable.abandon(error)

@@ -11,6 +11,7 @@ from attrs import evolve
 from smartbatch._clock import SteadyWall
 from smartbatch.core.preparation.fingerprint import fingerprint, shares_answer
 from smartbatch.core.preparation.structured import Parsed, Problem, read_answer
+from smartbatch.errors import AnswerUnread, UnusableAnswer
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.cache import ResponseCache
 from smartbatch.realtime.setup import RealtimeSetup
@@ -65,14 +66,28 @@ class Admission:
         return self._hooks.shareable and shares_answer(request, self._deduplicate)
 
     def recalled(self, request: Request, key: bytes | None) -> Result | None:
-        """Return the result the cache has under ``key``, its :meth:`fingerprint`, if it fits its schema."""
-        answer = None if self.cache is None or key is None else self.cache.get(key)
+        """Return the result the cache has under ``key``, its :meth:`fingerprint`, if it fits its schema.
+
+        The result is failed where smartbatch itself cannot read the answer, which was paid for.
+        """
+        try:
+            answer = None if self.cache is None or key is None else self.cache.get(key)
+        except AnswerUnread as unread:
+            return self._unread(request, Answer(), unread)
         if answer is None:
             return None
         verdict = read_answer(request.params, answer.text, answer.finish_reason)
-        if not isinstance(verdict, Parsed):
+        if isinstance(verdict, Parsed):
+            return self.settled(request, evolve(answer, value=verdict.value), Route.CACHED)
+        if not verdict.ours:
             return None
-        return self.settled(request, evolve(answer, value=verdict.value), Route.CACHED)
+        error = verdict.error(text=answer.text, finish_reason=answer.finish_reason)
+        return self._unread(request, answer, error)
+
+    def _unread(self, request: Request, answer: Answer, error: UnusableAnswer) -> Result:
+        result = self.settled(request, answer, Route.CACHED)
+        error.request_id, error.route = result.request_id, result.route
+        return evolve(result, error=error)
 
     def local(self, request: Request, answer: Answer) -> Result:
         """Return the result of a request that a preprocessing hook answered.

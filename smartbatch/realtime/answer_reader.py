@@ -12,7 +12,7 @@ from smartbatch._values import Value
 from smartbatch.core.batching.request_batch import Batch
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.structured import Parsed, Problem, own_object, read_answer, repair_request
-from smartbatch.errors import MissingAnswer, ProviderError, UnusableAnswer
+from smartbatch.errors import MissingAnswer, ProviderError, UnusableAnswer, ValidationFailed
 from smartbatch.realtime.call.layers import Call, CallSpec, Outcome
 from smartbatch.realtime.effects import answered, share_of
 from smartbatch.realtime.queue import RequestQueue
@@ -87,11 +87,12 @@ class AnswerReader:
         verdict = _validated(ticket, answer, self._validation_retries)
         if isinstance(verdict, Repair):
             return verdict
+        is_sound = not isinstance(verdict, ValidationFailed)  # an error of our own is no verdict
+        if is_sound and self._keep is not None and (key := _cache_key(ticket)) is not None:
+            self._keep(key, answer)
         if isinstance(verdict, UnusableAnswer):
             result = answered(ticket, answer, seconds=seconds, parsed=None, route=route)
             return evolve(result, error=verdict)
-        if self._keep is not None and (key := _cache_key(ticket)) is not None:
-            self._keep(key, answer)
         result = answered(ticket, answer, seconds=seconds, parsed=verdict.value, route=route)
         replay = ticket.lane.replay
         if result.parsed is None and self._hooks.post_process is None and replay is None:

@@ -1,7 +1,8 @@
 """Answers kept from run to run: a SQLite file that spares the same request its second call.
 
 Off unless ``cache`` names a file. The file holds answers in the clear, so it is made readable for its owner
-only; prompts are not in it, only their fingerprints. A damaged or foreign entry counts as a miss.
+only; prompts are not in it, only their fingerprints. A damaged or foreign entry counts as a miss. One that is
+as it was written, but makes smartbatch itself fail, does not: its answer was paid for.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import math
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from smartbatch._clock import RealClock
 from smartbatch._files import check_logs
 from smartbatch._sqlite import SqliteConnections, connect_sqlite
 from smartbatch.chats import PART_FORMS
-from smartbatch.errors import ConfigError, StoreError
+from smartbatch.core.preparation.structured import READINGS
+from smartbatch.errors import AnswerUnread, ConfigError, StoreError
 from smartbatch.events import CacheUnavailable, Event
 from smartbatch.providers.vectors import from_base64, to_base64
 from smartbatch.types import Answer
@@ -61,7 +63,7 @@ class ResponseCache:
         max_bytes: most bytes of answers; the oldest go first.
         wall: Unix seconds, for the ages of answers.
         now: monotonic seconds.
-        tell: takes an event when the file cannot be written; never raises.
+        tell: takes an event when the file cannot be read or written, or has a damaged entry; never raises.
 
     Raises:
         ConfigError: the file cannot be used: its folder is missing, it is not a cache, or it is damaged.
@@ -86,6 +88,7 @@ class ResponseCache:
         self._writes = 0
         self._paused_until = -math.inf
         self._failing = False
+        self._told_of_damage = False
         self._connections = SqliteConnections(self._connect)
         try:
             with self._connections.reading():
@@ -97,18 +100,52 @@ class ResponseCache:
             ) from None
 
     def get(self, key: bytes) -> Answer | None:
-        """Return the answer kept under ``key``, or ``None``; whatever is wrong with the file is a miss."""
+        """Return the answer kept under ``key``, or ``None``. A damaged entry, or a file that cannot be read,
+        is a miss, which is told once.
+
+        Raises:
+            AnswerUnread: the entry is as it was written, and smartbatch itself fails to read it.
+        """
         statement = "SELECT created, digest, body FROM answers WHERE key = ?"
         try:
             with self._connections.reading():
                 found = self._connections.reader().execute(statement, (key,)).fetchone()
-            # kept in the future: the clock was set back since, and must not have it paid for again
-            if found is None or abs(self._wall() - found[0]) >= self._ttl:
-                return None
-            whole = hashlib.sha256(key + found[2]).digest() == found[1]
-            return _read(found[2]) if whole else None
-        except (OSError, sqlite3.Error, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        except (OSError, sqlite3.Error, ValueError) as error:
+            return self._missed(
+                getattr(error, "sqlite_errorname", type(error).__name__)
+            )  # its text may quote
+        if found is None:
             return None
+        created, digest, body = found
+        if not (isinstance(created, float) and isinstance(body, bytes)):
+            return self._missed("it is damaged")
+        # kept in the future: the clock was set back since, and must not have it paid for again
+        if abs(self._wall() - created) >= self._ttl:
+            return None
+        if hashlib.sha256(key + body).digest() != digest:
+            return self._missed("it is damaged")
+        return self._whole(body)
+
+    def _whole(self, body: bytes) -> Answer | None:
+        for _ in range(READINGS):
+            try:
+                kept = _form(body)
+                return self._missed("it is damaged") if kept is None else _read(kept)
+            except Exception as error:
+                failure = type(error).__name__
+        raise AnswerUnread(
+            f"smartbatch itself failed while it read a kept answer ({failure}), which stays in the cache "
+            f"{self._path}; the request was not sent again. Please report this as a fault of smartbatch. For "
+            "another answer, send the request with deduplicate=False or delete the file"
+        )
+
+    def _missed(self, reason: str) -> Answer | None:
+        """Tell once why an entry counts as a miss."""
+        if not self._told_of_damage:
+            self._told_of_damage = True
+            told = f"an entry cannot be read ({reason}); requests of such entries are sent again"
+            self._tell(CacheUnavailable(at=self._now(), path=str(self._path), reason=told))
+        return None
 
     def put(self, key: bytes, answer: Answer) -> bool:
         """Keep ``answer``; False when it is not to be kept (cut, refused, an object) or could not be.
@@ -205,8 +242,17 @@ def _written(answer: Answer) -> bytes:
     return json.dumps(kept).encode()
 
 
-def _read(body: bytes) -> Answer:
-    kept = json.loads(body)
+def _form(body: bytes) -> dict[str, Any] | None:
+    """Return an entry as the data it was written from; ``None`` for what :func:`_written` never wrote."""
+    try:
+        kept = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    whole = isinstance(kept, dict) and "text" in kept and "model" in kept
+    return kept if whole else None
+
+
+def _read(kept: Mapping[str, Any]) -> Answer:
     raw = kept.get("embedding")
     vector = None if raw is None else from_base64(raw)
     dropped = tuple((name, reason) for name, reason in kept.get("dropped", ()))

@@ -192,7 +192,8 @@ class Realtime:
         recalls = not hooks.middleware  # one that there is sees what is kept as well: see its layer
         known = admission.recalled(request, key) if recalls else None
         if known is not None:
-            return self._settled(request, known if options.raw else hooks.process(known), options, future)
+            result = hooks.process(known) if known.ok and not options.raw else known
+            return self._settled(request, result, options, future)
         engine = self._running()  # once: a lane belongs to one engine, and another may have started since
         flex = options.flex and not streamed
         lane = engine.lanes.of(model.provider, model.name, request.embedding, flex=flex)

@@ -175,6 +175,13 @@ class ResultFuture(Future[Result[T]]):
             self.set_exception(error)
 
 
+def of_the_parent() -> WrongProcess:
+    """Return what the copy of a future ends with in a forked child."""
+    return WrongProcess(
+        "the request belongs to the parent process; a forked child starts with an empty client"
+    )
+
+
 def _interrupted() -> Interrupted:
     return Interrupted("interrupted; calls in flight go on, and futures that are done have their results")
 

@@ -8,8 +8,9 @@ from concurrent.futures import Future
 
 from attrs import evolve
 
+from smartbatch._fork import on_fork
 from smartbatch.errors import RequestCancelled
-from smartbatch.realtime.ticket import ResultFuture
+from smartbatch.realtime.ticket import ResultFuture, of_the_parent
 from smartbatch.types import Request, Result, Usage
 
 
@@ -39,6 +40,7 @@ class AnswerFutures:
         self._futures: list[ResultFuture] = []
         self.whole = ResultFuture(run_later, _notify, on_interrupt)
         self.whole.withdraw = self._cancel
+        on_fork(self)
         try:
             for number, request in enumerate(requests):
                 self._futures.append(submit(request, number))
@@ -61,6 +63,10 @@ class AnswerFutures:
         elif self.whole.set_running_or_notify_cancel():
             outcomes = zip(self._futures, self._requests, strict=True)
             self.whole.settle(together([_outcome(future, request) for future, request in outcomes]))
+
+    def after_fork(self) -> None:
+        """In a forked child: end the copy of the parent's future, as those of single answers end."""
+        self.whole.abandon(of_the_parent())
 
     def _cancel(self, _: ResultFuture) -> bool:
         cancelled = [future.cancel() for future in self._futures]

@@ -153,6 +153,24 @@ def test_a_child_starts_empty_and_the_parents_futures_say_whose_they_are() -> No
     )
 
 
+def test_the_future_of_several_answers_ends_in_a_child_as_others_do() -> None:
+    """Before one of the answers came, and in the parent it still gets all of them."""
+    passes(
+        """
+        call = Endless()
+        client = BatchingClient(call, parallelism=1)
+        whole = client.submit("prompt", n=3)
+        call.began.wait()
+        def look():
+            assert type(whole.exception(timeout=5)) is WrongProcess
+            assert len(client.submit("own", n=1, call=echo).result(timeout=5).text) > 0
+        say(f"{code_of(in_child(look))} {whole.done()}")
+        client.stop(timeout=0)
+        """,
+        out=["0 False"],
+    )
+
+
 @pytest.mark.full
 def test_money_held_for_the_parents_calls_is_free_in_the_child() -> None:
     """A child can spend what the budget has, although calls of the parent are under way."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sqlite3
 import stat
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,10 +21,11 @@ from scenes import PATIENCE, Scripted
 
 from smartbatch import BatchingClient, ConfigError, Route
 from smartbatch._clock import VirtualClock
-from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError
+from smartbatch.errors import AllRequestsFailed, AnswerUnread, ErrorKind, ProviderError, SmartbatchError
 from smartbatch.events import CacheUnavailable, Event, RequestFinished
 from smartbatch.providers import MockProvider
 from smartbatch.realtime.cache import TRIM_EVERY, ResponseCache
+from smartbatch.realtime.call.layers import Call, CallSpec, Outcome
 from smartbatch.types import Answer, Request, Result
 from tests.together import run_together
 
@@ -301,16 +303,80 @@ def test_the_size_holds_for_children_that_write_a_few_answers_each(
     assert (ended.err, ended.out.strip()) == ("", "(1,)")
 
 
-@pytest.mark.parametrize("column", ["digest", "body"])
-def test_a_damaged_entry_is_a_miss(column: str, path: str) -> None:
-    """A flipped byte gives no answer rather than a wrong one."""
-    cache = opened(path)
-    cache.put(b"key", Answer("kept"))
+@pytest.mark.parametrize("damage", ["digest", "body", "not JSON", "not an answer"])
+def test_a_damaged_entry_is_a_miss_and_told_once(damage: str, path: str) -> None:
+    """A flipped byte gives no answer rather than a wrong one, and neither does what no cache wrote."""
+    events = list[Event]()
+    cache = opened(path, tell=events.append)
+    for key in (b"key", b"other"):
+        cache.put(key, Answer("kept"))
     connection = sqlite3.connect(path)
-    connection.execute(f"UPDATE answers SET {column} = x'00' || substr({column}, 2)")
+    if damage in ("digest", "body"):
+        connection.execute(f"UPDATE answers SET {damage} = x'00' || substr({damage}, 2)")
+    else:
+        body = b"{" if damage == "not JSON" else b"[]"
+        for key in (b"key", b"other"):
+            row = (body, hashlib.sha256(key + body).digest(), key)
+            connection.execute("UPDATE answers SET body = ?, digest = ? WHERE key = ?", row)
     connection.commit()
     connection.close()
-    assert cache.get(b"key") is None
+    assert (cache.get(b"key"), cache.get(b"other")) == (None, None)
+    (told,) = events
+    assert isinstance(told, CacheUnavailable)
+    assert "an entry cannot be read" in told.reason
+    assert "kept" not in told.reason
+
+
+def broken(*_: object) -> NoReturn:
+    raise ImportError("half made")
+
+
+class PassesOn:
+    """A middleware that changes nothing, and lets answers be shared."""
+
+    shareable = True
+
+    def __call__(self, spec: CallSpec, proceed: Call) -> Sequence[Outcome]:
+        return proceed(spec)
+
+
+@pytest.mark.parametrize("middleware", [[], [PassesOn()]], ids=["plain", "middleware"])
+@pytest.mark.parametrize("place", ["entry", "schema"])
+def test_an_error_of_our_own_while_a_kept_answer_is_read_has_nothing_paid_again(
+    place: str, middleware: list[Any], path: str, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is reported as ours, for a single request and in a list, and the answer stays where it is."""
+    first, second = same_account(answers=['{"name": "Lima"}']), same_account()
+    asked: dict[str, Any] = {"schema": {"type": "object", "properties": {"name": {"type": "string"}}}}
+    client_of(first, cache=path).submit("Where?", **asked).result(30)
+    client = client_of(second, cache=path, middleware=middleware)
+    with monkeypatch.context() as patch:
+        if place == "entry":
+            patch.setattr("smartbatch.realtime.cache.Answer", broken)
+        else:
+            patch.setattr("smartbatch.core.preparation.structured.recover_json", broken)
+        error = client.submit("Where?", **asked).exception(30)
+        assert isinstance(error, SmartbatchError)
+        assert "smartbatch itself failed" in str(error)
+        assert isinstance(error, AnswerUnread) or (middleware and place == "entry")
+        with pytest.raises(AllRequestsFailed):
+            client.generate(["Where?"], **asked)
+    assert client.submit("Where?", **asked).result(30).parsed == {"name": "Lima"}
+    assert second.calls == []
+
+
+def test_an_answer_that_smartbatch_failed_to_read_is_kept(
+    path: str, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was paid for, and may well be right: the next who asks has it read again."""
+    provider = same_account(answers=['{"name": "Lima"}'])
+    client = client_of(provider, cache=path)
+    asked: dict[str, Any] = {"schema": {"type": "object", "properties": {"name": {"type": "string"}}}}
+    with monkeypatch.context() as patch:
+        patch.setattr("smartbatch.core.preparation.structured.recover_json", broken)
+        assert isinstance(client.submit("Where?", **asked).exception(30), AnswerUnread)
+    assert client.submit("Where?", **asked).result(30).parsed == {"name": "Lima"}
+    assert len(provider.calls) == 1
 
 
 def test_an_entry_moved_to_another_key_is_a_miss(path: str) -> None:

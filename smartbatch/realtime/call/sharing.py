@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.structured import Parsed, read_answer
-from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.errors import AnswerUnread, ErrorKind, ProviderError
 from smartbatch.providers.base import Provider
 from smartbatch.realtime.cache import ResponseCache
 from smartbatch.realtime.call.layers import Call, CallSpec, Outcome
@@ -72,7 +72,10 @@ class AnswerSharing:
         return fingerprint(request, self._model, self._provider.scope)
 
     def _known(self, request: Request, key: bytes | None) -> Outcome:
-        known = None if self._cache is None or key is None else self._cache.get(key)
+        try:
+            known = None if self._cache is None or key is None else self._cache.get(key)
+        except AnswerUnread as unread:
+            return ProviderError(unread.message, kind=ErrorKind.INVALID_RESPONSE)
         return evolve(known, kept=True, cost=0.0) if known is not None and _fits(request, known) else None
 
     def _keep(self, request: Request, key: bytes | None, outcome: Outcome) -> None:
@@ -86,4 +89,6 @@ class AnswerSharing:
 
 
 def _fits(request: Request, answer: Answer) -> bool:
-    return isinstance(read_answer(request.params, answer.text, answer.finish_reason), Parsed)
+    """Whether an answer is what was asked for; where smartbatch itself fails to tell, it is taken to be."""
+    verdict = read_answer(request.params, answer.text, answer.finish_reason)
+    return isinstance(verdict, Parsed) or verdict.ours
