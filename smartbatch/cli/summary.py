@@ -43,15 +43,28 @@ class EqualErrors(Record):
     """Failed rows with the same kind of error and the same message.
 
     Attributes:
-        line: about the first of them.
+        row: the lowest of them.
+        line: about that row.
         told: what it says of the error.
         unsent: they were not sent.
     """
 
+    row: int
     line: str
     told: str
     unsent: bool
     count: int = 1
+
+    @classmethod
+    def of(cls, row: KeyedRow, result: Result, error: SmartbatchError) -> EqualErrors:
+        """Return the group of one failed row."""
+        return cls(row.index, failure_line(row, result), _told(error), _is_unsent(result))
+
+    def add(self, other: EqualErrors) -> None:
+        """Count another failed row with the same error; rows may come in any order."""
+        if other.row < self.row:
+            self.row, self.line, self.told = other.row, other.line, other.told
+        self.count += other.count
 
     def __str__(self) -> str:
         if self.count == 1:
@@ -117,9 +130,9 @@ class RunSummary(Record):
         elif error is not None:
             key = (kind_name(error), pattern_of(error.message))
             if key in self.failures:
-                self.failures[key].count += 1
+                self.failures[key].add(EqualErrors.of(row, result, error))
             elif len(self.failures) < _FAILURES_SHOWN:
-                self.failures[key] = EqualErrors(failure_line(row, result), _told(error), _is_unsent(result))
+                self.failures[key] = EqualErrors.of(row, result, error)
         self.count(result)
 
     def count(self, result: Result) -> None:
@@ -174,7 +187,7 @@ class RunSummary(Record):
             lines.append(f"skipped  {rows:,} {'row' if rows == 1 else 'rows'} skipped: {escape(reason)}")
         lines += [f"batch    {job.id}: {cost_in_words(job)}" for job in jobs]
         if failures:
-            groups = list(self.failures.values())
+            groups = sorted(self.failures.values(), key=lambda group: group.row)
             if self.stopped is not None:  # which says what was not sent
                 groups = [group for group in groups if not group.unsent]
             more = (sent if self.stopped is not None else self.failed) - sum(each.count for each in groups)

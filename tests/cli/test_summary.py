@@ -69,6 +69,18 @@ def test_equal_failures_are_one_line_with_a_count() -> None:
     assert lines[-1].startswith("not sent row 3: ")
 
 
+def test_the_line_names_the_lowest_row_of_equal_failures() -> None:
+    """Whichever of them ended first; groups are listed by their lowest rows."""
+    summary = RunSummary()
+    for index in (7, 3, 9):
+        error = ProviderError(f"broken (request req_01ab{index}cdef)", kind=ErrorKind.SERVER_ERROR)
+        summary.add(row(index), Result("r", error=error, attempts=1))
+    summary.add(row(2), Result("r", error=FAILURE, attempts=1))
+    lines = summary.render(wall=1.0, before=Recovered()).split("\n")
+    assert lines[-2].startswith("failed   row 2: ")
+    assert lines[-1] == "failed   3 rows, first row 3: server_error: broken (request req_01ab3cdef)"
+
+
 def test_only_the_first_groups_of_failures_are_listed() -> None:
     """Five of many, and how many rows more; the counts stay exact."""
     summary = RunSummary()
