@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
-from asking import ask, begin, request_of, stream_error
+from asking import ask, begin, request_of, stream_error, url_of
 from batching import MARK
 from raw_server import chat, says
 
@@ -179,8 +180,24 @@ def test_the_encoding_can_be_forced():
     embedding = Request(prompt="x", embedding=Embedding())
     provider = OpenAIProvider("k", "http://127.0.0.1:1/v1", encoding_format="float")
     assert provider._body((embedding,), "m")["encoding_format"] == "float"
-    with pytest.raises(ConfigError, match="encoding_format='base32' is unknown"):
-        OpenAIProvider("k", "http://127.0.0.1:1/v1", encoding_format="base32")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("encoding_format", "base32"),
+        ("max_tokens_field", "max_output_tokens"),
+        ("max_tokens_field", ""),
+        ("max_tokens_field", ["max_tokens"]),
+        ("stream_usage", "false"),
+        ("send_seed", 1),
+    ],
+)
+def test_an_unknown_value_of_an_option_raises_before_anything_is_sent(serve, option, value):
+    server = serve(says(chat()))
+    with pytest.raises(ConfigError, match=re.escape(f"{option}={value!r} is unknown; use ")):
+        OpenAIProvider("k", url_of(server), **{option: value})
+    assert not server.requests
 
 
 def test_a_stream_learns_as_well(serve, connect):

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from smartbatch.errors import ConfigError, ParameterRejected, ProviderError
 from smartbatch.providers.openai.schema_modes import form_of
 from smartbatch.types import Generation, Request
 
 EncodingFormat: TypeAlias = Literal["base64", "float", "omit"]
+MaxTokensField: TypeAlias = Literal["max_tokens", "max_completion_tokens"]
 
 _MAX_TOKENS: Final = {"max_completion_tokens": "max_tokens", "max_tokens": "max_completion_tokens"}
 """Each name of the output limit, with the other one."""
@@ -125,7 +126,7 @@ class ServerParameters:
         usual_field: ``max_tokens`` or ``max_completion_tokens``.
 
     Raises:
-        ConfigError: for an unknown ``encoding_format``.
+        ConfigError: for a value that an option does not have.
     """
 
     def __init__(
@@ -134,13 +135,13 @@ class ServerParameters:
         encoding_format: EncodingFormat | None = None,
         stream_usage: bool | None = None,
         send_seed: bool | None = None,
-        max_tokens_field: str | None = None,
-        usual_field: str = "max_tokens",
+        max_tokens_field: MaxTokensField | None = None,
+        usual_field: MaxTokensField = "max_tokens",
     ) -> None:
-        if encoding_format not in (None, "base64", "float", "omit"):
-            raise ConfigError(
-                f"encoding_format={encoding_format!r} is unknown; use 'base64', 'float' or 'omit'"
-            )
+        _check("encoding_format", encoding_format, get_args(EncodingFormat))
+        _check("max_tokens_field", max_tokens_field, get_args(MaxTokensField))
+        _check("stream_usage", stream_usage, (True, False))
+        _check("send_seed", send_seed, (True, False))
         self._encoding_format = encoding_format
         self._usual_field = max_tokens_field or usual_field
         forced = {
@@ -226,6 +227,14 @@ class ServerParameters:
 
     def _is_refused(self, name: str, model: str | None) -> bool:
         return (name, None) in self._refused or (name, model) in self._refused
+
+
+def _check(name: str, value: object, known: Sequence[object]) -> None:
+    """Raise a ConfigError if an option has none of the ``known`` values and is not ``None``."""
+    if value is None or any(value is each or (isinstance(each, str) and value == each) for each in known):
+        return
+    *others, last = map(repr, known)
+    raise ConfigError(f"{name}={value!r} is unknown; use {', '.join(others)} or {last}")
 
 
 def _forms_in(text: str) -> Sequence[str]:

@@ -40,7 +40,7 @@ from smartbatch.providers.openai.bodies import (
     response_body,
 )
 from smartbatch.providers.openai.errors import ERRORS
-from smartbatch.providers.openai.parameters import EncodingFormat, ServerParameters
+from smartbatch.providers.openai.parameters import EncodingFormat, MaxTokensField, ServerParameters
 from smartbatch.providers.openai.streams import ChatReader, ResponseReader
 from smartbatch.providers.service_address import ServiceAddress
 from smartbatch.types import Answer, Duration, Generation, Request, SchemaMode
@@ -113,7 +113,7 @@ class OpenAIProvider(Provider):
         headers: Mapping[str, str] | None = None,
         connect_timeout: Duration = 10.0,
         max_body: int = MAX_BODY,
-        max_tokens_field: str | None = None,
+        max_tokens_field: MaxTokensField | None = None,
         stream_usage: bool | None = None,
         encoding_format: EncodingFormat | None = None,
         send_seed: bool | None = None,
