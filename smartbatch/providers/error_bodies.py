@@ -2,16 +2,20 @@
 
 The formats: ``error`` as an object or a string; ``errors`` as a list or by field; FastAPI's ``detail`` as a
 string or a list; problem details of RFC 9457; flat objects (``message``, ``msg``, ``error_msg`` and others);
-XML; plain text; and the title of an HTML page.
+JSON in a string; XML; plain text; and the title of an HTML page. In any other format the reason is the text
+that looks most like one, wherever it is.
 """
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from smartbatch.providers.foreign_text import fields, plain
+from smartbatch.providers.http.json_text import decode_answer
 from smartbatch.providers.http.replies import Reply, is_html
 
 _MAX_TEXT = 2000
@@ -44,6 +48,21 @@ _PLACES = ("loc", "pointer", "name", "param", "field", "parameter", "path")
 """Fields of a listed reason that name a place in the request."""
 _WORDS = ("type", "code", "param", "metadata")
 """Fields of a flat error that the adapters read; see :func:`with_reason`."""
+_HEADLINE_WORDS = 3
+"""A message of so few words, such as ``Provider returned error``, is completed by the reason inside."""
+_MAX_SEARCHED = 500
+"""Values of an error body that a search looks at."""
+_OF_A_REASON = re.compile(
+    r"mess|msg|text|reason|desc|detail|err|cause|fault|problem|expl|info|title|data|raw", re.I
+)
+"""Names of fields that may hold a reason in a format that is not known."""
+_NOT_A_REASON = re.compile(
+    r"(?!.*(?:err|bad|invalid|fail))"
+    r".*?(?:input|prompt|request|payload|header|body|stack|trace|ur[il]\b|link|href|docs?\b|documentation|"
+    r"time(?:stamp)?\b|date\b|token|auth|key|model|user|role|version|instance)",
+    re.I,
+)
+"""Names of fields that repeat the request, or identify something."""
 
 
 def with_reason(data: Any, reply: Reply) -> Any:
@@ -62,14 +81,33 @@ def with_reason(data: Any, reply: Reply) -> Any:
     message = error.get("message")
     if not isinstance(message, str) or not message:
         message = text_of(reply) if data is None else reason_of(data)
-    elif len(message) <= _MAX_TEXT:
-        return data
+    else:
+        message = _completed(message, error)
     return {**found, "error": {**error, "message": message[:_MAX_TEXT]}}
 
 
 def reason_of(data: Any) -> str:
     """Return the reason in a decoded error body; empty if it has none."""
-    return "; ".join(dict.fromkeys(_reasons(data, _MAX_DEPTH)))[:_MAX_TEXT]
+    return named_reason(data) or _joined(_searched(data))
+
+
+def named_reason(data: Any) -> str:
+    """Return the reason in the usual fields of a decoded body, which may not be an error's."""
+    return _joined(_reasons(data, _MAX_DEPTH))
+
+
+def _joined(reasons: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(reasons))[:_MAX_TEXT]
+
+
+def _completed(message: str, error: Mapping[str, Any]) -> str:
+    """Return the message of an error; with the reason inside it, if it is JSON or only a headline."""
+    if message.lstrip()[:1] in ("{", "["):
+        return named_reason(message)
+    if len(message.split()) > _HEADLINE_WORDS:
+        return message
+    others = reason_of({name: value for name, value in error.items() if name != "message"})
+    return f"{message}; {others}" if others and others not in message else message
 
 
 def text_of(reply: Reply) -> str:
@@ -103,7 +141,8 @@ def page_title(reply: Reply) -> str:
 def _reasons(value: Any, depth: int) -> Iterator[str]:
     """Yield the reasons in a part of an error body, the most general one first."""
     if isinstance(value, str):
-        if text := " ".join(value[:_MAX_TEXT].split()):
+        inside = reason_of(_decoded(value)) if depth else ""
+        if text := inside or " ".join(value[:_MAX_TEXT].split()):
             yield text
     elif isinstance(value, list) and depth:
         for each in value[:_MAX_PARTS]:
@@ -112,6 +151,46 @@ def _reasons(value: Any, depth: int) -> Iterator[str]:
         place = _place(value)
         for text in _of_object(value, depth - 1):
             yield f"{place}: {text}" if place and place not in text else text
+
+
+def _decoded(text: str) -> Any:
+    """Return what JSON in a string says, which gateways pass on that way; ``None`` if it is none."""
+    if text.lstrip()[:1] not in ("{", "["):
+        return None
+    try:
+        return decode_answer(text.encode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _searched(data: Any) -> list[str]:
+    """Return the texts of an unknown format that look like a reason, from the highest level that has any.
+
+    Fields with the name of a reason come before all others, at any level. Texts of one word are codes.
+    """
+    named: list[str] = []
+    others: list[str] = []
+    level: list[tuple[str, Any]] = [("", data)]
+    looked_at = 0
+    for _ in range(_MAX_DEPTH):
+        below: list[tuple[str, Any]] = []
+        for name, value in level[: _MAX_SEARCHED - looked_at]:
+            looked_at += 1
+            if isinstance(value, str):
+                value = _decoded(value) or value
+            if isinstance(value, Mapping) and "role" not in value:
+                inner = islice(value.items(), _MAX_SEARCHED)
+                below += [(str(key), each) for key, each in inner if not _NOT_A_REASON.match(str(key))]
+            elif isinstance(value, list):
+                below += [(name, each) for each in value[:_MAX_PARTS]]
+            elif isinstance(value, str) and len((text := value[:_MAX_TEXT]).split()) > 1:
+                is_named = _OF_A_REASON.search(name) is not None
+                words = " ".join(text.split())
+                (named if is_named else others).append(words if is_named or not name else f"{name}: {words}")
+        if named:
+            break
+        level = below
+    return (named or others)[:_MAX_PARTS]
 
 
 def _of_object(value: Mapping[str, Any], depth: int) -> Iterator[str]:

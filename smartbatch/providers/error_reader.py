@@ -14,7 +14,14 @@ from attrs import frozen
 
 from smartbatch._values import Value
 from smartbatch.errors import ErrorKind, ProviderError, has_secret
-from smartbatch.providers.error_bodies import is_page, page_title, reason_of, text_of, with_reason
+from smartbatch.providers.error_bodies import (
+    is_page,
+    named_reason,
+    page_title,
+    reason_of,
+    text_of,
+    with_reason,
+)
 from smartbatch.providers.foreign_text import PLAIN_ID, fields, repeats, safe_text, short
 from smartbatch.providers.http.json_text import decode_answer
 from smartbatch.providers.http.replies import Reply, is_html
@@ -51,13 +58,17 @@ _PAGES = frozenset({403, 404, 405})
 def error_in(data: Any) -> Mapping[str, Any]:
     """Return the error that a decoded body carries, its ``message`` a text; empty where it carries none.
 
-    Some servers wrap the body in a list, and some send a bare text in the place of the error.
+    Some servers wrap the body in a list, and some send a bare text in the place of the error, or an object in
+    the place of its message.
     """
     if isinstance(data, list) and data:
         data = data[0]
     error = fields(data).get("error")
     error = {"message": error} if isinstance(error, str) else fields(error)
-    return error if isinstance(error.get("message", ""), str) else {**error, "message": ""}
+    if not error or isinstance(error.get("message"), str):
+        return error
+    reason = reason_of(error)
+    return {**error, "message": reason} if reason or "message" in error else error
 
 
 def says_something(error: Any) -> bool:
@@ -201,7 +212,7 @@ class ErrorReader(Value):
         data = self.decode(reply)
         self.check(data, reply, requests)
         if _OF_THE_API.isdisjoint(data):
-            said = safe_text(reason_of(data), requests, *self.secrets)
+            said = safe_text(named_reason(data), requests, *self.secrets)
             text = f"the answer has no field of this API{f' ({said})' if said else ''}"
             raise self.unusable(reply, "shape", f"{text}; {self.address.advice}")
         return data

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raw_server import says
 
-from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.errors import ErrorKind, ParameterRejected, ProviderError
 from smartbatch.providers import AnthropicProvider, GeminiProvider, OpenAIProvider
 from smartbatch.providers.base import Provider
 from smartbatch.providers.error_bodies import page_title, reason_of, with_reason
@@ -84,6 +84,27 @@ FORMATS = [
     ("upstream connect error", "upstream connect error"),
 ]
 
+NESTED = [
+    {"error": {"code": "X", "innererror": {"code": "Y", "message": "seed must go"}}},
+    {"error": {"message": {"text": "seed must go"}}},
+    {"error": {"message": ["seed must go"]}},
+    {"error": {"message": None, "cause": {"cause": {"message": "seed must go"}}}},
+    {"error": {"errors": [{"reason": {"text": "seed must go"}}]}},
+    {"status": "error", "data": "seed must go"},
+    {"Error": {"Message": "seed must go"}},
+    {"bad_request": {"explanation": "seed must go"}},
+    {"ok": False, "problem": "seed must go", "request": {"messages": [{"role": "user", "content": "a b"}]}},
+    {"response": {"status": {"code": 400, "info": {"description": "seed must go"}}}},
+    {"message": json.dumps({"detail": "seed must go"})},
+    {"error": {"message": json.dumps({"error": {"message": "seed must go"}})}},
+    {"result": [{"failures": [{"text": "seed must go"}]}]},
+]
+HEADLINES = [
+    {"message": "Bad Request", "innererror": {"message": "seed must go"}},
+    {"message": "Bad Request", "metadata": {"raw": json.dumps({"error": {"message": "seed must go"}})}},
+    {"message": "Bad Request", "details": {"explanation": "seed must go"}, "doc_url": "see the docs there"},
+]
+
 
 @pytest.mark.parametrize(("body", "reason"), FORMATS, ids=[json.dumps(body)[:40] for body, _ in FORMATS])
 def test_the_error_contains_the_servers_reason(serve, connect, body, reason):
@@ -92,6 +113,48 @@ def test_the_error_contains_the_servers_reason(serve, connect, body, reason):
     assert (found.kind, found.status) == (ErrorKind.CLIENT_ERROR, 400)
     assert found.message.endswith(f": {reason}")
     assert not [form for form in forms_of(found) if "diary" in form]
+
+
+@pytest.mark.parametrize("body", sampled(NESTED, keep=5))
+def test_the_reason_is_found_in_formats_that_nobody_described(serve, reach, body):
+    found = fails(reach(serve(says(json.dumps(body), "400 Bad Request"))))
+    assert found.message.endswith(": seed must go")
+    assert not [form for form in forms_of(found) if "diary" in form]
+
+
+@pytest.mark.parametrize("error", sampled(HEADLINES, keep=1))
+def test_a_headline_is_completed_by_the_reason_inside(serve, connect, error):
+    found = fails(connect(serve(says(json.dumps({"error": error}), "400 Bad Request"))))
+    assert found.message.endswith(": Bad Request; seed must go")
+
+
+def test_a_message_that_says_enough_stays_as_it_is(serve, connect):
+    error = {"message": "seed must be a number", "innererror": {"message": "trace of the parser"}}
+    found = fails(connect(serve(says(json.dumps({"error": error}), "400 Bad Request"))))
+    assert found.message.endswith(": seed must be a number")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"cause": {"explanation": f"cannot read {PROMPT}"}},
+        {"status": "error", "data": f"wrong key {KEY} here"},
+        {"received": {"prompt": PROMPT, "headers": {"x": f"Bearer {KEY}"}}},
+        {"context": [{"role": "user", "content": "a short one"}]},
+    ],
+)
+def test_a_search_shows_no_prompt_and_no_key(serve, connect, body):
+    found = fails(connect(serve(says(json.dumps(body), "400 Bad Request"))))
+    shown = forms_of(found)
+    assert not [form for form in shown if "diary" in form or KEY in form or "a short one" in form]
+
+
+def test_a_refusal_by_name_is_learned_from_any_nesting(serve, connect):
+    body = {"error": {"code": "X", "innererror": {"message": "Unknown parameter: 'seed'"}}}
+    provider = connect(serve(says(json.dumps(body), "400 Bad Request")))
+    with pytest.raises(ParameterRejected) as caught:
+        ask(provider, seed=3)
+    assert [name for name, _ in caught.value.omitted] == ["seed"]
 
 
 @pytest.mark.parametrize("status", sampled([400, 422, 503], keep=1))
