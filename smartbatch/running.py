@@ -528,6 +528,7 @@ def ask_item(realtime: Realtime, item: RealtimeItem) -> ResultFuture:
         own_budget=item.own_budget,
         alone=item.alone,
         flex=item.flex,
+        keeps_going=item.keeps_going,
     )
     return under(item.traceparent, lambda: realtime.ask(item.request, options))
 

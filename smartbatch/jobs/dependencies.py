@@ -33,6 +33,7 @@ class RealtimeItem(Value):
         own_budget: pays for it, within the client's budget; ``None`` where the client's budget pays.
         alone: whether it shares its call with no other request.
         flex: whether it goes in the provider's slower tier, where there is one.
+        keeps_going: whether it is sent although the provider refuses the key, the account or the model.
         traceparent: the span of whoever submitted the job.
     """
 
@@ -43,6 +44,7 @@ class RealtimeItem(Value):
     own_budget: Budget | None
     alone: bool
     flex: bool
+    keeps_going: bool
     traceparent: str | None
 
 

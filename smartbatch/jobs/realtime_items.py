@@ -108,6 +108,7 @@ class RealtimeItems:
             own_budget=None if self.budget is None else self.budget.calls,
             alone=row.policy.route is Route.INDIVIDUAL,
             flex=row.policy.route is Route.FLEX,
+            keeps_going=row.policy.keep_going,
             traceparent=row.policy.traceparent,
         )
 
@@ -118,7 +119,8 @@ class RealtimeItems:
             return Verdict("cancelled", result, asked=False)
         if isinstance(result.error, BudgetExceeded) and self.budget and self.budget.fell_short(ix):
             return Verdict("unrun", result)
-        return verdict_of(result, attended=self.row.policy.attended)
+        policy = self.row.policy
+        return verdict_of(result, attended=policy.attended, keeps_going=policy.keep_going)
 
     def note_of(self, verdicts: Sequence[Verdict]) -> JobNote | None:
         """Return what is to be noted of what the job waits for, or that it waits no more."""

@@ -74,7 +74,7 @@ class Verdict(Value):
         )
 
 
-def verdict_of(result: Result, *, attended: bool = False) -> Verdict:
+def verdict_of(result: Result, *, attended: bool = False, keeps_going: bool = False) -> Verdict:
     """Return what the end of a call means for its item. The cases, in order:
 
     1. An answer ends the item.
@@ -82,11 +82,13 @@ def verdict_of(result: Result, *, attended: bool = False) -> Verdict:
     3. The queue is full: the item stays open, and the job waits a moment.
     4. The job is attended: any other failure ends the item, and its user sees it.
     5. A budget has no room, or a price is missing: the item stays open, and the job waits.
-    6. The job stopped, or the account cannot be used: the item stays open, and the job waits for a person.
+    6. The job stopped, or the account cannot be used and the job does not keep going: the item stays open,
+       and the job waits for a person.
     7. Any other failure ends the item.
 
     Args:
         attended: a user waits for the job, so failures of account and budget end an item as well.
+        keeps_going: all items are sent, so each failure of the account ends its item.
     """
     error = result.error
     if error is None:
@@ -102,7 +104,7 @@ def verdict_of(result: Result, *, attended: bool = False) -> Verdict:
         return Verdict("unrun", result, wait=SOON, note=note, hold=True)
     if isinstance(error, (BudgetExceeded, ConfigError)) and error.kind is None:
         return Verdict("unrun", result, wait=LATER, note=f"waits: {error.message}")
-    if error.kind in ACCOUNT_ERRORS:
+    if error.kind in ACCOUNT_ERRORS and not keeps_going:
         return Verdict("unrun", result, wait=SOON, note=held_note(error), hold=True)
     return Verdict("failed", result)
 

@@ -27,7 +27,7 @@ from smartbatch.observe.user_warnings import LONG_WAIT
 from smartbatch.prices import dollars
 from smartbatch.realtime.call.layers import Outcome
 from smartbatch.realtime.effects import DeferredEffects
-from smartbatch.realtime.gates import Demand, Ending, Gates, Permit
+from smartbatch.realtime.gates import Demand, Ending, Gates, Permit, is_refused
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.lane_queue import LaneQueue
 from smartbatch.realtime.queue import RequestQueue
@@ -241,7 +241,8 @@ class Collector:
 
         1. The slower tier is left alone for now: on to the standard lane.
         2. The most it can cost is more than what is left to spend: fail.
-        3. The breaker is closed, or all gates let it go as a probe: it stays.
+        3. The breaker is closed, all gates let it go as a probe, or it keeps going although the provider
+           refuses the account: it stays.
         4. A probe is due that lacks only what the client is about to lease, or no probe of this process has
            verified yet an outage that another one told of: it stays for as long as requests wait for the end
            of an outage. What is leased goes back soon: else there might never be a probe.
@@ -273,7 +274,7 @@ class Collector:
             return True
         since = lane.provider_health.open_since
         at = now if since is None else self._gates.look(lane, _demand(lane, [head]), now)
-        if since is None or at <= now:
+        if since is None or at <= now or (head.keeps_going and is_refused(lane)):
             return False
         leases = at == math.inf and lane.breaker.look(now) <= now and self._gates.lack_lease(lane)
         probes_first = leases or lane.breaker.is_unverified(now)
@@ -377,6 +378,7 @@ def _demand(lane: Lane, tickets: list[Ticket]) -> Demand:
         failures=head.retry_count.failures,
         urgent=head.urgent,
         own_budget=head.own_budget,
+        keeps_going=head.keeps_going,
     )
 
 

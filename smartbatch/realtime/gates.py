@@ -18,7 +18,9 @@ from smartbatch._values import Value, fields_repr
 from smartbatch.core.limits.backoff import Cooldown
 from smartbatch.core.limits.breaker import BreakerPermit, BreakerState, Outcome, Transition
 from smartbatch.core.limits.budget import Budget, SpendReservation
+from smartbatch.core.limits.failures import is_for_all
 from smartbatch.core.limits.header_limits import Reservation
+from smartbatch.errors import ProviderError
 from smartbatch.realtime.lane import Lane
 from smartbatch.types import LimitReport
 
@@ -51,6 +53,7 @@ class Demand:
         output: the part of ``tokens`` that is output.
         urgent: whether its first request is; then its share of a limit is leased before others.
         own_budget: pays for it; the client's budget when ``None``.
+        keeps_going: whether it is made although the provider refuses the key, the account or the model.
     """
 
     __repr__ = fields_repr
@@ -62,6 +65,7 @@ class Demand:
     output: float
     urgent: bool
     own_budget: Budget | None
+    keeps_going: bool = False
 
 
 @frozen(eq=False, repr=False)
@@ -136,7 +140,8 @@ class Gates:
                 return at
             reservation = lane.quota.quota.take(now, demand.tokens, demand.output)
         self.permits_out += 1
-        through = lane.breaker.take(now)
+        ignores_breaker = demand.keeps_going and is_refused(lane)
+        through = lane.breaker.take_despite() if ignores_breaker else lane.breaker.take(now)
         lane.throttle.take(now)
         return Permit(lane, demand, reservation, through, self.payer(demand.own_budget).reserve(demand.cost))
 
@@ -168,7 +173,9 @@ class Gates:
             lane.provider_health.outages = lease.outages
             if lane.breaker.follow(now, self._rng, outage=lease.outage):
                 lane.provider_health.open_since = now
-        at = max(lane.breaker.look(now), lane.throttle.look(now))
+        at = lane.throttle.look(now)
+        if not (demand.keeps_going and is_refused(lane)):
+            at = max(at, lane.breaker.look(now))
         if not self.payer(demand.own_budget).fits(demand.cost):
             return math.inf
         return max(at, lane.quota.quota.look(now, demand.tokens, demand.output))
@@ -235,6 +242,13 @@ class Gates:
         if told is not None and learns:
             with permit.lane.quota.lock:
                 quota.learn(told, reservation, now)
+
+
+def is_refused(lane: Lane) -> bool:
+    """Whether the provider refuses the key, the account or the model, as far as is known; then only requests
+    of lists that keep going are sent."""
+    error = lane.breaker.permanent_error
+    return isinstance(error, ProviderError) and is_for_all(error)
 
 
 _HEALTH = {Ending.SUCCESS: Outcome.SUCCESS, Ending.FAILURE: Outcome.FAILURE}

@@ -361,6 +361,7 @@ class RequestQueue:
             waiter.begin()
             return
         self.counts.waiting += 1
+        leader.keeps_going = leader.keeps_going or follower.keeps_going
         # The more urgent of the two decides where it waits, and one that goes alone takes the other along.
         key, must_start = min(leader.key, follower.key), min(leader.must_start, follower.must_start)
         urgent, alone = leader.urgent or follower.urgent, leader.alone or follower.alone

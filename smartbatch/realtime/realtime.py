@@ -157,6 +157,7 @@ class Realtime:
                 own_budget=options.own_budget,
                 alone=options.route is Route.INDIVIDUAL or self.never_waits(request),
                 flex=options.route is Route.FLEX,
+                keeps_going=options.stop is None,
             )
             return self._submit(request, call)
 

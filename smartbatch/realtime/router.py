@@ -49,7 +49,7 @@ from smartbatch.realtime.accounting import NO_BILL, CallBill, account, is_kept, 
 from smartbatch.realtime.answer_reader import AnswerReader, Reading, Repair, Shares
 from smartbatch.realtime.call.layers import Outcome
 from smartbatch.realtime.effects import DeferredEffects
-from smartbatch.realtime.gates import Change, Ending, Gates, Permit, Used
+from smartbatch.realtime.gates import Change, Ending, Gates, Permit, Used, is_refused
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.setup import RealtimeSetup
@@ -340,7 +340,8 @@ class ResponseRouter:
         2. A shared answer lacks it: again at once, alone. Only a provider that shares calls itself is to
            blame for that; of a packed prompt no try is counted.
         3. It met the refusal, or the web page, that stopped the lane for all, and another model takes over:
-           again, there, and uncounted. Other failures in a stopped lane may have been billed, and count.
+           again, there, and uncounted. Other failures in a stopped lane may have been billed, and count. One
+           that keeps going would be sent here once more, so 4 decides.
         4. The policy allows no further try, or an outage has lasted too long, and there is a fallback model:
            on there, with tries of its own.
         5. There is none, or the request must not be sent again (cancelled, or partly streamed): fail. If the
@@ -364,10 +365,11 @@ class ResponseRouter:
         stream = ticket.stream
         last = ticket.final or (stream is not None and stream.final)
         met_by_all = is_for_all(error) or is_page(error)
-        if self._falls_back and not last and met_by_all and lane.breaker.stopped(effects.now) is not None:
+        stopped = lane.breaker.stopped(effects.now) is not None and not ticket.keeps_going
+        if self._falls_back and not last and met_by_all and stopped:
             self._again(ticket, error, error.kind.value, effects)
             return
-        seen = self._circumstances(call, error, effects.now)
+        seen = self._circumstances(call, error, effects.now, ticket.keeps_going)
         kind = retry_kind(error)
         count = ticket.retry_count
         retry = decide(self._policy, kind, count, error.retry_after, self._rng, seen)
@@ -441,8 +443,11 @@ class ResponseRouter:
             waiter,
         )
 
-    def _circumstances(self, call: InFlightCall, error: ProviderError, now: float) -> Circumstances:
-        """Return how other calls fared while ``call``, which failed with ``error``, was under way."""
+    def _circumstances(
+        self, call: InFlightCall, error: ProviderError, now: float, keeps_going: bool
+    ) -> Circumstances:
+        """Return how other calls fared while ``call``, which failed with ``error``, was under way; for a
+        request that the breaker does not hold if it ``keeps_going`` and others are refused."""
         lane = call.permit.lane
         breaker = lane.breaker
         passing = breaker.passed_at >= call.started
@@ -451,7 +456,7 @@ class ResponseRouter:
         return Circumstances(
             unavailable=is_unavailable(error, answered=lane.provider_health.answered, passed=breaker.passed),
             maybe_billed=error.maybe_billed,
-            outage=breaker.state is not BreakerState.CLOSED,
+            outage=breaker.state is not BreakerState.CLOSED and not (keeps_going and is_refused(lane)),
             passing=passing,
             failure_share=breaker.failure_share if breaker.passed else 0.0,
             latency=lane.throttle.latency,

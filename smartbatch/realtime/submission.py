@@ -26,6 +26,7 @@ class CallOptions(Value):
         own_budget: pays for it, within the client's budget; ``None`` where the client's budget pays.
         alone: whether it shares its call with no other request.
         flex: whether it goes in the provider's slower tier, where there is one.
+        keeps_going: whether it is sent although the provider refuses the key, the account or the model.
     """
 
     model: OpenedModel
@@ -35,6 +36,7 @@ class CallOptions(Value):
     own_budget: Budget | None = None
     alone: bool = False
     flex: bool = False
+    keeps_going: bool = False
 
 
 @frozen(eq=False, repr=False)

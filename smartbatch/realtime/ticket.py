@@ -254,6 +254,7 @@ class Ticket:
         due: from when on it may be served.
         must_start: the moment at which its window is over.
         alone: whether it shares its call with no other request.
+        keeps_going: whether it is sent although the provider refuses the key, the account or the model.
         batch_key: equal for requests that may share a call.
         entry: its valid entry in the lane's heaps; 0 for none, negative while it is taken out.
         paused: whether it waits where it is not served: between two tries, or for money of its list.
@@ -278,6 +279,7 @@ class Ticket:
     must_start: float
     urgent: bool
     alone: bool
+    keeps_going: bool
     batch_key: Hashable
     fingerprint: bytes | None
     stream: ChunkBox | None
@@ -320,6 +322,7 @@ class Ticket:
             urgent=request.priority is Priority.URGENT,
             # a function of the user's and a stream are calls of their own
             alone=options.alone or request.call is not None or options.stream is not None,
+            keeps_going=options.keeps_going,
             batch_key=lane.batch_key(request),
             fingerprint=submission.fingerprint,
             stream=options.stream,

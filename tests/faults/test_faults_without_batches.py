@@ -132,3 +132,24 @@ def test_a_batch_that_never_ends_after_its_cancel_is_not_polled_for_ever(
         assert len(w.service.seen) == seen
         assert w.incidents(job) == {"maybe_billed": 1}
         assert job.status().state == "done"
+
+
+@each_provider
+@pytest.mark.parametrize("durable", [False, True], ids=["a list", "a job"])
+def test_a_list_that_keeps_going_sends_all_rows_although_each_is_refused(
+    provider: str, durable: bool, tmp_path: Path
+) -> None:
+    """Each row has the provider's own answer, and the job is not held."""
+    with world(provider, tmp_path) as w:
+        w.service.meet = lambda seen: w.refusal(403, f"denied, call {len(w.requests('ask'))}")
+        client = w.process(flex=False, parallelism=2)
+        if durable:
+            job = client.submit_batch(texts(30), prefer="cost", keep_going=True, batch_fallback="individual")
+            results = w.results(job)
+        else:
+            with pytest.raises(AllRequestsFailed) as caught:
+                client.generate(texts(30), prefer="cost", keep_going=True)
+            results = caught.value.results
+        assert len(w.requests("ask")) == 30
+        assert len({result.error.message for result in results if result.error is not None}) == 30
+        assert {result.attempts for result in results} == {1}

@@ -61,13 +61,15 @@ class Transition(Value):
 @define(eq=False)
 class BreakerPermit:
     """A call that may go; ended once. ``epoch`` is the breaker's when the call was taken; ``overdue`` is when
-    a probe, if it is one, no longer keeps other probes from going.
+    a probe, if it is one, no longer keeps other probes from going. A call ``despite`` a permanent error is no
+    probe.
     """
 
     __repr__ = fields_repr
 
     epoch: int
     overdue: float
+    despite: bool = False
     ended: bool = False
 
 
@@ -201,6 +203,11 @@ class CircuitBreaker:
         self._next = now + self._jitter * self._interval(now)
         return permit
 
+    def take_despite(self) -> BreakerPermit:
+        """Count a call that is made although a permanent error holds all others: whoever makes it wants the
+        provider's own answer to it."""
+        return BreakerPermit(self._epoch, math.inf, despite=True)
+
     def end(
         self,
         permit: BreakerPermit,
@@ -214,8 +221,9 @@ class CircuitBreaker:
         """Count how a call ended; return the change of state it caused, if any.
 
         1. The call was taken before the last change of state: it does not count.
-        2. Closed: count the outcome; enough failures in a row open the breaker.
-        3. Half open: a success closes it; anything else only ends the probe.
+        2. It was made despite a permanent error: after a success a probe may go at once.
+        3. Closed: count the outcome; enough failures in a row open the breaker.
+        4. Half open: a success closes it; anything else only ends the probe.
 
         Args:
             first: whether it was the first call of its request.
@@ -232,6 +240,10 @@ class CircuitBreaker:
             self._answered_share += (1.0 - self._answered_share) * (1.0 - _KEPT**failures)
             self._answered_share *= _KEPT
         if permit.epoch != self._epoch:
+            return None
+        if permit.despite:
+            if outcome is Outcome.SUCCESS:
+                self._next = now
             return None
         if self.state is _CLOSED:
             self._in_flight -= 1
@@ -263,6 +275,11 @@ class CircuitBreaker:
         self._opened_at = now
         self._next = max(now, until)
         return change
+
+    @property
+    def permanent_error(self) -> Exception | None:
+        """The permanent error that opened it; ``None`` once a probe was taken."""
+        return self._error
 
     def stopped(self, now: float) -> Exception | None:
         """Return the permanent error that holds all calls now, if there is one."""

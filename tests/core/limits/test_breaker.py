@@ -330,3 +330,17 @@ def test_calls_that_were_repeated_in_vain_count_once_their_request_is_answered()
     for _ in range(30):
         breaker.end(breaker.take(2.0), 2.0, OK, Top(), first=False, failures=1)
     assert 0.3 <= breaker.failure_share <= 0.5
+
+
+def test_a_call_despite_a_permanent_error_is_no_probe() -> None:
+    """It changes nothing; its success lets a probe go at once, which closes the breaker."""
+    breaker = CircuitBreaker()
+    breaker.stop(ValueError("wrong key"), 0.0, 30.0)
+    assert breaker.end(breaker.take_despite(), 1.0, IGNORED, Top()) is None
+    assert (breaker.state, breaker.look(1.0)) == (OPEN, 30.0)
+    assert isinstance(breaker.permanent_error, ValueError)
+    assert breaker.end(breaker.take_despite(), 2.0, OK, Top()) is None
+    assert (breaker.state, breaker.look(2.0)) == (OPEN, 2.0)
+    call(breaker, 2.0, OK)
+    assert breaker.state is CLOSED
+    assert breaker.permanent_error is None
