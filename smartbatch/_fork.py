@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging  # noqa: F401  Hooks run in reverse order: its lock must be taken after ours have waited.
 import os
 import queue
 import sys

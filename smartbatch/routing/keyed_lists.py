@@ -12,7 +12,6 @@ from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import InvalidRequest
 from smartbatch.jobs.client_jobs import ClientJobs
 from smartbatch.jobs.job_options import JobOptions
-from smartbatch.jobs.retried_rows import has_stopped
 from smartbatch.realtime.bounded_map import ListOptions
 from smartbatch.routing.list_job import CheckedList, JobResults, Kept, Reading, keyed_parts
 from smartbatch.types import Request
@@ -63,6 +62,8 @@ class KeyedLists:
         options_of_job = JobOptions(asked.key)
         submission = self._jobs.submission
         if earlier is not None:
+            from smartbatch.jobs.retried_rows import has_stopped  # late: a new list reads no stored rows
+
             if has_stopped(self._jobs.service.store, earlier):
                 self._jobs.handle(earlier).retry_failed()
             rows = parts.rows(attended=earlier.policy.attended)

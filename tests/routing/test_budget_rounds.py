@@ -33,7 +33,7 @@ def market(folder: Path) -> Iterator[tuple[World, BatchingClient]]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("budget", "about"), sampled([(1.6, 1), (0.9, 2), (0.5, 5), (0.33, 8)], keep=1))
+@pytest.mark.parametrize(("budget", "about"), sampled([(1.6, 2), (0.9, 3), (0.5, 6), (0.33, 13)], keep=1))
 def test_a_plan_counts_the_rounds_that_a_budget_makes_of_a_list(
     budget: float, about: int, tmp_path: Path
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from datetime import timedelta
-from typing import Annotated, Any, Literal, TypedDict, Unpack, assert_type
+from typing import Any, Literal, TypedDict, Unpack, assert_type
 
 import polars
 from attrs import frozen
@@ -57,7 +57,6 @@ def of_a_client(client: BatchingClient, prompts: list[str]) -> None:
     assert_type(client.submit("x", schema=list[City]).result().parsed, list[City] | None)
     client.submit("x", schema=Literal["a", "b"])
     client.submit("x", schema=City | None)
-    client.submit("x", schema=Annotated[int, "a count"])
     client.submit("x", schema=Entry)
     assert_type(client.submit_urgent("x", schema=City, timeout=timedelta(seconds=9)), ResultFuture[City])
     assert_type(client.submit_background("x", schema=City, priority=Priority.LOW), ResultFuture[City])

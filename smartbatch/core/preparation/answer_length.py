@@ -147,7 +147,7 @@ def _object(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> L
     parts = [_FRAME]
     for name, own in properties.items() if isinstance(properties, Mapping) else ():
         key = 2 + len(str(name)) / CHARS_PER_TOKEN
-        part = _sum([Length(key, key, key), _value(own, root, depth + 1)])
+        part = _sum([Length(1 + len(str(name)) / 4, key, key), _value(own, root, depth + 1)])
         parts.append(part if name in needed else Length(0.0, 0.7 * part.expected, part.high))
     more = schema.get("additionalProperties")
     if isinstance(more, Mapping) or (not properties and more is not False):
