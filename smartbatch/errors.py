@@ -338,13 +338,19 @@ def scrub(text: str, *secrets: str | None, limit: int = 300) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def did_you_mean(word: object, known: Iterable[str], prefix: str = "") -> str:
-    """Return ``; did you mean NAME?`` with the nearest of the ``known`` names; nothing where none is near.
+def nearest(word: object, known: Iterable[str], prefix: str = "") -> str | None:
+    """Return the nearest of the ``known`` names; ``None`` if none is near.
 
     All names begin with ``prefix``, which makes none of them nearer.
     """
     if not isinstance(word, str):
-        return ""
+        return None
     names = [name.removeprefix(prefix) for name in known]
     near = difflib.get_close_matches(word.removeprefix(prefix)[:80], names, 1)
-    return f"; did you mean {prefix}{near[0]}?" if near else ""
+    return f"{prefix}{near[0]}" if near else None
+
+
+def did_you_mean(word: object, known: Iterable[str], prefix: str = "") -> str:
+    """Return ``; did you mean NAME?`` with the :func:`nearest` name; an empty string if none is near."""
+    near = nearest(word, known, prefix)
+    return "" if near is None else f"; did you mean {near}?"

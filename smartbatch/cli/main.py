@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -215,7 +214,10 @@ def main(
         if rest and args.command == "jobs" and not any(word.startswith("-") for word in rest):
             args.ids += rest  # names behind an option, which argparse leaves over
         elif rest:
-            parser.error(f"unrecognized arguments: {' '.join(rest)}{parser.nearest(args.command, rest)}")
+            option = next((word for word in rest if word.startswith("--")), None)
+            called = parser.commands.get(args.command)
+            hint = "" if option is None or called is None else called.hint(option)
+            parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else 2
     if args.command is None:
@@ -288,34 +290,42 @@ class _Parser(CommandParser):
     commands: Mapping[str, _Parser] = {}
     words: Sequence[str] = ()
 
-    def nearest(self, command: str | None, words: Sequence[str]) -> str:
-        """Return which option of a subcommand was meant by the first of ``words``, as errors end with it."""
-        return "" if command is None else self.commands[command].meant(words[0])
+    @property
+    def options(self) -> Sequence[str]:
+        """The names of all options."""
+        return tuple(self._option_string_actions)
 
-    def meant(self, word: str) -> str:
-        """Return which option was meant by a word, as errors end with it."""
-        from smartbatch.config import OF_PROVIDERS, variable_of  # late: nothing is wrong with most commands
+    def hint(self, word: str) -> str:
+        """Return what to write in place of an unknown option, as errors end with it."""
+        from smartbatch.cli.option_hints import option_hint  # late: nothing is wrong with most commands
 
-        option = word.partition("=")[0]
-        name = option.removeprefix("--").replace("-", "_")
-        if name in OF_PROVIDERS and "--provider-option" in self._option_string_actions:
-            return f"; --provider-option {name}=… sets it"
-        if (variable := variable_of(name)) is not None:
-            return f"; the variable {variable} sets it, or {name} in a settings file (--config FILE)"
-        return did_you_mean(option, re.findall(r"--[a-z-]+", self.format_help()), "--")
+        options = {name: parser.options for name, parser in build_parser().commands.items()}
+        return option_hint(word, self.prog.split()[-1], options)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Suggest the nearest choice."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            hint = did_you_mean(value, action.choices or ())
+            if action.choices is self.commands:
+                from smartbatch.cli.option_hints import command_hint
+
+                hint = command_hint(value, _COMMANDS, ACTIONS)
+            raise argparse.ArgumentError(action, error.message + hint) from None
 
     def error(self, message: str) -> NoReturn:
         from smartbatch.observe.text import escape  # late: nothing is wrong with most commands
 
-        if "are required" in message:  # a required option may be there, but misspelt
-            options = self._option_string_actions
+        # a required option may be there, but misspelt, or the value of an unknown one be taken for a choice
+        if "are required" in message or "invalid choice" in message:
             for word in (word.partition("=")[0] for word in self.words):
                 if (
                     word.startswith("--")
-                    and word not in options
-                    and (near := did_you_mean(word, options, "--"))
+                    and word not in self._option_string_actions
+                    and (hint := self.hint(word))
                 ):
-                    message = f"unrecognized arguments: {word}{near}"
+                    message = f"unrecognized arguments: {word}{hint}"
                     break
         self.exit(2, escape(f"{self.prog}: {message.removeprefix('argument ')}") + "\n")
 

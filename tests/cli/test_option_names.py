@@ -8,6 +8,7 @@ import attrs
 import pytest
 
 from smartbatch import BatchingConfig, Embedding, ListParams
+from smartbatch.cli import option_hints
 from smartbatch.cli.main import build_parser, main
 
 OF_THE_COMMAND = {
@@ -66,3 +67,64 @@ def test_what_only_a_setting_or_a_provider_takes_is_told_with_the_way(
     assert "the variable SMARTBATCH_SHARED sets it, or shared in a settings file" in capfd.readouterr().err
     assert main([*command, "--base-url=http://localhost"]) == 2
     assert "--provider-option base_url=… sets it" in capfd.readouterr().err
+
+
+RUN = ["run", "in.txt", "--model", "sim:demo"]
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ([*RUN, "--resume"], "the same command resumes by itself: run it again with the same -o"),
+        ([*RUN, "--resum"], "the same command resumes by itself: run it again with the same -o"),
+        (
+            [*RUN, "--price", "3"],
+            'prices are set in a settings file (--config FILE), in a table [prices."PRO',
+        ),
+        ([*RUN, "--column=text"], "did you mean --prompt-field?"),
+        ([*RUN, "--sep", ";"], "did you mean --delimiter?"),
+        ([*RUN, "--concurrency", "4"], "did you mean --parallelism?"),
+        (["jobs", "--concurrency", "4"], "the variable SMARTBATCH_PARALLELISM sets it"),
+        ([*RUN, "--schema", "s.json"], "schemas are for Python: smartbatch.generate(…, schema=…)"),
+        ([*RUN, "--json-schema", "s.json"], "schemas are for Python: smartbatch.generate(…, schema=…)"),
+        ([*RUN, "--top-p", "1"], "it is a parameter in Python: smartbatch.generate(…, top_p=…)"),
+        ([*RUN, "--wait"], "--wait is an option of smartbatch jobs"),
+        (["jobs", "--template", "T"], "--template is an option of smartbatch run and smartbatch plan"),
+        ([*RUN, "--strategy", "btach"], "did you mean batch?"),
+        (["runn", "in.txt"], "did you mean run?"),
+        (["status"], "did you mean jobs?"),
+        (["cancel", "job-1"], "did you mean jobs cancel?"),
+        (["jobs", "lits"], "did you mean list?"),
+    ],
+)
+def test_a_name_that_other_programs_use_is_told_what_works_here(
+    words: list[str], hint: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert f"; {hint}" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["xyzzy"], "invalid choice"),
+        ([*RUN, "other.txt"], "arguments: other.txt"),
+        (["--versoin"], "--versoin"),
+    ],
+)
+def test_words_that_resemble_nothing_get_no_hint(
+    words: list[str], why: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    told = capfd.readouterr().err
+    assert why in told
+    assert ";" not in told
+
+
+def test_each_name_of_another_program_has_a_hint(capfd: pytest.CaptureFixture[str]) -> None:
+    own = build_parser(only="run").commands["run"]._option_string_actions
+    for name in option_hints.FOREIGN:
+        option = f"--{name.replace('_', '-')}"
+        if option not in own:
+            assert main([*RUN, option, "1"]) == 2
+            assert ";" in capfd.readouterr().err, option

@@ -1,0 +1,111 @@
+"""What to write in place of an option or a command that does not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
+
+from smartbatch.config import NEAR_SETTINGS, OF_PROVIDERS, variable_of
+from smartbatch.core.preparation.validation import NEAR
+from smartbatch.errors import did_you_mean, nearest
+from smartbatch.types import ListParams
+
+_NEAR_OPTIONS: Final = {
+    "call_timeout": ("timeout", "request_timeout"),
+    "config": ("settings", "config_file"),
+    "delimiter": ("sep", "separator"),
+    "id_field": ("id", "id_column", "id_col"),
+    "keep_going": ("continue_on_error", "ignore_errors"),
+    "limit": ("head", "nrows", "first", "max_rows"),
+    "max_rpm": ("rpm", "rate_limit", "requests_per_minute"),
+    "max_tpm": ("tpm", "tokens_per_minute"),
+    "n": ("samples", "num_samples", "best_of", "num_return_sequences", "candidate_count"),
+    "output": ("out", "outfile", "out_file", "output_file", "save"),
+    "parallelism": ("concurrent", "num_workers", "parallel", "jobs", "max_parallel"),
+    "prices": ("price", "pricing"),
+    "prompt_field": ("column", "col", "field", "prompt_column", "text_column", "input_column"),
+    "quiet": ("silent",),
+    "retries": ("retry", "max_retries"),
+    "template": ("prompt", "prompt_template"),
+}
+"""The names of options here, each with those that other programs have for it."""
+_NATIVE: Final = {
+    **{foreign: native for native, names in _NEAR_OPTIONS.items() for foreign in names},
+    **NEAR_SETTINGS,
+    **{foreign: native for foreign, native in NEAR.items() if native != "timeout"},
+}
+_COMMANDS: Final = {
+    "plan": ("estimate", "cost", "dry-run", "explain"),
+    "jobs": ("batches", "ls", "ps", "status", "queue"),
+    "dashboard": ("serve", "ui", "web"),
+    "doctor": ("check", "diagnose"),
+    "run": ("batch", "generate", "process", "submit"),
+}
+"""The names of commands, each with those that other programs have for it."""
+_NOTES: Final = {
+    **dict.fromkeys(
+        ("resume", "continue", "restart"),
+        "the same command resumes by itself: run it again with the same -o",
+    ),
+    **dict.fromkeys(
+        ("dry_run", "estimate"),
+        "smartbatch plan, with the same arguments, shows time and cost and sends nothing",
+    ),
+    "prices": 'prices are set in a settings file (--config FILE), in a table [prices."PROVIDER:MODEL"]',
+    "schema": "schemas are for Python: smartbatch.generate(…, schema=…)",
+}
+"""What to do in place of what an option of this name does elsewhere."""
+FOREIGN: Final = (*_NATIVE, *_NOTES)
+"""The names of options of other programs that have a hint."""
+
+
+def option_hint(word: str, command: str, options: Mapping[str, Collection[str]]) -> str:
+    """Return what to write in place of an unknown option, as errors end with it; an empty string if nothing
+    is similar.
+
+    1. It has another name here: that name takes its place in the other cases.
+    2. The command resumes, or does something else, without an option: how.
+    3. It is an option of the provider, a setting, an option of another command, or a parameter of Python.
+    4. One of all these has a similar name.
+
+    Args:
+        command: the name of the command that was called.
+        options: the options of each command.
+    """
+    written = word.partition("=")[0]
+    name = written.removeprefix("--").replace("-", "_")
+    name = _NATIVE.get(name, name)
+    option = f"--{name.replace('_', '-')}"
+    own = options[command]
+    if option in own:
+        return f"; did you mean {option}?"
+    if name in _NOTES:
+        return f"; {_NOTES[name]}"
+    if name in OF_PROVIDERS and "--provider-option" in own:
+        return f"; --provider-option {name}=… sets it"
+    if (variable := variable_of(name)) is not None:
+        return f"; the variable {variable} sets it, or {name} in a settings file (--config FILE)"
+    if takers := [each for each, theirs in options.items() if option in theirs]:
+        return f"; {option} is an option of {_listed(takers)}"
+    if name in ListParams.__optional_keys__:
+        return f"; it is a parameter in Python: smartbatch.generate(…, {name}=…)"
+    foreign = (f"--{each.replace('_', '-')}" for each in FOREIGN)
+    near = nearest(written, [*(each for each in own if each.startswith("--")), *foreign], "--")
+    return "" if near is None else option_hint(near, command, options)
+
+
+def command_hint(word: str, commands: Iterable[str], actions: Iterable[str]) -> str:
+    """Return which command was meant by an unknown one, as errors end with it.
+
+    Args:
+        commands: the names of all commands.
+        actions: what ``smartbatch jobs`` does.
+    """
+    if word in actions:
+        return f"; did you mean jobs {word}?"
+    native = next((each for each, others in _COMMANDS.items() if word in others), None)
+    return did_you_mean(word, commands) if native is None else f"; did you mean {native}?"
+
+
+def _listed(commands: Iterable[str]) -> str:
+    return " and ".join(f"smartbatch {each}" for each in commands)
