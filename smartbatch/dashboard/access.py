@@ -25,6 +25,8 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """Names of this machine for itself."""
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(:[0-9]{1,5})?", re.ASCII)
+MAX_QUERY_FIELDS = 50
+"""Fields of an address."""
 _FORWARDED = ("HTTP_FORWARDED", "HTTP_X_FORWARDED_FOR", "HTTP_X_REAL_IP")
 
 
@@ -111,7 +113,11 @@ def _kept(environ: WSGIEnvironment) -> list[str]:
 
 def _asked(environ: WSGIEnvironment) -> str:
     """Return the token in the address."""
-    return parse_qs(str(environ.get("QUERY_STRING", ""))).get("token", [""])[-1]
+    try:
+        values = parse_qs(str(environ.get("QUERY_STRING", "")), max_num_fields=MAX_QUERY_FIELDS)
+    except ValueError:
+        return ""
+    return values.get("token", [""])[-1]
 
 
 def _cookie_name(environ: WSGIEnvironment) -> str:

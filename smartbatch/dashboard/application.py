@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 
 from smartbatch._values import Value
 from smartbatch.dashboard import acts
-from smartbatch.dashboard.access import Access, TokenAccess, is_from_own_page, is_known_host
+from smartbatch.dashboard.access import MAX_QUERY_FIELDS, Access, TokenAccess, is_from_own_page, is_known_host
 from smartbatch.dashboard.downloads import KINDS, formats, may_download, results_file
 from smartbatch.dashboard.layout import document, message, policy, static_file
 from smartbatch.dashboard.live import OpenStreams, Streamed, stream, update, version_of
@@ -29,8 +29,8 @@ STREAMS = 8
 """Streams of live news that a process serves at a time, unless it is told otherwise."""
 MOST_FORM = 65_536
 """Bytes of a form."""
-MOST_VALUES, MOST_FIELDS = 50, 1_000
-"""Fields of an address, and of a form."""
+MOST_FIELDS = 1_000
+"""Fields of a form."""
 _WORTH = 1_000
 """Bytes from which an answer is compressed."""
 
@@ -140,7 +140,7 @@ class Dashboard:
             told = _DENIED_TOKEN if isinstance(self._access, TokenAccess) else _DENIED
             raise _Refused("403 Forbidden", told)
         path, _, argument = _path_of(environ).strip("/").partition("/")
-        values = _fields_of(environ.get("QUERY_STRING", ""), MOST_VALUES)
+        values = _fields_of(environ.get("QUERY_STRING", ""), MAX_QUERY_FIELDS)
         root = environ.get("SCRIPT_NAME", "").rstrip("/")
         return Query(path=path, argument=argument, values=values, granted=granted, root=root)
 
@@ -253,7 +253,7 @@ def _query_of_page(query: Query) -> Query:
     """Return the query of the page whose news are asked for."""
     place, _, values = query.values.get("page", "").partition("?")
     path, _, argument = place.strip("/").partition("/")
-    told = _fields_of(values, MOST_VALUES)
+    told = _fields_of(values, MAX_QUERY_FIELDS)
     return evolve(query, path=path, argument=unquote(argument), values=told)
 
 

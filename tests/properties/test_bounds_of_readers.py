@@ -22,6 +22,7 @@ import pytest
 
 from smartbatch.core.preparation.json_recovery import JsonNotFound, recover_json
 from smartbatch.core.preparation.json_snapshot import snapshot
+from smartbatch.dashboard.access import TokenAccess
 from smartbatch.emulator.http.head import BadRequest, ChunkedBody, parse_head
 from smartbatch.errors import ErrorKind, ProviderError, StoreError, scrub
 from smartbatch.jobs.payload import decode_params
@@ -156,6 +157,11 @@ READERS: Mapping[str, Callable[[int], object]] = {
     "fences around an answer": lambda n: searched("```json\n" * n),
     "requests in tiny chunks": lambda n: chunked(b"1\r\na\r\n" * (n // 10) + b"0\r\n\r\n"),
     "a wide row of values": lambda n: snapshot([{"a": 1}] * (n // 10)),
+    "parameters of an address of the emulator": lambda n: queried("&a" * n),
+    "fields of an address of the dashboard": lambda n: TokenAccess()({"QUERY_STRING": "&a" * n}),
+    "fields of an address of the dashboard with a token": lambda n: TokenAccess()(
+        {"QUERY_STRING": "token=x" + "&a=1" * n}
+    ),
     "braces of a template": lambda n: parse_template("{{" * n + "{a}"),
 }
 
@@ -278,6 +284,24 @@ def test_requests_to_the_emulator_are_bounded() -> None:
     with pytest.raises(BadRequest) as caught:
         ChunkedBody(head, 1_000).feed(b"3e9\r\n" + b"a" * 1_001 + b"\r\n0\r\n\r\n")
     assert caught.value.status == 413
+
+
+def queried(query: str) -> Mapping[str, list[str]]:
+    """The parameters of a request to the emulator, if there are not too many."""
+    try:
+        return parse_head(f"GET /v1/batches?{query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()).parameters
+    except BadRequest as error:
+        assert error.status == 400
+        return {}
+
+
+def test_an_address_has_a_bounded_number_of_fields() -> None:
+    assert queried("limit=3&a=1" + "&b=2" * 50)["limit"] == ["3"]
+    assert queried("limit=3" + "&b=2" * 100) == {}
+    access = TokenAccess()
+    local = {"REMOTE_ADDR": "127.0.0.1"}
+    assert access({**local, "QUERY_STRING": f"token={access.token}&a=1"}) == "all"
+    assert access({**local, "QUERY_STRING": f"token={access.token}" + "&a=1" * 50}) is None
 
 
 def test_an_event_without_an_end_is_refused() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
-from urllib.parse import parse_qs
 
 from smartbatch.emulator.anthropic.batch_shapes import MAX_BYTES, batch_shape, line_bytes, parse_entries
 from smartbatch.emulator.anthropic.parsing import api_error, check_version, parse_body
@@ -81,7 +80,7 @@ def _create(head: Head, body: bytes, context: BatchContext, key: str, parse: _Pa
 
 
 def _list(head: Head, context: BatchContext, key: str) -> ServerReply:
-    query = parse_qs(head.query)
+    query = head.parameters
     limit = parse_limit(query.get("limit", [str(_PAGE)])[0], _MAX_PAGE)
     if limit is None:
         raise api_error(400, f"limit: Input should be from 1 to {_MAX_PAGE}")

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
-from urllib.parse import parse_qs
 
 from smartbatch.emulator.composed_answers import count_tokens
 from smartbatch.emulator.gemini.batch_shapes import EMBED, GENERATE
@@ -93,7 +92,7 @@ class GeminiApi(Api):
             case "generateContent":
                 return lambda _, fields: generate(model, fields)
             case "streamGenerateContent":
-                sse = "sse" in parse_qs(head.query).get("alt", ())
+                sse = "sse" in head.parameters.get("alt", ())
                 return lambda _, fields: generate(model, fields, stream=True, sse=sse)
             case "batchEmbedContents":
                 return lambda _, fields: embed(model, fields)
@@ -191,7 +190,7 @@ def _key(head: Head) -> str | None:
     """Return the key of a request, from its header or its query; ``None`` without either."""
     if (key := head.headers.get("x-goog-api-key")) is not None:
         return key.strip()
-    return next(iter(parse_qs(head.query).get("key", ())), None)
+    return next(iter(head.parameters.get("key", ())), None)
 
 
 def _model(name: str) -> dict[str, Any]:

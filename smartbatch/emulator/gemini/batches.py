@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from urllib.parse import parse_qs
 
 from attrs import evolve
 
@@ -143,7 +142,7 @@ def page_of(head: Head, items: Sequence[Item], default: int, most: int) -> tuple
     Raises:
         ApiError: for an invalid size or token.
     """
-    query = parse_qs(head.query)
+    query = head.parameters
     size = query.get("pageSize", [str(default)])[0]
     if not size.isascii() or not size.isdigit():
         raise api_error(400, f"Invalid value at 'page_size' (TYPE_INT32), {json.dumps(size)}")

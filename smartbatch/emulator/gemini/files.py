@@ -14,7 +14,6 @@ import re
 import secrets
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qs
 
 from attrs import define, field
 
@@ -51,7 +50,7 @@ class _Upload:
 
 def is_upload_chunk(head: Head) -> bool:
     """Return True for a request that continues an upload; the upload id in its URL replaces the key."""
-    return bool(_UPLOAD.fullmatch(head.path)) and "upload_id" in parse_qs(head.query)
+    return bool(_UPLOAD.fullmatch(head.path)) and "upload_id" in head.parameters
 
 
 def start_or_continue(head: Head, body: bytes, context: BatchContext, *, key: str | None) -> ServerReply:
@@ -78,7 +77,7 @@ def start_or_continue(head: Head, body: bytes, context: BatchContext, *, key: st
 
 
 def _upload_chunk(head: Head, body: bytes, context: BatchContext, commands: list[str]) -> ServerReply:
-    name = parse_qs(head.query)["upload_id"][0]
+    name = head.parameters["upload_id"][0]
     upload = context.backend.open_uploads.get(name)
     if not isinstance(upload, _Upload):
         raise api_error(404, "Requested entity was not found.")

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import h11
 from attrs import field, frozen
 
 _CACHED_HEADS = 512
 _CACHED_SIZE = 4096  # bytes; larger heads are not cached
+_MAX_PARAMETERS = 100
+"""Parameters of a query, of which no API has a tenth."""
 _cache: dict[bytes, Head] = {}
 
 
@@ -61,6 +63,11 @@ class Head:
     raw: bytes = field(repr=False)
 
     @property
+    def parameters(self) -> Mapping[str, list[str]]:
+        """The values of each parameter of the query."""
+        return parse_qs(self.query)
+
+    @property
     def authorization(self) -> str:
         """The header ``Authorization``; empty without one."""
         return self.headers.get("authorization", "")
@@ -93,6 +100,8 @@ def _parse(raw: bytes) -> Head:
         raise BadRequest(400, "Malformed HTTP request.")
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
     path, _, query = event.target.decode("latin-1").partition("?")
+    if query.count("&") >= _MAX_PARAMETERS:
+        raise BadRequest(400, f"The query has more than {_MAX_PARAMETERS} parameters.")
     chunked = "transfer-encoding" in headers
     is_http_1_1 = event.http_version >= b"1.1"
     options = {word.strip().lower() for word in headers.get("connection", "").split(",")}

@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qs
 
 from smartbatch.emulator.batches.batch_records import BatchBackendError, BatchSnapshot, OutputLine
 from smartbatch.emulator.http.head import Head
@@ -113,7 +112,7 @@ def _metadata(given: Any) -> dict[str, str]:
 
 def _list(head: Head, context: BatchContext, key: str) -> ServerReply:
     found = context.backend.batches(_API, key, context.now)
-    shown, more = files.page(found, parse_qs(head.query), most=100, default=20)
+    shown, more = files.page(found, head.parameters, most=100, default=20)
     return json_reply(files.listing([_shape(batch, context) for batch in shown], more))
 
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from urllib.parse import parse_qs
 
 from smartbatch.emulator.batches.batch_records import Download, OutputLine, StoredFile
 from smartbatch.emulator.http.head import Head
@@ -48,7 +47,7 @@ def uploaded(head: Head, body: bytes, context: BatchContext, key: str) -> Server
 
 def listed(head: Head, context: BatchContext, key: str, write: Callable[[OutputLine], bytes]) -> ServerReply:
     """Return the list of files, newest first, or oldest first with ``order=asc``."""
-    query = parse_qs(head.query)
+    query = head.parameters
     files = context.backend.files(_API, key, context.now)
     if "purpose" in query:
         files = [file for file in files if file.purpose == query["purpose"][0]]
@@ -90,7 +89,7 @@ def deleted(file_id: str, context: BatchContext, key: str) -> ServerReply:
 
 
 def page(
-    items: Sequence[Item], query: dict[str, list[str]], *, most: int, default: int
+    items: Sequence[Item], query: Mapping[str, list[str]], *, most: int, default: int
 ) -> tuple[list[Item], bool]:
     """Return a page of a list, and whether more items follow.
 
