@@ -1,6 +1,5 @@
 """Records that the store keeps as text with the version of their form: what a job was asked for, and what is
-known of a batch at its provider. A release reads the forms of earlier ones, see
-:mod:`smartbatch.jobs.store.rows`."""
+known of a batch at its provider. :mod:`smartbatch.jobs.store.rows` reads and writes them."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ class JobPolicy(Value):
             one model.
     """
 
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 1
 
     fallback: Fallback = "batch"
     on_unknown: Literal["settle", "hold"] = "settle"
@@ -113,7 +112,7 @@ class RemoteProgress(Value):
     fenced_since: float | None = None
     uploads: int = 0
     results_fetched: bool = False
-    results_refetched: int = field(default=0, converter=int)  # once a flag, which some stores still hold
+    results_refetched: int = 0
     results_cut: int = 0
     results_size: int | None = None
     results_gone: bool = False

@@ -286,10 +286,6 @@ class Calibration:
                 :class:`~smartbatch.core.preparation.answer_length.AnswerShape`.
         """
         known = self._shapes.get(shape)
-        if (
-            known is None and not self._shapes and not shape
-        ):  # stored by a version that did not tell them apart
-            known = self._known
         return (0, 0.0) if known is None else (known.alike, known.mean)
 
     def observe(self, request_estimate: int, usage: Usage, shape: str = "") -> None:

@@ -28,8 +28,6 @@ class ServerLimits(Value):
 def known(step: StepContext) -> ServerLimits:
     """Return what is known of the job's account and model."""
     learned = step.store.facts.recall(_key(step))
-    if isinstance(learned, int):  # as earlier releases remembered it
-        return ServerLimits(requests=learned)
     return ServerLimits(**learned) if isinstance(learned, dict) else ServerLimits()
 
 

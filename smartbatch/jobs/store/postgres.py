@@ -26,8 +26,8 @@ from smartbatch._postgres import SCHEMA_LOCK, Address
 from smartbatch.errors import StoreError, scrub
 from smartbatch.jobs.records import StoredCounts
 from smartbatch.jobs.store.database import STATES, Database, Row, Transaction
-from smartbatch.jobs.store.migrations import MIGRATIONS, Step, migrate, stored_version
 from smartbatch.jobs.store.owners import OwnerLocks
+from smartbatch.jobs.store.schema import create_tables, has_tables
 
 PATIENCE = 10.0
 """Seconds that a write waits for another, and that a lost commit is looked up."""
@@ -111,16 +111,12 @@ class PostgresDatabase(Database):
     Args:
         address: of the server, its database and the schema.
         patience: seconds that a write waits for another.
-        steps: the migrations, in tests.
     """
 
-    def __init__(
-        self, address: Address, *, patience: float = PATIENCE, steps: Sequence[Step] = MIGRATIONS
-    ) -> None:
+    def __init__(self, address: Address, *, patience: float = PATIENCE) -> None:
         self.address = address
         self.place = address.place
         self._patience = patience
-        self._steps = steps
         self._closed = False
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._begin_anew()
@@ -134,13 +130,11 @@ class PostgresDatabase(Database):
     # -- opening ---------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Make the schema if need be, and bring its tables to the present version."""
-        version = 0
-        if self.row("SELECT to_regclass(?)", f"{self.address.schema}.schema_version") != (None,):
-            version = stored_version(self, self.place, self._steps)
-        if version < len(self._steps):
+        """Make the schema and its tables, unless they are there."""
+        known = self.row("SELECT to_regclass(?)", f"{self.address.schema}.schema_version") != (None,)
+        if not (known and has_tables(self, self.place)):
             self.write(self._make_schema)
-            migrate(self, _TYPES, self._steps)
+            create_tables(self, _TYPES)
 
     def _make_schema(self, tx: Transaction) -> None:
         tx.rows("SELECT pg_advisory_xact_lock(?)", SCHEMA_LOCK)

@@ -25,7 +25,7 @@ from smartbatch.jobs.records import (
     StoredItem,
 )
 from smartbatch.jobs.store.database import Row
-from smartbatch.jobs.store.migrations import SHIFT
+from smartbatch.jobs.store.schema import SHIFT
 from smartbatch.jobs.versioned_records import JobPolicy, RemoteProgress
 from smartbatch.types import Usage
 

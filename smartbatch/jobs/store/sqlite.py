@@ -15,7 +15,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from smartbatch._clock import RealClock
 from smartbatch._files import check_logs, check_own, inode_of, lock_file, new_file
@@ -24,7 +24,7 @@ from smartbatch.errors import StoreError
 from smartbatch.jobs.records import StoredCounts
 from smartbatch.jobs.store import checks
 from smartbatch.jobs.store.database import STATES, Database, Row, Transaction
-from smartbatch.jobs.store.migrations import MIGRATIONS, Step, migrate, stored_version
+from smartbatch.jobs.store.schema import create_tables, has_tables
 
 BUSY_TIMEOUT = 10.0
 """Seconds that a write waits for other writers."""
@@ -76,21 +76,12 @@ class SqliteDatabase(Database):
         path: the file; made, with its folder, when it is not there.
         wall: Unix seconds.
         busy_timeout: seconds that a write waits for other writers.
-        steps: the migrations, in tests.
     """
 
-    def __init__(
-        self,
-        path: str,
-        *,
-        wall: Callable[[], float],
-        busy_timeout: float = BUSY_TIMEOUT,
-        steps: Sequence[Step] = MIGRATIONS,
-    ) -> None:
+    def __init__(self, path: str, *, wall: Callable[[], float], busy_timeout: float = BUSY_TIMEOUT) -> None:
         self.place = path
         self._wall = wall
         self._busy_timeout = busy_timeout
-        self._steps = steps
         self._damage: str | None = None
         self._closed = False
         self._file: tuple[int, int] | None = None
@@ -100,7 +91,7 @@ class SqliteDatabase(Database):
     # -- opening ---------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Make or check the file, and bring its tables to the present version."""
+        """Make or check the file and its tables."""
         if sqlite3.sqlite_version_info < OLDEST:
             raise StoreError(
                 f"the store needs SQLite {'.'.join(map(str, OLDEST[:2]))} or newer, and this Python has"
@@ -119,13 +110,13 @@ class SqliteDatabase(Database):
         with self._connections.reading():
             connection = self._connect()
             try:
-                version = self._version(connection, alone)
+                found = self._examine(connection, alone)
             finally:
                 connection.close()
-        if version is None:
+        if found == "unmade":
             return False
-        if version < len(self._steps):
-            migrate(self, _TYPES, self._steps)
+        if found == "no tables":
+            create_tables(self, _TYPES)
         self._file = self._inode(self.place)
         return True
 
@@ -143,15 +134,16 @@ class SqliteDatabase(Database):
         finally:
             os.close(lock)
 
-    def _version(self, connection: sqlite3.Connection, alone: bool) -> int | None:
-        """Return the version of the tables after checking that the file is a whole store; ``None`` when
-        it is a new one, and making it needs ``alone``."""
+    def _examine(
+        self, connection: sqlite3.Connection, alone: bool
+    ) -> Literal["unmade", "no tables", "whole"]:
+        """Return what is in the file after checking that it can be a store; making it needs ``alone``."""
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         [(application,)] = connection.execute("PRAGMA application_id")
         [(version,)] = connection.execute("PRAGMA user_version")
         if not tables and application == version == 0:
             if not alone:  # nothing was ever put in: it is new, or its maker died at once
-                return None
+                return "unmade"
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("VACUUM")  # else it does not hold for a file that has its first page
             connection.execute(f"PRAGMA application_id = {APPLICATION}")
@@ -165,9 +157,9 @@ class SqliteDatabase(Database):
         [(mode,)] = connection.execute("PRAGMA journal_mode")
         if mode != "wal":
             connection.execute("PRAGMA journal_mode = WAL")
-        if "schema_version" not in tables:
-            return 0
-        return stored_version(SqliteTransaction(connection), self.place, self._steps)
+        if "schema_version" not in tables or not has_tables(SqliteTransaction(connection), self.place):
+            return "no tables"
+        return "whole"
 
     def _connect(self) -> sqlite3.Connection:
         if self._closed:

@@ -1,0 +1,88 @@
+"""A store has the tables of one version, and a process that knows another leaves it as it is (E9)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from jobs.stores import Bench, bench, new_items
+
+from smartbatch.errors import StoreError
+from smartbatch.jobs.store.schema import VERSION
+from smartbatch.jobs.store.sql_store import SqlStore
+
+__all__ = ["bench"]  # a fixture
+
+
+def stored_version(bench: Bench) -> int:
+    return int(bench.behind("SELECT version FROM schema_version")[0][0])
+
+
+@pytest.fixture
+def store(bench: Bench) -> SqlStore:
+    """A store with one job that has one shard."""
+    opened = bench.open()
+    job, _ = opened.jobs.accept(bench.job(), new_items(3))
+    lease = opened.leases.claim(job.id, 60)
+    assert lease is not None
+    opened.shards.plan(lease, bench.shard(0, 1, 2))
+    return opened
+
+
+def the_job(store: SqlStore) -> Any:
+    (job,) = store.jobs.latest()
+    return job
+
+
+def test_a_new_store_has_the_present_version_and_keeps_it(bench: Bench, store: SqlStore) -> None:
+    known = the_job(store)
+    store.close()
+    assert stored_version(bench) == VERSION == 1
+    reopened = the_job(bench.open())
+    assert (reopened.id, reopened.digest, reopened.total) == (known.id, known.digest, 3)
+    assert stored_version(bench) == VERSION
+
+
+@pytest.mark.parametrize("version", [0, 2, 10])
+def test_a_store_of_another_version_is_refused_with_advice_and_left_as_it_is(
+    bench: Bench, store: SqlStore, version: int
+) -> None:
+    bench.behind("UPDATE schema_version SET version = ?", version)
+    store.close()
+    advice = rf"has version {version}, and .* uses version 1; use the release that wrote it"
+    with pytest.raises(StoreError, match=advice):
+        bench.open()
+    assert stored_version(bench) == version
+
+
+def test_an_existing_store_is_opened_without_a_write(bench: Bench) -> None:
+    """So that looking at jobs works on a full disk and next to any writer."""
+    bench.open()
+    with bench.writing("UPDATE schema_version SET version = version"):
+        assert bench.open(busy_timeout=0.2).jobs.latest() == []
+
+
+@pytest.mark.parametrize("change", [{"version": 2}, {"version": 2, "colour": "red"}])
+@pytest.mark.parametrize(
+    ("table", "column", "kind"), [("job", "policy", "JobPolicy"), ("shard", "remote", "RemoteProgress")]
+)
+def test_a_record_of_a_newer_release_is_refused_and_left_as_it_is(
+    bench: Bench, store: SqlStore, table: str, column: str, kind: str, change: dict[str, Any]
+) -> None:
+    job_id = the_job(store).id
+    newer = json.dumps(change)
+    bench.behind(f"UPDATE {table} SET {column} = ?", newer)
+    with pytest.raises(StoreError, match=rf"a {kind} of the store has version 2.*update smartbatch"):
+        store.shards.of_job(job_id) if table == "shard" else store.jobs.get(job_id)
+    assert bench.behind(f"SELECT {column} FROM {table}") == [(newer,)]
+
+
+@pytest.mark.parametrize("damage", ['{"version": 1, "colour": "red"}', "{}", "[]", "no JSON"])
+def test_a_record_with_an_unknown_field_or_without_a_version_is_refused(
+    bench: Bench, store: SqlStore, damage: str
+) -> None:
+    job_id = the_job(store).id
+    bench.behind("UPDATE job SET policy = ?", damage)
+    with pytest.raises(StoreError, match="a JobPolicy of the store is damaged"):
+        store.jobs.get(job_id)
