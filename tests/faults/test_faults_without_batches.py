@@ -9,7 +9,7 @@ import pytest
 
 from smartbatch.client import BatchingClient
 from smartbatch.emulator.provider_api import ServerReply
-from smartbatch.errors import AllRequestsFailed
+from smartbatch.errors import AllRequestsFailed, ProviderError
 from smartbatch.types import Result
 from tests.faults.world import HOUR, MINUTE, PROVIDERS, World, texts, world
 from tests.levels import sampled
@@ -30,7 +30,7 @@ def refusing(w: World, reply: Callable[[], ServerReply]) -> None:
 
 
 @each_provider
-@pytest.mark.parametrize("how", sampled(["404", "403", "501", "page", "500"], first=4))
+@pytest.mark.parametrize("how", sampled(["404", "403", "410", "501", "page", "500"], first=5))
 def test_a_list_goes_in_real_time_where_there_is_no_batch_api(
     provider: str, how: str, tmp_path: Path
 ) -> None:
@@ -153,3 +153,21 @@ def test_a_list_that_keeps_going_sends_all_rows_although_each_is_refused(
         assert len(w.requests("ask")) == 30
         assert len({result.error.message for result in results if result.error is not None}) == 30
         assert {result.attempts for result in results} == {1}
+
+
+@each_provider
+def test_a_batch_that_refuses_all_of_its_requests_is_done_without(provider: str, tmp_path: Path) -> None:
+    """It may be the Batch API that does not take them. Where single requests are refused, they fail."""
+    with world(provider, tmp_path, batch_faults={"item_invalid": 1.0}) as w:
+        prompts = texts(12)
+        assert [r.text for r in chosen_by_us(w.process(flex=False), prompts)] == w.right(prompts)
+        assert len(w.creates) == 1
+        assert len(w.requests("ask")) == 12
+        job = w.process().submit_batch(prompts)
+        assert {type(result.error) for result in w.results(job)} == {ProviderError}
+    one = {"batch_line_fault_for": lambda batch, position, _: "item_invalid" if position == 3 else None}
+    (tmp_path / "single").mkdir()
+    with world(provider, tmp_path / "single", **one) as w:
+        results = chosen_by_us(w.process(flex=False), prompts)
+        assert [position for position, result in enumerate(results) if not result.ok] == [3]
+        assert not w.requests("ask")

@@ -148,8 +148,12 @@ def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> 
     billed fit the prompts (see :mod:`smartbatch.core.batching.crosscheck`); that is told before the second
     one, so that it is known when the last result is stored. The second one stores results, a page in each
     transaction. Files of at most :data:`HELD` bytes are read once, larger ones in both passes.
+
+    Where every line was refused, it may be the batch that failed: the requests of a job that may fall back
+    go in real time, where a refusal costs nothing either.
     """
     check = Crosscheck()
+    all_refused = step.falls_back
     odd = OddLines()
     measures = step.store.shards.measures(shard.id)
     size = sum(path.stat().st_size for path in paths)
@@ -157,11 +161,12 @@ def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> 
     for line in read_lines(step, shard, paths, odd):
         if size <= HELD:
             read.append(line)
+        all_refused = all_refused and line.is_refused
         answer = line.line.answer
         measure = measures.get(line.position)
         if measure is not None and answer is not None and answer.usage is not None:
             check.observe(measure.tokens, answer.usage.input_tokens, measure.bytes)
-    reader = ResultReader(step, shard.submitted_at)
+    reader = ResultReader(step, shard.submitted_at, sends_again=all_refused)
     _tell_odd_lines(step, shard, odd, reader)
     _tell_mismatch(step, shard, check)
     empty = not odd.seen and (bool(paths) or ended_by_itself(shard))  # a cancelled batch may name no file

@@ -50,8 +50,8 @@ MISSING_TRIES = 3
 """The same of a job that may fall back, before its requests go in real time."""
 FAILING_TRIES = 8
 """Failures of a server in a row, some eight minutes in all, before such a job does without batches."""
-_NO_SUCH_PATH = (404, 405, 501)
-_NOT_OFFERED = (403, 404, 405, 501)
+_NO_SUCH_PATH = (404, 405, 410, 501)
+_NOT_OFFERED = (403, *_NO_SUCH_PATH)
 """Statuses of an account or a server without a Batch API."""
 _PAGE = "waits for the Batch API: the server answers with a web page"
 _PAGE_REMEDY = "If it has no batches, cancel the job and send its requests in real time"
@@ -119,9 +119,9 @@ def _send_file(step: StepContext, shard: ShardRow) -> ShardRow:
 def _call_failed(step: StepContext, shard: ShardRow, failure: Exception) -> ShardRow:
     """Go on after a call that costs nothing, before anything is created. The cases, in order:
 
-    1. A page with 404, 405 or 501: from a server without batches, but also from a gateway whose server is
-       unavailable. Nothing tells them apart, so it is tried again; after some tries the requests go in real
-       time where the job may fall back, and else an incident says what to do.
+    1. A page with 404, 405, 410 or 501: from a server without batches, but also from a gateway whose server
+       is unavailable. Nothing tells them apart, so it is tried again; after some tries the requests go in
+       real time where the job may fall back, and else an incident says what to do.
     2. What may pass, or may have been done: try again. A server that fails again and again is given up where
        the job may fall back.
     3. Otherwise it is refused.

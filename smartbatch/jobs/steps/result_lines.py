@@ -116,6 +116,13 @@ class ResultLine(Value):
     digest: bytes
     size: int
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the request was refused before it was run, so that it was not billed."""
+        error = self.line.error
+        billed = isinstance(error, ProviderError) and (error.maybe_billed or error.usage is not None)
+        return self.line.outcome is LineOutcome.FAILED and not billed
+
 
 def read_lines(
     step: StepContext, shard: ShardRow, paths: Iterable[Path], odd: OddLines
@@ -212,6 +219,7 @@ class ResultReader:
 
     Args:
         submitted_at: Unix seconds at which the batch was sent.
+        sends_again: whether requests that were refused are sent again.
 
     Attributes:
         dropped: parameters that were left out, with the reasons, by the index of their item;
@@ -220,8 +228,9 @@ class ResultReader:
             refused for it.
     """
 
-    def __init__(self, step: StepContext, submitted_at: float | None) -> None:
+    def __init__(self, step: StepContext, submitted_at: float | None, *, sends_again: bool = False) -> None:
         self._step = step
+        self._outcomes = {**_OUTCOMES, LineOutcome.FAILED: "again"} if sends_again else _OUTCOMES
         now, accepted = step.wall, step.job.created_at
         sent = now if submitted_at is None else submitted_at
         self._latency, self._queued = max(0.0, now - sent), max(0.0, sent - accepted)
@@ -249,7 +258,7 @@ class ResultReader:
             self.rejected.update(dict.fromkeys(error.omitted, item))
         error = without_echo(error, decode_request(item.payload, self._shared, id=item.user_id))
         usage = error.usage if isinstance(error.usage, Usage) else Usage()
-        return self._failed(item, _OUTCOMES[line.outcome], error, digest, usage)
+        return self._failed(item, self._outcomes[line.outcome], error, digest, usage)
 
     def cost(self, usage: Usage) -> float | None:
         """Return the USD a line of a batch costs; ``None`` when the price is unknown."""
