@@ -239,7 +239,14 @@ def usd(value: Any) -> Any:
     return value
 
 
-_PASSWORD = re.compile(r"(?<=://)\S*(?=@)|(?<=password=)('[^']*'|[^&\s'\"]+)", re.I)
+_PASSWORD = re.compile(
+    r"""(?<=://)\S*(?=@)|(password\s*=\s*)(?:'(?:[^'\\]|\\.)*'?|(?:[^&\s'"\\]|\\.)+)""", re.I | re.S
+)
+"""The user and password of a URL, or the value of a parameter."""
+
+
+def _hidden(text: str) -> str:
+    return _PASSWORD.sub(lambda found: f"{found[1] or ''}[hidden]", text)
 
 
 class Secret(str):
@@ -250,7 +257,7 @@ class Secret(str):
     _address: str
 
     def __new__(cls, address: str) -> Self:
-        hidden = super().__new__(cls, _PASSWORD.sub("[hidden]", address))
+        hidden = super().__new__(cls, _hidden(address))
         hidden._address = address
         return hidden
 
@@ -281,7 +288,7 @@ def _checked(value: Any, attribute: Attribute[Any]) -> Any:
 
 def _without_password(value: object) -> str:
     """Return the ``repr`` of a setting, shortened; of an address without the password in it."""
-    return without_middle(_PASSWORD.sub("[hidden]", repr(value)))
+    return without_middle(_hidden(repr(_hidden(value) if isinstance(value, str) else value)))
 
 
 def setting(

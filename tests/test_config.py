@@ -460,12 +460,16 @@ def test_a_config_survives_pickling() -> None:
         "postgresql://me:s3c/re@s3cret@db.example/jobs",
         "postgresql://db.example/jobs?user=me&password=s3cret&schema=x",
         "host=db.example password=s3cret dbname=jobs",
+        "host=db.example password = s3cret dbname=jobs",
+        r"host=db.example password='s3cret it\'s s3cret' dbname=jobs",
+        r"host=db.example password=a\ s3cret dbname=jobs",
+        "host=db.example password='s3cret",
     ],
 )
 def test_the_password_of_a_store_is_not_shown(store: str) -> None:
     """A configuration is printed and logged; the address stays recognisable."""
     config = BatchingConfig(store=store)
-    assert "s3cret" not in repr(config) + str(config)
+    assert "s3cret" not in repr(config) + str(config) + str(config.store)
     assert "db.example" in repr(config)
     assert config.store == store
 

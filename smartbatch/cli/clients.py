@@ -13,7 +13,7 @@ from smartbatch.cli.provider_options import options_of
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ConfigError
-from smartbatch.jobs.store import default_place
+from smartbatch.jobs.store import is_server, resolved_place
 from smartbatch.types import Embedding, Generation
 
 _PARAMETERS: Final = ("system", "max_tokens", "temperature", "seed")
@@ -77,9 +77,9 @@ def missing_store(place: str | None) -> str | None:
 
     Args:
         place: the setting ``store``.
+
+    Raises:
+        StoreError, ConfigError: it cannot be the place of a store.
     """
-    place = place or default_place()
-    if "postgres" in place.partition("://")[0]:
-        return None
-    path = os.path.expanduser(place.removeprefix("sqlite:///"))
-    return None if os.path.exists(path) else path
+    place = resolved_place(place)
+    return None if is_server(place) or os.path.exists(place) else place

@@ -90,3 +90,29 @@ def test_a_name_with_a_nul_is_refused() -> None:
     for place in ({"cache": "a\0b"}, {"shared": "sqlite:///a\0b"}):
         with pytest.raises(ConfigError, match="null byte"):
             smartbatch.generate(["a"], model="sim:echo", **place)
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        "host=db.example password=S3CRET dbname=jobs",
+        "host = db.example password = 'S3CRET it\\'s S3CRET'",
+        "dbname=jobs",
+        "application_name=x password=S3CRET",
+    ],
+)
+def test_a_server_in_the_form_of_libpq_is_no_file(
+    calls: object, store: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    prompts(1)
+    before = sorted(Path().iterdir())
+    with pytest.raises(ConfigError, match="is written as a URL, such as postgresql://user:") as refused:
+        BatchingClient("sim:demo?latency=0", store=store)
+    with pytest.raises(ConfigError, match="is written as a URL"):
+        smartbatch.job("job-1", store=store)
+    for command in (["run", "in.txt", "--model", "sim:demo?latency=0"], ["jobs"], ["dashboard"]):
+        assert main([*command, "--store", store]) == 2
+    told = capfd.readouterr()
+    assert told.err.count("postgresql://user:password@host:5432/database") == 3
+    assert "S3CRET" not in refused.value.message + told.out + told.err
+    assert sorted(Path().iterdir()) == before

@@ -16,6 +16,7 @@ Rules of all operations:
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from random import Random
@@ -24,7 +25,7 @@ from typing import Any
 from smartbatch._files import own_folder, resolved_file, state_folder
 from smartbatch._fork import on_fork
 from smartbatch._settings import revealed
-from smartbatch.errors import StoreError
+from smartbatch.errors import ConfigError, StoreError
 from smartbatch.jobs.store.control_table import ControlTable
 from smartbatch.jobs.store.database import Database
 from smartbatch.jobs.store.fact_table import FactTable
@@ -38,6 +39,11 @@ from smartbatch.jobs.store.shard_table import ShardTable
 from smartbatch.jobs.store.summary_tables import SummaryTable
 
 _SERVERS = ("postgresql://", "postgres://")
+_KEYWORD_FORM = re.compile(
+    r"\s*(host|hostaddr|port|dbname|user|password|passfile|service|options|sslmode)\s*=|.*\bpassword\s*=",
+    re.S,
+)
+"""An address as libpq also takes it, such as ``host=db.example dbname=jobs``."""
 
 
 class SqlStore:
@@ -183,12 +189,19 @@ def resolved_place(place: str | None) -> str:
 
     Raises:
         StoreError: no file can have the name, or it is the address of another kind of server.
+        ConfigError: it is the address of a server in another form.
     """
     place = revealed(place or default_place())
     if "\0" in place:
         raise StoreError("the store cannot be used: its name contains a NUL character; name another file")
     if is_server(place):
         return place
+    if _KEYWORD_FORM.match(place):  # a file of that name would show the password
+        raise ConfigError(
+            "store: the address of a PostgreSQL server is written as a URL, such as "
+            "postgresql://user:password@host:5432/database?schema=smartbatch, with special characters "
+            "written as %XX"
+        )
     # sqlite:///relative, sqlite:////absolute or a plain path
     path = place.removeprefix("sqlite:///")
     if "://" in path:  # another kind of server: a file of that name would show the password
