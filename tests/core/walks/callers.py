@@ -105,6 +105,7 @@ def deadlines(rng: random.Random, record: Record) -> None:
 
 def controls(rng: random.Random, record: Record) -> None:
     """Models are named, and paused by themselves or with their provider."""
+    record.epoch = WALL
     providers = ("openai", "", " a", "a:b", "a\n", 5, "x" * 298, "x" * 299)
     models = (None, "m", "m:n", "", "m ", "y", "y" * 150)
     for provider in providers:
@@ -114,7 +115,7 @@ def controls(rng: random.Random, record: Record) -> None:
         names = rng.sample(("openai:m", f"openai:{ALL_MODELS}", f"gemini:{ALL_MODELS}"), rng.randrange(4))
         pauses = {name: Pause(name, rng.choice((None, "dear")), "ada", WALL) for name in names}
         found = ModelControls(pauses).pause_of(rng.choice(("openai:m", "openai:n", "gemini:m", "sim:m")))
-        record.note("paused", found, str(found))
+        record.note("paused", found)
 
 
 def classifiers(rng: random.Random, record: Record) -> None:
@@ -135,12 +136,18 @@ def classifiers(rng: random.Random, record: Record) -> None:
         cause = ValueError("cause")
         error.__cause__ = cause
         found = one.verdict(ValueError("x"), error)
-        record.note("verdict", str(found), found.kind, found is error, found.__cause__ is cause)
-        record.note("told", [(where, repr(error)) for where, error in told], getattr(error, "__notes__", []))
+        record.note(
+            "verdict",
+            found.kind,
+            theirs=found is error,
+            cause=found.__cause__ is cause,
+            told=[type(problem).__name__ for _, problem in told],
+            notes=len(getattr(error, "__notes__", ())),
+        )
     try:
         Classifiers((str, 5))  # type: ignore[arg-type]
-    except ConfigError as refused:
-        record.note("refused", str(refused))
+    except ConfigError:
+        record.note("refused")
 
 
 def batches(rng: random.Random, record: Record) -> None:
@@ -160,9 +167,18 @@ def batches(rng: random.Random, record: Record) -> None:
             record.tried("act", act, *given)
             if rng.random() < 0.1:
                 one.close(answered=rng.random() < 0.5)
-        except IllegalTransition as error:
-            record.note("no", str(error))
-        record.note("is", one.state, one.ended, one.outcomes, len(one), one.tokens, one.age(7.5), one.items)
+        except IllegalTransition:
+            record.note("illegal")
+        record.note(
+            "is",
+            state=one.state,
+            ended=one.ended,
+            outcomes=one.outcomes,
+            size=len(one),
+            tokens=one.tokens,
+            age=one.age(7.5),
+            items=one.items,
+        )
 
 
 WALKS = {

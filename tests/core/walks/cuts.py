@@ -9,7 +9,7 @@ import random
 from attrs import frozen
 from core.batching.hostile_prompts import HOSTILE
 from core.batching.pack_models import DAMAGE as DAMAGES
-from core.batching.pack_models import honest, written
+from core.batching.pack_models import answer_to, honest, written
 
 from smartbatch.core.batching.crosscheck import Crosscheck
 from smartbatch.core.batching.packing import (
@@ -72,9 +72,9 @@ def crosschecks(rng: random.Random, record: Record) -> None:
         check.observe(*line)
     for tokens, billed, size in lines:
         for share in (0.3, 0.5, 0.9, 0.97, 1.0, 1.03, 1.1, 2.0, 5.0):
-            record.note("suspicious", check.suspicious(tokens, round(share * billed), size))
+            record.note(f"times {share}", suspicious=check.suspicious(tokens, round(share * billed), size))
         more, less = (check.suspicious(tokens, billed + by, size) for by in (1, -1))
-        record.note("next", more, less)
+        record.note("next", more=more, less=less)
     record.note("of none", check.suspicious(0, 9), check.suspicious(9, 0), check.suspicious(1, 40))
     record.note("unrelated", check.unrelated)
 
@@ -105,10 +105,11 @@ def windows(rng: random.Random, record: Record) -> None:
                 for _ in range(calls)
             ],
         )
-        record.note("ready", BatchAccumulator(window).ready(now, waiting) - now)
+        record.note("ready", after=BatchAccumulator(window).ready(now, waiting) - now)
         gather = GatherWindow(rng.choice((3, 10)), *rng.choice(((), (1.0, 5.0))))
         leave_by = now + rng.choice((-1.0, 2.0, 500.0))
-        record.note("closes", gather.closes(waiting.count, waiting.opened, waiting.newest, leave_by) - now)
+        closes = gather.closes(waiting.count, waiting.opened, waiting.newest, leave_by)
+        record.note("closes", after=closes - now)
 
 
 WORDS = ("red", "größer", "語", "😀", "a longer word", "x" * 30)
@@ -121,17 +122,24 @@ def packs(rng: random.Random, record: Record) -> None:
     prompts = [" ".join(rng.choices(WORDS, k=rng.randrange(1, 6))) for _ in range(rng.randrange(2, 6))]
     params = Generation(max_tokens=rng.choice((None, 40)), system=rng.choice((None, "Be short.")))
     packed = compiler.compile([Request(prompt, params) for prompt in prompts])
-    record.note("packed", packed.request.prompt, packed.request.params)
+    record.note("packed", prompt=packed.request.prompt, params=packed.request.params)
     answers = [" ".join(rng.choices(WORDS, k=2)) for _ in prompts]
-    record.note("split", split(packed, json.dumps(answers)), split(packed, rng.choice(DAMAGE)))
-    record.note("honest", split(packed, written(honest(packed))))
-    for damage in rng.sample(list(DAMAGES), 6):
-        record.note("damaged", split(packed, DAMAGES[damage](honest(packed), rng)))
+    record.note("not asked", split(packed, json.dumps(answers)))
+    record.note("no answers", split(packed, rng.choice(DAMAGE)))
+    right = [answer_to(prompt) for prompt in prompts]
+    for damage in ("none", *rng.sample(list(DAMAGES), 6)):
+        items = honest(packed)
+        found = split(packed, DAMAGES[damage](items, rng) if damage in DAMAGES else written(items))
+        kept = [answer is not None for answer in found]
+        exact = [answer == text for answer, text in zip(found, right, strict=True)]
+        record.note(f"damage {damage}", answers=len(prompts), kept=sum(kept), right=sum(exact))
     mentioned = rng.sample(HOSTILE, 8)
     record.note("packable", [packable(Request(text)) for text in (*mentioned, *prompts)])
     record.tried("of two kinds", compiler.compile, [Request("a"), Request("b", Generation(max_tokens=3))])
     missing: list[str | None] = [None, None]
-    record.note("weights", usage_weights(rng.sample([*missing, *answers], 2)), usage_weights(missing))
+    record.note(
+        "weights", some=usage_weights(rng.sample([*missing, *answers], 2)), none=usage_weights(missing)
+    )
     weights = [rng.randrange(0, 50) for _ in prompts]
     usage = Usage(rng.randrange(500), rng.randrange(500), cached_tokens=rng.randrange(100))
     if sum(weights):

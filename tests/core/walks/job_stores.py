@@ -87,11 +87,12 @@ class _Walk:
             self._note(verb.__name__, verb(self))
         except (StoreError, LeaseLost, OverJobBudget, JobNotFound, ValueError, IndexError) as error:
             self._note(verb.__name__, type(error).__name__)
-        self._note("counts", *self._counts)
+        for job_id, counts in self._counts:
+            self._note("counts", job_id, counts)
         self._counts.clear()
 
     def _note(self, what: str, *found: Any) -> None:
-        self._record.note(what, *map(_shown, found))
+        self._record.note(what.replace("_", " "), *map(_shown, found))
 
     # -- what is done ------------------------------------------------------------------------------------
 
@@ -397,16 +398,21 @@ VERBS: list[Callable[[_Walk], Any]] = [
 def _shown(value: Any) -> Any:
     """Return what is the same in each process: whether a job has an owner, and not which.
 
-    Nor does the SQLite matter: ``RETURNING`` of 3.40 has a whole number where later ones have a float.
+    Of a decision only its reason is told. Nor does the SQLite matter: ``RETURNING`` of 3.40 has a whole
+    number where later ones have a float.
     """
     if isinstance(value, list | tuple):
         return [_shown(each) for each in value]
     if not has(type(value)):
         return value
     real = [field.name for field in fields(type(value)) if "float" in str(field.type)]
-    same = {name: float(found) for name in real if isinstance(found := getattr(value, name), int)}
+    same: dict[str, Any] = {
+        name: float(found) for name in real if isinstance(found := getattr(value, name), int)
+    }
     if getattr(value, "owner", None) is not None:
         same["owner"] = "somebody"
+    if getattr(value, "decision", None) is not None:
+        same["decision"] = value.decision.reason
     return evolve(value, **same)
 
 
@@ -416,6 +422,7 @@ def stores(rng: random.Random, record: Record) -> None:
         tempfile.TemporaryDirectory(dir=MEMORY) as folder,
         contextlib.closing(_Walk(rng, record, folder)) as walk,
     ):
+        record.epoch = START
         for step in range(240):
             walk.step()
             if step % 15 == 14:

@@ -28,6 +28,14 @@ SERVERS = (
     ("anthropic", {"requests": 4000, "input": 250_000, "output": 80_000}),
     ("gemini", {"requests": 1300, "input": 1_000_000}),
 )
+LIMITS = {
+    "bucket 60 10": lambda: bucket(60, 10.0),
+    "bucket 5 0.5": lambda: bucket(5, 0.5),
+    "windows 10 1": lambda: fixed_windows(10, 1.0),
+    "spaced 0.1": lambda: spaced(0.1),
+    "spaced 3": lambda: spaced(3.0),
+}
+"""By name: calls a moment and calls a second, calls a window and its seconds, or seconds between calls."""
 
 
 def filling(rng: random.Random, record: Record) -> None:
@@ -47,33 +55,46 @@ def filling(rng: random.Random, record: Record) -> None:
         client.quota.configure(rng.choice((None, 900, 6000)), rng.choice((None, 200_000)), 0.0)
     change = (20.0, {"requests": rng.choice((300.0, 2400.0))}) if rng.random() < 0.4 else None
     fill(server, client, seconds=40.0, seed=rng.randrange(100), jitter=0.005, change=change)
-    record.state(client.quota)
-    record.note("calls", client.counts.calls, client.counts.refused)
-    record.note("refusals", client.counts.refusals)
-    record.note("limits", client.quota.reported_limits, client.quota.spaced_rate)
-    for meter in server.meters.values():
-        record.note("spent", [at for at, _ in meter.spent])
+    record.name = style
+    record.note(
+        "run",
+        calls=client.counts.calls,
+        refused=client.counts.refused,
+        refused_at=client.counts.refusals,
+        limits=client.quota.reported_limits,
+        spaced=client.quota.spaced_rate,
+        called_at=[at for at, _ in server.meters["requests"].spent],
+        spent={name: sum(amount for _, amount in meter.spent) for name, meter in server.meters.items()},
+    )
 
 
 def unknown(rng: random.Random, record: Record) -> None:
     """Calls meet a limit that nobody told, or another one than was told."""
-    admit = rng.choice((bucket(60, 10.0), bucket(5, 0.5), fixed_windows(10, 1.0), spaced(0.1), spaced(3.0)))
+    limit = rng.choice(list(LIMITS))
     one = Quota()
     one.configure(rng.choice((None, None, 600, 6000)), None, 0.0)
     latency = rng.choice((constant(0.05), constant(0.5), lognormal(0.4), constant(4.0)))
     asked = rng.choice((None, 1.0))
+    workers = rng.choice((4, 32, 64))
     found = run(
         one,
-        admit,
+        LIMITS[limit](),
         250,
         latency=latency,
-        workers=rng.choice((4, 32, 64)),
+        workers=workers,
         retry_after=None if asked is None else lambda _: asked,
         quick_refusals=rng.random() < 0.5,
     )
-    record.state(one)
-    record.note("ends", found.ends, found.refusals)
-    record.note("run", found.seconds, found.refused, found.early, one.spaced_rate)
+    record.name = f"{limit} of {workers}"
+    record.note(
+        "run",
+        seconds=found.seconds,
+        refused=found.refused,
+        early=found.early,
+        rate=one.spaced_rate,
+        ended_at=found.ends,
+        refused_at=found.refusals,
+    )
 
 
 def _report(rng: random.Random) -> LimitReport | None:
@@ -138,7 +159,7 @@ def quota(
         now, level = now + passed, min(10.0, level + passed * rate)
         tokens = rng.choice((10.0, 150.0, 900.0))
         at = one.look(now, tokens, 0.4 * tokens)
-        record.note("look", at - now)
+        record.note("look", wait=at - now)
         if at <= now and rng.random() < 0.7:
             level -= 1.0
             bad = level < 0.0 or len(going) >= cap or rng.random() < refusing
@@ -148,7 +169,7 @@ def quota(
             report = told() if rng.random() < reporting else None
             if bad:
                 asked = rng.choice((None, None, 0.0, 1.5, 30.0))
-                record.note("refused", one.refused(call, now, asked, rng, report))
+                record.note("refused", until=one.refused(call, now, asked, rng, report))
             elif rng.random() < 0.9:
                 used = rng.choice((None, 0.8, 1.3))
                 one.succeeded(call, now, None if used is None else used * call.tokens, rng.choice((None, 50)))
@@ -157,8 +178,13 @@ def quota(
             else:
                 rng.choice((one.failed, one.dropped))(call, now)
         if step % 20 == 0:
-            record.note("told", one.in_flight, one.spaced_rate, one.reported_limits, one.is_opening)
-            record.state(one)
+            record.note(
+                "told",
+                in_flight=one.in_flight,
+                spaced=one.spaced_rate,
+                limits=one.reported_limits,
+                opening=one.is_opening,
+            )
         if rng.random() < 0.005:
             one.configure(rng.choice((None, 60, 600)), None, now)
 
@@ -187,12 +213,10 @@ def throttle(rng: random.Random, record: Record, moment: Moments = any_moment) -
             for each in [each for each in going if each[0] <= now]:
                 going.remove(each)
                 one.end(each[1], now, accepted=each[2])
-            record.note("rate", one.rate, one.latency)
-        if step % 50 == 0:
-            record.state(one)
+            record.note("rate", rate=one.rate, latency=one.latency)
         if step % 400 == 399 and rng.random() < 0.3:
             one.restart()
-    record.note("end", now)
+    record.note("end", seconds=now)
 
 
 def breaker(rng: random.Random, record: Record, moment: Moments = any_moment) -> None:
@@ -200,13 +224,11 @@ def breaker(rng: random.Random, record: Record, moment: Moments = any_moment) ->
     one = CircuitBreaker(rng.choice((1, 5)), probes=rng.choice((1, 4)))
     now, going, down = 0.0, list[tuple[object, bool]](), False
     usual = rng.choice((0.0, 0.05, 0.5, 0.9))
-    for step in range(600):
-        if step % 20 == 0:
-            record.state(one)
+    for _ in range(600):
         now += moment(rng.expovariate(rng.choice((1.0, 30.0))))
         down = not down if rng.random() < 0.01 else down
         at = one.look(now)
-        record.note("look", at - now, one.state, one.failure_share)
+        record.note("look", wait=at - now, state=one.state, failing=one.failure_share)
         if at <= now and rng.random() < 0.6:
             going.append((one.take(now), rng.random() < 0.8))
         elif going:
@@ -220,25 +242,30 @@ def breaker(rng: random.Random, record: Record, moment: Moments = any_moment) ->
             record.note("stop", one.stop(ValueError("no money"), now, now + 20.0))
         if rng.random() < 0.02:
             record.note("followed", one.follow(now, rng, outage=rng.random() < 0.3))
-        record.note("told", one.changes(), one.stopped(now) is None, one.passed, one.run_is_usual)
+        record.note(
+            "told",
+            change=one.changes(),
+            stopped=one.stopped(now) is not None,
+            passed=one.passed,
+            usual=one.run_is_usual,
+        )
 
 
 def pauses(rng: random.Random, record: Record) -> None:
     """Features are left off for a while after they failed."""
     flex, packing, now = FlexHealth(), PackingHealth(), 0.0
     for _ in range(300):
-        record.state(flex, packing)
         now += rng.expovariate(0.05)
         if rng.random() < 0.5:
             flex.answered()
         else:
             told = flex.refused(now, "no", in_flight=rng.randrange(12), permanent=rng.random() < 0.02)
-            record.note("flex", told)
-        record.note("open", flex.is_open(now), flex.resume(now))
+            record.note("flex refused", told)
+        record.note("flex", open=flex.is_open(now), resumed=flex.resume(now))
         asked = rng.randrange(1, 30)
         missing = rng.choice((0, 0, asked // 5, asked // 5 + 1, asked))
-        record.note("packs", packing.observe(now, asked, missing), packing.off_until(now) - now)
-        record.note("again", packing.resume(now))
+        record.note("packs", told=packing.observe(now, asked, missing), off=packing.off_until(now) - now)
+        record.note("packs resumed", packing.resume(now))
 
 
 def _given(
@@ -261,7 +288,9 @@ def budget(rng: random.Random, record: Record) -> None:
     held: list[SpendReservation] = []
     for step in range(200):
         cost = rng.choice((0.0, 1e-10, 0.3, 1.0, 2.5))
-        record.note("fits", one.fits(cost), one.short(cost) is outer, one.short(cost) is one)
+        record.note(
+            "call", fits=one.fits(cost), short_outside=one.short(cost) is outer, short=one.short(cost) is one
+        )
         if rng.random() < 0.5:
             made = record.tried("reserve", one.reserve, cost, lasting=rng.random() < 0.4)
             held += [] if made is None else [made]
@@ -272,16 +301,16 @@ def budget(rng: random.Random, record: Record) -> None:
             if act == one.settle:
                 held.remove(chosen)
         if step % 40 == 0:
-            record.state(one, outer, jobs)
             one.widen(0.5)
-        record.note("left", one.left, one.spent, one.reserved, outer.left, outer.spent)
-        record.note("room", one.room, one.obtainable(cost), one.obtainable(math.inf))
+        record.note("inner", left=one.left, spent=one.spent, reserved=one.reserved, room=one.room)
+        record.note("outer", left=outer.left, spent=outer.spent)
+        record.note("obtainable", one=one.obtainable(cost), any=one.obtainable(math.inf))
         name = str(rng.randrange(4))
         if jobs.has(name):
             jobs.charge(name, rng.uniform(0.0, 1.0), ended=rng.random() < 0.3, still=rng.choice((None, 0.2)))
         else:
             jobs.reserve(rng.choice((None, 0.5, 1.0)), partial(_given, rng, record, jobs, name))
-        record.note("jobs", jobs.jobs, jobs.budget.left, jobs.budget.spent)
+        record.note("jobs", jobs=jobs.jobs, left=jobs.budget.left, spent=jobs.budget.spent)
 
 
 def retries(rng: random.Random, record: Record) -> None:
@@ -307,8 +336,9 @@ def retries(rng: random.Random, record: Record) -> None:
             )
             asked = rng.choice((None, None, 0.0, 2.0, 40.0))
             retry = decide(policy, kind, count, asked, rng, seen)
-            record.note("retry", retry, count)
-            record.note("backoff", backoff(rng.randrange(1, 9), rng, first=0.5, longest=20.0, asked=asked))
+            record.note(f"{kind.value}", retried=retry is not None, retry=retry, count=count)
+            pause = backoff(rng.randrange(1, 9), rng, first=0.5, longest=20.0, asked=asked)
+            record.note("backoff", seconds=pause)
             if retry is None:
                 break
     assert math.isfinite(policy.delay(10_000, rng))

@@ -57,7 +57,7 @@ class _Walk:
         try:
             found = act(*given, **named)
         except (InputError, ValueError, IndexError) as error:
-            self._record.note(what, type(error).__name__, str(error).replace(self._folder, ""))
+            self._record.note(what, type(error).__name__)
             return None
         self._record.note(what, found)
         return found
@@ -71,8 +71,8 @@ class _Walk:
             known.append(keys.digest(prompt if rng.random() < 0.98 else "edited"))
         try:
             out = OutputFile(str(self._path), look_only=self._path.exists() and rng.random() < 0.1)
-        except InputError as error:
-            self._record.note("open", str(error).replace(self._folder, ""))
+        except InputError:
+            self._record.note("not opened")
             return
         with out:
             self.tried("recover", out.recover, known)
@@ -80,11 +80,12 @@ class _Walk:
                 index = rng.randrange(len(known))
                 row, result = _row(index, keys, self._prompts[index]), _result(rng, index)
                 line = encode(row, result, "m")
-                self._record.note("line", line.decode(), encode_result(index, result, "m").decode())
+                self._record.note("line", row=line, result=encode_result(index, result, "m"))
                 self.tried("append", out.append, [(row, line, result.error is None)])
                 if rng.random() < 0.03:
                     self.disturb()
-            self._record.note("answered", [self.tried("row", out.is_answered, n) for n in range(COUNT)])
+            answered = [n for n in range(COUNT) if self.tried("row", out.is_answered, n)]
+            self._record.note("answered", rows=answered)
             if rng.random() < 0.7:
                 self.tried("order", out.put_in_order)
             self.tried("check", out.check)
@@ -111,8 +112,10 @@ class _Walk:
             self._path.write_bytes(content)
 
     def look(self) -> None:
-        content = self._path.read_bytes().decode("latin-1") if self._path.exists() else None
-        self._record.note("files", sorted(os.listdir(self._folder)), content)
+        lines = self._path.read_bytes().split(b"\n") if self._path.exists() else []
+        rows = [int(line[10:].partition(b",")[0]) for line in lines if line.startswith(b'{"index": ')]
+        size, files = sum(map(len, lines)), sorted(os.listdir(self._folder))
+        self._record.note("files", names=files, lines=len(lines), size=size, rows=rows)
 
 
 def outputs(rng: random.Random, record: Record) -> None:

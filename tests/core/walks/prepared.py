@@ -85,9 +85,8 @@ def requests(rng: random.Random, record: Record) -> None:
         prompt = rng.choice(PROMPTS if rng.random() < 0.9 else ODD)
         request = record.tried("request", normalise, prompt, admit_defaults(defaults), **given)
         if request is not None and request.params.schema is None:
-            record.note("key", fingerprint(request, "m", "s").hex())
             other = fingerprint(request, rng.choice("mn"), rng.choice("st")) == fingerprint(request, "m", "s")
-            record.note("same", other)
+            record.note("key", same=other)
         record.tried("defaults", admit_defaults, Generation(**{
             name: value for name, value in given.items() if name in ("temperature", "stop", "extra", "top_p")
         }))  # fmt: skip
@@ -173,7 +172,7 @@ def answers(rng: random.Random, record: Record) -> None:
             request = Request(rng.choice(("p", (Message("user", "q"),))), Generation(temperature=temperature))
             for attempt in range(5):
                 again = repair_request(request, text, found, attempt, takes_temperature=attempt > 0)
-                record.note("again", again.prompt, again.params.temperature)
+                record.note("again", prompt=again.prompt, temperature=again.params.temperature)
 
 
 def costs(rng: random.Random, record: Record) -> None:
@@ -184,7 +183,9 @@ def costs(rng: random.Random, record: Record) -> None:
             usage = rng.choice((Usage(), Usage(900, 80)))
             route = rng.choice(list(Route))
             one.add(Result(str(place), usage=usage, cost=rng.choice((None, 0.0, 0.5, 0.5)), route=route))
-            record.note("cost", one.paid, one.individual, one.by_batch, one.answered)
+            record.note(
+                "cost", paid=one.paid, individual=one.individual, by_batch=one.by_batch, answered=one.answered
+            )
 
 
 assert issubclass(InvalidRequest, ValueError)

@@ -54,13 +54,16 @@ def forecasts(rng: random.Random, record: Record) -> None:
         seconds = middle * size**growth * math.exp(rng.gauss(0, 0.4))
         seen = Observation(size, seconds, now, ended=rng.random() > 0.1)
         record.note("change", forecaster.observe(seen))
-        if place % 20 == 0:
-            record.state(forecaster)
         if place % 4 == 0:
             found = forecaster.at(now + 1000.0)
             for q in (1e-6, 0.01, 0.5, 0.95, 0.9999):
                 record.note(f"quantile {q}", found.quantile(q, size))
-            record.note("chance", found.chance(seconds, 1), found.expected(20), found.uncertainty())
+            record.note(
+                "chance",
+                chance=found.chance(seconds, 1),
+                expected=found.expected(20),
+                unsure=found.uncertainty(),
+            )
             running = [
                 RunningBatch(size, rng.uniform(-5e3, 9e4), rng.choice((None, 0, 1, 400))) for _ in "12"
             ]
@@ -129,14 +132,21 @@ def choices(rng: random.Random, record: Record) -> None:
         load = Load(n, 500.0 * n, 100.0 * n, rng.choice((0, 3)), answers, rng.choice((0, 2)), repeats)
         decision = record.tried("choice", choose, load, offers, batch, constraints)
         if decision is not None:
-            record.note("chosen", decision.chosen.route, decision.piece, decision.late_penalty)
+            record.note(
+                "chosen", decision.chosen.route, piece=decision.piece, late_penalty=decision.late_penalty
+            )
             record.note("explained", explain(decision))
         if batch is not None:
             record.tried("break even", break_even, load, offers, batch, constraints)
         throughput = offers[0].throughput
         for q in (0.05, 0.5, 0.95):
-            record.note("finish", throughput.finish(n, q), throughput.expected(n), throughput.quota(n))
-            record.note("chance", chance_within(rng.uniform(1, 100), 20.0, 20.0 + 80 * q))
+            record.note(
+                "finish",
+                at=throughput.finish(n, q),
+                expected=throughput.expected(n),
+                quota=throughput.quota(n),
+            )
+            record.note("within", chance_within(rng.uniform(1, 100), 20.0, 20.0 + 80 * q))
         record.note("penalty", late_penalty(rng.choice((None, 0.4)), rng.choice((0.0, 5.0))))
 
 
@@ -181,21 +191,30 @@ def workloads(rng: random.Random, record: Record) -> None:
         middle = middle * 4 if place == 50 else middle
         made = int(middle * math.exp(rng.gauss(0, 0.6))) + 1
         rng.choice((learned, learned, longer)).observe(100, Usage(rng.randrange(0, 260), made))
-        record.note("learned", learned.ratio, learned.alike, learned.observed, learned.unsaved)
+        record.note(
+            "learned",
+            ratio=learned.ratio,
+            alike=learned.alike,
+            observed=learned.observed,
+            unsaved=learned.unsaved,
+        )
         record.note(
             "output",
-            learned.output(None),
-            learned.output(200),
-            min(90, learned.answers("")[1] or OUTPUT_TOKENS),
+            any=learned.output(None),
+            of_200=learned.output(200),
+            of_90=min(90, learned.answers("")[1] or OUTPUT_TOKENS),
         )
-        record.note("most", learned.most_output(None), learned.most_output(70), learned.input(1000))
+        record.note(
+            "most", any=learned.most_output(None), of_70=learned.most_output(70), input=learned.input(1000)
+        )
     state = learned.state()
     other = Calibration()
     for _ in range(rng.choice((0, 3))):
         other.observe(50, Usage(40, 30))
     other.saved(rng.choice((other.state(), {"seen": 0, "shapes": {}})))
-    record.note("restored", other.restore(state), other.state(), other.unsaved)
-    record.note("again", other.restore(state), learned.restore({**state, "seen": rng.choice((0, -1, "2"))}))
+    record.note("restored", taken=other.restore(state), state=other.state(), unsaved=other.unsaved)
+    record.note("again", other.restore(state))
+    record.note("odd seen", learned.restore({**state, "seen": rng.choice((0, -1, "2"))}))
     odd = {
         "seen": (0, -1, "2", 3, 1e3, None, True),
         "alike": (0, -1, 1, 10**6, 2.0),
@@ -205,7 +224,7 @@ def workloads(rng: random.Random, record: Record) -> None:
     for name, values in odd.items():
         for value in values:
             fresh = Calibration()
-            record.note("odd", fresh.restore({**state, name: value}), fresh.state())
+            record.note(f"odd {name}", taken=fresh.restore({**state, name: value}), state=fresh.state())
     record.note("no state", Calibration().restore([state]), Calibration().restore(None))
     load = Workload(learned, {"standard": Rates(), "batch": None}, kept=rng.random() < 0.4)
     if rng.random() < 0.4:
@@ -219,9 +238,14 @@ def workloads(rng: random.Random, record: Record) -> None:
         if rng.random() < 0.1:
             request = Request("word", embedding=Embedding())
         load.add(request, rng.choice((None, bytes([place % 7]) * 16)))
-    record.state(learned, other, load)
-    record.note("load", load.load, load.cost("standard"), load.cost("batch"), load.tokens_most)
-    record.note("by job", load.cost("standard", by_job=True), load.load.by_job)
+    record.note(
+        "load",
+        load.load,
+        standard=load.cost("standard"),
+        batch=load.cost("batch"),
+        by_job=load.cost("standard", by_job=True),
+        tokens_most=load.tokens_most,
+    )
 
 
 WALKS = {

@@ -101,7 +101,7 @@ def _whole(rng: random.Random, generation: int, number: int) -> LeaseAsk:
 def exchanges(rng: random.Random, record: Record) -> None:
     """Processes ask, wait, return and are gone; time passes, stands and is set back."""
     money, kind = int(rng.random() < 0.25), rng.random()
-    shared, now = SharedRecord(), EPOCH
+    shared, now, record.epoch = SharedRecord(), EPOCH, EPOCH
     record.note("by default", LeaseAsk("a"), shared)
     for step in range(150):
         now += -rng.choice((1.0, 2.0, 2.125, 60.0)) if rng.random() < 0.03 else rng.choice(PASSES)
@@ -109,10 +109,17 @@ def exchanges(rng: random.Random, record: Record) -> None:
         number = step - rng.choice((0, 0, 0, 0, 2, 5))
         ask = drawn(rng, [generation], money, number) if kind < 0.5 else _whole(rng, generation, number)
         record.tried("granted", exchange, shared, ask, now)
-        record.note("record", shared.levels, shared.granted, shared.at - EPOCH, shared.next_slot - now)
-        record.note("accounts", shared.accounts)
-        record.note("members", {name: (one.held, one.since - now) for name, one in shared.members.items()})
-        record.state(shared)
+        record.note(
+            "record",
+            levels=shared.levels,
+            granted=shared.granted,
+            at=shared.at,
+            next_slot=shared.next_slot,
+            accounts=shared.accounts,
+            members=sorted(shared.members),
+            held=[one.held for one in shared.members.values()],
+            since=[one.since for one in shared.members.values()],
+        )
 
 
 def _each(limits: Amounts, number: Callable[[float], float]) -> Amounts:
@@ -139,6 +146,7 @@ def _facts(
 def leases(rng: random.Random, record: Record) -> None:
     """Processes lease what their calls need, with news, outages, cooldowns, and a back end that goes away."""
     shared, now, woken = SharedRecord(), 0.0, list[int]()
+    record.epoch = EPOCH
     count = rng.choice((1, 2, 3))
     lost = rng.choice(("share", "stop", "local"))
     ones = [LimitLease(f"process {n}", partial(woken.append, n), lost) for n in range(count)]
@@ -147,9 +155,7 @@ def leases(rng: random.Random, record: Record) -> None:
     )
     told, away, accepted, cooled = rng.random() < 0.7, False, [0] * count, [-1.0] * count
     spacing = rng.random() < 0.4
-    for step in range(250):
-        if step % 10 == 0:
-            record.state(shared, ones)
+    for _ in range(250):
         now += rng.choice((0.0, 0.0, 0.015625, 0.0625, 0.125, 0.5, rng.choice((0.25, 1.0, 5.0, 5.125))))
         away = not away if rng.random() < 0.04 else away
         told = told or rng.random() < 0.02
@@ -159,7 +165,7 @@ def leases(rng: random.Random, record: Record) -> None:
         _, *more = _each(limits, lambda limit: rng.choice((0.0, 4.0, 0.125 * limit)))
         costs: Amounts = (1.0, more[0], more[1], more[2])
         at = one.look(now, costs)
-        record.note("look", at - now, len(woken))
+        record.note("look", wait=at - now, woken=len(woken))
         if at <= now and rng.random() < 0.8:
             one.take(now, costs)
             if rng.random() < 0.7:
@@ -172,8 +178,15 @@ def leases(rng: random.Random, record: Record) -> None:
             one.tell()
         elif event < 0.08:
             cooled[n] = now + rng.choice((0.0, 0.5, 3.0))
-        record.note("told", one.is_used, one.is_limited, one.holds, one.members, one.others_rate(now - 2.0))
-        record.note("due", one.due(now) - now)
+        record.note(
+            "told",
+            used=one.is_used,
+            limited=one.is_limited,
+            holds=one.holds,
+            members=one.members,
+            others=one.others_rate(now - 2.0),
+            due=one.due(now) - now,
+        )
         if one.due(now) > now and rng.random() < 0.9:
             continue
         facts = _facts(rng, now, limits if told else NOTHING, cooled[n], accepted[n], spaced=spacing)
@@ -181,19 +194,19 @@ def leases(rng: random.Random, record: Record) -> None:
         record.note("ask", ask)
         later = now + rng.choice((0.0, 0.0, 0.03125))
         if away:
-            record.note("lost", one.lose(later), one.due(later) - later)
+            record.note("lost", told=one.lose(later), due=one.due(later) - later)
         else:
             one.adopt(exchange(shared, ask, EPOCH + now), later)
-            record.note("adopted", one.due(later) - later, one.look(later, costs) - later)
+            record.note("adopted", due=one.due(later) - later, wait=one.look(later, costs) - later)
             record.note("cooldown", one.cooldown(later, rng.choice((0.0, later + 0.5))))
             record.note("spacing", one.spacing(rng.choice((0.0, facts.spaced, 4.0))))
-        record.note("outage", one.outage, one.outages, one.lost, one.joined)
+        record.note("outage", on=one.outage, outages=one.outages, lost=one.lost, joined=one.joined)
         now = later
 
 
 def together(rng: random.Random, record: Record, moment: Moments = any_moment) -> None:
     """Quotas of processes that share leases meet a limit that is told, or is not; some at first contact."""
-    shared, now, level = SharedRecord(), 0.0, 10.0
+    shared, now, level, record.epoch = SharedRecord(), 0.0, 10.0, EPOCH
     rate, cap = rng.choice((4.0, 40.0, 1e9)), rng.choice((3, 12, 1000))
     refusing, limit, calls_a_second = (
         rng.choice((0.0, 0.0, 0.05)),
@@ -209,9 +222,7 @@ def together(rng: random.Random, record: Record, moment: Moments = any_moment) -
         if first:
             one.approach()
             one.lack(rng.choice((3, 30)), 8)
-    for step in range(500):
-        if step % 20 == 0:
-            record.state(shared, ones, [call for _, call, _ in going])
+    for _ in range(500):
         passed = moment(rng.expovariate(calls_a_second) * (100.0 if rng.random() < 0.01 else 1.0))
         now, level = now + passed, min(10.0, level + passed * rate)
         one = rng.choice(ones)
@@ -222,7 +233,14 @@ def together(rng: random.Random, record: Record, moment: Moments = any_moment) -
                 one.lease.adopt(exchange(shared, one.lease.ask(now, one.facts(now)), EPOCH + now), now)
                 one.follow(now)
         at = one.look(now, 100.0, 40.0)
-        record.note("look", at - now, one.in_flight, one.is_opening, one.spaced_rate)
+        record.note(
+            "look",
+            wait=at - now,
+            in_flight=one.in_flight,
+            opening=one.is_opening,
+            spaced=one.spaced_rate,
+            limits=one.reported_limits,
+        )
         if at <= now and rng.random() < 0.8:
             level -= 1.0
             bad = level < 0.0 or len(going) >= cap or rng.random() < refusing
@@ -236,19 +254,19 @@ def together(rng: random.Random, record: Record, moment: Moments = any_moment) -
             if bad:
                 asked = rng.choice((None, None, None, 1.5))
                 refusal = one.refused(call, now, asked, rng, report if limit else None)
-                record.note("refused", refusal)
+                record.note("refused", until=refusal)
             elif rng.random() < 0.95:
                 one.succeeded(call, now, rng.choice((None, 80.0)), None)
                 if limit is not None:
                     one.learn(report, call, now)
             else:
                 rng.choice((one.failed, one.dropped))(call, now)
-        record.note("reported", one.reported_limits)
 
 
 def budget_leases(rng: random.Random, record: Record) -> None:
     """Clients spend a budget together, lack money, give it back, and lose the back end for a while."""
     shared, now, away, woken = SharedRecord(), 0.0, False, list[int]()
+    record.epoch = EPOCH
     held, reserved = [0.0] * 3, [0.0] * 3
 
     def widen(n: int, usd: float) -> None:
@@ -280,7 +298,7 @@ def budget_leases(rng: random.Random, record: Record) -> None:
             held[n] -= cost
         if reserved[n] and rng.random() < 0.3:
             held[n], reserved[n] = held[n] - 0.5 * reserved[n], 0.0
-        record.note("due", one.waits(), one.due(now) - now, len(woken))
+        record.note("due", waits=one.waits(), after=one.due(now) - now, woken=len(woken))
         if one.due(now) > now and rng.random() < 0.9:
             continue
         ask = one.ask(now, leaving=rng.random() < 0.02)
@@ -290,41 +308,51 @@ def budget_leases(rng: random.Random, record: Record) -> None:
             record.note("lost", one.lose(now))
         else:
             one.adopt(grant, now + rng.choice((0.0, 0.0625)))
-        record.note("accounts", shared.accounts, one.unleased)
-        record.state(shared, ones)
-        record.note(
-            "told", one.lost, held[n], one.due(now) - now, [one.is_hopeless(x) for x in (0.0, 0.5, 9.0)]
-        )
+        record.note("accounts", shared.accounts, unleased=one.unleased)
+        hopeless = [one.is_hopeless(x) for x in (0.0, 0.5, 9.0)]
+        record.note("told", lost=one.lost, held=held[n], due=one.due(now) - now, hopeless=hopeless)
 
 
 def spending(rng: random.Random, record: Record) -> None:
     """Budgets that are leased reserve and spend, lack money, and give it back."""
-    shared, now = SharedRecord(), EPOCH
+    shared, now, record.epoch = SharedRecord(), EPOCH, EPOCH
     ones = [Budget(outer=Budget(rng.choice((None, 3.0)))) for _ in range(rng.choice((1, 2)))]
     for n, one in enumerate(ones):
         one.share(4.0, f"client {n}", int)
     held: list[tuple[Budget, SpendReservation]] = []
-    for step in range(120):
+    for _ in range(120):
         now += rng.choice((0.0, 0.125, 0.5, 1.0, rng.choice((5.0, 31.0))))
         one = rng.choice(ones)
         assert one.lease is not None
         cost = rng.choice((0.0, 0.25, 0.5, 3.0))
-        record.note("fits", one.fits(cost), one.short(cost) is one, one.obtainable(cost), one.room, one.left)
+        record.note(
+            "call",
+            fits=one.fits(cost),
+            short=one.short(cost) is one,
+            obtainable=one.obtainable(cost),
+            room=one.room,
+            left=one.left,
+        )
         if one.fits(cost) and rng.random() < 0.7:
             held.append((one, one.reserve(cost, lasting=rng.random() < 0.3)))
         elif held:
             budget, reservation = held.pop(rng.randrange(len(held)))
             budget.settle(reservation, reservation.usd * rng.choice((0.0, 0.5, 1.0, 1.25)))
-        record.note("due", one.lease.due(now) - now)
+        record.note("due", after=one.lease.due(now) - now)
         if one.lease.due(now) <= now:
             ask = one.lease.ask(now)
             if rng.random() < 0.05:
                 record.note("lost", one.lease.lose(now))
             else:
                 one.lease.adopt(exchange(shared, ask, now), now)
-        if step % 20 == 0:
-            record.state(shared, [each.lease for each in ones])
-        record.note("told", one.spent, one.reserved, one.lease.unleased, one.lease.lost)
+        record.note(
+            "told",
+            spent=one.spent,
+            reserved=one.reserved,
+            unleased=one.lease.unleased,
+            lost=one.lease.lost,
+            accounts=shared.accounts,
+        )
 
 
 def failures(rng: random.Random, record: Record) -> None:
@@ -335,10 +363,17 @@ def failures(rng: random.Random, record: Record) -> None:
     )
     for kind, status, code in itertools.product(ErrorKind, statuses, codes):
         error = ProviderError("no", kind=kind, status=status, code=code)
-        record.note("error", is_network(error), is_page(error), is_for_all(error), retry_kind(error))
-        record.note("healthy", is_unhealthy(error), caused_by_one([error] * 2) is error)
+        record.note(
+            f"{kind.value}",
+            network=is_network(error),
+            page=is_page(error),
+            for_all=is_for_all(error),
+            retried_as=retry_kind(error),
+            unhealthy=is_unhealthy(error),
+            of_one=caused_by_one([error] * 2) is error,
+        )
         for answered, passed in itertools.product((False, True), repeat=2):
-            record.note("away", is_unavailable(error, answered=answered, passed=passed))
+            record.note(f"{kind.value}", away=is_unavailable(error, answered=answered, passed=passed))
         another = ProviderError("no", kind=kind)
         for outcomes in ([error], [error, another], [error, "text"], ["text", error], ["text", "text"]):
             record.note("one", caused_by_one(outcomes) is None)

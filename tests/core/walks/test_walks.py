@@ -1,27 +1,34 @@
-"""No decision of the core or the output file changes unnoticed: random steps lead where they led before."""
+"""No decision of the core, the store or the output file changes unnoticed: random steps lead where they led.
+
+A change that is meant is recorded with ``PYTHONPATH=tests:. python -m tests.core.walks.walking``.
+"""
 
 from __future__ import annotations
 
-import re
-
 import pytest
-from levels import sampled
 
-from tests.core.walks.walking import FEW, RECORDED, WALKS, walked
+from tests import figures
+from tests.core.walks.walking import RECORDED, WALKS, blocks, group_of, walked
 
-
-def recorded(name: str) -> list[str]:
-    return [line for line in RECORDED.read_text().splitlines() if re.match(rf"{name} \d", line)]
+FURTHER = [(name, seeds) for name in WALKS for seeds in blocks(name)[1:]]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", sampled(WALKS, keep=9))
-def test_walks_end_where_they_did(name: str) -> None:
-    """A change that is meant is recorded with ``PYTHONPATH=tests:. python -m tests.core.walks.walking``."""
-    assert walked(name, FEW.get(name)) == recorded(name)[: FEW.get(name)]
+def differences(name: str, seeds: range) -> list[str]:
+    found = walked(name, seeds)
+    return figures.differences(figures.groups_of(RECORDED, *found), found)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", FEW)
-def test_all_walks_end_where_they_did(name: str) -> None:
-    assert walked(name) == recorded(name)
+@pytest.mark.parametrize("name", WALKS)
+def test_the_first_walks_decide_as_recorded(name: str) -> None:
+    assert differences(name, blocks(name)[0]) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "seeds"), FURTHER, ids=[group_of(*each) for each in FURTHER])
+def test_further_walks_decide_as_recorded(name: str, seeds: range) -> None:
+    assert differences(name, seeds) == []
+
+
+def test_each_recorded_group_is_walked() -> None:
+    assert set(figures.read(RECORDED)) == {group_of(name, seeds) for name in WALKS for seeds in blocks(name)}

@@ -1,15 +1,17 @@
-"""Random walks through the core, and what they decided when it was recorded.
+"""Random walks through the core, and the figures of what they decided when it was recorded.
 
     PYTHONPATH=tests:. python -m tests.core.walks.walking
 
-records anew, after a change of behaviour that is meant; the difference says where it shows.
+records anew, after a change of behaviour that is meant; the difference says which figures it changes.
 """
 
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from pathlib import Path
 
+from tests import figures
 from tests.core.walks import callers, cuts, job_stores, limits, outputs, prepared, routes, shared
 from tests.core.walks.record import Record
 
@@ -25,21 +27,39 @@ WALKS = {
     **job_stores.WALKS,
 }
 """By name: a walk, and how often it is taken, each time with other random numbers."""
+SCENARIOS = ("filling", "unknown")
+"""Walks that have figures each, named ``run``: what happens in them can be told in a line."""
 FEW = {"exchanges": 6, "leases": 6, "together": 8, "shared budgets": 8, "outputs": 8, "stores": 5}
 FEW |= {"quota at eighths": 12, "together at eighths": 4}
-"""How often the default tests take some."""
+"""Of these the first few are taken before all others: most mistakes show there, and sooner."""
+AT_MOST = 80
+"""Walks that have their figures together."""
 
 
-def walked(name: str, times: int | None = None) -> list[str]:
-    """Take a walk some times, or as often as it is recorded; return a line for each."""
-    walk, most = WALKS[name]
-    lines = []
-    for seed in range(times or most):
-        record = Record()
+def blocks(name: str) -> list[range]:
+    """Return the numbers of the walks whose figures are taken together."""
+    _, times = WALKS[name]
+    first = FEW.get(name, AT_MOST)
+    bounds = [0, *range(first, times, AT_MOST), times]
+    return [range(*each) for each in pairwise(bounds)]
+
+
+def group_of(name: str, seeds: range) -> str:
+    """Return the group of the recorded figures that has those of some walks."""
+    return f"{name} {seeds[0]}-{seeds[-1]}"
+
+
+def walked(name: str, seeds: range) -> dict[str, dict[str, dict[str, str]]]:
+    """Take a walk with the random numbers of some seeds, and return the figures."""
+    walk, _ = WALKS[name]
+    each, together = {}, Record()
+    for seed in seeds:
+        record = Record() if name in SCENARIOS else together
         walk(random.Random(f"{name} {seed}"), record)
-        lines.append(f"{name} {seed}: {record.line()}".rstrip())
-    return lines
+        each[f"{seed} {record.name}"] = record.figures().get("run", {})
+    return {group_of(name, seeds): each if name in SCENARIOS else together.figures()}
 
 
 if __name__ == "__main__":
-    RECORDED.write_text("".join(f"{line}\n" for name in WALKS for line in walked(name)))
+    groups = [walked(name, seeds) for name in WALKS for seeds in blocks(name)]
+    figures.write(RECORDED, {group: found for each in groups for group, found in each.items()})

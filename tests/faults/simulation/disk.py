@@ -7,7 +7,6 @@ replaced or damaged) is left to tests of its own and to the kill loop; it would 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sqlite3
 from collections.abc import Callable
@@ -25,8 +24,6 @@ from smartbatch.jobs.store.sqlite import SqliteTransaction
 __all__ = ["Disk", "SimStore"]
 
 _T = TypeVar("_T")
-_HERE = f"{os.uname().nodename}-{os.getpid()}-"
-"""What names of owners begin with."""
 
 
 class Disk:
@@ -34,7 +31,6 @@ class Disk:
 
     Attributes:
         connection: the only one.
-        stored: a digest of all that was stored at any time it was noted.
         spool: the folder.
     """
 
@@ -42,24 +38,9 @@ class Disk:
         self.connection = sqlite3.connect(":memory:", isolation_level=None)
         self.connection.deserialize(_empty(str(folder.parent)))
         self.spool = str(folder / "spool")
-        tables = """SELECT name FROM sqlite_master
-            WHERE type = 'table' AND name NOT IN ('owner', 'schema_version') ORDER BY name"""
-        self._tables = [name for (name,) in self.connection.execute(tables)]
-        self.stored = hashlib.blake2b(digest_size=8)
-        self._noted = 0
 
     def close(self) -> None:
         self.connection.close()
-
-    def note(self) -> None:
-        """Add all that is stored now to :attr:`stored`, if anything was written."""
-        if self._noted == self.connection.total_changes:
-            return
-        self._noted = self.connection.total_changes
-        for table in self._tables:
-            rows = self.connection.execute(f"SELECT * FROM {table}").fetchall()
-            if rows:  # a further table, as long as nothing is in it, changes nothing of how jobs go
-                self.stored.update(repr(rows).replace(_HERE, "").encode())
 
     def files(self) -> list[str]:
         """Return the names of files on their way to the provider or from it."""

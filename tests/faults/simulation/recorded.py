@@ -1,23 +1,25 @@
-"""How simulated jobs went when they were recorded: a digest of every event with its time, and its outcome.
+"""How simulated jobs went when they were recorded: calls, seconds, money, order and more of each.
 
     PYTHONPATH=tests:. python -m tests.faults.simulation.recorded
 
-records anew, after a change of behaviour that is meant; the difference says for which jobs it shows.
+records anew, after a change of behaviour that is meant; the difference says which figures it changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests import figures
 from tests.faults.simulation.clock import SimClock
 from tests.faults.simulation.plans import CASES, plan_of, seeded
 from tests.faults.simulation.scenario import FLAVOURS, HOUR, Plan
 from tests.faults.simulation.simulate import simulate
 from tests.faults.simulation.simulated_world import Outcome
+from tests.figures import Figures, Table
 
-__all__ = ["ODD", "POLICIES", "SEEDS", "lines_of", "odd", "recorded", "with_policy"]
+__all__ = ["ODD", "POLICIES", "RECORDED", "SEEDS", "all_plans", "differences", "odd", "with_policy"]
 
 RECORDED = Path(__file__).with_name("recorded.txt")
 SEEDS = range(8)
@@ -94,25 +96,37 @@ def with_policy(name: str) -> Iterator[Plan]:
         yield Plan(seed=seed, flavour=flavour, quiet=True, turnaround=6 * HOUR, policy=asked)
 
 
-def lines_of(outcomes: Iterable[Outcome]) -> list[str]:
-    """Return a line for each run."""
-    return [" ".join(_words(outcome)) for outcome in outcomes]
+def figures_of(group: str, outcomes: Iterable[Outcome]) -> Table:
+    """Return the figures of the runs of a group, each under what sets it apart from the others."""
+    found = {_name_of(outcome.plan): outcome.figures for outcome in outcomes}
+    return {group: found}
 
 
-def _words(outcome: Outcome) -> Iterator[str]:
-    yield f"{outcome.plan.line()}: {outcome.trace} {outcome.stored} {outcome.problem or ''}"
-    yield f"{outcome.seconds:.0f} s, paid twice {outcome.double},"
-    for what, counts in (("creates", outcome.creates), ("incidents", outcome.incidents)):
-        yield f"{what} {dict(sorted(counts.items()))}"
+def _name_of(plan: Plan) -> str:
+    faults = ("+".join(names) for names in plan.faults)
+    slow = "" if plan.turnaround is None else f"{plan.turnaround:g}s"
+    crashes = f"crash={plan.crash_rate:g}" if plan.crash_rate else ""
+    return " ".join(filter(None, (plan.flavour, str(plan.seed), crashes, *faults, slow)))
 
 
-def recorded() -> list[str]:
-    return RECORDED.read_text().splitlines()
+def differences(group: str, outcomes: Iterable[Outcome]) -> list[str]:
+    """Return which figures are not as recorded in any of the runs of a group."""
+    found = figures_of(group, outcomes)
+    return figures.differences(figures.groups_of(RECORDED, group), found)
+
+
+def all_plans() -> dict[str, Iterable[Plan]]:
+    """Return the plans of all runs that are recorded, by group."""
+    return {
+        **{f"seeds of {flavour}": seeded(SEEDS, flavour) for flavour in FLAVOURS},
+        **{f"case {case}": [plan_of(case, flavour, 0) for flavour in FLAVOURS] for case in CASES},
+        **{f"policy {name}": with_policy(name) for name in POLICIES},
+        **{f"odd {name}": odd(name) for name in ODD},
+    }
 
 
 if __name__ == "__main__":
-    plans = [plan for flavour in FLAVOURS for plan in seeded(SEEDS, flavour)]
-    plans += [plan_of(case, flavour, 0) for case in CASES for flavour in FLAVOURS]
-    plans += [plan for name in POLICIES for plan in with_policy(name)]
-    plans += [plan for name in ODD for plan in odd(name)]
-    RECORDED.write_text("".join(f"{line}\n" for line in lines_of(map(simulate, plans))))
+    table: dict[str, Mapping[str, Figures]] = {}
+    for group, plans in all_plans().items():
+        table |= figures_of(group, map(simulate, plans))
+    figures.write(RECORDED, table)

@@ -68,7 +68,7 @@ class Network:
 
     Attributes:
         creates: how often a create with each mark arrived.
-        calls: how often each kind of call was made.
+        calls: how often each kind of call was made; ``called_at`` when.
         repeats: how often something below us sends a create again whose answer was lost.
     """
 
@@ -93,6 +93,7 @@ class Network:
         self.repeats = repeats
         self.creates: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
+        self.called_at: list[float] = []
         self._arrivals = 0
         self._foreign = 0
 
@@ -346,6 +347,7 @@ class SimApi(BatchApi):
 
     def _pass(self, name: str) -> None:
         self._network.calls[name] += 1
+        self._network.called_at.append(self._now())
         self._network.clock.advance(self._network.rng.uniform(0.05, 1.0))
 
     def _drawn(self) -> float:

@@ -6,6 +6,7 @@ Everything is decided by the plan's seed, and time is virtual, so a run can be r
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
@@ -19,7 +20,6 @@ from smartbatch.jobs.act_records import JobSelection
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.records import JobRow, JobState, NewItem
 from smartbatch.types import Generation, Request
-from tests.core.walks.record import plain
 from tests.faults.simulation.clock import SimClock
 from tests.faults.simulation.crash_points import Crash, CrashPoints
 from tests.faults.simulation.disk import Disk
@@ -30,6 +30,7 @@ from tests.faults.simulation.process import LEASE, PROVIDER, Process
 from tests.faults.simulation.scenario import FLAVOURS, HOUR, MINUTE, Plan, scenario
 from tests.faults.simulation.simulated_remote import Network, digest_of, tokens_of
 from tests.faults.simulation.violation import Violation
+from tests.figures import runs
 
 __all__ = ["Outcome", "World"]
 
@@ -50,8 +51,10 @@ class Outcome:
     Attributes:
         plan: the run.
         problem: the invariant that broke, or what was raised; ``None`` when all is well.
-        trace: a digest of every event with its time.
-        stored: a digest of all that the store had after each step.
+        trace: a digest of every event with its time, which a run of an equal plan has as well.
+        figures: by name, what a reviewer wants to know of the run: how often each thing took place; the
+            order in which results came and lines of each batch ran; seconds until the end, of each create,
+            and of an average call.
         points: names of the crash points that were met.
         crashed: names of those that crashed; ``frozen`` how many stood still.
         incidents: what the store told, by kind.
@@ -66,7 +69,7 @@ class Outcome:
     plan: Plan
     problem: str | None
     trace: str
-    stored: str
+    figures: dict[str, str]
     points: tuple[str, ...]
     crashed: tuple[str, ...]
     frozen: int
@@ -117,6 +120,8 @@ class World:
         self.job: JobRow | None = None
         self._running: Process | None = None
         self.points.freeze = self._freeze
+        self._over_at: float | None = None
+        self._events: Counter[str] = Counter()
 
     # -- the course of a run ---------------------------------------------------------------------------------
 
@@ -129,7 +134,6 @@ class World:
         self.processes = [self._start_process(KEY) for _ in range(self.what.workers)]
         self._accept()
         for _ in range(STEPS):
-            self.disk.note()
             if self.checker.check_step():
                 self._deliver()
             if self._over():
@@ -275,7 +279,7 @@ class World:
     def _end(self) -> Counter[str]:
         """Let everything that still runs at the provider come in, recover once more, and check."""
         assert self.job is not None
-        end = self.clock.now()
+        self._over_at = end = self.clock.now()
         self.clock.advance(48 * HOUR)
         self.backend.advance(self.clock.now())
         self._recover_again()
@@ -335,10 +339,11 @@ class World:
         return f"{digest[:16]} call-{index}"
 
     def _tell(self, event: Event) -> None:
+        self._events[type(event).__name__] += 1
         if isinstance(event, ShardChanged):
             self.points.record(f"{event.shard_id} {event.before} {event.after} {event.reason}")
         else:
-            self.points.record(f"{type(event).__name__} {plain(event)}")
+            self.points.record(repr(event))
 
     def _describe(self) -> str:
         assert self.job is not None
@@ -349,6 +354,46 @@ class World:
             for shard in store.shards.of_job(self.job.id)
         ]
         return f"{job.state if job else None} {job.note if job else None} {shards}"
+
+    def _figures(self) -> dict[str, str]:
+        """Return how the job went, without what is zero."""
+        if self.job is None:
+            return {}
+        network, ledger, checker = self.network, self.ledger, self.checker
+        store = self.processes[0].plain
+        row, shards = store.jobs.get(self.job.id), store.shards.of_job(self.job.id)
+        number = {digest_of(prompt): ix for ix, prompt in enumerate(self.prompts)}
+        batches = [batch for batch in ledger.batches if "foreign" not in batch.label]
+        ran = [[number[line.prompt] for _, line in sorted(batch.lines.items())] for batch in batches]
+        at = network.called_at
+        counts: dict[str, Mapping[str, int]] = {
+            "calls": network.calls,
+            "batches": Counter(batch.outcome for batch in batches),
+            "shards": Counter(shard.state.value for shard in shards),
+            "asked": Counter(str(call.status) for call in ledger.calls),
+            "events": self._events,
+            "incidents": Counter(one.kind for one in store.facts.incidents(self.job.id)),
+        }
+        assert row is not None
+        found = {
+            "seconds": "never" if self._over_at is None else f"{self._over_at:.0f}",
+            "ok": row.succeeded,
+            "failed": row.failed,
+            "cancelled": row.cancelled,
+            "usd": f"{row.cost + row.realtime_cost:.6g}",
+            "billed": sum(each.billed for paid in ledger.billed_by_prompt.values() for each in paid),
+            "twice": sum(len(paid) > 1 for paid in ledger.billed_by_prompt.values()),
+            "results": f"({runs(checker.delivered.seen)})",
+            "ran": " ".join(f"({runs(each)})" for each in ran),
+            "created_at": " ".join(f"{batch.at:.0f}" for batch in batches),
+            "called_at": f"{sum(at) / len(at):.1f}" if at else "",
+            "points": len(self.points.names),
+            "crashed": len(self.points.crashed),
+            "frozen": self.points.frozen,
+        }
+        for name, each in counts.items():
+            found[name] = " ".join(f"{key}:{count}" for key, count in sorted(each.items()))
+        return {name: str(figure) for name, figure in found.items() if figure}
 
     def outcome(self, problem: str | None, incidents: Counter[str]) -> Outcome:
         """Totals the run up."""
@@ -362,7 +407,7 @@ class World:
             plan=self.plan,
             problem=problem,
             trace=self.points.trace,
-            stored=self.disk.stored.hexdigest(),
+            figures=self._figures() | ({} if problem is None else {"problem": problem.split()[0]}),
             points=tuple(self.points.names),
             crashed=tuple(self.points.crashed),
             frozen=self.points.frozen,

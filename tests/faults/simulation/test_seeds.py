@@ -10,8 +10,18 @@ from collections.abc import Callable, Iterable, Iterator
 import pytest
 from levels import sampled
 
+from tests import figures
 from tests.faults.simulation.plans import CASES, Totals, plan_of, seeded
-from tests.faults.simulation.recorded import ODD, POLICIES, SEEDS, lines_of, odd, recorded, with_policy
+from tests.faults.simulation.recorded import (
+    ODD,
+    POLICIES,
+    RECORDED,
+    SEEDS,
+    all_plans,
+    differences,
+    odd,
+    with_policy,
+)
 from tests.faults.simulation.scenario import FLAVOURS, Plan
 from tests.faults.simulation.simulate import simulate
 from tests.faults.simulation.simulated_world import Outcome
@@ -26,7 +36,11 @@ def test_of_8_jobs_nothing_is_lost_paid_twice_unnamed_or_never_done(flavour: str
     """40 seeds in all, in this process; what the 2,000 do, without their totals."""
     outcomes = [simulate(plan) for plan in seeded(SEEDS, flavour)]
     assert Totals.of(outcomes).problems == []
-    assert set(lines_of(outcomes)) <= set(recorded())
+    assert differences(f"seeds of {flavour}", outcomes) == []
+
+
+def test_each_recorded_group_of_jobs_is_run() -> None:
+    assert set(figures.read(RECORDED)) == set(all_plans())
 
 
 @pytest.mark.full
@@ -35,7 +49,7 @@ def test_jobs_in_each_case_go_as_they_went(case: str) -> None:
     """One thing goes wrong, and nothing crashes."""
     outcomes = [simulate(plan_of(case, flavour, 0)) for flavour in FLAVOURS]
     assert Totals.of(outcomes).problems == []
-    assert set(lines_of(outcomes)) <= set(recorded())
+    assert differences(f"case {case}", outcomes) == []
 
 
 @pytest.mark.full
@@ -45,14 +59,14 @@ def test_jobs_that_ask_for_more_go_as_they_went(policy: str) -> None:
     ``PYTHONPATH=tests:. python -m tests.faults.simulation.recorded``."""
     outcomes = [simulate(plan) for plan in with_policy(policy)]
     assert Totals.of(outcomes).problems == []
-    assert set(lines_of(outcomes)) <= set(recorded())
+    assert differences(f"policy {policy}", outcomes) == []
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ODD)
 def test_jobs_at_an_odd_provider_go_as_they_went(name: str) -> None:
-    """It breaks its word, so that not all is well; what is told of it, and when, is recorded."""
-    assert set(lines_of(map(simulate, odd(name)))) <= set(recorded())
+    """It breaks its word, so that not all is well; what comes of it is recorded."""
+    assert differences(f"odd {name}", map(simulate, odd(name))) == []
 
 
 @pytest.mark.full
