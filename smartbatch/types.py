@@ -522,15 +522,15 @@ class Result(Generic[T_co]):
 
     @property
     def empty(self) -> bool:
-        """True when the answer has no text but white space, and nothing else in place of a text."""
-        if not self.ok or (self.text is not None and self.text.strip()):
+        """True when the answer has no text but white space, nothing in place of it, and was not refused."""
+        if not self.ok or self.refused or (self.text is not None and self.text.strip()):
             return False
         calls = self.tool_calls or self.finish_reason == "tool_calls"
         return self.parsed is None and self.embedding is None and not calls
 
     @property
     def defects(self) -> tuple[Defect, ...]:
-        """Which of ``"truncated"``, ``"empty"`` and ``"refused"`` the answer is; it can be several."""
+        """Which of ``"truncated"``, ``"empty"`` and ``"refused"`` the answer is; or the first two."""
         return tuple(name for name in DEFECTS if getattr(self, name))
 
     def message(self) -> Message:

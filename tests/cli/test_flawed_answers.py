@@ -196,7 +196,7 @@ def test_a_job_and_its_report_count_each_defect(tmp_path: Path, strategy: str) -
         (Result("r", text="", finish_reason="length"), ("truncated", "empty")),
         (Result("r", text=" \n", finish_reason="stop"), ("empty",)),
         (Result("r", text="I cannot", finish_reason="refusal"), ("refused",)),
-        (Result("r", finish_reason="content_filter"), ("empty", "refused")),
+        (Result("r", finish_reason="content_filter"), ("refused",)),
         (Result("r", parsed=0, finish_reason="stop"), ()),
         (Result("r", finish_reason="tool_calls"), ()),
         (Result("r", error=smartbatch.QueueFull("full"), finish_reason="length"), ()),
