@@ -417,12 +417,14 @@ def _read(data: bytes, make: Callable[[dict[str, Any]], _T]) -> _T:
         form = _decoded(data)
         if (version := form["v"]) == VERSION:
             return make(form)
+        if type(version) is not int:
+            raise TypeError
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise StoreError(
             "a row of the store is damaged and was left as it is; restore the store from a copy"
         ) from None
     raise StoreError(
-        f"a row of the store has form {version!r:.20}, this smartbatch reads form {VERSION}: update it"
+        f"a row of the store has form {version}, this smartbatch reads form {VERSION}: update it"
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import evolve, fields
+from attrs import evolve, fields, frozen
 from properties import real_bodies
 from properties.fuzzing import Target, Targets, fuzz
 from properties.mangling import ODD, ODD_HEADERS, body, garbled, spoiled
@@ -43,7 +43,7 @@ from smartbatch.jobs.payload import (
     encode_result,
 )
 from smartbatch.jobs.steps.result_lines import raw_lines
-from smartbatch.jobs.store.rows import record_of, record_text
+from smartbatch.jobs.store.rows import earlier_tries, maker, record_of, record_text
 from smartbatch.jobs.versioned_records import JobPolicy, RemoteProgress
 from smartbatch.jobs.wire_ids import parse_wire_id, wire_id
 from smartbatch.providers.anthropic.provider import AnthropicProvider
@@ -310,6 +310,37 @@ def stored_records() -> Target:
 def test_a_record_that_was_found_to_get_past_is_damaged(kept: str) -> None:
     with pytest.raises(StoreError, match="damaged"):
         record_of(RemoteProgress, kept)
+
+
+DEEP = "[" * 900 + "]" * 900
+
+
+@pytest.mark.parametrize("form", [f'{{"v":{DEEP}}}', '{"v":"3"}', '{"v":null}', f'{{"v":{"[" * 90_000}'])
+def test_a_row_whose_version_is_no_number_is_damaged(form: str) -> None:
+    """However deep the stack is: a short form of what was found may be too deep to show."""
+    for read in (
+        lambda data: decode_result(data, request_id="q"),
+        decode_params,
+        lambda data: decode_request(data, Generation(), id="q"),
+    ):
+        with pytest.raises(StoreError, match="damaged"):
+            read(form.encode())
+
+
+@pytest.mark.parametrize("kept", ["[" * 90_000, "{", "7"])
+def test_parts_of_rows_that_are_damaged_are_told(kept: str) -> None:
+    with pytest.raises(StoreError, match="record of earlier tries of the store is damaged"):
+        earlier_tries((0.5, kept, b""))
+    make = maker(Odd, value=lambda text: tuple(json.loads(text)[0]))
+    with pytest.raises(StoreError, match="a Odd of the store is damaged"):
+        make((kept,))
+
+
+@frozen
+class Odd:
+    """A record of one column."""
+
+    value: tuple[Any, ...]
 
 
 # -- the command line ----------------------------------------------------------------------------------------

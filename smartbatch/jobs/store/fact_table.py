@@ -13,7 +13,7 @@ from smartbatch.jobs.records import IncidentRow
 from smartbatch.jobs.store import outcomes
 from smartbatch.jobs.store.database import Database, Transaction
 from smartbatch.jobs.store.leases import LeaseTable, leased
-from smartbatch.jobs.store.rows import bare, encoded, incident_row
+from smartbatch.jobs.store.rows import DAMAGES, bare, damaged, encoded, incident_row
 
 TURNAROUNDS_KEPT = 500
 """Batches of a model that are remembered; a forecast looks at a hundred."""
@@ -73,6 +73,9 @@ class FactTable(Value):
         self.db.change(REMEMBER, encoded(key), bare(value))
 
     def recall(self, key: str) -> Any:
-        """Return a fact, or ``None``."""
+        """Return a fact, or ``None``; raises StoreError if it is damaged."""
         found = self.db.row("SELECT value FROM fact WHERE name = ?", encoded(key))
-        return None if found is None else json.loads(found[0])
+        try:
+            return None if found is None else json.loads(found[0])
+        except DAMAGES:
+            raise damaged("fact") from None

@@ -21,7 +21,17 @@ from smartbatch.jobs.store.fact_table import REMEMBER
 from smartbatch.jobs.store.items_of_job import delete_items, job_number
 from smartbatch.jobs.store.leases import LeaseTable, leased
 from smartbatch.jobs.store.owners import Owner
-from smartbatch.jobs.store.rows import JOBS, PAGE_BYTES, bare, encoded, job_row, number, record_text
+from smartbatch.jobs.store.rows import (
+    DAMAGES,
+    JOBS,
+    PAGE_BYTES,
+    bare,
+    damaged,
+    encoded,
+    job_row,
+    number,
+    record_text,
+)
 from smartbatch.jobs.versioned_records import JobPolicy
 
 LONGEST_KEY = 1_024
@@ -290,7 +300,10 @@ def _named_place(tx: Transaction, name: str) -> NamedPlace | None:
     if fact is None:
         return None
     [kept] = fact
-    job_id, ix, digest = json.loads(kept)
+    try:
+        job_id, ix, digest = json.loads(kept)
+    except DAMAGES:
+        raise damaged("name of a request") from None
     found = tx.row("SELECT no FROM job WHERE id = ?", job_id)
     if found is None:
         return None

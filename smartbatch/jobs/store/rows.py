@@ -8,7 +8,7 @@ import sys
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from attrs import AttrsInstance, asdict, fields, fields_dict
 
@@ -89,6 +89,17 @@ def _plain(_: object, __: object, value: Any) -> Any:
     return value.value if isinstance(value, enum.Enum) else value
 
 
+DAMAGES: Final = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""Errors of the readers of what is stored, if it is damaged."""
+
+
+def damaged(what: str) -> StoreError:
+    """Return the error of a damaged record."""
+    return StoreError(
+        f"a {what} of the store is damaged and was left as it is; restore the store from a copy"
+    )
+
+
 def record_of(kind: type[_Record], kept: str) -> _Record:
     """Return the record of :func:`record_text`.
 
@@ -101,10 +112,8 @@ def record_of(kind: type[_Record], kept: str) -> _Record:
         version = stored.pop("version")
         if version <= kind.version:
             return kind(**stored)
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
-        raise StoreError(
-            f"a {kind.__name__} of the store is damaged and was left as it is; restore the store from a copy"
-        ) from None
+    except DAMAGES:
+        raise damaged(kind.__name__) from None
     raise StoreError(
         f"a {kind.__name__} of the store has version {version!r:.20}, and this release knows versions up to"
         f" {kind.version}: a newer smartbatch wrote it; update smartbatch, or name another store"
@@ -137,8 +146,11 @@ def maker(record: type[_T], **converters: Callable[[Any], Any]) -> Callable[[Row
 
     def made(row: Row) -> _T:
         values = list(row[: len(names)])
-        for at, convert in converted:
-            values[at] = convert(values[at])
+        try:
+            for at, convert in converted:
+                values[at] = convert(values[at])
+        except DAMAGES:
+            raise damaged(record.__name__) from None
         return make(*values)
 
     return made
@@ -188,7 +200,10 @@ def result_row(row: Row) -> ResultRow:
 def earlier_tries(row: Row) -> EarlierTries:
     """Return the record of cost, usage and body of a row of its table."""
     cost, usage, body = row
-    return EarlierTries(cost, Usage(*json.loads(usage)), body)
+    try:
+        return EarlierTries(cost, Usage(*json.loads(usage)), body)
+    except DAMAGES:
+        raise damaged("record of earlier tries") from None
 
 
 incident_row = maker(IncidentRow, detail=decoded)
