@@ -9,7 +9,6 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from smartbatch._importing import collector_paused
 from smartbatch._version import __version__
 
 if TYPE_CHECKING:
@@ -137,8 +136,7 @@ def __getattr__(name: str) -> Any:
         module = _module_of[name]
     except KeyError:
         raise AttributeError(f"module 'smartbatch' has no attribute {name!r}") from None
-    with collector_paused(f"smartbatch.{module}"):
-        value = getattr(importlib.import_module(f"smartbatch.{module}"), name)
+    value = getattr(importlib.import_module(f"smartbatch.{module}"), name)
     globals()[name] = value
     return value
 

@@ -14,7 +14,6 @@ from attrs import Factory, asdict, evolve, field, frozen
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess, on_exit, on_fork, reentered, run_after_collection
-from smartbatch._importing import collector_paused
 from smartbatch.config import BatchingConfig
 from smartbatch.core.preparation.preparer import Preprocess, RequestPreparer
 from smartbatch.core.preparation.validation import admit_defaults
@@ -247,14 +246,14 @@ class RunningState:
 
     def _make_jobs(self) -> JobParts:
         """Make what carries jobs on."""
-        with collector_paused("smartbatch.jobs.job_submission"):
-            from smartbatch.core.limits.budget_reservations import JobReservations
-            from smartbatch.jobs.deferred_jobs import DeferredJobs
-            from smartbatch.jobs.job_budget import ClientBudget
-            from smartbatch.jobs.job_submission import JobSubmission
-            from smartbatch.jobs.opened_store import OpenedStore
-            from smartbatch.jobs.service import JobService
-            from smartbatch.jobs.summary_log import SummaryLog
+        from smartbatch.core.limits.budget_reservations import JobReservations
+        from smartbatch.jobs.deferred_jobs import DeferredJobs
+        from smartbatch.jobs.job_budget import ClientBudget
+        from smartbatch.jobs.job_submission import JobSubmission
+        from smartbatch.jobs.opened_store import OpenedStore
+        from smartbatch.jobs.service import JobService
+        from smartbatch.jobs.summary_log import SummaryLog
+
         settings, realtime = self._settings, self.realtime
         config, clock, model = settings.config, settings.clock, settings.model
         rng = settings.rng or random.SystemRandom()

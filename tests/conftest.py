@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import functools
 import gc
 import itertools
 import math
@@ -97,8 +96,6 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
-    # each command that a test runs in this process asks for it: to count a million takes 80 ms
-    gc.get_freeze_count = functools.cache(gc.get_freeze_count)
     gc.set_threshold(GARBAGE)
     gc.enable()
 

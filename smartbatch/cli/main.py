@@ -11,7 +11,6 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
-from smartbatch._importing import collector_paused
 from smartbatch._version import __version__
 from smartbatch.cli import completion_command
 from smartbatch.cli.option_tables import CommandParser, add_options, number, whole
@@ -232,9 +231,7 @@ def main(
     logger = logging.getLogger("smartbatch")
     logger.addHandler(handler)
     try:
-        name = _COMMANDS[args.command]
-        with collector_paused(f"smartbatch.cli.{name}"):
-            command = import_module(f"smartbatch.cli.{name}")
+        command = import_module(f"smartbatch.cli.{_COMMANDS[args.command]}")
         code: int = command.run(args)
     except KeyboardInterrupt:
         say("smartbatch: interrupted")

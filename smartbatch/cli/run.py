@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from smartbatch._clock import RealClock
-from smartbatch._importing import collected_seldom
 from smartbatch.cli.clients import client_of, embedding_of, params_of
 from smartbatch.cli.inputs import RowSource
 from smartbatch.cli.jobs_of_run import RunIdentity
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 def run(args: argparse.Namespace) -> int:
     """Do what the arguments say and return the exit code: 0 all answered, 1 some not, 2 refused."""
-    with collected_seldom(), ExitStack() as stack:
+    with ExitStack() as stack:
         return _Run(args, stack).go()
 
 

@@ -13,7 +13,6 @@ from attrs import define, evolve
 
 from smartbatch._clock import Clock, SteadyWall
 from smartbatch._fork import something_ended, something_started
-from smartbatch._importing import collector_paused
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import (
     AnswerUnread,
@@ -322,11 +321,11 @@ class JobService:
 
     def _new_supervisor(self, store: SqlStore) -> JobSupervisor:
         """Return what carries jobs on, which is imported with the first job: most clients have none."""
-        with collector_paused("smartbatch.jobs.supervisor"):
-            from smartbatch.jobs.claim_turns import gathers_in_queue, is_capped
-            from smartbatch.jobs.realtime_runner import RealtimeRunner
-            from smartbatch.jobs.steps.runner import run_step
-            from smartbatch.jobs.supervisor import JobSupervisor
+        from smartbatch.jobs.claim_turns import gathers_in_queue, is_capped
+        from smartbatch.jobs.realtime_runner import RealtimeRunner
+        from smartbatch.jobs.steps.runner import run_step
+        from smartbatch.jobs.supervisor import JobSupervisor
+
         config, dependencies = self._config, self._dependencies
         runtime = JobRuntime(
             store=store,

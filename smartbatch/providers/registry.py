@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 from attrs import evolve, frozen
 
 from smartbatch._clock import Clock, RealClock
-from smartbatch._importing import collector_paused
 from smartbatch._values import Value
 from smartbatch.errors import ConfigError, InvalidRequest, did_you_mean, scrub
 from smartbatch.providers.base import Provider
@@ -147,8 +146,7 @@ class _Adapter(Value):
 
     def kind(self) -> Callable[..., Provider]:
         """Return the class."""
-        with collector_paused(f"smartbatch.providers.{self.module}"):
-            module = importlib.import_module(f"smartbatch.providers.{self.module}")
+        module = importlib.import_module(f"smartbatch.providers.{self.module}")
         kind: Callable[..., Provider] = getattr(module, self.name)
         return kind
 

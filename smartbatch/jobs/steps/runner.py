@@ -7,7 +7,6 @@ and goes on; nothing is kept in memory.
 
 from __future__ import annotations
 
-from smartbatch._importing import collector_paused
 from smartbatch.errors import RequestCancelled
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState
@@ -40,8 +39,8 @@ def run_step(runtime: JobRuntime, lease: JobLease) -> StepResult:
     api = None if provider is None else provider.batches()
     if api is None or not _uses_batches(runtime, job):
         return StepResult(None, has_realtime(runtime, job), finished=job.state is JobState.DONE)
-    with collector_paused("smartbatch.jobs.steps.batch_step"):  # late: a run in real time needs none of it
-        from smartbatch.jobs.steps.batch_step import run_batch_step
+    from smartbatch.jobs.steps.batch_step import run_batch_step  # late: a run in real time needs none of it
+
     return run_batch_step(StepContext(runtime=runtime, api=api, job=job, lease=lease))
 
 

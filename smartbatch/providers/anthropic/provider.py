@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from smartbatch._importing import collector_slowed
+from smartbatch._importing import one_at_a_time
 from smartbatch.errors import ConfigError, InvalidRequest
 from smartbatch.providers.anthropic.answers import read_message
 from smartbatch.providers.anthropic.batches import AnthropicBatches
@@ -112,7 +112,7 @@ class AnthropicProvider(Provider):
         self.network: HttpNetwork = HttpNetwork(url, connect_timeout=connect_timeout, max_body=max_body)
 
         def sdk_over(transport: Transport) -> AnthropicSdk:
-            with collector_slowed("smartbatch.providers.anthropic.sdk"):
+            with one_at_a_time():
                 from smartbatch.providers.anthropic.sdk import AnthropicSdk
 
             authorization = "authorization" in known or ("x-api-key" not in known and bool(key or token))

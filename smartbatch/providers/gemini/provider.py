@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from smartbatch._importing import collector_slowed
+from smartbatch._importing import one_at_a_time
 from smartbatch.errors import ConfigError
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_api import BatchApi
@@ -120,7 +120,7 @@ class GeminiProvider(Provider):
         self.network: HttpNetwork = HttpNetwork(url, connect_timeout=connect_timeout, max_body=max_body)
 
         def sdk_over(transport: Transport) -> GeminiSdk:
-            with collector_slowed("smartbatch.providers.gemini.sdk"):
+            with one_at_a_time():
                 from smartbatch.providers.gemini.sdk import GeminiSdk
 
             return GeminiSdk(transport, key, url.url, version, own)
