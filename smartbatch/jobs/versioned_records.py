@@ -112,7 +112,7 @@ class RemoteProgress(Value):
     fenced_since: float | None = None
     uploads: int = 0
     results_fetched: bool = False
-    results_refetched: int = 0
+    results_refetched: int = field(default=0, converter=int)
     results_cut: int = 0
     results_size: int | None = None
     results_gone: bool = False
