@@ -467,6 +467,8 @@ def _error_form(error: SmartbatchError) -> dict[str, Any]:
             form[name] = scrub(value) if isinstance(value, str) else value
     if isinstance(usage := error.__dict__.get("usage"), Usage):
         form["usage"] = _usage_form(usage)
+    if isinstance(error, errors.ParameterRejected):
+        form["omitted"] = [list(each) for each in error.omitted]
     return form
 
 
@@ -484,6 +486,8 @@ def _error_of(result: Mapping[str, Any], request_id: str | None) -> SmartbatchEr
         details["kind"] = ErrorKind(kind) if kind in _KINDS else ErrorKind.UNKNOWN
     if "usage" in form:
         details["usage"] = Usage(*form["usage"])
+    if "omitted" in form:
+        details["omitted"] = tuple((name, reason) for name, reason in form["omitted"])
     return found(form["message"], request_id=request_id, **details)
 
 

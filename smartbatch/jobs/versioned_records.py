@@ -87,6 +87,7 @@ class RemoteProgress(Value):
             so that a batch that was cancelled without it was cancelled by somebody else.
         searched_since: the provider's clock when the search for the batch began, where it tells.
         fenced_since: the provider's clock when the input file was deleted, where it tells.
+        omitted: parameters that its lines lack, as the server rejected them before.
         uploads: uploads of the input file that were begun anew because one may still have been under way.
         results_fetched: the results lie in local files.
         results_refetched: how often the results were fetched again because lines were missing.
@@ -110,6 +111,7 @@ class RemoteProgress(Value):
     cancel_sent_at: float | None = None
     searched_since: float | None = None
     fenced_since: float | None = None
+    omitted: tuple[str, ...] = field(default=(), converter=_texts)
     uploads: int = 0
     results_fetched: bool = False
     results_refetched: int = field(default=0, converter=int)

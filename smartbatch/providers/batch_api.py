@@ -223,6 +223,10 @@ class BatchApi(ABC):
         """Return the parameters of ``request`` that :meth:`encode` leaves out, each with the reason."""
         return ()
 
+    def omitted(self, *, model: str) -> tuple[str, ...]:  # noqa: ARG002
+        """Return the names of parameters that :meth:`encode` leaves out, as the server rejected them."""
+        return ()
+
     def overhead(self, size: int) -> int:  # noqa: ARG002
         """Return the bytes a batch of ``size`` requests has besides its lines and their ends."""
         return 0

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-from tests.faults.world import Seen, texts, world
+import pytest
+
+from tests.faults.world import Seen, World, texts, world
 
 REASON = "Unknown parameter: 'seed'."
+ALL = ("max_tokens", "seed", "json_schema")
+ANY_OBJECT = {"title": "Anything", "type": "object"}
 
 
 def test_a_create_that_rejects_a_parameter_is_made_again_without_it(tmp_path: Path) -> None:
@@ -29,6 +34,64 @@ def test_a_create_that_rejects_a_parameter_is_made_again_without_it(tmp_path: Pa
         assert {name for result in results for name, _ in result.dropped} == {"seed"}
         assert client.metrics.snapshot().parameters_dropped == 1 + 5
         assert not w.incidents(job)
+
+
+def test_lines_are_refused_for_one_parameter_after_the_other(tmp_path: Path) -> None:
+    """As many as a row has tries; refusals by name use up none of them, also where it runs out otherwise."""
+    with world("openai", tmp_path, rejects=ALL) as w:
+        client = w.process(seed=7, max_tokens=50)
+        job = client.submit_batch(texts(5), schema=ANY_OBJECT)
+        results = w.results(job)
+        assert [result.error for result in results] == [None] * 5
+        assert len(w.creates) == len(ALL) + 1
+        assert not w.requests("ask")
+        assert {result.attempts for result in results} == {1}
+        assert not w.incidents(job)
+
+
+def test_creates_are_refused_for_one_parameter_after_the_other(tmp_path: Path) -> None:
+    with world("openai", tmp_path) as w:
+        _refuse_creates(w, ('"max_tokens"', '"seed"', '"json_schema"'))
+        client = w.process(seed=7, max_tokens=50)
+        results = w.results(client.submit_batch(texts(5), schema=ANY_OBJECT))
+        assert [result.error for result in results] == [None] * 5
+        assert len(w.requests("create")) == len(ALL) + 1
+
+
+@pytest.mark.parametrize("where", ["create", "lines"])
+def test_a_server_that_refuses_what_is_not_sent_fails_the_rows_with_its_reason(
+    where: str, tmp_path: Path
+) -> None:
+    with world("openai", tmp_path) as w:
+        if where == "create":
+            w.service.meet = lambda seen: w.refusal(400, REASON) if seen.what == "create" else None
+        else:
+            w.rewrite_results(lambda lines: [_refused(json.loads(line)) for line in lines])
+        job = w.process().submit_batch(texts(5))
+        results = w.results(job)
+        assert ["Unknown parameter" in str(result.error) for result in results] == [True] * 5
+        assert len(w.requests("create")) <= 4
+
+
+def _refused(line: dict[str, Any]) -> bytes:
+    error = {"message": REASON, "type": "invalid_request_error"}
+    response = {"status_code": 400, "request_id": "r", "body": {"error": error}}
+    return json.dumps({**line, "response": response, "error": None}).encode()
+
+
+def _refuse_creates(w: World, markers: tuple[str, ...]) -> None:
+    """Refuse a create by the name of the first parameter that its lines have, each as the server words it."""
+    uploads: list[bytes] = []
+
+    def meet(seen: Seen) -> object:
+        if seen.what == "upload":
+            uploads.append(seen.body)
+        if seen.what != "create":
+            return None
+        found = next((marker for marker in markers if marker.encode() in uploads[-1]), None)
+        return None if found is None else w.refusal(400, f"Unknown parameter: '{found[1:-1]}'.")
+
+    w.service.meet = meet
 
 
 def _line(upload: bytes) -> bytes:

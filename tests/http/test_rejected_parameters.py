@@ -102,6 +102,22 @@ def test_the_options_force_a_parameter() -> None:
         assert refused(emu) == 1
 
 
+def test_parameters_that_are_rejected_one_after_the_other_use_up_no_tries() -> None:
+    """Rows, streams and vectors of a client without retries are all answered."""
+    rejects = ["stream_options", "seed", "max_tokens", "json_schema", "encoding_format"]
+    with (
+        emulator(rejects=rejects, latency=0.01) as emu,
+        BatchingClient(
+            "openai:m", provider_options=options(emu), shared="off", parallelism=4, retries=0
+        ) as client,
+    ):
+        given = {"seed": 7, "max_tokens": 50}
+        assert client.generate(PROMPTS, schema={"title": "Any", "type": "object"}, **given).failed == 0
+        assert "".join(client.stream("another", **given))
+        assert client.embed(PROMPTS, dimensions=8).failed == 0
+        assert client.metrics.snapshot().failed == 0
+
+
 @pytest.mark.full
 def test_the_lines_of_a_batch_learn_and_are_sent_once_more(
     tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -65,9 +65,10 @@ def begin(step: StepContext, shard: ShardRow) -> ShardRow:
     """
     if server_limits.is_above(step, shard):
         return step.discard(shard, refusals.ABOVE)
+    remote = evolve(shard.remote, omitted=step.api.omitted(model=step.model))
     if not step.api.abilities.files:
-        return step.advance(shard, ShardState.READY)
-    shard = step.advance(shard, ShardState.UPLOADING)
+        return step.advance(shard, ShardState.READY, remote=remote)
+    shard = step.advance(shard, ShardState.UPLOADING, remote=remote)
     return _send_file(step, shard)  # nothing was sent before, so no file is searched for
 
 
@@ -204,13 +205,14 @@ def adopt(step: StepContext, shard: ShardRow, batch: RemoteBatch, reason: str = 
     """Record the batch of a shard: ``SUBMITTED``."""
     step.spool_path(shard, "in").unlink(missing_ok=True)
     submitted = shard.submitted_at or step.wall
+    before = shard.remote
     return step.advance(
         shard,
         ShardState.SUBMITTED,
         reason,
         batch_id=batch.id,
         candidate=None,
-        remote=RemoteProgress(status=batch.word, held_job=shard.remote.held_job),
+        remote=RemoteProgress(status=batch.word, held_job=before.held_job, omitted=before.omitted),
         results_until=submitted + step.api.abilities.retention,
         due_at=step.wall + min(step.limits.poll_interval, MINUTE),
     )

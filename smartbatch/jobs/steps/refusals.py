@@ -50,18 +50,23 @@ def sort_out(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardR
 
 
 def _without_parameter(step: StepContext, shard: ShardRow, error: ParameterRejected) -> ShardRow | None:
-    """Have the requests of a shard sent again, which their next batch encodes without what was rejected;
-    ``None`` if they were sent often enough.
+    """Have the requests of a shard sent again, which their next batch encodes without what was rejected; that
+    is no try of theirs. ``None`` if its lines lacked it already, so that the next batch would fare alike.
     """
+    if not is_new(shard, error):
+        return None
     for item in step.store.shards.items_at(shard.id, [0]).values():
         for name, reason in error.omitted:
             request_id = item_id(step.job.id, item.ix, item.user_id)
             step.runtime.tell(ParameterDropped(at=step.now, request_id=request_id, field=name, reason=reason))
-    tries = max((item.tries for item in step.store.shards.unsettled(shard.id)), default=0)
-    if tries + 1 >= step.limits.max_tries:
-        return None
     names = ", ".join(name for name, _ in error.omitted)
-    return step.discard(shard, f"the server rejects {names}; the requests go again without it", tried=True)
+    return step.discard(shard, f"the server rejects {names}; the requests go again without it")
+
+
+def is_new(shard: ShardRow, error: ParameterRejected) -> bool:
+    """Whether the lines of a shard may have had a parameter that was rejected: then the next batch lacks one
+    more, and requests go again at most once for each."""
+    return any(name not in shard.remote.omitted for name, _ in error.omitted)
 
 
 def _named_lines(shard: ShardRow, error: BatchRefused) -> dict[int, ProviderError]:

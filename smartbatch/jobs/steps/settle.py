@@ -11,11 +11,17 @@ from functools import partial
 from attrs import define, evolve, field
 
 from smartbatch._values import Record
-from smartbatch.errors import ErrorKind, ProviderError, RequestCancelled, SmartbatchError
+from smartbatch.errors import (
+    ErrorKind,
+    ParameterRejected,
+    ProviderError,
+    RequestCancelled,
+    SmartbatchError,
+)
 from smartbatch.jobs import job_budget
 from smartbatch.jobs.payload import decode_error, decode_result, encode_result
 from smartbatch.jobs.records import JobState, NewResult, ShardRow, UnsettledItem
-from smartbatch.jobs.steps import collect, duplicates
+from smartbatch.jobs.steps import collect, duplicates, refusals
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.providers.batch_api import RemoteState
 from smartbatch.types import Result, Route, Usage
@@ -109,6 +115,7 @@ def _settle_with(
         step.lease,
         shard,
         opened=items.opened,
+        untried=items.untried,
         realtime=items.realtime,
         finals=items.finals,
         at=now,
@@ -168,9 +175,11 @@ def _may_have_run(shard: ShardRow, rest: list[UnsettledItem], billed: int) -> bo
 
 @define(eq=False, repr=False)
 class _Outcomes(Record):
-    """Where the items of a shard go that have no result: into a new shard, into real time, or to an end."""
+    """Where the items of a shard go that have no result: into a new shard, with a try more or without one
+    (``untried``), into real time, or to an end."""
 
     opened: list[int] = field(factory=list)
+    untried: list[int] = field(factory=list)
     realtime: list[int] = field(factory=list)
     finals: list[NewResult] = field(factory=list)
     no_money: ProviderError | None = None
@@ -217,10 +226,11 @@ def _classified(
     1. The account had no credit: it stays open and the job is held; a cancelled job goes on with 3.
     2. The results are gone, and no line of it was read: it fails as lost.
     3. The job is cancelled: it ends as cancelled.
-    4. It was sent often enough: it fails, with its last error where there is one. That somebody else has
+    4. The server rejects a parameter that the next batch lacks: it goes into a new shard; this was no try.
+    5. It was sent often enough: it fails, with its last error where there is one. That somebody else has
        cancelled its batch (``elsewhere``) does not count.
-    5. Its line asks for another try, or the job may fall back: it runs in real time.
-    6. It goes into a new shard.
+    6. Its line asks for another try, or the job may fall back: it runs in real time.
+    7. It goes into a new shard.
     """
     found = _Outcomes()
     cancelled = RequestCancelled("the job was cancelled before this request was run", kind=ErrorKind.UNKNOWN)
@@ -244,12 +254,14 @@ def _classified(
             found.finals.append(end("failed", lost))
         elif step.job.cancel_requested:
             found.finals.append(end("cancelled", cancelled))
+        elif isinstance(error, ParameterRejected) and refusals.is_new(shard, error):
+            found.untried.append(item.ix)
         elif (
             item.tries + 1 >= step.limits.max_tries
             and found.no_money is None
             and not (elsewhere and item.verdict != "again")
         ):
-            last = error if item.verdict == "again" else None
+            last = error if item.verdict == "again" or isinstance(error, ParameterRejected) else None
             found.finals.append(end("failed", last or _exhausted(shard, item)))
         elif item.verdict == "again" or step.falls_back:
             found.realtime.append(item.ix)

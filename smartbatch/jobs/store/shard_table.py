@@ -301,16 +301,18 @@ class ShardTable(Value):
         shard: ShardRow,
         *,
         opened: Collection[int] = (),
+        untried: Collection[int] = (),
         realtime: Collection[int] = (),
         finals: Sequence[NewResult] = (),
         at: float,
         **changes: Any,
     ) -> ShardRow:
-        """End a shard as ``SETTLED``. Every item without a result goes one of three ways:
+        """End a shard as ``SETTLED``. Every item without a result goes one of four ways:
 
         1. into a new shard, with one try more (``opened``);
-        2. into real time, with one try more (``realtime``);
-        3. it ends with a result (``finals``).
+        2. into a new shard, with as many tries as before (``untried``);
+        3. into real time, with one try more (``realtime``);
+        4. it ends with a result (``finals``).
 
         Args:
             changes: as in :meth:`advance`; ``reserved`` is 0 unless it is given: results say what it cost.
@@ -321,12 +323,14 @@ class ShardTable(Value):
         if not all(result.final for result in finals):
             raise ValueError("results that settle a shard are final")
         ends = {result.ix for result in finals}
-        if len(ends) + len(set(opened)) + len(set(realtime)) != len(ends.union(opened, realtime)):
+        ways = (ends, set(opened), set(untried), set(realtime))
+        if sum(map(len, ways)) != len(set().union(*ways)):
             raise ValueError("an item of a settled shard goes one way only")
         changes = {"reserved": 0.0, **changes, "settled_at": at}
         settled = _move(tx, job, shard, ShardState.SETTLED, changes)
         for state, ixs in ((ItemState.OPEN, opened), (ItemState.REALTIME, realtime)):
             _free(tx, shard, state, [number(job, ix) for ix in ixs], tried=True)
+        _free(tx, shard, ItemState.OPEN, [number(job, ix) for ix in untried], tried=False)
         if finals:
             items = outcomes.item_states(tx, job, sorted(ends))
             _check_members(tx, shard, items, finals)

@@ -145,6 +145,10 @@ class OpenAIBatches(BatchApi):
             return ()
         return self._parameters.dropped(request, self._body((request,), model))
 
+    def omitted(self, *, model: str) -> tuple[str, ...]:
+        """See :meth:`BatchApi.omitted <smartbatch.providers.batch_api.BatchApi.omitted>`."""
+        return self._parameters.omitted(model)
+
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:
         """Upload the input, read from the disk as it is sent.
 

@@ -173,6 +173,10 @@ class ServerParameters:
         """Return the encoding in which vectors are requested; ``None`` leaves it to the server."""
         return (self._encoding_format or "base64") if self.sends("encoding_format", model) else None
 
+    def omitted(self, model: str) -> tuple[str, ...]:
+        """Return the names of the parameters that requests for a model lack, as the server refused them."""
+        return tuple(name for name in (*_NAMES, *_FORMS) if self._is_refused(name, model))
+
     def dropped(self, request: Request, body: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         """Return what a request sets and its ``body`` lacks, each with the reason."""
         if request.params.seed is None or "seed" in body:
