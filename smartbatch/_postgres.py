@@ -9,7 +9,6 @@ from urllib.parse import unquote
 
 from attrs import field, frozen
 
-from smartbatch._values import Value
 from smartbatch.errors import ConfigError
 
 try:
@@ -40,8 +39,8 @@ _DEFAULTS: dict[str, Any] = {
 _SECRET = ("password", "sslpassword", "passfile", "sslkey")
 
 
-@frozen(eq=False, repr=False)
-class Address(Value):
+@frozen
+class Address:
     """Where something is kept on a server.
 
     Attributes:

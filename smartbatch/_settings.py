@@ -16,7 +16,6 @@ from typing import Any, Self, overload
 from attrs import Attribute, Converter, field, frozen
 
 from smartbatch._display import without_middle
-from smartbatch._values import Value
 from smartbatch.errors import ConfigError, did_you_mean, scrub
 from smartbatch.prices import Price
 from smartbatch.types import Duration
@@ -85,8 +84,8 @@ def count_of(field: str, value: Any) -> int:
     return int(value)
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class Spec(Value):
+@frozen(kw_only=True)
+class Spec:
     """The rules of one setting.
 
     Args:
@@ -215,8 +214,8 @@ class Spec(Value):
         return {str(model): Price.parse(str(model), table) for model, table in value.items()}
 
 
-@frozen(eq=False, repr=False)
-class Setting(Value):
+@frozen
+class Setting:
     """One line of the reference: a key with its value and rules."""
 
     name: str

@@ -8,11 +8,10 @@ from typing import Any
 from attrs import asdict, field, frozen
 
 from smartbatch._display import short
-from smartbatch._values import Value
 
 
-@frozen(eq=False, repr=False)
-class Tool(Value):
+@frozen
+class Tool:
     """A function that the model may ask the caller to call.
 
     Args:
@@ -29,8 +28,8 @@ class Tool(Value):
     strict: bool | None = field(default=None, kw_only=True)
 
 
-@frozen(eq=False, repr=False)
-class ToolCall(Value):
+@frozen
+class ToolCall:
     """A call of a tool that the model asks for.
 
     Attributes:
@@ -50,8 +49,8 @@ class ToolCall(Value):
     extra: Mapping[str, Any] | None = field(default=None, repr=short)
 
 
-@frozen(eq=False, repr=False)
-class TokenLogprob(Value):
+@frozen
+class TokenLogprob:
     """The log-probability of one token of an answer.
 
     Attributes:
@@ -65,8 +64,8 @@ class TokenLogprob(Value):
     top: tuple[tuple[str, float], ...] = field(default=(), repr=short)
 
 
-@frozen(eq=False, repr=False)
-class Message(Value):
+@frozen
+class Message:
     """One turn of a conversation.
 
     Args:

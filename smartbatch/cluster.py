@@ -24,7 +24,6 @@ from distributed.comm import CommClosedError
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from smartbatch._clock import RealClock
-from smartbatch._values import fields_repr
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig, changed
 from smartbatch.errors import ClientClosed, ConfigError
@@ -56,8 +55,6 @@ class Unit:
         future: of the worker's task; ``None`` where the unit had ended before.
         sent: how often it was sent.
     """
-
-    __repr__ = fields_repr
 
     job: Job
     future: distributed.Future | None = None

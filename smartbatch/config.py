@@ -12,7 +12,6 @@ from typing import Any, Literal, TypedDict, Unpack
 from attrs import Attribute, evolve, fields_dict, frozen
 
 from smartbatch._settings import Setting, choice, seconds, setting, spec_of
-from smartbatch._values import Value
 from smartbatch.errors import ConfigError, did_you_mean
 from smartbatch.prices import Price
 from smartbatch.types import Duration, GenerationParams, OnError, Prefer, StrategyName, T
@@ -30,8 +29,8 @@ LARGE_QUEUE = 10_000
 DAY = 86_400
 
 
-@frozen(kw_only=True, init=False, eq=False, repr=False)
-class BatchingConfig(Value):
+@frozen(kw_only=True, init=False)
+class BatchingConfig:
     """Everything that can be set on a client. All durations are seconds and may be fractions,
     and are taken as text as well: ``"2s"``, ``"90m"``, ``"6h30min"``.
 

@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 from attrs import asdict, field, frozen
 
 from smartbatch._display import brief
-from smartbatch._values import Value, fields_repr
 from smartbatch.errors import snake_case
 from smartbatch.types import Kind, Priority, Route, Usage
 
@@ -24,8 +23,8 @@ Observer: TypeAlias = "Callable[[Event], None]"
 """Anything that takes an event. An exception it raises is logged and has no other effect."""
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class Event(Value):
+@frozen(kw_only=True)
+class Event:
     """Root of all events, which are values.
 
     Attributes:
@@ -82,8 +81,6 @@ class CalledRequest:
     context: Any = field(repr=brief)
     submitted: float
     variables: Context = field(repr=False)
-
-    __repr__ = fields_repr
 
 
 @frozen(kw_only=True, repr=False, eq=False)

@@ -23,7 +23,6 @@ from attrs import Attribute, asdict, evolve, field, fields, frozen
 
 from smartbatch._importing import imported
 from smartbatch._kept import keep, read_kept
-from smartbatch._values import Value
 from smartbatch._version import __version__
 from smartbatch.errors import ConfigError
 from smartbatch.types import Usage
@@ -88,8 +87,8 @@ def _share(_: Price, attribute: Attribute[Any], value: Any) -> None:
         raise ConfigError(f"price {attribute.name} = {value!r} must be a share from 0 to 1: 0.5 is half off")
 
 
-@frozen(eq=False, repr=False)
-class Price(Value):
+@frozen
+class Price:
     """A model's price in USD per million tokens.
 
     Args:
@@ -145,8 +144,8 @@ class Price(Value):
             raise ConfigError(f"prices[{model!r}]: {error}") from None
 
 
-@frozen(eq=False, repr=False)
-class Band(Value):
+@frozen
+class Band:
     """USD per token for requests of more than ``above`` input tokens."""
 
     above: int
@@ -160,8 +159,8 @@ class Band(Value):
     """Of input written for an hour."""
 
 
-@frozen(eq=False, repr=False)
-class RateCard(Value):
+@frozen
+class RateCard:
     """What one model costs now; fast enough to be used for every request.
 
     Attributes:
@@ -397,8 +396,8 @@ def _cheaper(card: RateCard, share: float, cached_share: float) -> RateCard:
     return evolve(card, source=source, bands=tuple(bands), exact=whole)
 
 
-@frozen(eq=False, repr=False)
-class _Listed(Value):
+@frozen
+class _Listed:
     """What the bundled table says of a model: its card, the provider's id in the table, the plain rates."""
 
     card: RateCard

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeAl
 from attrs import evolve, field, frozen
 
 from smartbatch._display import brief, short
-from smartbatch._values import Value, fields_repr
 from smartbatch.attempt import Attempt as Attempt
 from smartbatch.chats import Message, TokenLogprob, Tool, ToolCall
 from smartbatch.errors import SmartbatchError, did_you_mean
@@ -184,8 +183,8 @@ Texts: TypeAlias = "Iterable[str] | Iterable[Mapping[str, Any]] | Table"
 """What list calls take that ask for vectors."""
 
 
-@frozen(eq=False, repr=False)
-class Usage(Value):
+@frozen
+class Usage:
     """Tokens of one request, over all its attempts.
 
     Attributes:
@@ -267,8 +266,8 @@ def _tools(value: Any) -> tuple[Tool, ...] | None:
     return tools
 
 
-@frozen(eq=False, repr=False)
-class Generation(Value):
+@frozen
+class Generation:
     """Parameters of a text generation; ``None`` means "not sent", so the provider's default holds.
 
     Args:
@@ -351,8 +350,6 @@ class Request:
         sample: the number of the answer, from 0, where ``n`` asked for several; set by the library.
     """
 
-    __repr__ = fields_repr
-
     prompt: str | tuple[Message, ...] = field(default="", repr=short)
     params: Generation = Generation()
     priority: Priority = field(default=Priority.NORMAL, converter=_priority)
@@ -369,8 +366,8 @@ class Request:
     sample: int | None = field(default=None, kw_only=True)
 
 
-@frozen(eq=False, repr=False)
-class LimitReport(Value):
+@frozen
+class LimitReport:
     """What a provider's answer reported about its limits; ``None`` where it reported nothing.
 
     ``tokens`` are input and output together; a provider that limits them apart fills ``input`` and
@@ -398,8 +395,8 @@ class LimitReport(Value):
     resets_rounded_to: float = 0.0
 
 
-@frozen(eq=False, repr=False)
-class Answer(Value):
+@frozen
+class Answer:
     """What a provider returns for one request.
 
     Attributes:
@@ -476,8 +473,6 @@ class Result(Generic[T_co]):
         answers: the result of each answer, where a single request asked for several with ``n``; then
             ``usage``, ``cost`` and ``attempts`` are totals, and all else is that of the first that succeeded.
     """
-
-    __repr__ = fields_repr
 
     request_id: str = field(repr=short)
     text: str | None = field(default=None, repr=short)

@@ -29,7 +29,7 @@ NOUNS = frozenset({"attempt", "chats", "errors", "types", "events", "results", "
 
 FOR_ALL = frozenset(
     {"_clock", "_display", "_files", "_fork", "_html", "_importing", "_kept"}
-    | {"_postgres", "_settings", "_sqlite", "_values", "_version"}
+    | {"_postgres", "_settings", "_sqlite", "_version"}
 )
 """Files at the root that every room may import."""
 
@@ -59,7 +59,6 @@ ALLOWED: dict[str, frozenset[str]] = {
     "_postgres": frozenset({"errors"}),  # addresses of PostgreSQL servers
     "_sqlite": frozenset(),  # connections to an SQLite file
     "_settings": frozenset({"errors", "prices", "types"}),  # how one setting is checked
-    "_values": frozenset(),  # equality, hash and repr
     "_version": frozenset(),
     # what travels
     "errors": frozenset(),
@@ -138,7 +137,7 @@ ALLOWED_IN_CORE = frozenset(
 """Decisions take time and random sources as arguments, and have no threads, files or sockets: nothing else
 that is not the library's own is imported."""
 
-FOR_DECISIONS = frozenset({"_importing", "_settings", "_values"})
+FOR_DECISIONS = frozenset({"_importing", "_settings"})
 """The files for all that decisions use as well: others wait, fork, or look at clocks and files."""
 
 CLOCKS = re.compile(r"(date|datetime|struct_time)\.(now|utcnow|today)")

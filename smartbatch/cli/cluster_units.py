@@ -11,7 +11,6 @@ from itertools import islice
 
 from attrs import define, field
 
-from smartbatch._values import fields_repr
 from smartbatch.cli.clients import config_of
 from smartbatch.cli.provider_options import options_of
 from smartbatch.client import BatchingClient
@@ -29,8 +28,6 @@ class ClusterUnits:
     Args:
         stopped: once true, nothing more is waited for, and what was not asked is cancelled.
     """
-
-    __repr__ = fields_repr
 
     _cluster: Cluster
     _stopped: Callable[[], bool]

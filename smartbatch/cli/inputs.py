@@ -17,7 +17,6 @@ from typing import IO, Any, Final, TypeVar, cast
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.cli.compression import ERRORS, MAGIC, decompressed
 from smartbatch.cli.csv_rows import csv_rows
 from smartbatch.cli.parsed_rows import BadRow
@@ -36,8 +35,8 @@ _SETTLED: Final = 0.1
 """Seconds from one change of a file on in which the next may get the same time: some ticks of a clock."""
 
 
-@frozen(eq=False, repr=False)
-class Row(Value):
+@frozen
+class Row:
     """One row of the input.
 
     Attributes:

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.cli.prompts import RowKeys
 from smartbatch.client import BatchingClient
 from smartbatch.errors import InputError
@@ -33,8 +32,8 @@ _REALTIME: Final = {"route": "realtime"}
 """Labels of a run's job: where its results go, how many rows the input had, and that it goes in real time."""
 
 
-@frozen(eq=False, repr=False)
-class RunJob(Value):
+@frozen
+class RunJob:
     """A job of a run as it was found at the run's start.
 
     Attributes:

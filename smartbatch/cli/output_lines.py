@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from attrs import define, fields_dict
 
-from smartbatch._values import Record
 from smartbatch.cli.prompts import HALF, KeyedRow
 from smartbatch.providers.http.json_text import decode_json
 from smartbatch.tables.result_files import Line, outcome_fields, to_line
@@ -31,8 +30,8 @@ _RESEND: Final = "resend"
 _REPLACED: Final = "replaced"
 
 
-@define(eq=False, repr=False)
-class Amounts(Record):
+@define
+class Amounts:
     """Tokens, money and flawed answers of some rows.
 
     Attributes:

@@ -28,7 +28,6 @@ from typing import IO, Any, Final, TypeAlias
 from attrs import define, field
 
 from smartbatch._files import is_foreign_link, lock_file, require_locks, sync_folder
-from smartbatch._values import Record
 from smartbatch.cli.output_lines import (
     HEAD,
     Amounts,
@@ -85,8 +84,8 @@ class OutputChanged(OutputLost):
     """Another program changed the output during the run, which writes nothing more into it."""
 
 
-@define(eq=False, repr=False)
-class Recovered(Record):
+@define
+class Recovered:
     """What was found in an output file.
 
     Attributes:

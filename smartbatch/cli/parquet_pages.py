@@ -11,8 +11,6 @@ from typing import IO, Any, Final
 
 from attrs import define
 
-from smartbatch._values import Record
-
 MAX_PAGE_BYTES: Final = 256 * 2**20
 """Largest page, bytes, unpacked: a writer cuts pages at 1 MB, but at least after 1,024 rows."""
 _MAX_HEADER_BYTES: Final = 16 * 2**20
@@ -44,8 +42,8 @@ class TooLarge(ValueError):
     """A column or page becomes larger than this process may hold; the text says so."""
 
 
-@define(eq=False, repr=False)
-class ColumnSizes(Record):
+@define
+class ColumnSizes:
     """The largest sizes in a column of a row group, in bytes of memory.
 
     Attributes:

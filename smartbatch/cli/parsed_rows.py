@@ -8,14 +8,12 @@ from typing import IO, Any, Final, TypeAlias
 
 from attrs import frozen
 
-from smartbatch._values import Value
-
 MAX_ROW_BYTES: Final = 64 * 2**20
 """Longest row, bytes: above any request body the providers take, and small enough to hold in memory."""
 
 
-@frozen(eq=False, repr=False)
-class BadRow(Value):
+@frozen
+class BadRow:
     """A row that cannot be used: its one-based line, and what is wrong, without the row's content."""
 
     line: int

@@ -16,7 +16,6 @@ from typing import Any, Final, Self
 from attrs import asdict, evolve, frozen
 
 from smartbatch._kept import forget_bytes, keep_bytes, read_kept_bytes
-from smartbatch._values import Value
 from smartbatch._version import __version__
 from smartbatch.cli.inputs import Row, RowSource
 from smartbatch.cli.interrupts import RunInterrupted
@@ -160,8 +159,8 @@ _REQUEST_FIELDS: Final = ("prompt", "messages")
 _OTHER_ID: Final = f"--id-field names another field, --id-field {NO_ID_FIELD} numbers the rows"
 
 
-@frozen(eq=False, repr=False)
-class Keys(Value):
+@frozen
+class Keys:
     """Digests that tie a line of an output to its request: :data:`HALF` bytes for model and parameters, as
     many for the prompt. Two halves, so that a mismatch can say which of the two is different; and each so
     wide that equal ones mean equal texts.
@@ -239,8 +238,8 @@ def _canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-@frozen(eq=False, repr=False)
-class KeyedRow(Value):
+@frozen
+class KeyedRow:
     """A row with its id and its key; travels as the context of its request.
 
     Attributes:

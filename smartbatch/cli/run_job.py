@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, TypeAlias
 from attrs import define, field, frozen
 
 from smartbatch._clock import Clock
-from smartbatch._values import Value
 from smartbatch.cli.followed_jobs import GRACE, FollowedJobs
 from smartbatch.cli.interrupts import Interrupts, RunInterrupted
 from smartbatch.cli.jobs_of_run import RunIdentity, RunJob
@@ -43,8 +42,8 @@ if TYPE_CHECKING:
     from smartbatch.cluster import Cluster
 
 
-@frozen(eq=False, repr=False)
-class RowResult(Value):
+@frozen
+class RowResult:
     """The result of a row.
 
     Attributes:

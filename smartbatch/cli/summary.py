@@ -8,7 +8,6 @@ from typing import Final
 
 from attrs import Factory, define, evolve
 
-from smartbatch._values import Record
 from smartbatch.cli.output_lines import Amounts
 from smartbatch.cli.outputs import Recovered
 from smartbatch.cli.prompts import KeyedRow
@@ -38,8 +37,8 @@ def _told(error: SmartbatchError) -> str:
     return f"{kind_name(error)}: {escape(error.message)}"
 
 
-@define(eq=False, repr=False)
-class EqualErrors(Record):
+@define
+class EqualErrors:
     """Failed rows with the same kind of error and the same message.
 
     Attributes:
@@ -93,8 +92,8 @@ def amounts_of(result: Result) -> Amounts:
     )
 
 
-@define(eq=False, repr=False)
-class RunSummary(Record):
+@define
+class RunSummary:
     """Counts over the results of a run.
 
     Attributes:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.observe.text import escape
 
 _GAP = 2
@@ -15,8 +14,8 @@ _LEAST = 8
 """Cells to which the first column is cut before further columns are left out."""
 
 
-@frozen(eq=False, repr=False)
-class Column(Value):
+@frozen
+class Column:
     """A column.
 
     Attributes:

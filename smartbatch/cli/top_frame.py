@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.cli.text_table import Column, fitted, text_table
 from smartbatch.dashboard.attention import needs_of
 from smartbatch.dashboard.outlook import outlook, risk_of
@@ -56,8 +55,8 @@ _PROCESS_COLUMNS = (
 )
 
 
-@frozen(eq=False, repr=False)
-class TopLine(Value):
+@frozen
+class TopLine:
     """A line of a frame.
 
     Attributes:

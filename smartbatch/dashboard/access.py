@@ -12,7 +12,6 @@ from urllib.parse import parse_qs, urlsplit
 
 from attrs import field, frozen
 
-from smartbatch._values import Value
 from smartbatch.dashboard.page import Granted
 
 if TYPE_CHECKING:
@@ -30,8 +29,8 @@ MAX_QUERY_FIELDS = 50
 _FORWARDED = ("HTTP_FORWARDED", "HTTP_X_FORWARDED_FOR", "HTTP_X_REAL_IP")
 
 
-@frozen(eq=False, repr=False)
-class TokenAccess(Value):
+@frozen
+class TokenAccess:
     """Everything for those who come from this machine itself and have the token.
 
     The token comes once in the address (``?token=…``), and from then on in a cookie; or as

@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.dashboard.page import Query
 from smartbatch.dashboard.source import Source
 from smartbatch.errors import InvalidRequest, JobNotFound
@@ -19,8 +18,8 @@ NONE = "none"
 """Takes a deadline or a budget away."""
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class Asked(Value):
+@frozen(kw_only=True)
+class Asked:
     """An act that somebody may do, sent by a page of the dashboard.
 
     Attributes:

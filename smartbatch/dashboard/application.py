@@ -10,7 +10,6 @@ from urllib.parse import parse_qsl, unquote
 
 from attrs import evolve, frozen
 
-from smartbatch._values import Value
 from smartbatch.dashboard import acts
 from smartbatch.dashboard.access import MAX_QUERY_FIELDS, Access, TokenAccess, is_from_own_page, is_known_host
 from smartbatch.dashboard.downloads import KINDS, formats, may_download, results_file
@@ -55,8 +54,8 @@ _DENIED_TOKEN = (
 )
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class Response(Value):
+@frozen(kw_only=True)
+class Response:
     """What goes back: a whole body, or a stream."""
 
     status: str = "200 OK"

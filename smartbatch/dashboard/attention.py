@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.dashboard.shared_view import SharedView
 from smartbatch.dashboard.source import Source
 from smartbatch.jobs.records import JobState
@@ -26,8 +25,8 @@ MOST = 5
 """Jobs of one kind that are shown; what comes next is to be seen without scrolling far."""
 
 
-@frozen(eq=False, repr=False)
-class Need(Value):
+@frozen
+class Need:
     """What needs a person.
 
     Attributes:

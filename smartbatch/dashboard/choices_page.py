@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from attrs import define, field, frozen
 
 from smartbatch._html import Child, Html, el, fragment
-from smartbatch._values import Record, Value
 from smartbatch.core.routing.measured import Measured
 from smartbatch.dashboard.job_rows import moment_of
 from smartbatch.dashboard.jobs_page import number_of
@@ -112,8 +111,8 @@ def _calibration(figures: Sequence[StoredDecision]) -> Html:
     return fragment(components.facts(rows), plot)
 
 
-@frozen(eq=False, repr=False)
-class _Gain(Value):
+@frozen
+class _Gain:
     """What was saved against another route; negative where it was lost, ``None`` where nothing is known.
 
     Attributes:
@@ -137,8 +136,8 @@ class _Gain(Value):
         )
 
 
-@define(eq=False, repr=False)
-class _Sums(Record):
+@define
+class _Sums:
     """What decisions for one route came to, as far as it is known."""
 
     decisions: int = 0

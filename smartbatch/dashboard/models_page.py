@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from attrs import define, field
 
 from smartbatch._html import Child, Html, el, fragment
-from smartbatch._values import Record
 from smartbatch.dashboard.job_rows import moment_of
 from smartbatch.dashboard.page import Page, Query, Section
 from smartbatch.dashboard.shared_view import SharedView
@@ -37,8 +36,8 @@ _PROCESSINGS: tuple[Processing, ...] = ("standard", "batch", "flex")
 _MILLION = 1e6
 
 
-@define(eq=False, repr=False)
-class _Times(Record):
+@define
+class _Times:
     """What was seen of one model by one route.
 
     Attributes:

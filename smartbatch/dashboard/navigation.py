@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.dashboard import (
     acts_page,
     choices_page,
@@ -19,8 +18,8 @@ from smartbatch.dashboard import (
 from smartbatch.dashboard.page import PageOf
 
 
-@frozen(eq=False, repr=False)
-class PageEntry(Value):
+@frozen
+class PageEntry:
     """A page and its name in the navigation.
 
     Attributes:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.core.routing.throughput import Times
 from smartbatch.jobs.records import OPEN_SHARDS, UNSENT_SHARDS, JobState, ShardRow
 from smartbatch.jobs.store.job_overview import JobLine
@@ -21,8 +20,8 @@ MOMENTS = 12
 _HIGHEST = 1 - 1e-9
 
 
-@frozen(eq=False, repr=False)
-class Outlook(Value):
+@frozen
+class Outlook:
     """When a job will have ended, Unix seconds.
 
     Attributes:

@@ -9,7 +9,6 @@ from urllib.parse import quote, urlencode
 from attrs import field, frozen
 
 from smartbatch._html import Html
-from smartbatch._values import Value
 from smartbatch.dashboard.source import Source
 
 TICK = 1.0
@@ -20,8 +19,8 @@ Granted: TypeAlias = Literal["all", "read"]
 """What a request may do: act and look, or only look."""
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class Query(Value):
+@frozen(kw_only=True)
+class Query:
     """What a request asks of a page.
 
     Attributes:
@@ -51,8 +50,8 @@ class Query(Value):
         return self.link(*path, **changed)
 
 
-@frozen(eq=False, repr=False)
-class Section(Value):
+@frozen
+class Section:
     """A part of a page whose body is replaced as a whole when it has changed.
 
     Attributes:
@@ -68,8 +67,8 @@ class Section(Value):
     live: bool = True
 
 
-@frozen(eq=False, repr=False)
-class Page(Value):
+@frozen
+class Page:
     """A page: complete on the server, also for browsers without JavaScript.
 
     Attributes:

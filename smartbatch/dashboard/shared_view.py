@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, final
 from attrs import evolve, field, frozen
 
 from smartbatch._clock import Clock
-from smartbatch._values import Value
 from smartbatch._version import __version__
 from smartbatch.errors import SmartbatchError
 from smartbatch.observe.participants import Participant, Participants
@@ -25,8 +24,8 @@ FRESH = 1.0
 """Seconds for which what the processes published is not read again: they publish every five."""
 
 
-@frozen(eq=False, repr=False)
-class SharedView(Value):
+@frozen
+class SharedView:
     """What is known of the processes that share limits.
 
     Attributes:
@@ -40,8 +39,8 @@ class SharedView(Value):
     is_off: bool = False
 
 
-@frozen(eq=False, repr=False)
-class KindFailures(Value):
+@frozen
+class KindFailures:
     """Failures of one kind, of all processes that ever shared.
 
     Attributes:

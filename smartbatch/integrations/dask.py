@@ -12,7 +12,6 @@ import distributed
 from attrs import define, field, frozen
 
 from smartbatch._clock import RealClock
-from smartbatch._values import Value, fields_repr
 from smartbatch.client import BatchingClient
 from smartbatch.cluster import UNIT, Cluster, Options, Unit, digest, one_budget, shared_config
 from smartbatch.config import BatchingConfig, changed
@@ -88,8 +87,8 @@ def map(
     return given.rebuilt(ended(results, RealClock.now() - began))
 
 
-@frozen(eq=False, repr=False)
-class _ListCall(Value):
+@frozen
+class _ListCall:
     """How a list is asked.
 
     Attributes:
@@ -159,8 +158,6 @@ class _ListCall(Value):
 @define(eq=False)
 class _ListRun:
     """One list on its way."""
-
-    __repr__ = fields_repr
 
     _cluster: Cluster
     _client: BatchingClient

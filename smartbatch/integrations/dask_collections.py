@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.core.preparation.prompt_list import prompt_list
 from smartbatch.errors import InvalidRequest
 from smartbatch.results import ResultList
@@ -24,8 +23,8 @@ Compute: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 """Brings the partitions of a collection here."""
 
 
-@frozen(eq=False, repr=False)
-class Collection(Value):
+@frozen
+class Collection:
     """Prompts, and what makes their results into what the prompts came in.
 
     Attributes:

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 from attrs import define
 
 from smartbatch._fork import PerProcess
-from smartbatch._values import fields_repr
 
 __all__ = ["Tasks"]
 
@@ -57,8 +56,6 @@ class _Call:
     Whoever cancels sets ``cancelled`` and then looks for the future; whoever hands over sets the future and
     then looks at ``cancelled``. So one of the two cancels it, and neither needs a lock.
     """
-
-    __repr__ = fields_repr
 
     future: Future[Any] | None = None
     cancelled: bool = False

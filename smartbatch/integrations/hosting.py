@@ -15,7 +15,6 @@ from attrs import evolve, field, fields_dict, frozen
 from smartbatch._clock import RealClock
 from smartbatch._fork import PerProcess
 from smartbatch._settings import seconds_of
-from smartbatch._values import Value
 from smartbatch.cli.main import main
 from smartbatch.client import BatchingClient
 from smartbatch.config import OF_APPLICATIONS, PREFIX, BatchingConfig, check_names
@@ -55,8 +54,8 @@ for a job does so within the limit, and the job goes on."""
 # -- time limits ---------------------------------------------------------------------------------------------
 
 
-@frozen(eq=False, repr=False)
-class TimeLimit(Value):
+@frozen
+class TimeLimit:
     """A limit of a host's on what runs now.
 
     Attributes:
@@ -100,8 +99,8 @@ def within(
     return {**params, "timeout": left if seconds is None else min(left, seconds)}
 
 
-@frozen(eq=False, repr=False)
-class _LimitedClient(Value):
+@frozen
+class _LimitedClient:
     """A client whose answers are waited for within a time limit; all else is the client's.
 
     A call with one of :data:`_OWN_TIME` is left as it is, and so is work for later.
@@ -129,8 +128,8 @@ class _LimitedClient(Value):
 # -- settings ------------------------------------------------------------------------------------------------
 
 
-@frozen(eq=False, repr=False)
-class HostSettings(Value):
+@frozen
+class HostSettings:
     """What a host application says of its client, checked.
 
     Attributes:
@@ -188,8 +187,8 @@ def _variables() -> dict[str, str]:
     return {name.removeprefix(PREFIX).lower(): text for name, text in found.items() if text}
 
 
-@frozen(eq=False, repr=False)
-class Health(Value):
+@frozen
+class Health:
     """How the client of this process is.
 
     Attributes:

@@ -16,7 +16,6 @@ from typing import Any
 from attrs import define, field
 
 from smartbatch._settings import seconds_of
-from smartbatch._values import fields_repr
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError, scrub
 from smartbatch.integrations.event_loop import Tasks
@@ -183,8 +182,6 @@ class AgentProvider(Provider):
 @define(eq=False)
 class _Runs:
     """Runs agents and turns what they return into answers."""
-
-    __repr__ = fields_repr
 
     _agent_for: Factory
     _model_settings: Mapping[str, Any]

@@ -9,7 +9,6 @@ from itertools import islice
 
 from attrs import define, evolve, field
 
-from smartbatch._values import fields_repr
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.preparer import kind_of, row_named
 from smartbatch.core.preparation.tokens import estimate_request
@@ -58,8 +57,6 @@ class Items:
         decision: by which the job goes, where its route was chosen.
         count: rows read so far.
     """
-
-    __repr__ = fields_repr
 
     _requests: Iterable[Request]
     _job: JobRow

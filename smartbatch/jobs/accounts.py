@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from attrs import define
 
 from smartbatch._clock import Clock
-from smartbatch._values import fields_repr
 from smartbatch.errors import SmartbatchError
 from smartbatch.jobs.records import JobRow
 from smartbatch.providers.base import Provider
@@ -21,8 +20,6 @@ AGAIN = 60.0
 @define(eq=False)
 class _Made:
     """A provider made from the environment for a job's model, or why there is none."""
-
-    __repr__ = fields_repr
 
     provider: Provider | None
     problem: str

@@ -9,7 +9,6 @@ from typing import Literal
 
 from attrs import field, frozen
 
-from smartbatch._values import Value
 from smartbatch.errors import InvalidRequest
 
 AT_ONCE = 1_000
@@ -36,8 +35,8 @@ ActName = Literal[
 ]
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class Act(Value):
+@frozen(kw_only=True)
+class Act:
     """Something a person did to work that runs, as it is noted in the store.
 
     Attributes:
@@ -69,8 +68,8 @@ def _ids(given: Iterable[str]) -> tuple[str, ...]:
     return tuple(given)
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class JobSelection(Value):
+@frozen(kw_only=True)
+class JobSelection:
     """Jobs of a store: those for which all that is given holds.
 
     Attributes:
@@ -103,8 +102,8 @@ class JobSelection(Value):
         return ", ".join(told)
 
 
-@frozen(eq=False, repr=False)
-class Acted(Value):
+@frozen
+class Acted:
     """What an act on a selection of jobs came to.
 
     Attributes:
@@ -116,8 +115,8 @@ class Acted(Value):
     left_out: int
 
 
-@frozen(eq=False, repr=False)
-class RetriedRows(Value):
+@frozen
+class RetriedRows:
     """What came of asking failed rows of a job again.
 
     Attributes:

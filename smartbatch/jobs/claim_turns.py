@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from attrs import define, field, frozen
 
-from smartbatch._values import Value, fields_repr
 from smartbatch.config import BatchingConfig
 from smartbatch.jobs.realtime_items import TURN, ItemLimit, RealtimeItems
 from smartbatch.jobs.records import JobRow, StoredItem
@@ -36,8 +35,6 @@ class GatherInterval:
         meanwhile: how many come in both together, as of late: so many are neither asked nor make room.
     """
 
-    __repr__ = fields_repr
-
     pause: float = 0.0
     storing: float = 0.0
     meanwhile: int = 0
@@ -58,8 +55,8 @@ class GatherInterval:
         self.pause = min(LONGEST_GATHER, seconds / SHARE_OF_STORING)
 
 
-@frozen(eq=False, repr=False)
-class Turn(Value):
+@frozen
+class Turn:
     """A job, and how many of its items may be claimed."""
 
     job: RealtimeItems
@@ -78,8 +75,6 @@ class ClaimTurns:
         under_way: items that are claimed and whose results are not stored yet, by the limit of their jobs:
             the jobs of one limit share it.
     """
-
-    __repr__ = fields_repr
 
     _interval: GatherInterval
     jobs: dict[str, RealtimeItems] = field(factory=dict)

@@ -12,7 +12,6 @@ from contextlib import suppress
 
 from attrs import define, evolve, frozen
 
-from smartbatch._values import Record, Value
 from smartbatch.config import BatchingConfig
 from smartbatch.core.preparation.fingerprint import fingerprint, shares_answer
 from smartbatch.core.preparation.preparer import kind_of
@@ -40,16 +39,16 @@ _TAKEN = "deferred-taken "
 """Begins the name of the fact that all answers of a job were given to those who asked."""
 
 
-@frozen(eq=False, repr=False)
-class Place(Value):
+@frozen
+class Place:
     """Where a deferred request is: a position in a job."""
 
     job_id: str
     ix: int
 
 
-@frozen(eq=False, repr=False)
-class Found(Value):
+@frozen
+class Found:
     """An equal request that was deferred before.
 
     Attributes:
@@ -60,8 +59,8 @@ class Found(Value):
     first: bool
 
 
-@frozen(eq=False, repr=False)
-class Storable(Value):
+@frozen
+class Storable:
     """A request as a job of deferred requests keeps it.
 
     Attributes:
@@ -73,8 +72,8 @@ class Storable(Value):
     key: bytes | None
 
 
-@define(eq=False, repr=False)
-class _Known(Record):
+@define
+class _Known:
     """A job.
 
     Attributes:

@@ -8,7 +8,6 @@ from typing import Any
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.model_controls import ModelControls
 from smartbatch.core.preparation.tokens import Calibration
@@ -22,8 +21,8 @@ from smartbatch.providers.base import Provider
 from smartbatch.types import Request, Result, RunCallback, call_now
 
 
-@frozen(eq=False, repr=False)
-class RealtimeItem(Value):
+@frozen
+class RealtimeItem:
     """An item of a job that is to be asked in real time.
 
     Attributes:

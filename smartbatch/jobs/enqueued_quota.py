@@ -19,7 +19,6 @@ import math
 
 from attrs import asdict, frozen
 
-from smartbatch._values import Value
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.core.limits.shared_record import LeaseAsk, first
 from smartbatch.errors import ProviderError
@@ -151,8 +150,8 @@ def _ours(step: StepContext, shard: ShardRow) -> list[int]:
     ]
 
 
-@frozen(eq=False, repr=False)
-class _Known(Value):
+@frozen
+class _Known:
     """What was learned of a model's quota.
 
     Attributes:

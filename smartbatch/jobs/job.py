@@ -12,7 +12,6 @@ from attrs import frozen
 
 from smartbatch._display import paragraph, short
 from smartbatch._settings import count_of, seconds_of
-from smartbatch._values import Value
 from smartbatch.errors import JobTimeout, RequestCancelled, SmartbatchError, StoreError
 from smartbatch.interrupted import Interrupted
 from smartbatch.jobs.act_records import JobSelection, RetriedRows, actor
@@ -42,8 +41,8 @@ LAST_LOOK = 0.75
 """Seconds that the store has, once the time to wait is over, to say how the job stands then."""
 
 
-@frozen(eq=False, repr=False)
-class _Look(Value):
+@frozen
+class _Look:
     """What was known before the store was read: a change, or the end of the time, may come while it is read.
 
     Attributes:

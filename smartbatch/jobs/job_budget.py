@@ -16,7 +16,6 @@ from typing import TypeVar
 
 from attrs import define, evolve, field, frozen
 
-from smartbatch._values import Value
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.budget_reservations import JobReservations
 from smartbatch.core.preparation.tokens import Calibration
@@ -122,8 +121,8 @@ def remaining_budget(row: JobRow) -> float:
     return math.inf if budget is None else budget - row.cost - row.reserved
 
 
-@frozen(eq=False, repr=False)
-class JobBill(Value):
+@frozen
+class JobBill:
     """What a job has cost by now, USD.
 
     Attributes:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -23,8 +22,8 @@ KEY = 512
 """Letters of a job's key."""
 
 
-@frozen(eq=False, repr=False)
-class JobOptions(Value):
+@frozen
+class JobOptions:
     """What a caller gives a job besides its requests.
 
     Attributes:
@@ -40,8 +39,8 @@ class JobOptions(Value):
     carry_on: bool = True
 
 
-@frozen(eq=False, repr=False)
-class WaitOptions(Value):
+@frozen
+class WaitOptions:
     """How a caller waits for a job.
 
     Attributes:

@@ -11,7 +11,6 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from smartbatch._clock import Clock
-from smartbatch._values import Value
 from smartbatch.config import BatchingConfig, checked
 from smartbatch.core.limits.budget_reservations import NewReservation
 from smartbatch.core.preparation.fingerprint import fingerprint
@@ -35,8 +34,8 @@ from smartbatch.results import ResultList, ended
 from smartbatch.types import Kind, Prompt, Prompts, Request, Strategy
 
 
-@frozen(eq=False, repr=False)
-class _Draft(Value):
+@frozen
+class _Draft:
     """A job before it is stored.
 
     Attributes:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from attrs import frozen
 
 from smartbatch._clock import Clock
-from smartbatch._values import Value
 from smartbatch.core.limits.model_controls import ModelControls
 from smartbatch.events import Event, LimitChanged, PauseChanged
 from smartbatch.jobs.act_records import Act
@@ -26,8 +25,8 @@ _MAY_BE_FREE = frozenset({"resume", "retry_failed"})
 """Acts after which a job that nobody carries on may go on."""
 
 
-@frozen(eq=False, repr=False)
-class News(Value):
+@frozen
+class News:
     """What was done since the last look.
 
     Attributes:

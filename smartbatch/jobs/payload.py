@@ -16,7 +16,6 @@ from typing import Any, NoReturn, TypeVar
 from attrs import asdict, evolve, fields_dict, frozen
 
 from smartbatch import errors
-from smartbatch._values import Value
 from smartbatch.chats import PART_FORMS, message_form, read_message
 from smartbatch.core.preparation.json_snapshot import NotJson, snapshot
 from smartbatch.errors import (
@@ -53,8 +52,8 @@ _NOTHING = Generation()
 _T = TypeVar("_T")
 
 
-@frozen(eq=False, repr=False)
-class Shared(Value):
+@frozen
+class Shared:
     """What all requests of a job have in common; requests store only what differs from it.
 
     Args:

@@ -9,7 +9,6 @@ from typing import TypeAlias
 
 from attrs import define, field
 
-from smartbatch._values import fields_repr
 from smartbatch.core.limits.equal_failures import EqualFailures
 from smartbatch.errors import BudgetExceeded, ConfigError, RequestCancelled
 from smartbatch.jobs.dependencies import RealtimeItem
@@ -50,8 +49,6 @@ class RealtimeItems:
         stop: says whether the job stops, as its first items fail alike; ``None`` to send all in any case.
         withdrawn: nothing more of it is asked, and it is given back once nothing is under way.
     """
-
-    __repr__ = fields_repr
 
     lease: JobLease
     row: JobRow

@@ -13,7 +13,6 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from smartbatch._values import Record, Value
 from smartbatch.errors import SmartbatchError
 from smartbatch.jobs.versioned_records import JobPolicy, RemoteProgress
 from smartbatch.types import Defect, Route, Usage
@@ -99,8 +98,8 @@ LEASE = 15.0
 """Seconds after which a job of a process that does not renew its lease may be taken over."""
 
 
-@frozen(eq=False, repr=False)
-class JobLease(Value):
+@frozen
+class JobLease:
     """The right to write to a job: lost as soon as another process takes the job over.
 
     Attributes:
@@ -120,8 +119,8 @@ class OverJobBudget(SmartbatchError):
     """The job's budget has no room for it; nothing was written."""
 
 
-@frozen(eq=False, repr=False)
-class NewItem(Value):
+@frozen
+class NewItem:
     """An item to be accepted, in its job's order.
 
     Attributes:
@@ -141,8 +140,8 @@ class NewItem(Value):
     leader: int | None = None
 
 
-@frozen(eq=False, repr=False)
-class JobRow(Value):
+@frozen
+class JobRow:
     """A job as the store has it; one that is to be accepted has only the fields without a default.
 
     Attributes:
@@ -206,8 +205,8 @@ class JobRow(Value):
         return self.succeeded + self.failed + self.cancelled
 
 
-@frozen(eq=False, repr=False)
-class OpenItem(Value):
+@frozen
+class OpenItem:
     """An item that waits to be put into a shard, or to be sent in real time."""
 
     ix: int
@@ -216,8 +215,8 @@ class OpenItem(Value):
     tries: int
 
 
-@frozen(eq=False, repr=False)
-class NewShard(Value):
+@frozen
+class NewShard:
     """A shard to be planned.
 
     Attributes:
@@ -238,8 +237,8 @@ class NewShard(Value):
     model: str | None = None
 
 
-@frozen(eq=False, repr=False)
-class ShardRow(Value):
+@frozen
+class ShardRow:
     """A shard as the store has it. Times are Unix seconds.
 
     Attributes:
@@ -297,8 +296,8 @@ class ShardRow(Value):
     reserved: float = 0.0
 
 
-@frozen(eq=False, repr=False)
-class NewResult(Value):
+@frozen
+class NewResult:
     """The end of an item, or a note on one that is not final yet.
 
     Attributes:
@@ -330,8 +329,8 @@ class NewResult(Value):
         return self.outcome in ("succeeded", "failed", "cancelled")
 
 
-@frozen(eq=False, repr=False)
-class JobNote(Value):
+@frozen
+class JobNote:
     """What a job waits for.
 
     Attributes:
@@ -343,8 +342,8 @@ class JobNote(Value):
     hold: bool = False
 
 
-@define(eq=False, repr=False)
-class StoredCounts(Record):
+@define
+class StoredCounts:
     """What one transaction stored of a job by one route, told once and after its commit.
 
     Attributes:
@@ -374,8 +373,8 @@ class StoredCounts(Record):
     refused: int = 0
 
 
-@frozen(eq=False, repr=False)
-class EarlierTries(Value):
+@frozen
+class EarlierTries:
     """What tries of an item used that did not end it.
 
     Attributes:
@@ -393,8 +392,8 @@ class EarlierTries(Value):
         return EarlierTries(cost, self.usage + later.usage, later.refused or self.refused)
 
 
-@frozen(eq=False, repr=False)
-class ResultRow(Value):
+@frozen
+class ResultRow:
     """A result as the store has it.
 
     Attributes:
@@ -415,8 +414,8 @@ class ResultRow(Value):
     earlier: EarlierTries | None = None
 
 
-@frozen(eq=False, repr=False)
-class NamedPlace(Value):
+@frozen
+class NamedPlace:
     """Where a request stands that has a name of its own: a position in a job.
 
     Attributes:
@@ -432,8 +431,8 @@ class NamedPlace(Value):
     after: int = 0
 
 
-@frozen(eq=False, repr=False)
-class IncidentRow(Value):
+@frozen
+class IncidentRow:
     """Something that should not have happened, kept for people.
 
     Attributes:
@@ -451,8 +450,8 @@ class IncidentRow(Value):
     at: float
 
 
-@frozen(eq=False, repr=False)
-class StoredItem(Value):
+@frozen
+class StoredItem:
     """An item with its request.
 
     Attributes:
@@ -468,16 +467,16 @@ class StoredItem(Value):
     tries: int
 
 
-@frozen(eq=False, repr=False)
-class ItemSize(Value):
+@frozen
+class ItemSize:
     """The size of an item: bytes of its request in the store, estimated input tokens."""
 
     bytes: int
     tokens: int
 
 
-@frozen(eq=False, repr=False)
-class UnsettledItem(Value):
+@frozen
+class UnsettledItem:
     """An item of a shard that has no result yet.
 
     Attributes:
@@ -492,8 +491,8 @@ class UnsettledItem(Value):
     tries: int
 
 
-@frozen(eq=False, repr=False)
-class StoredResults(Value):
+@frozen
+class StoredResults:
     """What an ingest changed.
 
     Attributes:

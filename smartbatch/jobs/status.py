@@ -8,7 +8,6 @@ from functools import partial
 from attrs import evolve, field, frozen
 
 from smartbatch._display import bar, counted, facts, short
-from smartbatch._values import Value
 from smartbatch.core.forecast.turnaround import RunningBatch, remaining
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.core.routing.throughput import Times
@@ -39,8 +38,8 @@ SOON = 1.0
 """Least seconds while anything is left."""
 
 
-@frozen(eq=False, repr=False)
-class ShardStatus(Value):
+@frozen
+class ShardStatus:
     """One batch of a job.
 
     Attributes:
@@ -66,8 +65,8 @@ class ShardStatus(Value):
     note: str | None
 
 
-@frozen(eq=False, repr=False)
-class JobStatus(Value):
+@frozen
+class JobStatus:
     """How a job stands. ``completed + failed + cancelled`` of ``total`` have their results.
 
     Attributes:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from attrs import asdict, define, field, frozen
 
 from smartbatch._clock import Clock
-from smartbatch._values import Value
 from smartbatch.errors import StoreError
 from smartbatch.events import AnswersLost, Event
 from smartbatch.observe import logs
@@ -17,8 +16,8 @@ SLOW = 3.0
 """Seconds after which a write that has not ended counts as one that fails: what comes meanwhile is paid."""
 
 
-@frozen(eq=False, repr=False)
-class UnstoredAnswers(Value):
+@frozen
+class UnstoredAnswers:
     """Answers that came, or will come, and are nowhere but in memory.
 
     Attributes:

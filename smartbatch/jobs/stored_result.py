@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from attrs import evolve, frozen
 
-from smartbatch._values import Value
 from smartbatch.core.preparation.structured import Parsed, read_answer
 from smartbatch.errors import AnswerUnread
 from smartbatch.jobs.payload import (
@@ -19,8 +18,8 @@ from smartbatch.jobs.records import ResultRow
 from smartbatch.types import Result, Usage
 
 
-@frozen(eq=False, repr=False)
-class StoredResult(Value):
+@frozen
+class StoredResult:
     """A result and where it stands.
 
     Attributes:

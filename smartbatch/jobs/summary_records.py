@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from attrs import define, field, frozen
 
-from smartbatch._values import Record, Value
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.measured import Measured
 from smartbatch.types import Usage
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class StoredDecision(Value):
+@frozen(kw_only=True)
+class StoredDecision:
     """A decision on a route, with what it forecast and, once that is known, what it really took.
 
     Attributes:
@@ -49,8 +48,8 @@ class StoredDecision(Value):
     decision: Decision | None = field(repr=False)
 
 
-@define(eq=False, repr=False)
-class Failures(Record):
+@define
+class Failures:
     """Requests that failed with the same kind of error and the same message.
 
     Attributes:
@@ -70,8 +69,8 @@ class Failures(Record):
     request_id: str | None = None
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class ErrorGroup(Value):
+@frozen(kw_only=True)
+class ErrorGroup:
     """Errors of the same kind and message. Of equal requests of a job, which share an answer, one counts.
 
     Attributes:
@@ -96,8 +95,8 @@ class ErrorGroup(Value):
     request_id: str | None
 
 
-@define(eq=False, repr=False)
-class Spending(Record):
+@define
+class Spending:
     """What requests of one model by one route came to, within an hour or a part of it.
 
     Attributes:

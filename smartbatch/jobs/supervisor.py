@@ -15,7 +15,6 @@ from functools import partial
 from attrs import define, field
 
 from smartbatch._clock import Monitor
-from smartbatch._values import fields_repr
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.errors import ErrorKind, JobNotFound, ProviderError, SmartbatchError, StoreError
 from smartbatch.events import ClockStepped
@@ -55,8 +54,6 @@ class OwnedJob:
         failures: steps in a row that failed.
         error: why the last step failed, for users.
     """
-
-    __repr__ = fields_repr
 
     lease: JobLease
     row: JobRow

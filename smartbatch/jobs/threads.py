@@ -10,7 +10,6 @@ from attrs import define
 
 from smartbatch._clock import Clock, Monitor
 from smartbatch._fork import run_after_collection
-from smartbatch._values import fields_repr
 from smartbatch.types import T
 
 MOST_HUNG = 8
@@ -149,8 +148,6 @@ class TimedReads:
 @define(eq=False)
 class _Asked:
     """A read, whether it has ended, and whether nobody waits for it any more."""
-
-    __repr__ = fields_repr
 
     ended: bool = False
     given_up: bool = False

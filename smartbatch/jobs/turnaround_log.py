@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 from attrs import evolve, frozen
 
-from smartbatch._values import Value
 from smartbatch.events import BatchEnded
 from smartbatch.providers.batch_api import RemoteState
 from smartbatch.types import Route
@@ -28,8 +27,8 @@ def cancelling(provider: str) -> str:
     return f"cancel {provider}"
 
 
-@frozen(eq=False, repr=False)
-class Topic(Value):
+@frozen
+class Topic:
     """What a name in the store is about.
 
     Attributes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.errors import (
     BudgetExceeded,
     ClientClosed,
@@ -27,8 +26,8 @@ LATER = 60.0
 """Seconds until the job is tried again when the budget, or a missing price, allowed no more."""
 
 
-@frozen(eq=False, repr=False)
-class Verdict(Value):
+@frozen
+class Verdict:
     """What the end of a call means for the item it was made for, and for the others of its job.
 
     Attributes:

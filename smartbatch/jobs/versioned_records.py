@@ -9,7 +9,6 @@ from typing import ClassVar, Literal
 from attrs import field, frozen
 from attrs.converters import optional
 
-from smartbatch._values import Value
 from smartbatch.providers.batch_api import RemoteState
 from smartbatch.types import Route
 
@@ -21,8 +20,8 @@ def _texts(given: Iterable[str]) -> tuple[str, ...]:
     return tuple(given)
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class JobPolicy(Value):
+@frozen(kw_only=True)
+class JobPolicy:
     """The choices a job was submitted with, for every process that carries it on.
 
     How often its batches are polled is none of them: each process does that as its own settings say.
@@ -72,8 +71,8 @@ class JobPolicy(Value):
     models: tuple[str, ...] = field(default=(), converter=_texts)
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class RemoteProgress(Value):
+@frozen(kw_only=True)
+class RemoteProgress:
     """What is known of a shard's batch at the provider, and what was already done about it.
 
     Attributes:

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 from attrs import define, frozen
 
 from smartbatch._clock import Clock, Monitor
-from smartbatch._values import Value, fields_repr
 from smartbatch.errors import JobNotFound, SmartbatchError, StoreError, WrongProcess
 from smartbatch.jobs.records import JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus
@@ -41,8 +40,8 @@ def stored_job(store: SqlStore, job_id: str) -> JobRow:
     return row
 
 
-@frozen(eq=False, repr=False)
-class SeenChanges(Value):
+@frozen
+class SeenChanges:
     """What was told of a job up to a moment.
 
     Attributes:
@@ -151,8 +150,6 @@ class _FutureGroup:
         after: sequence number of the last result that was read for them.
     """
 
-    __repr__ = fields_repr
-
     waiting: dict[int, Any]
     read: Callable[[ResultRow, str], Result]
     after: int = 0
@@ -167,8 +164,6 @@ class _FutureGroup:
 @define(eq=False)
 class _Callback:
     """A user's callback, and the part of the status it was called with last."""
-
-    __repr__ = fields_repr
 
     call: Callable[[JobStatus], object]
     last: tuple[Any, ...] | None = None

@@ -13,14 +13,13 @@ from typing import Literal
 
 from attrs import fields, frozen
 
-from smartbatch._values import Value
 from smartbatch.observe.histogram import TimeStats
 from smartbatch.observe.metrics_snapshot import DecisionFigures, MetricsSnapshot
 from smartbatch.observe.participants import Participants, RealtimeStatus, merged
 
 
-@frozen(eq=False, repr=False)
-class Family(Value):
+@frozen
+class Family:
     """Figures of one name.
 
     Attributes:

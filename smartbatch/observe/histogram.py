@@ -10,8 +10,6 @@ import math
 
 from attrs import define, field, frozen
 
-from smartbatch._values import Record, Value
-
 STEPS = 8
 """Buckets an octave: 2 ** (1/8) = 1.09 between neighbours."""
 LOWEST = -14
@@ -25,8 +23,8 @@ _CEILING = 2.0**HIGHEST
 _OFFSET = -LOWEST * STEPS
 
 
-@frozen(eq=False, repr=False)
-class TimeStats(Value):
+@frozen
+class TimeStats:
     """What a histogram of durations says; all in seconds.
 
     Attributes:
@@ -48,8 +46,8 @@ class TimeStats(Value):
     octaves: tuple[tuple[float, int], ...] = ()
 
 
-@define(eq=False, repr=False)
-class Histogram(Record):
+@define
+class Histogram:
     """Counts of durations; not thread-safe, its owner holds a lock."""
 
     counts: list[int] = field(factory=lambda: [0] * _BUCKETS)

@@ -13,7 +13,6 @@ from attrs import asdict, define, evolve, field
 from smartbatch import errors
 from smartbatch._clock import RealClock
 from smartbatch._fork import PerProcess, notice_fork, on_fork
-from smartbatch._values import Record
 from smartbatch.events import (
     BreakerChanged,
     CallFinished,
@@ -95,8 +94,8 @@ _FREQUENT: dict[type[Event], Callable[[Any], tuple[Any, ...]]] = {
 """What is put down of the events that each request has."""
 
 
-@define(eq=False, repr=False)
-class _TokenSums(Record):
+@define
+class _TokenSums:
     """Sums of the fields of :class:`Usage`, which would be made anew with each addition."""
 
     input_tokens: int = 0
@@ -130,8 +129,8 @@ class _TokenSums(Record):
         return Usage(**asdict(self))
 
 
-@define(eq=False, repr=False)
-class _Totals(Record):
+@define
+class _Totals:
     """Everything counted since the last reset; not thread-safe."""
 
     counts: EventCounts = field(factory=EventCounts)

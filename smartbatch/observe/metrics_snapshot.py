@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from attrs import asdict, define, field, fields, frozen, has
 
 from smartbatch._display import table
-from smartbatch._values import Record
 from smartbatch.observe.histogram import TimeStats
 from smartbatch.types import Usage
 
@@ -48,8 +47,8 @@ def _documented(kind: _T) -> _T:
 
 
 @_documented
-@define(eq=False, repr=False)
-class DecisionFigures(Record):
+@define
+class DecisionFigures:
     """The choices of routes of a session."""
 
     chosen: dict[str, int] = _figure("Lists and jobs, by the route that was chosen.", dict)
@@ -68,8 +67,8 @@ class DecisionFigures(Record):
 
 
 @_documented
-@define(eq=False, repr=False)
-class RouteFigures(Record):
+@define
+class RouteFigures:
     """The requests that ended by one route."""
 
     succeeded: int = _figure("Requests that were answered.")
@@ -86,8 +85,8 @@ class RouteFigures(Record):
 
 
 @_documented
-@define(eq=False, repr=False, kw_only=True)
-class EventCounts(Record):
+@define(kw_only=True)
+class EventCounts:
     """What the events of a client add up to, since its start or the last ``reset()``.
 
     A request of a job that was not asked in real time counts when this process stores its result, as

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, get_
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.errors import ConfigError
 from smartbatch.events import (
     BatchEnded,
@@ -58,8 +57,8 @@ _LONG: Final = (*_SECONDS, 300.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0, 28800.
 Attributes: TypeAlias = "dict[str, str | int | float | bool]"
 
 
-@frozen(eq=False, repr=False)
-class _Call(Value):
+@frozen
+class _Call:
     """The call that is under way in this context."""
 
     span: Span | None
@@ -70,8 +69,8 @@ class _Call(Value):
 _CALL: ContextVar[_Call | None] = ContextVar("smartbatch_call", default=None)
 
 
-@frozen(eq=False, repr=False)
-class _Instruments(Value):
+@frozen
+class _Instruments:
     """What is measured."""
 
     tokens: Histogram

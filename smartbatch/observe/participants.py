@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from attrs import asdict, astuple, evolve, field, fields_dict, frozen
 
 from smartbatch._display import counted, short
-from smartbatch._values import Value
 from smartbatch.observe.recent_calls import CallCounts, MinuteOfCalls, together
 
 if TYPE_CHECKING:
@@ -36,8 +35,8 @@ MOST_LANES = 32
 _MOST_TEXT = 120
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class LaneStatus(Value):
+@frozen(kw_only=True)
+class LaneStatus:
     """The requests of one process for one model, and what holds them up.
 
     Attributes:
@@ -87,8 +86,8 @@ class LaneStatus(Value):
         return self.input_tokens_used + self.output_tokens_used
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class RealtimeStatus(Value):
+@frozen(kw_only=True)
+class RealtimeStatus:
     """Requests in real time at one moment: of one client, or of all clients of a process.
 
     Attributes:
@@ -129,8 +128,8 @@ class RealtimeStatus(Value):
     minutes: tuple[MinuteOfCalls, ...] = field(default=(), repr=partial(counted, "minutes"))
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class Participant(Value):
+@frozen(kw_only=True)
+class Participant:
     """A process that shares limits, as it told of itself last.
 
     Attributes:
@@ -162,8 +161,8 @@ class Participant(Value):
         return not self.ended and self.age <= ALIVE_FOR
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class Participants(Value):
+@frozen(kw_only=True)
+class Participants:
     """All processes that share limits at one place.
 
     Attributes:

@@ -16,7 +16,6 @@ from typing import Any, Literal, Protocol, Self, TextIO
 from attrs import Factory, define, field
 
 from smartbatch._clock import RealClock
-from smartbatch._values import fields_repr
 from smartbatch.errors import ConfigError
 from smartbatch.events import BreakerChanged, CooldownStarted, Event, LongWait, PauseChanged, RetryScheduled
 from smartbatch.observe.text import SafeStream, duration, escape
@@ -238,8 +237,6 @@ class Progress:
 @define(eq=False)
 class _Counts:
     """The figures, and the text that shows them; not thread-safe."""
-
-    __repr__ = fields_repr
 
     total: int | None
     initial: int

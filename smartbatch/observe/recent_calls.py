@@ -7,7 +7,6 @@ from itertools import chain
 
 from attrs import define, frozen
 
-from smartbatch._values import Record, Value
 from smartbatch.types import Usage
 
 STEP = 10.0
@@ -18,8 +17,8 @@ _MODELS = 64
 """Models that are told apart; calls of further ones count for the whole only."""
 
 
-@define(eq=False, repr=False)
-class CallCounts(Record):
+@define
+class CallCounts:
     """What some seconds had.
 
     Attributes:
@@ -46,8 +45,8 @@ class CallCounts(Record):
         self.output_tokens += other.output_tokens * share
 
 
-@frozen(eq=False, repr=False)
-class MinuteOfCalls(Value):
+@frozen
+class MinuteOfCalls:
     """The calls of all models within a minute.
 
     Attributes:

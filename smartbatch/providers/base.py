@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.errors import ErrorKind, ProviderError, scrub
 from smartbatch.types import Answer, Request
 
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
     from smartbatch.providers.http.network import HttpNetwork
 
 
-@frozen(eq=False, repr=False)
-class Capabilities(Value):
+@frozen
+class Capabilities:
     """What a provider can do.
 
     Attributes:

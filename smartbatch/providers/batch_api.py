@@ -18,14 +18,13 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.http.json_text import decode_answer
 from smartbatch.types import Answer, Kind, Request
 
 
-@frozen(eq=False, repr=False)
-class BatchAbilities(Value):
+@frozen
+class BatchAbilities:
     """What a provider's Batch API can do, and how much of it.
 
     Attributes:
@@ -71,8 +70,8 @@ class RemoteState(enum.Enum):
         return self not in (RemoteState.RUNNING, RemoteState.ENDING)
 
 
-@frozen(eq=False, repr=False)
-class RemoteFile(Value):
+@frozen
+class RemoteFile:
     """An uploaded file.
 
     Attributes:
@@ -88,8 +87,8 @@ class RemoteFile(Value):
     ready: bool = True
 
 
-@frozen(eq=False, repr=False)
-class RemoteBatch(Value):
+@frozen
+class RemoteBatch:
     """A provider's batch, as the provider last described it.
 
     Attributes:
@@ -128,8 +127,8 @@ class RemoteBatch(Value):
         return self.error.code if self.error else None
 
 
-@frozen(eq=False, repr=False)
-class BatchPage(Value):
+@frozen
+class BatchPage:
     """Some batches of a scope, newest first.
 
     Attributes:
@@ -143,8 +142,8 @@ class BatchPage(Value):
     server_time: float | None = None
 
 
-@frozen(eq=False, repr=False)
-class Creation(Value):
+@frozen
+class Creation:
     """The arguments of one create.
 
     Attributes:
@@ -176,8 +175,8 @@ class LineOutcome(enum.Enum):
     """Never executed and not billed: expired, cancelled."""
 
 
-@frozen(eq=False, repr=False)
-class Line(Value):
+@frozen
+class Line:
     """One line of a batch's results, understood.
 
     Attributes:

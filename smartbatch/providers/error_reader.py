@@ -12,7 +12,6 @@ from typing import Any
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.errors import ErrorKind, ProviderError, has_secret
 from smartbatch.providers.error_bodies import (
     is_page,
@@ -78,8 +77,8 @@ def says_something(error: Any) -> bool:
     return any(error.values()) if isinstance(error, Mapping) else bool(error)
 
 
-@frozen(eq=False, repr=False)
-class Refusal(Value):
+@frozen
+class Refusal:
     """What an error body says, taken apart.
 
     Attributes:
@@ -103,8 +102,8 @@ class Refusal(Value):
     parameters: tuple[str, ...] = ()
 
 
-@frozen(eq=False, repr=False)
-class ErrorReader(Value):
+@frozen
+class ErrorReader:
     """Makes the errors of one API's answers.
 
     Attributes:

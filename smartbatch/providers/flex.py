@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 from attrs import evolve, frozen
 
-from smartbatch._values import Value
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.types import Request
 
@@ -24,8 +23,8 @@ _NAMES_IT = re.compile(r"\bflex\b|service[_ ]?tier", re.I)
 _NO_ROOM = re.compile(r"resource[_ ]unavailable|\bflex\b|capacity", re.I)
 
 
-@frozen(eq=False, repr=False)
-class FlexTier(Value):
+@frozen
+class FlexTier:
     """How one API names its slower tier.
 
     Args:

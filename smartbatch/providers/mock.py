@@ -11,7 +11,6 @@ from attrs import evolve, frozen
 
 from smartbatch._fork import PerProcess
 from smartbatch._settings import seconds_of
-from smartbatch._values import fields_repr
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.callable import normalise
@@ -22,7 +21,7 @@ from smartbatch.types import Answer, Duration, Request, Usage
 Script: TypeAlias = "Sequence[Any] | Mapping[str, Any] | Callable[[Request], Any]"
 
 
-@frozen(eq=False, repr=False)
+@frozen(eq=False)
 class MockCall:
     """One recorded call.
 
@@ -41,8 +40,6 @@ class MockCall:
     attempt: int
     timeout: float
     thread: str
-
-    __repr__ = fields_repr
 
     @property
     def request(self) -> Request:

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 from attrs import evolve, frozen
 
 from smartbatch._clock import Clock, RealClock
-from smartbatch._values import Value
 from smartbatch.errors import ConfigError, InvalidRequest, did_you_mean, scrub
 from smartbatch.providers.base import Provider
 from smartbatch.types import Request
@@ -123,8 +122,8 @@ def _called(model: str, _clock: Clock) -> _Arguments:
     return model, (load_callable(model),), {}
 
 
-@frozen(eq=False, repr=False)
-class _Adapter(Value):
+@frozen
+class _Adapter:
     """The factory of a class of the library, which is imported when it is first used."""
 
     module: str
@@ -160,8 +159,8 @@ _factories: dict[str, Factory] = {
 }
 
 
-@frozen(eq=False, repr=False)
-class Variables(Value):
+@frozen
+class Variables:
     """What an adapter reads from the environment.
 
     Attributes:

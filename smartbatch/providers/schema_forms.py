@@ -15,8 +15,6 @@ from typing import Any
 
 from attrs import frozen
 
-from smartbatch._values import Value
-
 BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 """Keywords that hold schemas by names of the user's, which may be keywords themselves."""
 VALUES = ("enum", "const", "default", "examples")
@@ -36,8 +34,8 @@ class NotExpressible(ValueError):
     """A dialect cannot express a schema without ruling out answers that it asks for; the text says why."""
 
 
-@frozen(eq=False, repr=False)
-class Dialect(Value):
+@frozen
+class Dialect:
     """What an API takes of JSON Schema.
 
     Attributes:

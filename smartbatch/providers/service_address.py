@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.errors import scrub
 
 _VERSION = re.compile(r"/v\d+\w*(?:/|$)")
@@ -24,8 +23,8 @@ _NO_SUCH_PLACE = re.compile(
 _OF_A_MODEL = re.compile(r"model|deployment", re.I)
 
 
-@frozen(eq=False, repr=False)
-class ServiceAddress(Value):
+@frozen
+class ServiceAddress:
     """The base URL of a service, as errors show it: it has no credentials and no query.
 
     Attributes:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.core.batching.packing import split_usage
 from smartbatch.core.preparation.tokens import estimate
 from smartbatch.errors import MissingAnswer, ProviderError
@@ -18,8 +17,8 @@ from smartbatch.realtime.ticket import Ticket
 from smartbatch.types import NO_USAGE, Answer, Route, Usage
 
 
-@frozen(eq=False, repr=False)
-class Bill(Value):
+@frozen
+class Bill:
     """What an outcome of a call cost, USD.
 
     Attributes:
@@ -33,8 +32,8 @@ class Bill(Value):
     usage: Usage | None = None
 
 
-@frozen(eq=False, repr=False)
-class CallBill(Value):
+@frozen
+class CallBill:
     """What a call used and cost.
 
     Attributes:

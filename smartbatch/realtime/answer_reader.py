@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.core.batching.request_batch import Batch
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.structured import Parsed, Problem, own_object, read_answer, repair_request
@@ -24,8 +23,8 @@ NO_TEMPERATURE = ("temperature", "the model takes no temperature, so the answer 
 """What is left out of a repair, and why."""
 
 
-@frozen(eq=False, repr=False)
-class Repair(Value):
+@frozen
+class Repair:
     """An answer that does not fit its schema, and how to ask again.
 
     Attributes:
@@ -37,8 +36,8 @@ class Repair(Value):
     error: UnusableAnswer
 
 
-@frozen(eq=False, repr=False)
-class Shares(Value):
+@frozen
+class Shares:
     """The results of all who asked for one answer, each with objects of its own and after the hooks."""
 
     results: Mapping[Waiter, Result]

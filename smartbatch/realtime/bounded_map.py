@@ -12,7 +12,6 @@ from attrs import frozen
 
 from smartbatch._clock import Clock
 from smartbatch._fork import run_after_collection
-from smartbatch._values import Value
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.equal_failures import EqualFailures
 from smartbatch.errors import InvalidRequest, QueueFull, RequestCancelled, SmartbatchError, WrongProcess
@@ -32,8 +31,8 @@ _BUFFERED = 10
 """A slow first request may let this many times the read-ahead finish behind it before reading pauses."""
 
 
-@frozen(eq=False, repr=False)
-class ListOptions(Value):
+@frozen
+class ListOptions:
     """How a list is answered in real time.
 
     Attributes:

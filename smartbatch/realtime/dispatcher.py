@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from attrs import define, frozen
 
 from smartbatch._clock import Clock, Monitor
-from smartbatch._values import Value, fields_repr
 from smartbatch.core.batching.request_batch import BatchState
 from smartbatch.errors import ClientClosed, ProviderError
 from smartbatch.events import CalledRequest, CallFinished, CallStarted
@@ -41,14 +40,12 @@ class _HandOver:
         void: whether another thread was started for the call, so that the one of the pool must not make it.
     """
 
-    __repr__ = fields_repr
-
     call: InFlightCall
     void: bool = False
 
 
-@frozen(eq=False, repr=False)
-class _Wait(Value):
+@frozen
+class _Wait:
     """For how long the collector waits, if nothing wakes it.
 
     Attributes:

@@ -14,7 +14,6 @@ from typing import TypeAlias
 
 from attrs import define, frozen
 
-from smartbatch._values import Value, fields_repr
 from smartbatch.core.limits.backoff import Cooldown
 from smartbatch.core.limits.breaker import BreakerPermit, BreakerState, Outcome, Transition
 from smartbatch.core.limits.budget import Budget, SpendReservation
@@ -41,7 +40,7 @@ class Ending(enum.Enum):
     __hash__ = object.__hash__  # that of Enum is a function in Python
 
 
-@define(eq=False)  # not frozen: one is made for each call, under the monitor
+@define(eq=False)
 class Demand:
     """What a call will use.
 
@@ -56,8 +55,6 @@ class Demand:
         keeps_going: whether it is made although the provider refuses the key, the account or the model.
     """
 
-    __repr__ = fields_repr
-
     tokens: float
     cost: float
     first: bool
@@ -68,8 +65,8 @@ class Demand:
     keeps_going: bool = False
 
 
-@frozen(eq=False, repr=False)
-class Used(Value):
+@frozen
+class Used:
     """What a call really used, and what its answer said.
 
     Attributes:
@@ -102,8 +99,6 @@ class Permit:
     Attributes:
         cooldown: that began as it ended, or was lengthened.
     """
-
-    __repr__ = fields_repr
 
     lane: Lane
     demand: Demand

@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable
 
 from attrs import define, field
 
-from smartbatch._values import fields_repr
 from smartbatch.core.batching.packing import packable
 from smartbatch.core.batching.window import BatchAccumulator
 from smartbatch.core.limits.breaker import CircuitBreaker
@@ -40,8 +39,6 @@ class ProviderHealth:
         outages: changes that other processes told of, as far as the breaker followed them.
         pause: a person's, during which no call begins; ``None`` for none.
     """
-
-    __repr__ = fields_repr
 
     answered: bool = False
     open_since: float | None = None

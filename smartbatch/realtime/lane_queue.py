@@ -10,7 +10,6 @@ from typing import TypeAlias
 
 from attrs import define
 
-from smartbatch._values import Record
 from smartbatch.core.batching.window import Waiting
 from smartbatch.core.limits.budget import Budget
 from smartbatch.realtime.lane import Lane
@@ -27,8 +26,8 @@ _Heap: TypeAlias = "list[tuple[float, int, Ticket]]"
 """Entries by a moment; an entry is valid while its number is that of its ticket."""
 
 
-@define(eq=False, repr=False)
-class Turns(Record):
+@define
+class Turns:
     """The slots that urgent requests give up, so that nobody starves behind a stream of them.
 
     Of 20 calls that urgent requests could have, one goes to a request whose latest start has passed. All

@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from attrs import define
 
 from smartbatch._clock import Clock, Monitor
-from smartbatch._values import Record
 from smartbatch.core.limits.budget import Budget
 from smartbatch.errors import ClientClosed, QueueFull
 from smartbatch.realtime.lane import Lane
@@ -26,8 +25,8 @@ _SPARE = 64
 """Deadlines of ended requests that may be kept, in addition to as many as there are requests."""
 
 
-@define(eq=False, repr=False)
-class RequestCounts(Record):
+@define
+class RequestCounts:
     """Requests by where they are.
 
     ``submitted == waiting + in_flight + succeeded + failed + cancelled`` at every step.

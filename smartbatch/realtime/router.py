@@ -12,7 +12,6 @@ from contextvars import Context, copy_context
 
 from attrs import define, frozen
 
-from smartbatch._values import Value, fields_repr
 from smartbatch.core.batching.request_batch import Batch, BatchState
 from smartbatch.core.limits.backoff import Cooldown
 from smartbatch.core.limits.breaker import FOLLOWED, BreakerState, Transition
@@ -73,8 +72,8 @@ class FlexRefusal(enum.Enum):
     LATE = "the flex tier does not answer within call_timeout"
 
 
-@frozen(eq=False, repr=False)
-class CallEnd(Value):
+@frozen
+class CallEnd:
     """How a call ended as a whole: for the gates, by the error that says so, and with what it used."""
 
     ending: Ending
@@ -92,8 +91,6 @@ class InFlightCall:
         end: how it ended, once the limits were told.
         requests: those who wait for it, as events name them.
     """
-
-    __repr__ = fields_repr
 
     batch: Batch[Ticket, Outcome]
     permit: Permit

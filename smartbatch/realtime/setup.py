@@ -10,7 +10,6 @@ from typing import TypedDict
 from attrs import Factory, define, field, frozen
 
 from smartbatch._clock import Clock
-from smartbatch._values import Value
 from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.classifiers import Classifier, Classifiers
 from smartbatch.core.preparation.preparer import Preprocess
@@ -38,8 +37,8 @@ class HookParams(TypedDict, total=False):
     run_callback: RunCallback
 
 
-@frozen(eq=False, repr=False)
-class UserHooks(Value):
+@frozen
+class UserHooks:
     """What the user of a client adds to each call and result.
 
     Attributes:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.core.limits.budget import Budget
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.lane import Lane
@@ -14,8 +13,8 @@ from smartbatch.realtime.text_stream import ChunkBox
 from smartbatch.types import Request, Result
 
 
-@frozen(eq=False, repr=False)
-class CallOptions(Value):
+@frozen
+class CallOptions:
     """How one request is asked, besides what the request itself says.
 
     Attributes:
@@ -39,8 +38,8 @@ class CallOptions(Value):
     keeps_going: bool = False
 
 
-@frozen(eq=False, repr=False)
-class Submission(Value):
+@frozen
+class Submission:
     """A checked request with everything that decides how it travels.
 
     Attributes:

@@ -8,8 +8,6 @@ from datetime import UTC, datetime
 
 from attrs import frozen
 
-from smartbatch._values import Value
-
 _SECONDS = (
     *(
         0.001,
@@ -73,8 +71,8 @@ def moment(value: float) -> str:
     return f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M:%S}"
 
 
-@frozen(eq=False, repr=False)
-class Axis(Value):
+@frozen
+class Axis:
     """What an axis shows.
 
     Attributes:
@@ -94,8 +92,8 @@ class Axis(Value):
 TIME = Axis("time (UTC)", moment)
 
 
-@frozen(eq=False, repr=False)
-class Scale(Value):
+@frozen
+class Scale:
     """From values to places on the picture."""
 
     axis: Axis

@@ -14,7 +14,6 @@ from typing import TypeVar
 from attrs import field, frozen
 
 from smartbatch._html import Child, Html, el, fragment
-from smartbatch._values import Value
 from smartbatch.reports.axes import TIME, Axis, Scale, moment, scale, seconds, usd
 from smartbatch.reports.components import scrolling
 
@@ -166,8 +165,8 @@ def _empty(title: str) -> Html:
 # -- charts
 
 
-@frozen(eq=False, repr=False)
-class Curve(Value):
+@frozen
+class Curve:
     """One line of a chart over time.
 
     Attributes:
@@ -279,8 +278,8 @@ def band(
     return _figure(title, summary, drawn, _HEIGHT, _key(names), _table(title, (x.label, "p50", "p95"), rows))
 
 
-@frozen(eq=False, repr=False)
-class Bin(Value):
+@frozen
+class Bin:
     """Values between two ends, the first one included.
 
     Attributes:
@@ -338,8 +337,8 @@ def binned(values: Sequence[float]) -> list[Bin]:
     return [Bin(ends[at], ends[at + 1], count) for at, count in enumerate(counts)]
 
 
-@frozen(eq=False, repr=False)
-class Forecast(Value):
+@frozen
+class Forecast:
     """A forecast and what came.
 
     Attributes:
@@ -387,8 +386,8 @@ def calibration(title: str, forecasts: Sequence[Forecast], axis: Axis) -> Html:
     return _figure(title, summary, drawn, height, note, _table(title, ("of", "p50", "p95", "came"), rows))
 
 
-@frozen(eq=False, repr=False)
-class Span(Value):
+@frozen
+class Span:
     """A part of a time line.
 
     Attributes:
@@ -401,8 +400,8 @@ class Span(Value):
     end: float
 
 
-@frozen(eq=False, repr=False)
-class TimelineRow(Value):
+@frozen
+class TimelineRow:
     """A row of a time line.
 
     Attributes:
@@ -465,8 +464,8 @@ def timeline(title: str, rows: Sequence[TimelineRow], *, most: int = 40) -> Html
     return _figure(title, summary, drawn, height, _key(names), _table(title, head, cells))
 
 
-@frozen(eq=False, repr=False)
-class Mark(Value):
+@frozen
+class Mark:
     """A route in the chart of time against cost.
 
     Attributes:

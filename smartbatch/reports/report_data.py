@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 
 from attrs import evolve, field, fields_dict, frozen, has
 
-from smartbatch._values import Value
 from smartbatch.core.routing.choice import Decision
 from smartbatch.reports.charts import TimelineRow
 from smartbatch.reports.sampling import FailureGroup, RequestFigures
@@ -14,8 +13,8 @@ from smartbatch.reports.sampling import FailureGroup, RequestFigures
 _T = TypeVar("_T")
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class ReportIncident(Value):
+@frozen(kw_only=True)
+class ReportIncident:
     """What should not have happened to a job.
 
     Attributes:
@@ -31,8 +30,8 @@ class ReportIncident(Value):
     money: float | None
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class ReportedJob(Value):
+@frozen(kw_only=True)
+class ReportedJob:
     """How a job, or a list in real time, went.
 
     Attributes:
@@ -69,8 +68,8 @@ class ReportedJob(Value):
         return f"job {self.id}" if self.id else "the list"
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class ReportData(Value):
+@frozen(kw_only=True)
+class ReportData:
     """What a report tells.
 
     Attributes:

@@ -8,7 +8,6 @@ from functools import partial
 from attrs import frozen
 
 from smartbatch._html import Child, Html, el, fragment
-from smartbatch._values import Value
 from smartbatch.core.routing.choice import Option
 from smartbatch.reports.axes import Axis, moment, seconds, share, usd
 from smartbatch.reports.charts import binned, histogram, thinned, timeline
@@ -35,8 +34,8 @@ _LATENCY = Axis("seconds", seconds, log=True)
 _COST = Axis("USD for a request", usd, log=True)
 
 
-@frozen(eq=False, repr=False)
-class Bounds(Value):
+@frozen
+class Bounds:
     """How much is shown.
 
     Attributes:

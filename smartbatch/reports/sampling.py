@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from attrs import define, frozen
 
-from smartbatch._values import Record, Value
-
 MOST_SAMPLED = 4_000
 """Requests that distributions are made of."""
 MOST_GROUPS = 200
@@ -15,8 +13,8 @@ MOST_GROUPS = 200
 _OTHERS = "(further messages)"
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class RequestFigures(Value):
+@frozen(kw_only=True)
+class RequestFigures:
     """The figures of one request that was answered.
 
     Attributes:
@@ -61,8 +59,8 @@ class EvenSample:
         return tuple(self._kept)
 
 
-@define(eq=False, repr=False)
-class FailureGroup(Record):
+@define
+class FailureGroup:
     """Requests that failed alike.
 
     Attributes:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from attrs import define, evolve, field, frozen
 
 from smartbatch._clock import Clock
-from smartbatch._values import Value
 from smartbatch.config import BatchingConfig
 from smartbatch.core.forecast.forecaster import ForecastAt
 from smartbatch.core.routing.actual_cost import ActualCost
@@ -46,8 +45,8 @@ THRESHOLD_CALLS = 5
 """Calls in flight for a list that the threshold strategy sends individually, unless set otherwise."""
 
 
-@frozen(eq=False, repr=False)
-class _Watched(Value):
+@frozen
+class _Watched:
     """The latest list that could go by batch, or a batch where there was none: the threshold is that of
     lists like it."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from attrs import define, field
 
-from smartbatch._values import fields_repr
 from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.core.routing.choice import Decision
 from smartbatch.events import RouteScored
@@ -21,8 +20,6 @@ class AnnouncedPlan:
     Attributes:
         actual: what the results cost that were added, and what their tokens cost in real time and by batch.
     """
-
-    __repr__ = fields_repr
 
     _advisor: Advisor
     _decision: Decision

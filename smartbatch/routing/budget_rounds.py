@@ -10,7 +10,6 @@ import math
 
 from attrs import evolve, frozen
 
-from smartbatch._values import Value
 from smartbatch.core.routing.offers import BatchOffer
 
 _MANY = 1000
@@ -19,8 +18,8 @@ _TINY = 1e-9
 """USD by which sums of floats may miss."""
 
 
-@frozen(eq=False, repr=False)
-class Rounds(Value):
+@frozen
+class Rounds:
     """A list by batch within a budget: what fits goes, and when that has ended at less, more does.
 
     Attributes:

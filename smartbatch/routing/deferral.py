@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeAlias
 from attrs import define, evolve, field
 
 from smartbatch._clock import Clock
-from smartbatch._values import fields_repr
 from smartbatch.config import BatchingConfig
 from smartbatch.core.batching.window import GatherWindow
 from smartbatch.core.preparation.preparer import kind_of
@@ -53,8 +52,6 @@ class _Deferred:
         deadline: the moment at which its time-out is over; infinity for never.
     """
 
-    __repr__ = fields_repr
-
     request: Request
     storable: Storable
     cache_key: bytes | None
@@ -65,8 +62,6 @@ class _Deferred:
 @define(eq=False)
 class _Group:
     """Requests that may go in one job, by their futures; times are monotonic seconds."""
-
-    __repr__ = fields_repr
 
     opened: float
     newest: float

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, TypeAlias
 from attrs import define, evolve
 
 from smartbatch._clock import Clock
-from smartbatch._values import fields_repr
 from smartbatch.core.preparation.preparer import kind_of
 from smartbatch.errors import ClientClosed, InvalidRequest, JobConflict, WrongProcess
 from smartbatch.jobs.threads import OwnThreads
@@ -44,8 +43,6 @@ class _Waiting:
         digest: of what is sent.
         stored: whether the store has it.
     """
-
-    __repr__ = fields_repr
 
     request: Request
     name: str

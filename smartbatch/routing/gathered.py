@@ -7,7 +7,6 @@ from typing import Generic, Protocol, TypeVar
 
 from attrs import define, evolve, field, frozen
 
-from smartbatch._values import fields_repr
 from smartbatch.core.preparation.preparer import RequestPreparer
 from smartbatch.errors import SmartbatchError, WrongProcess
 from smartbatch.jobs.client_jobs import ClientJobs
@@ -57,8 +56,6 @@ class GatheredWaiters(Generic[G, P]):
         place: where the item stands in the store.
         first: whether the first of them is told what the item cost; the others took part in it.
     """
-
-    __repr__ = fields_repr
 
     settle_all: Callable[[GatheredWaiters[G, P], Result], None]
     place: P

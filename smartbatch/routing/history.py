@@ -20,7 +20,6 @@ from attrs import define, field
 
 from smartbatch._clock import Clock
 from smartbatch._fork import PerProcess
-from smartbatch._values import fields_repr
 from smartbatch.core.forecast.forecaster import ForecastAt, ForecastChange, Forecaster, Observation, Prior
 from smartbatch.core.forecast.turnaround import PROMISE
 from smartbatch.core.preparation.tokens import Calibration
@@ -92,8 +91,6 @@ class _Topic:
         untold: of these, what other clients do not know yet.
         pending: what is to be written, each ``stride``-th of what was seen.
     """
-
-    __repr__ = fields_repr
 
     name: str
     prior: Prior
@@ -174,8 +171,6 @@ class _Topic:
 @define(eq=False)
 class _Tokens:
     """What was learned of a model's tokens, and how far it is in the store."""
-
-    __repr__ = fields_repr
 
     name: str
     calibration: Calibration

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, field, frozen
 
 from smartbatch._fork import run_after_collection
-from smartbatch._values import Value
 from smartbatch.core.preparation.preparer import RequestPreparer, row_named
 from smartbatch.core.preparation.structured import Parsed, read_answer
 from smartbatch.core.routing.constraints import Constraints
@@ -27,8 +26,8 @@ COUNTED_WITHIN = 1.0
 """Seconds that the store has to say how many results of an interrupted list it has."""
 
 
-@frozen(eq=False, repr=False)
-class CheckedList(Value):
+@frozen
+class CheckedList:
     """A list as it was asked for, checked.
 
     Attributes:
@@ -47,8 +46,8 @@ class CheckedList(Value):
     model: OpenedModel = field(kw_only=True)
 
 
-@frozen(eq=False, repr=False)
-class ListParts(Value):
+@frozen
+class ListParts:
     """A list, by what has to be sent.
 
     Attributes:
@@ -142,8 +141,8 @@ def keyed_parts(requests: Sequence[Request], preparer: RequestPreparer, admissio
     return ListParts(prepared, sent, known, {}, {at: admission.fingerprint(prepared[at]) for at in sent})
 
 
-@frozen(eq=False, repr=False)
-class Kept(Value):
+@frozen
+class Kept:
     """How the job of a list with a key is read.
 
     Attributes:
@@ -155,8 +154,8 @@ class Kept(Value):
     leave: Callable[[str], None]
 
 
-@frozen(eq=False, repr=False)
-class Reading(Value):
+@frozen
+class Reading:
     """How results of a job are read as if they had come in real time.
 
     Args:

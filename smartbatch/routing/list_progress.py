@@ -7,15 +7,14 @@ from contextlib import suppress
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.events import Event
 from smartbatch.observe import logs
 from smartbatch.observe.progress import Progress
 from smartbatch.types import Result
 
 
-@frozen(eq=False, repr=False)
-class ListProgress(Value):
+@frozen
+class ListProgress:
     """How far a list is.
 
     Attributes:

@@ -10,7 +10,6 @@ from attrs import frozen
 
 from smartbatch._clock import Clock
 from smartbatch._fork import run_after_collection
-from smartbatch._values import Value
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.measured import ListDecision, Measured
 from smartbatch.errors import RequestCancelled
@@ -111,8 +110,8 @@ class RoutedResults(Iterator[Result]):
             self._results.close()
 
 
-@frozen(eq=False, repr=False)
-class ListFacts(Value):
+@frozen
+class ListFacts:
     """What is known of a list that is read.
 
     Attributes:

@@ -11,7 +11,6 @@ from attrs import evolve, field, frozen
 
 from smartbatch._clock import Clock
 from smartbatch._settings import count_of
-from smartbatch._values import Value
 from smartbatch.config import BatchingConfig, checked
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.equal_failures import EqualFailures
@@ -71,8 +70,8 @@ CONSTRAINTS = ConstraintParams.__optional_keys__
 """Arguments of list calls that are about the route."""
 
 
-@frozen(eq=False, repr=False)
-class ReaderOptions(Value):
+@frozen
+class ReaderOptions:
     """How the caller of a list reads it; see :meth:`smartbatch.BatchingClient.map`.
 
     Attributes:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from attrs import evolve, frozen
 
-from smartbatch._values import Value
 from smartbatch.errors import ConfigError
 from smartbatch.tables.template import text_of
 
@@ -33,8 +32,8 @@ _MAX_FIELDS: Final = 1000
 """Different fields in the records of a column; with more, as if keys are data, the column is text."""
 
 
-@frozen(eq=False, repr=False)
-class Shape(Value):
+@frozen
+class Shape:
     """What the values of a column have in common; ``None`` fits every shape.
 
     Attributes:

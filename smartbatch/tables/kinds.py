@@ -12,12 +12,11 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.tables.columns import Columns, to_arrow, to_pandas, to_polars
 
 
-@frozen(eq=False, repr=False)
-class TableKind(Value):
+@frozen
+class TableKind:
     """How the tables of a library are read and extended.
 
     Attributes:

@@ -19,7 +19,6 @@ from typing import IO, Any, Final, Literal, Protocol, TypeAlias
 
 from attrs import define, field, fields_dict
 
-from smartbatch._values import Record
 from smartbatch.chats import PART_FORMS
 from smartbatch.errors import SmartbatchError, kind_name
 from smartbatch.tables.answer_columns import parsed_columns, renamed
@@ -173,8 +172,8 @@ class UnwritableTable(SmartbatchError):
     """Lines have no form as a table; the text says why."""
 
 
-@define(eq=False, repr=False)
-class _Columns(Record):
+@define
+class _Columns:
     """The columns of lines with their shapes: those of the input, and those of the answers."""
 
     input: dict[str, Shape] = field(factory=dict)

@@ -9,7 +9,6 @@ from typing import Any, Final, Self, get_args
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.tables.template import (
     BadField,
     Part,
@@ -44,8 +43,8 @@ class MissingFields(BadField):
         return "blank " + ", ".join(f"`{name}`" for name in self.names)
 
 
-@frozen(eq=False, repr=False)
-class SkippedRow(Value):
+@frozen
+class SkippedRow:
     """Stands for the prompt of a row that is skipped.
 
     Attributes:
@@ -55,8 +54,8 @@ class SkippedRow(Value):
     reason: str
 
 
-@frozen(eq=False, repr=False)
-class RowPrompts(Value):
+@frozen
+class RowPrompts:
     """Makes the prompts of rows.
 
     Attributes:

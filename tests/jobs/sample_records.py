@@ -42,4 +42,5 @@ PROGRESS = RemoteProgress(
     suspected_duplicates=("batch-2",),
     searched_since=5.5,
     fenced_since=6.5,
+    omitted=("seed",),
 )

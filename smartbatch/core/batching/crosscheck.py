@@ -23,8 +23,6 @@ from statistics import median
 
 from attrs import frozen
 
-from smartbatch._values import Value
-
 _WIDTH = 6.0
 """Half the width of the band, in standard deviations. Of 2,583 real prompts (sets as above) the farthest lies
 at 5.7."""
@@ -47,8 +45,8 @@ _RELATED = 0.5
 the real sets above; with twenty answers handed out at random, one time in eighty it exceeds 0.5."""
 
 
-@frozen(eq=False, repr=False)
-class _Fit(Value):
+@frozen
+class _Fit:
     """What the lines have in common: billed tokens for each estimated one and for each line, and the median
     and the robust standard deviation of the logarithm of billed over expected.
     """

@@ -18,7 +18,6 @@ from typing import Any
 
 from attrs import define, evolve, frozen
 
-from smartbatch._values import Record, Value, fields_repr
 from smartbatch.core.batching.prompts_about_packs import suspicious
 from smartbatch.core.limits.backoff import RandomSource
 from smartbatch.core.preparation.json_recovery import past
@@ -79,8 +78,8 @@ _ITEM_MOST = 2 * most_tokens(json.dumps({"id": "a2" * 4, "check": "a2" * 3, "pro
 """What :data:`HEAD_TOKENS` and :data:`ITEM_TOKENS` are at most."""
 
 
-@frozen(eq=False, repr=False)
-class Packed(Value):
+@frozen
+class Packed:
     """Several requests as one, with the items' ids and check words in the order of the requests."""
 
     request: Request
@@ -114,8 +113,8 @@ def packable(request: Request) -> bool:
     return batch_key(request) is not None and not suspicious(str(request.prompt))
 
 
-@define(eq=False, repr=False)
-class PackRoom(Record):
+@define
+class PackRoom:
     """What a pack still has room for, in estimated tokens."""
 
     prompts: int = PROMPT_ROOM - HEAD_TOKENS
@@ -149,7 +148,7 @@ def _answer_room(output: int) -> int:
     return output + output // 8 + ITEM_OUTPUT
 
 
-@frozen(eq=False, repr=False)
+@frozen(eq=False)
 class BatchCompiler:
     """Packs several requests into one.
 
@@ -157,8 +156,6 @@ class BatchCompiler:
         ids: draws a fresh random word of 8 letters or more; see :func:`random_word`.
         native_schema: whether the provider takes a JSON schema for the answer.
     """
-
-    __repr__ = fields_repr
 
     _ids: Callable[[], str]
     _native_schema: bool

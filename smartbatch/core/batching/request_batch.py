@@ -13,7 +13,6 @@ from typing import Generic, TypeVar
 
 from attrs import define, field
 
-from smartbatch._values import fields_repr
 from smartbatch.core.batching.packing import Packed
 from smartbatch.errors import SmartbatchError
 
@@ -75,8 +74,6 @@ class Batch(Generic[T, R]):
         said: the provider's own answers by the fingerprint of what was sent, below a middleware that may be
             shared; empty elsewhere.
     """
-
-    __repr__ = fields_repr
 
     id: str
     model: str

@@ -15,8 +15,6 @@ from typing import Protocol
 
 from attrs import frozen
 
-from smartbatch._values import Value
-
 _LINE_END = 1
 """Bytes of a line besides its item."""
 _DEPTH = 4
@@ -36,8 +34,8 @@ class Sized(Protocol):
     def tokens(self) -> int: ...
 
 
-@frozen(eq=False, repr=False)
-class Cut(Value):
+@frozen
+class Cut:
     """Where a list of items was cut.
 
     Attributes:

@@ -11,14 +11,12 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from smartbatch._values import Value
-
 PAIR = 2
 """Requests that make a call shared."""
 
 
-@frozen(eq=False, repr=False)
-class Window(Value):
+@frozen
+class Window:
     """The settings of a window.
 
     Args:
@@ -35,8 +33,8 @@ class Window(Value):
     max_wait: float
 
 
-@frozen(eq=False, repr=False)
-class Waiting(Value):
+@frozen
+class Waiting:
     """What waits in a lane, as far as the accumulator needs to know it. Times are monotonic seconds.
 
     Attributes:
@@ -136,8 +134,8 @@ class BatchAccumulator:
         return min(waiting.newest + gap, waiting.last_finished + moment, due)
 
 
-@frozen(eq=False, repr=False)
-class GatherWindow(Value):
+@frozen
+class GatherWindow:
     """When requests that may wait for the Batch API have waited long enough for others.
 
     Args:

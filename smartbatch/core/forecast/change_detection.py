@@ -18,8 +18,6 @@ from functools import lru_cache
 
 from attrs import define, field
 
-from smartbatch._values import fields_repr
-
 _EDGE = math.log(19.0)
 """Log odds of 95 %."""
 _CORRECTED = ((-_EDGE, 0.05), (0.0, 0.5), (_EDGE, 0.95))
@@ -57,8 +55,6 @@ def score(level: float) -> float:
 class MomentCounts:
     """Counts of the times that belong to one moment, and are therefore not independent; ``above`` is how many
     of them exceeded each of the quantiles that are corrected."""
-
-    __repr__ = fields_repr
 
     count: int = 0
     above: list[int] = field(factory=lambda: [0, 0, 0])

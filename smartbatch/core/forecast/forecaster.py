@@ -28,7 +28,6 @@ from statistics import NormalDist
 
 from attrs import Attribute, define, field, frozen
 
-from smartbatch._values import Record, Value, fields_repr
 from smartbatch.core.forecast.change_detection import ChangeDetector, LevelCorrection, MomentCounts
 from smartbatch.core.forecast.distribution import Distribution, imputed_level, redistributed
 
@@ -71,8 +70,8 @@ def _positive(_: object, attribute: Attribute[float], value: float) -> None:
         raise ValueError(f"{attribute.name} must be above 0 and finite, not {value!r}")
 
 
-@frozen(eq=False, repr=False)
-class Prior(Value):
+@frozen
+class Prior:
     """The distribution of times before anything is observed.
 
     Args:
@@ -117,8 +116,8 @@ class Prior(Value):
         return [(math.log(seconds), part * self.weight / whole) for seconds, part in self.times]
 
 
-@frozen(eq=False, repr=False)
-class Observation(Value):
+@frozen
+class Observation:
     """A call or batch that ended, or was given up.
 
     Args:
@@ -136,8 +135,8 @@ class Observation(Value):
     ended: bool = True
 
 
-@frozen(eq=False, repr=False)
-class ForecastChange(Value):
+@frozen
+class ForecastChange:
     """A change of a forecast that is worth reporting.
 
     Attributes:
@@ -154,8 +153,8 @@ class ForecastChange(Value):
     sudden: bool
 
 
-@define(eq=False, repr=False)
-class _Kept(Record):
+@define
+class _Kept:
     """One observation. ``size``, ``seconds`` and ``least`` are logarithms.
 
     All observations of one ``moment`` count as one. Of one that was given up, ``seconds`` is imputed and
@@ -173,8 +172,8 @@ class _Kept(Record):
     weight: float
 
 
-@frozen(eq=False, repr=False)
-class _Fit(Value):
+@frozen
+class _Fit:
     """A fitted forecast: a distribution for the log size ``center``, and how seconds grow with size."""
 
     curve: Distribution
@@ -410,15 +409,13 @@ class Forecaster:
         return [(median + stretch * apart, part * weight / whole) for apart, part in self._apart]
 
 
-@frozen(eq=False, repr=False)
+@frozen(eq=False)
 class ForecastAt:
     """The forecasts of a :class:`Forecaster` as of one moment; for any thread.
 
     Attributes:
         observations: how many it rests on.
     """
-
-    __repr__ = fields_repr
 
     _fit: _Fit
     _correction: LevelCorrection

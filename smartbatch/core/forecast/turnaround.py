@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.core.routing.throughput import Times
 
 LATEST = 86_400.0
@@ -32,8 +31,8 @@ _SHORTEST = 1.0
 _HIGHEST = 1 - 1e-9
 
 
-@frozen(eq=False, repr=False)
-class RunningBatch(Value):
+@frozen
+class RunningBatch:
     """A batch of ``size`` requests, created ``elapsed`` seconds ago; ``done`` where the provider says how
     many are.
     """

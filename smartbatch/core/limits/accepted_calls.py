@@ -6,7 +6,6 @@ import math
 
 from attrs import define, field
 
-from smartbatch._values import fields_repr
 from smartbatch.core.limits.header_limits import Reservation
 from smartbatch.core.limits.lease import LimitLease
 
@@ -30,8 +29,6 @@ class AcceptedCalls:
         at_proof: calls a second at first contact, where a cap on calls at once was supposed then; else 0.
         is_untried: whether the rate that was refused last was that of a burst, and processes share it.
     """
-
-    __repr__ = fields_repr
 
     since: float = field(default=-math.inf, init=False)
     at_proof: float = field(default=0.0, init=False)

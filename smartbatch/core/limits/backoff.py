@@ -6,8 +6,6 @@ from typing import Protocol
 
 from attrs import frozen
 
-from smartbatch._values import Value
-
 _EXTRA_SHARE = 0.1
 _EXTRA_MOST = 1.0
 """A server's Retry-After is a minimum; up to a tenth of it, at most a second, is added so that clients that
@@ -28,8 +26,8 @@ class RandomSource(Protocol):
         ...
 
 
-@frozen(eq=False, repr=False)
-class Cooldown(Value):
+@frozen
+class Cooldown:
     """The pause that follows a refusal.
 
     Attributes:

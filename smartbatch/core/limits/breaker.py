@@ -14,7 +14,6 @@ from typing import Final
 
 from attrs import define, field, frozen
 
-from smartbatch._values import Value, fields_repr
 from smartbatch.core.limits.backoff import RandomSource, jittered
 
 
@@ -49,8 +48,8 @@ LEGAL: Final[Mapping[tuple[BreakerState, BreakerState], str]] = {
 """Every change of state there is, and its cause. OPEN closes only by a probe; CLOSED never probes."""
 
 
-@frozen(eq=False, repr=False)
-class Transition(Value):
+@frozen
+class Transition:
     """A change of state, for an event."""
 
     before: BreakerState
@@ -64,8 +63,6 @@ class BreakerPermit:
     a probe, if it is one, no longer keeps other probes from going. A call ``despite`` a permanent error is no
     probe.
     """
-
-    __repr__ = fields_repr
 
     epoch: int
     overdue: float
@@ -123,8 +120,6 @@ class CircuitBreaker:
     Attributes:
         passed_at: when the last call succeeded.
     """
-
-    __repr__ = fields_repr
 
     _threshold: int = 5
     _pause: float = 1.0

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from attrs import define
 
-from smartbatch._values import fields_repr
 from smartbatch.core.limits.budget_lease import BudgetLease
 
 _NANO = 1_000_000_000
@@ -25,8 +24,6 @@ class SpendReservation:
         lasting: held for so long that nobody should wait for its end.
         open: it has not ended.
     """
-
-    __repr__ = fields_repr
 
     nano: int
     outer: SpendReservation | None

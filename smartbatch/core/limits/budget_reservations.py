@@ -12,7 +12,6 @@ from typing import Protocol, TypeVar
 
 from attrs import define, evolve, field, frozen
 
-from smartbatch._values import Record, fields_repr
 from smartbatch.core.limits.budget import Budget, SpendReservation
 
 _T = TypeVar("_T")
@@ -38,8 +37,8 @@ class MoneyWait(Protocol):
         ...
 
 
-@define(eq=False, repr=False)
-class _JobReservation(Record):
+@define
+class _JobReservation:
     """What is held back for a job, and what the job had cost when that was last updated, USD.
 
     Attributes:
@@ -58,8 +57,8 @@ class _JobReservation(Record):
         return any(change.going_on for change in self.changes)
 
 
-@define(eq=False, repr=False)
-class NewReservation(Record):
+@define
+class NewReservation:
     """Money held back for a job that is being submitted, or of which requests are asked again.
 
     Attributes:
@@ -74,7 +73,7 @@ class NewReservation(Record):
     going_on: bool = True
 
 
-@frozen(eq=False, repr=False)
+@frozen(eq=False)
 class JobReservations:
     """The reservations of jobs in a budget.
 
@@ -85,8 +84,6 @@ class JobReservations:
             money back for them; of a shared budget, that it is held back there by one of those that share it.
         until: leases more where the budget is shared.
     """
-
-    __repr__ = fields_repr
 
     budget: Budget
     _guard: MoneyGuard

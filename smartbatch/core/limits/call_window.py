@@ -7,7 +7,6 @@ import math
 
 from attrs import define, field
 
-from smartbatch._values import fields_repr
 from smartbatch.core.limits.header_limits import Reservation
 
 _FIRST, _PROVING = 4.0, 0.5
@@ -75,8 +74,6 @@ class CallWindow:
         began: when the first calls went, at first contact.
         short_of: calls that may go next, where they are few enough to go at once after the first answer.
     """
-
-    __repr__ = fields_repr
 
     size: float = field(default=math.inf, init=False)
     narrowed_at: float = field(default=-math.inf, init=False)

@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 from attrs import field, frozen
 
-from smartbatch._values import Value
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 
 Classifier: TypeAlias = "Callable[[Exception, ProviderError], ErrorKind | ProviderError | None]"
@@ -25,8 +24,8 @@ def _as_tuple(chain: Iterable[Classifier]) -> tuple[Classifier, ...]:
     return tuple(chain)
 
 
-@frozen(eq=False, repr=False)
-class Classifiers(Value):
+@frozen
+class Classifiers:
     """An ordered chain of classifiers; the first that does not pass decides.
 
     One that raises, or returns anything else, is skipped: it must not turn one failed call into a failed

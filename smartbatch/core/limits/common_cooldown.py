@@ -6,7 +6,6 @@ import math
 
 from attrs import define, field
 
-from smartbatch._values import fields_repr
 from smartbatch.core.limits.backoff import Cooldown, RandomSource, after_refusals, jittered_minimum
 from smartbatch.core.limits.header_limits import Reservation
 
@@ -20,8 +19,6 @@ class CommonCooldown:
         until: when it ends.
         consecutive: cooldowns without a success between them.
     """
-
-    __repr__ = fields_repr
 
     began: float = field(default=-math.inf, init=False)
     until: float = field(default=-math.inf, init=False)

@@ -12,7 +12,6 @@ import math
 
 from attrs import define, field
 
-from smartbatch._values import fields_repr
 from smartbatch.core.limits.header_limits import Reservation
 
 _LEAST = 2
@@ -50,8 +49,6 @@ class ConcurrencyCap:
     Attributes:
         limit: calls in flight at most.
     """
-
-    __repr__ = fields_repr
 
     limit: float = field(default=math.inf, init=False)
     _levels: set[int] = field(factory=set, init=False)  # in flight when refused calls began, these included

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from attrs import define, field, frozen
 
-from smartbatch._values import Record, Value, fields_repr
 from smartbatch.core.limits.lease import Amounts
 from smartbatch.core.limits.reported_bucket import (
     LimitReading,
@@ -76,8 +75,6 @@ class Reservation:
         leased: what it took of the lease, by dimension.
     """
 
-    __repr__ = fields_repr
-
     started: float
     tokens: float
     output: float
@@ -91,8 +88,6 @@ class Reservation:
 @define(eq=False)
 class Traffic:
     """What was sent through one quota, and what of it (``held_…``) is in flight, in expected tokens."""
-
-    __repr__ = fields_repr
 
     calls: int = 0
     in_flight: int = 0
@@ -163,8 +158,8 @@ class Traffic:
         return SentAround(call.started, call.order, mark, since, unanswered, held, calls, calls_open, blurred)
 
 
-@frozen(eq=False, repr=False)
-class KnownLimits(Value):
+@frozen
+class KnownLimits:
     """The reported limits by dimension, 0 where there is none.
 
     Attributes:
@@ -180,8 +175,8 @@ class KnownLimits(Value):
     admitted: float
 
 
-@define(eq=False, repr=False)
-class EnforcementCheck(Record):
+@define
+class EnforcementCheck:
     """The check whether a provider enforces the limit of requests that it names.
 
     Attributes:

@@ -13,7 +13,6 @@ from operator import add, sub
 
 from attrs import define, frozen
 
-from smartbatch._values import Record, Value
 from smartbatch.core.limits.bucket import Bucket, spaced_capacity
 from smartbatch.core.limits.shared_record import DIMENSIONS, LeaseAsk, LeaseGrant
 
@@ -69,8 +68,8 @@ _CATCH_UP = 0.01
 """Seconds, or share of the spacing where that is more, that a late call does not put off those after it."""
 
 
-@frozen(eq=False, repr=False)
-class QuotaFacts(Value):
+@frozen
+class QuotaFacts:
     """What a process knows of a quota, to be told to the others.
 
     Attributes:
@@ -101,8 +100,8 @@ class QuotaFacts(Value):
     learned_rates: Amounts = (0.0, 0.0, 0.0, 0.0)
 
 
-@define(eq=False, repr=False)
-class _Slots(Record):
+@define
+class _Slots:
     """Calls at the spaced rate that were leased together."""
 
     next_at: float

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from attrs import field, frozen
 
-from smartbatch._values import Value
 from smartbatch.errors import InvalidRequest
 
 ALL_MODELS = "*"
@@ -15,8 +14,8 @@ LONGEST_NAME = 300
 """Characters of a provider and model together."""
 
 
-@frozen(eq=False, repr=False)
-class Pause(Value):
+@frozen
+class Pause:
     """A provider and model of which nothing new is sent.
 
     Attributes:
@@ -36,8 +35,8 @@ class Pause(Value):
         return f"{self.model} is paused by {self.by}{why}"
 
 
-@frozen(eq=False, repr=False)
-class ModelLimit(Value):
+@frozen
+class ModelLimit:
     """Limits a minute of a provider and model that hold instead of those that clients are configured with.
 
     Attributes:
@@ -54,8 +53,8 @@ class ModelLimit(Value):
     since: float
 
 
-@frozen(eq=False, repr=False)
-class ModelControls(Value):
+@frozen
+class ModelControls:
     """All of it, as it stood at one moment; ``pauses`` and ``limits`` by the name of their model."""
 
     pauses: Mapping[str, Pause] = field(factory=dict)

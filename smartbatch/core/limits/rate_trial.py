@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from attrs import define, field
 
-from smartbatch._values import fields_repr
 from smartbatch.core.limits.header_limits import Reservation
 
 _DOUBTS, _FORGET = 3.0, 0.005
@@ -38,8 +37,6 @@ class RateTrial:
     Attributes:
         good: calls a second that passed before the present step; 0 while there is no trial.
     """
-
-    __repr__ = fields_repr
 
     good: float = field(default=0.0, init=False)
     _needed: float = field(default=_DOUBTS, init=False)

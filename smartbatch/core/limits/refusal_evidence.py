@@ -6,8 +6,6 @@ from collections import deque
 
 from attrs import define, field
 
-from smartbatch._values import fields_repr
-
 _PROOF, _PROOF_SHARE, _FORGET = 3.0, 0.25, 0.07
 """Refusals prove a limit when three of them, and a quarter of the calls in flight, came together; 14
 successes outweigh one refusal. So up to 6 % may be refused at random, and no more than that in excess of a
@@ -31,8 +29,6 @@ class RefusalEvidence:
     Attributes:
         peak: most calls in flight since they began.
     """
-
-    __repr__ = fields_repr
 
     peak: int = field(default=1, init=False)
     _weight: float = field(default=0.0, init=False)

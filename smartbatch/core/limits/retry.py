@@ -12,7 +12,6 @@ from typing import Final
 
 from attrs import define, field, frozen, validators
 
-from smartbatch._values import Record, Value
 from smartbatch.core.limits.backoff import (
     RandomSource,
     after_refusals,
@@ -24,8 +23,8 @@ from smartbatch.core.limits.backoff import (
 from smartbatch.errors import ErrorKind
 
 
-@frozen(eq=False, repr=False)
-class RetryPolicy(Value):
+@frozen
+class RetryPolicy:
     """How often and how long after a failure a request is tried again.
 
     Args:
@@ -59,8 +58,8 @@ many as are equally unlikely for one with nothing wrong: after 24 where half of 
 have been billed is a whole try everywhere: each further call could be paid for."""
 
 
-@define(eq=False, repr=False)
-class RetryCount(Record):
+@define
+class RetryCount:
     """What one request has met so far; only :func:`decide` changes it.
 
     Attributes:
@@ -80,8 +79,8 @@ class RetryCount(Record):
     once: frozenset[ErrorKind] = frozenset()
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class Circumstances(Value):
+@frozen(kw_only=True)
+class Circumstances:
     """How the other calls of the lane fare when a call fails.
 
     Attributes:
@@ -108,8 +107,8 @@ class Circumstances(Value):
         return self.outage and self.unavailable and not self.maybe_billed
 
 
-@frozen(eq=False, repr=False)
-class Retry(Value):
+@frozen
+class Retry:
     """The decision that the call is made again, after ``delay`` seconds at least; the gates may hold it
     longer. ``counted`` is False when the failure was the provider's state and did not count as a whole try of
     the request.

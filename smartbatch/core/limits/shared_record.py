@@ -13,8 +13,6 @@ import math
 
 from attrs import define, field, frozen
 
-from smartbatch._values import Record, Value
-
 DIMENSIONS = 4
 """Requests, tokens, input tokens and output tokens, in this order; a budget uses the first alone, in USD."""
 
@@ -74,8 +72,8 @@ def _none() -> list[float]:
     return [0.0] * DIMENSIONS
 
 
-@frozen(eq=False, repr=False)
-class LeaseAsk(Value):
+@frozen
+class LeaseAsk:
     """What a process tells and asks in one exchange. Lists have one number for each dimension.
 
     Attributes:
@@ -145,8 +143,8 @@ class LeaseAsk(Value):
     leaving: int = 0
 
 
-@frozen(eq=False, repr=False)
-class LeaseGrant(Value):
+@frozen
+class LeaseGrant:
     """What an exchange gives and tells.
 
     Attributes:
@@ -186,8 +184,8 @@ class LeaseGrant(Value):
     opened: float
 
 
-@define(eq=False, repr=False)
-class Member(Record):
+@define
+class Member:
     """A process in a record: when it was heard last, what it holds and knows, and since when it waits."""
 
     seen: float
@@ -200,8 +198,8 @@ class Member(Record):
     accepted: float
 
 
-@define(eq=False, repr=False)
-class Account(Record):
+@define
+class Account:
     """What a client has of a budget, as its last exchange left it: when that was, its number, the totals that
     the client drew and gave, and what it holds of that, in USD."""
 
@@ -212,8 +210,8 @@ class Account(Record):
     held: float
 
 
-@define(eq=False, repr=False)
-class SharedRecord(Record):
+@define
+class SharedRecord:
     """One quota that processes share. Times are seconds of the back end's clock.
 
     Attributes:

@@ -6,7 +6,6 @@ import math
 
 from attrs import define, field
 
-from smartbatch._values import fields_repr
 from smartbatch.core.limits.bucket import Bucket, spaced_capacity
 from smartbatch.core.limits.header_limits import Reservation, Traffic
 from smartbatch.core.limits.rate_trial import RateTrial
@@ -99,8 +98,6 @@ class Spacing:
     Attributes:
         bucket: paces the calls; ``None`` while they are not spaced.
     """
-
-    __repr__ = fields_repr
 
     bucket: Bucket | None = field(default=None, init=False)
     _base: float = field(default=0.0, init=False)  # the rate that was refused last, or the known one

@@ -16,7 +16,6 @@ import math
 
 from attrs import define, field
 
-from smartbatch._values import Record, fields_repr
 from smartbatch.core.limits.bucket import Bucket, spaced_capacity
 
 _USUAL = 0.1
@@ -58,8 +57,8 @@ _WEIGHT = 0.1
 """Of the latest call in the mean latency."""
 
 
-@define(eq=False, repr=False)
-class _Cohort(Record):
+@define
+class _Cohort:
     """The calls that began in one span of time, and how they ended.
 
     Only calls that began together are compared: failures arrive sooner than answers, so among those that
@@ -90,8 +89,6 @@ class AdaptiveThrottle:
     Attributes:
         latency: mean seconds of accepted calls; 0 while there was none.
     """
-
-    __repr__ = fields_repr
 
     latency: float = field(default=0.0, init=False)
     _bucket: Bucket | None = field(default=None, init=False)

@@ -14,7 +14,6 @@ from typing import Any
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.core.preparation.tokens import OUTPUT_TOKENS
 from smartbatch.types import Generation
 
@@ -28,8 +27,8 @@ KEPT = 256
 """Schemas that are remembered by their identity: the requests of a list share one object."""
 
 
-@frozen(eq=False, repr=False)
-class Length(Value):
+@frozen
+class Length:
     """A number of output tokens: 90 of 100 answers are between ``low`` and ``high``."""
 
     low: float
@@ -196,8 +195,8 @@ def _count(value: object, default: float) -> float:
 # -- kinds of requests ---------------------------------------------------------------------------------------
 
 
-@frozen(eq=False, repr=False)
-class AnswerShape(Value):
+@frozen
+class AnswerShape:
     """What is known of the answers of one kind of request before any came.
 
     Attributes:

@@ -7,7 +7,6 @@ from typing import Any, NoReturn, Self, cast
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.errors import InvalidRequest
 from smartbatch.tables.kinds import TableKind, is_arrow_column, is_row_stream, kind_of_table
 from smartbatch.tables.row_prompts import ON_MISSING, MissingFields, RowPrompts, SkippedRow
@@ -68,8 +67,8 @@ def prompt_list(
     return maker.all_prompts(unchunked) if isinstance(rows, Sequence) else maker.prompts(unchunked)
 
 
-@frozen(eq=False, repr=False)
-class _TablePrompts(Value):
+@frozen
+class _TablePrompts:
     """Makes the prompts of the rows of a table.
 
     Attributes:

@@ -8,7 +8,6 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from smartbatch._values import Value
 from smartbatch.core.preparation.json_recovery import JsonNotFound, recover_json
 from smartbatch.core.preparation.optional_nulls import without_nulls
 from smartbatch.core.preparation.plain_schemas import Misfit
@@ -25,8 +24,8 @@ MAX_QUOTED = 20_000
 """Characters of a bad answer up to which it is sent back to the model."""
 
 
-@frozen(eq=False, repr=False)
-class Problem(Value):
+@frozen
+class Problem:
     """Why an answer does not fit.
 
     Attributes:
@@ -47,8 +46,8 @@ class Problem(Value):
         return kind(f"{self.message}{times}", **details)
 
 
-@frozen(eq=False, repr=False)
-class Parsed(Value):
+@frozen
+class Parsed:
     """An answer that fits, as the object made of it."""
 
     value: Any

@@ -17,7 +17,6 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from smartbatch._values import Value
 from smartbatch.types import Message, Request, Usage
 
 # Characters of a token, by the length of a character's UTF-8 form, which tells the class of scripts:
@@ -88,8 +87,8 @@ def most_tokens(text: str) -> int:
     return len(_SMALLEST.findall(text.encode("utf-8", "surrogatepass")))
 
 
-@frozen(eq=False, repr=False)
-class _Counts(Value):
+@frozen
+class _Counts:
     """How the parts of a request are counted.
 
     Attributes:
@@ -391,8 +390,8 @@ def _read(state: Any, most: int) -> _Known | None:
     return _Known(seen, alike, estimated, billed, mean, tuple(latest), ranked, factor, excess)
 
 
-@frozen(eq=False, repr=False)
-class _Known(Value):
+@frozen
+class _Known:
     """What is known after ``seen`` answers: averages of input tokens, estimated and billed; the average of
     output tokens over the ``alike`` latest of them; the latest numbers of output tokens, in order of arrival
     and of size; by which factor, and by how many tokens, an input exceeded its estimate at most.

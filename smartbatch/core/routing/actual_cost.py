@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection
 
 from attrs import define
 
-from smartbatch._values import Record
 from smartbatch.core.routing.workload import Rates
 from smartbatch.types import Result, Route
 
@@ -14,8 +13,8 @@ _STANDARD = (Route.INDIVIDUAL, Route.SHARED)
 _BATCH = (Route.BATCH,)
 
 
-@define(eq=False, repr=False)
-class ActualCost(Record):
+@define
+class ActualCost:
     """Adds up results in constant memory. All amounts are USD.
 
     Args:

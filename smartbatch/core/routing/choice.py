@@ -27,7 +27,6 @@ from typing import TypeAlias
 
 from attrs import evolve, field, frozen
 
-from smartbatch._values import Value
 from smartbatch.core.forecast.turnaround import LATEST
 from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.offers import BatchOffer, Load, Offer, expected_usd
@@ -62,8 +61,8 @@ EVEN = 0.5
 """Probability to meet the deadline below which no route is taken."""
 
 
-@frozen(eq=False, repr=False)
-class Decision(Value):
+@frozen
+class Decision:
     """What was chosen, from what, and why in words, with the figures that decided.
 
     Attributes:

@@ -8,13 +8,12 @@ from datetime import datetime
 from attrs import frozen
 
 from smartbatch._settings import EXAMPLES, seconds_in
-from smartbatch._values import Value
 from smartbatch.errors import ConfigError
 from smartbatch.types import Deadline, Prefer, Strategy
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class Constraints(Value):
+@frozen(kw_only=True)
+class Constraints:
     """What a decision has to meet.
 
     Attributes:

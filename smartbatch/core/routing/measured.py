@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from attrs import define, field, frozen
 
-from smartbatch._values import Value, fields_repr
 from smartbatch.core.routing.choice import Decision
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class Measured(Value):
+@frozen(kw_only=True)
+class Measured:
     """What a decision really took.
 
     Attributes:
@@ -35,8 +34,6 @@ class ListDecision:
         measured: what it took, once that is known.
         no: its number in the store, once it is there.
     """
-
-    __repr__ = fields_repr
 
     at: float
     model: str

@@ -6,14 +6,13 @@ import math
 
 from attrs import field, frozen
 
-from smartbatch._values import Value
 from smartbatch.core.forecast.turnaround import LATEST
 from smartbatch.core.routing.throughput import Throughput, Times
 from smartbatch.types import Route
 
 
-@frozen(eq=False, repr=False)
-class Cost(Value):
+@frozen
+class Cost:
     """USD of a whole list: 5 of 100 such lists cost less than ``low``, and 5 more than ``high``."""
 
     low: float
@@ -32,8 +31,8 @@ def expected_usd(cost: Cost | None) -> float | None:
     return None if cost is None else cost.expected
 
 
-@frozen(eq=False, repr=False)
-class AnswerLengths(Value):
+@frozen
+class AnswerLengths:
     """What the expected lengths of answers rest on.
 
     Attributes:
@@ -50,8 +49,8 @@ class AnswerLengths(Value):
     by_schema: bool = False
 
 
-@frozen(eq=False, repr=False)
-class Load(Value):
+@frozen
+class Load:
     """What a list takes of the provider, in expected tokens.
 
     Attributes:
@@ -76,8 +75,8 @@ class Load(Value):
         return self.requests - self.repeats
 
 
-@frozen(eq=False, repr=False)
-class Offer(Value):
+@frozen
+class Offer:
     """A route in real time that is open now.
 
     Attributes:
@@ -93,8 +92,8 @@ class Offer(Value):
     open: bool = True
 
 
-@frozen(eq=False, repr=False)
-class BatchOffer(Value):
+@frozen
+class BatchOffer:
     """The Batch API, open now.
 
     Attributes:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 
 from attrs import evolve, frozen
 
-from smartbatch._values import Value
 from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer, expected_usd
 from smartbatch.core.routing.risk import MARGIN, SURE, best_start, chance_within, late_penalty, rescue_starts
@@ -36,8 +35,8 @@ WORTH = 0.005
 """Share of the requests that must additionally be answered by batch for cutting it into pieces to pay."""
 
 
-@frozen(eq=False, repr=False)
-class Option(Value):
+@frozen
+class Option:
     """A route with its forecast. Times are seconds, money is USD, probabilities are 0..1.
 
     Attributes:
@@ -179,8 +178,8 @@ def _late_cost(late: float, standard: Offer, constraints: Constraints) -> float:
     return late * late_penalty(whole, constraints.time_value) * (1.0 if whole is None else whole)
 
 
-@frozen(eq=False, repr=False)
-class _Rescue(Value):
+@frozen
+class _Rescue:
     """When a batch would be taken back, see :class:`Option`.
 
     Attributes:

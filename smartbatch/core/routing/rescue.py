@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.core.routing.risk import (
     LATE_PENALTY,
     LEVELS,
@@ -54,8 +53,8 @@ LOOKS, HALVINGS = 40, 12
 found is halved."""
 
 
-@frozen(eq=False, repr=False)
-class Speed(Value):
+@frozen
+class Speed:
     """How fast requests can be taken out of batches and answered in real time: the throughput of real time
     now, how long a cancelled batch takes to end, and how long a batch takes.
     """
@@ -65,8 +64,8 @@ class Speed(Value):
     turnaround: Times
 
 
-@frozen(eq=False, repr=False)
-class PendingShard(Value):
+@frozen
+class PendingShard:
     """A shard of a job that is not settled. Times are seconds.
 
     Attributes:
@@ -87,8 +86,8 @@ class PendingShard(Value):
     held_up: bool = False
 
 
-@frozen(eq=False, repr=False)
-class Rescue(Value):
+@frozen
+class Rescue:
     """What is done now. Times are seconds.
 
     Attributes:

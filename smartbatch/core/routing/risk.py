@@ -13,7 +13,6 @@ from statistics import NormalDist
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.core.routing.throughput import normal_quantile
 
 MOST_RISK = 0.05
@@ -34,8 +33,8 @@ covers."""
 _NORMAL = NormalDist()
 
 
-@frozen(eq=False, repr=False)
-class RescueStart(Value):
+@frozen
+class RescueStart:
     """A moment at which a rescue could begin. Times are seconds.
 
     Attributes:

@@ -9,8 +9,6 @@ from typing import Protocol
 
 from attrs import frozen
 
-from smartbatch._values import Value
-
 _FIVE = ((0.0469, 0.1185), (0.2308, 0.2393), (0.5, 0.2844), (0.7692, 0.2393), (0.9531, 0.1185))
 """Levels and weights of Gauss-Legendre quadrature: the mean of a distribution by five quantiles."""
 _WIDEST = 2.0
@@ -35,8 +33,8 @@ class Times(Protocol):
         """Return the standard error of the mean's logarithm."""
 
 
-@frozen(eq=False, repr=False)
-class Throughput(Value):
+@frozen
+class Throughput:
     """How fast a route in real time answers.
 
     Attributes:

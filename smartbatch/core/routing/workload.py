@@ -8,7 +8,6 @@ from typing import Protocol
 
 from attrs import astuple, define, frozen
 
-from smartbatch._values import Record, Value
 from smartbatch.core.preparation.answer_length import FREE, NOTHING, SHAPES, THINKING, AnswerShape, Length
 from smartbatch.core.preparation.tokens import Calibration, estimate_request
 from smartbatch.core.routing.distinct_keys import DistinctKeys
@@ -39,8 +38,8 @@ class Rates(Protocol):
         """Return the tokens of a request that is not sent yet, as they are to be priced."""
 
 
-@define(eq=False, repr=False)
-class _Usd(Record):
+@define
+class _Usd:
     """The USD of requests, each processed alike.
 
     Attributes:
@@ -68,8 +67,8 @@ class _Usd(Record):
         return _Usd(*(own - each for own, each in zip(astuple(self), astuple(other), strict=True)))
 
 
-@frozen(eq=False, repr=False)
-class _Each(Value):
+@frozen
+class _Each:
     """What one request takes: tokens, and USD by the way of processing.
 
     Attributes:
@@ -84,8 +83,8 @@ class _Each(Value):
     usd: tuple[tuple[str, _Usd], ...]
 
 
-@frozen(eq=False, repr=False)
-class OtherModel(Value):
+@frozen
+class OtherModel:
     """What is known of a model that requests of a list name, other than that of the list.
 
     Attributes:

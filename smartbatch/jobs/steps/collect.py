@@ -13,7 +13,6 @@ from pathlib import Path
 
 from attrs import define, evolve, field
 
-from smartbatch._values import Record
 from smartbatch.core.batching.crosscheck import Crosscheck
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.core.preparation.answer_length import SHAPES
@@ -287,8 +286,8 @@ def are_gone(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> bool:
     return False
 
 
-@define(eq=False, repr=False)
-class ResultTotals(Record):
+@define
+class ResultTotals:
     """Counts and costs of the results in a batch's files.
 
     Attributes:

@@ -13,7 +13,6 @@ from attrs import evolve, frozen
 
 from smartbatch._clock import Clock, SteadyWall
 from smartbatch._files import sync_folder
-from smartbatch._values import Value
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.model_controls import Pause
@@ -58,8 +57,8 @@ EnqueuedExchange = Callable[[str, str, LeaseAsk], LeaseGrant | None]
 """Makes an exchange with what processes share of a provider's scope and a model."""
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class StepLimits(Value):
+@frozen(kw_only=True)
+class StepLimits:
     """How the engine waits, and how much it puts into a batch. All times are seconds.
 
     Attributes:
@@ -451,8 +450,8 @@ def held_note(error: SmartbatchError) -> str:
     return f"held: {what} ({error.message}); fix it, then resume the job"
 
 
-@frozen(eq=False, repr=False)
-class StepResult(Value):
+@frozen
+class StepResult:
     """What a job needs next.
 
     Attributes:

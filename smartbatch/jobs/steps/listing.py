@@ -12,7 +12,6 @@ from functools import partial
 
 from attrs import field, frozen
 
-from smartbatch._values import Value
 from smartbatch.jobs.records import ShardRow, ShardState
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.providers.batch_api import RemoteBatch
@@ -22,8 +21,8 @@ SLACK = 600.0
 has vanished from the list: a batch cannot have been created before its intent."""
 
 
-@frozen(eq=False, repr=False)
-class NewerBatches(Value):
+@frozen
+class NewerBatches:
     """Batches of an account that were created after a shard's intent, newest first.
 
     Attributes:

@@ -15,7 +15,6 @@ from typing import IO
 
 from attrs import define, evolve, field, frozen
 
-from smartbatch._values import Record, Value
 from smartbatch.core.preparation.structured import Parsed, read_answer
 from smartbatch.core.preparation.tokens import estimate
 from smartbatch.errors import ErrorKind, ParameterRejected, ProviderError, SmartbatchError
@@ -75,8 +74,8 @@ def _line(begun: bytearray, first: bool, end: bytes, max_line: int) -> Iterator[
 # -- lines of a shard ----------------------------------------------------------------------------------------
 
 
-@define(eq=False, repr=False)
-class OddLines(Record):
+@define
+class OddLines:
     """What was odd in the result files of a shard.
 
     Attributes:
@@ -100,8 +99,8 @@ class OddLines(Record):
     seen: dict[int, bytes] = field(factory=dict)
 
 
-@frozen(eq=False, repr=False)
-class ResultLine(Value):
+@frozen
+class ResultLine:
     """A line that answers a request of a shard.
 
     Attributes:

@@ -10,14 +10,13 @@ import math
 
 from attrs import asdict, evolve, frozen
 
-from smartbatch._values import Value
 from smartbatch.jobs.records import ShardRow
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.providers.batch_refusals import Measure
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class ServerLimits(Value):
+@frozen(kw_only=True)
+class ServerLimits:
     """The most that a batch may have, by what was refused; infinity where nothing was."""
 
     requests: float = math.inf

@@ -10,7 +10,6 @@ from functools import partial
 
 from attrs import define, evolve, field
 
-from smartbatch._values import Record
 from smartbatch.errors import (
     ErrorKind,
     ParameterRejected,
@@ -173,8 +172,8 @@ def _may_have_run(shard: ShardRow, rest: list[UnsettledItem], billed: int) -> bo
     return (shard.remote.completed or 0) > billed
 
 
-@define(eq=False, repr=False)
-class _Outcomes(Record):
+@define
+class _Outcomes:
     """Where the items of a shard go that have no result: into a new shard, with a try more or without one
     (``untried``), into real time, or to an end."""
 

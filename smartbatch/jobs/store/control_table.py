@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from attrs import evolve, frozen
 
-from smartbatch._values import Value
 from smartbatch.core.limits.model_controls import ModelControls, ModelLimit, Pause
 from smartbatch.jobs.act_records import ACTS_KEPT, Act
 from smartbatch.jobs.store.database import Database, Row, Transaction
@@ -19,8 +18,8 @@ TRIM_EVERY = 50
 _ACTS = "SELECT no, at, who, name, target, job_id, count, left_out, detail FROM act "
 
 
-@frozen(eq=False, repr=False)
-class ControlTable(Value):
+@frozen
+class ControlTable:
     """Pauses and limits of models, and the acts that were done to a store."""
 
     db: Database

@@ -8,7 +8,6 @@ from typing import Any
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.jobs.records import IncidentRow
 from smartbatch.jobs.store import outcomes
 from smartbatch.jobs.store.database import Database, Transaction
@@ -23,8 +22,8 @@ TRIM_EVERY = 50
 """Batches after which older ones are deleted."""
 
 
-@frozen(eq=False, repr=False)
-class FactTable(Value):
+@frozen
+class FactTable:
     """What is remembered besides jobs."""
 
     db: Database

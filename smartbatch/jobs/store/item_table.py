@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.jobs.records import (
     ItemState,
     JobLease,
@@ -43,8 +42,8 @@ _WHOLE = """r.no, p.user_id, r.outcome, coalesce(l.body, r.body), p.body, r.cost
     e.cost, e.usage, e.body"""
 
 
-@frozen(eq=False, repr=False)
-class ItemTable(Value):
+@frozen
+class ItemTable:
     """The items of jobs."""
 
     db: Database

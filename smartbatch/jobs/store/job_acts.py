@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from attrs import evolve, field, frozen
 
-from smartbatch._values import Value
 from smartbatch.errors import JobNotFound, StoreError
 from smartbatch.jobs.act_records import AT_ONCE, MOST_COUNTED, Act, Acted, ActName, JobSelection
 from smartbatch.jobs.records import IncidentRow, ItemState, JobRow, JobState, NewResult
@@ -38,8 +37,8 @@ _GO_ON = """UPDATE job SET state = CASE WHEN state = {done} THEN {active} ELSE s
     failed = failed - ?, cancel_requested = 0, policy = ? WHERE no = ?"""
 
 
-@frozen(eq=False, repr=False)
-class FailedRow(Value):
+@frozen
+class FailedRow:
     """A row that failed, and stands for those that got its result.
 
     Attributes:
@@ -54,8 +53,8 @@ class FailedRow(Value):
     tried: bool
 
 
-@frozen(eq=False, repr=False)
-class KeptResult(Value):
+@frozen
+class KeptResult:
     """A result that stood before its row was asked again; followers of another row have no body."""
 
     ix: int
@@ -64,8 +63,8 @@ class KeptResult(Value):
     body: bytes = field(repr=False)
 
 
-@frozen(eq=False, repr=False)
-class JobActs(Value):
+@frozen
+class JobActs:
     """Acts on jobs."""
 
     db: Database

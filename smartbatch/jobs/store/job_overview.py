@@ -12,7 +12,6 @@ from typing import Any
 
 from attrs import field, fields_dict, frozen
 
-from smartbatch._values import Value
 from smartbatch.jobs.records import IncidentRow, JobState, ShardRow
 from smartbatch.jobs.store.database import Database
 from smartbatch.jobs.store.rows import (
@@ -34,8 +33,8 @@ LOOKED_AT = 1_000
 """Jobs among which those are looked for that wait for something."""
 
 
-@frozen(eq=False, repr=False)
-class JobLine(Value):
+@frozen
+class JobLine:
     """A job as a list of many shows it; the fields are those of :class:`~smartbatch.jobs.records.JobRow`.
 
     Attributes:
@@ -75,8 +74,8 @@ class JobLine(Value):
         return self.succeeded + self.failed + self.cancelled
 
 
-@frozen(eq=False, repr=False)
-class AcceptedForecast(Value):
+@frozen
+class AcceptedForecast:
     """Seconds that a job was forecast to take.
 
     Attributes:
@@ -87,8 +86,8 @@ class AcceptedForecast(Value):
     p95: float
 
 
-@frozen(eq=False, repr=False)
-class FailedRequest(Value):
+@frozen
+class FailedRequest:
     """A request that has no answer.
 
     Attributes:
@@ -104,8 +103,8 @@ class FailedRequest(Value):
     body: bytes = field(repr=False)
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class JobFilter(Value):
+@frozen(kw_only=True)
+class JobFilter:
     """Which jobs are meant.
 
     Attributes:
@@ -135,8 +134,8 @@ _FAILED = """SELECT r.no, p.user_id, r.outcome, coalesce(l.body, r.body)
     WHERE r.outcome <> 'succeeded' AND r.outcome <> ? AND r.no >= ? AND r.no < ? ORDER BY r.no LIMIT ?"""
 
 
-@frozen(eq=False, repr=False)
-class JobOverview(Value):
+@frozen
+class JobOverview:
     """Reads what is the same for any number of jobs and items."""
 
     db: Database

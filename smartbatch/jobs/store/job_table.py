@@ -9,7 +9,6 @@ from functools import partial
 
 from attrs import evolve, frozen
 
-from smartbatch._values import Value
 from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import InvalidRequest, JobNotFound, StoreError
 from smartbatch.jobs.act_records import Act
@@ -54,8 +53,8 @@ _EXTEND = """UPDATE job SET state = CASE WHEN state = {done} THEN {active} ELSE 
     total = total + ?, digest = ?, policy = ? WHERE no = ?"""
 
 
-@frozen(eq=False, repr=False)
-class JobTable(Value):
+@frozen
+class JobTable:
     """Jobs as a whole."""
 
     db: Database

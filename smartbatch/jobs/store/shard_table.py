@@ -10,7 +10,6 @@ from typing import Any
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.jobs.records import (
     TRANSITIONS,
     ItemSize,
@@ -50,8 +49,8 @@ _BATCHES_OWN = """SELECT batch_id, CASE WHEN state = {provisional} THEN candidat
 _NO_PROGRESS = record_text(RemoteProgress())
 
 
-@frozen(eq=False, repr=False)
-class ShardTable(Value):
+@frozen
+class ShardTable:
     """Shards, and the items in them."""
 
     db: Database

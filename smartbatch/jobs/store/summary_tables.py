@@ -17,7 +17,6 @@ from typing import Any
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.core.limits.error_patterns import OTHERS, pattern_of
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.decision_text import decision_of, decision_text
@@ -89,8 +88,8 @@ _GROUPS = """SELECT e.kind, e.message, e.count, e.first_at, e.last_at, e.model, 
     LEFT JOIN job j ON j.no = e.item >> 32 ORDER BY e.last_at DESC LIMIT ?"""
 
 
-@frozen(eq=False, repr=False)
-class SummaryTable(Value):
+@frozen
+class SummaryTable:
     """Summaries. All reads are of some thousand rows at most."""
 
     db: Database

@@ -12,7 +12,6 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from smartbatch._values import Value
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.error_reader import ErrorReader, Refusal, error_in
 from smartbatch.providers.error_table import kind_of_status
@@ -56,8 +55,8 @@ _CODES = {
 _ENQUEUED = re.compile(r"enqueued", re.I)
 
 
-@frozen(eq=False, repr=False)
-class _Error(Value):
+@frozen
+class _Error:
     """An error body, taken apart: text, status, ``ErrorInfo`` reasons, quota ids with their values as far as
     they are said, seconds of its ``RetryInfo``, and the HTTP status it names itself.
     """

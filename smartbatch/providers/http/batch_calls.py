@@ -8,7 +8,6 @@ from typing import Any
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.batch_api import BatchPage, RemoteBatch
 from smartbatch.providers.batch_refusals import explained
@@ -27,8 +26,8 @@ DEFINITE = frozenset({400, 401, 403, 404, 405, 413, 422, 429, 501})
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
 
-@frozen(eq=False, repr=False)
-class BatchCalls(Value):
+@frozen
+class BatchCalls:
     """Judges the answers of a Batch API.
 
     Attributes:

@@ -9,7 +9,6 @@ from typing import Any
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.foreign_text import unusable
 from smartbatch.providers.http.json_text import decode_answer
@@ -22,8 +21,8 @@ _FED = 4096  # compressed bytes at a time: what follows a member is copied, and 
 _MEMBER = b"\x1f"  # how one of gzip begins; its second byte may still be to come
 
 
-@frozen(eq=False, repr=False)
-class Reply(Value):
+@frozen
+class Reply:
     """An HTTP answer as it came: headers by lower-case name, the body decoded."""
 
     status: int

@@ -20,7 +20,6 @@ import httpx2
 from attrs import define
 from urllib3.util import Url
 
-from smartbatch._values import Record
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.http.cutoff import Cutoff
 from smartbatch.providers.http.live_reply import LiveReply
@@ -33,8 +32,8 @@ _KEPT = 256
 """Heads of requests that are kept, each about a kilobyte."""
 
 
-@define(eq=False, repr=False)
-class _Call(Record):
+@define
+class _Call:
     """One call through an SDK: what the SDK does not know of it, and how it ended.
 
     Attributes:

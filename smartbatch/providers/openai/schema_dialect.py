@@ -12,7 +12,6 @@ from typing import Any
 
 from attrs import frozen
 
-from smartbatch._values import Value
 from smartbatch.providers.schema_forms import VALUES, Dialect, NotExpressible, in_dialect, subschemas
 from smartbatch.types import WRAPPED
 
@@ -29,8 +28,8 @@ MAX_CHARACTERS = 120_000
 """Of the names of properties and definitions and of the values of choices, in all."""
 
 
-@frozen(eq=False, repr=False)
-class SentSchema(Value):
+@frozen
+class SentSchema:
     """A schema as it is sent.
 
     Attributes:

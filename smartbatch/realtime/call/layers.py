@@ -19,7 +19,6 @@ from typing import Any, Final, TypeAlias
 
 from attrs import evolve, frozen
 
-from smartbatch._values import Value
 from smartbatch.core.batching.packing import BatchCompiler, Packed, split, split_usage, usage_weights
 from smartbatch.core.batching.request_batch import Batch
 from smartbatch.core.limits.classifiers import Classifiers
@@ -40,8 +39,8 @@ Outcome: TypeAlias = "Answer | ProviderError | None"
 """What became of one request of a call; ``None`` where a shared answer lacks it."""
 
 
-@frozen(eq=False, repr=False)
-class CallSpec(Value):
+@frozen
+class CallSpec:
     """One call to be made.
 
     Attributes:

@@ -9,7 +9,6 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from smartbatch._values import Value
 from smartbatch.core.limits.shared_record import Account, LeaseAsk, LeaseGrant, Member, SharedRecord
 from smartbatch.errors import SmartbatchError
 
@@ -32,8 +31,8 @@ class Incompatible(SmartbatchError):
     """The back end is used by processes of another version, or by another machine, or is of another kind."""
 
 
-@frozen(eq=False, repr=False)
-class Published(Value):
+@frozen
+class Published:
     """What processes published.
 
     Attributes:

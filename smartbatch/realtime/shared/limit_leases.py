@@ -15,7 +15,6 @@ from attrs import define
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import identity
-from smartbatch._values import fields_repr
 from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
 from smartbatch.errors import SmartbatchError
 from smartbatch.events import Event, SharedLimitsLost, SharedLimitsRestored
@@ -97,8 +96,6 @@ class Share(Protocol):
 @define(eq=False)
 class _Joined:
     """A share and its exchanges."""
-
-    __repr__ = fields_repr
 
     share: Share
     lost_at: float = -math.inf

@@ -13,7 +13,6 @@ from typing import TypeAlias
 from attrs import define, evolve, field
 
 from smartbatch._clock import Clock
-from smartbatch._values import fields_repr
 from smartbatch._version import __version__
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.participants import EVERY, Participant, RealtimeStatus, merged, with_figures
@@ -36,8 +35,6 @@ class _Client:
         look: the latest way to see its requests; ``None`` while it is stopped.
         seen: the sums at the last look.
     """
-
-    __repr__ = fields_repr
 
     metrics: weakref.ref[BatchMetrics]
     look: Look | None
