@@ -14,7 +14,7 @@ from attrs import frozen
 
 from smartbatch.cli.prompts import RowKeys
 from smartbatch.client import BatchingClient
-from smartbatch.errors import InputError
+from smartbatch.errors import AnswerUnread, InputError
 from smartbatch.jobs.job import Job
 from smartbatch.types import Result
 
@@ -50,6 +50,12 @@ class RunJob:
     ended: bool
     stored: int = 0
     is_new: bool = False
+
+
+def has_answer(result: Result) -> bool:
+    """Whether a row got its answer, although smartbatch itself may have failed to read it: that is paid for,
+    stays in the store, and is read again by the next run."""
+    return result.ok or isinstance(result.error, AnswerUnread)
 
 
 def jobs_of_output(jobs: Iterable[Job], path: str) -> list[Job]:
@@ -184,7 +190,7 @@ class RunIdentity:
         for one in jobs:
             if one.ended and any(needed):
                 for result in one.job.results(wait=False):
-                    if result.ok:
+                    if has_answer(result):
                         needed[self.index_of(result)] = 0
         return needed
 

@@ -25,7 +25,7 @@ from smartbatch.errors import ConfigError, InputError
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Progress
 from smartbatch.observe.text import escape
-from smartbatch.types import DEFECTS
+from smartbatch.types import DEFECTS, Usage, evolve
 
 if TYPE_CHECKING:
     from smartbatch.cluster import Cluster
@@ -193,14 +193,17 @@ class _Run:
         if row.skipped is not None:
             self._summary.skipped[row.skipped] += 1
             return
+        result = outcome.result
         if outcome.earlier:
-            self._before.answered += 1
-            self._before.amounts.add(amounts_of(outcome.result))
-            return
-        self._summary.add(row, outcome.result)
-        self._chooser.add(outcome.result)
-        if not outcome.result.ok and self._args.verbose:
-            note(failure_line(row, outcome.result))
+            self._before.amounts.add(amounts_of(result))
+            if result.ok:
+                self._before.answered += 1
+                return
+            result = evolve(result, cost=0.0, usage=Usage())
+        self._summary.add(row, result)
+        self._chooser.add(result)
+        if not result.ok and self._args.verbose:
+            note(failure_line(row, result))
 
     def _append(self, rows: Sequence[tuple[KeyedRow, RowResult]]) -> None:
         """Write rows, unless the output was changed: the run goes on, as the store has the answers too."""

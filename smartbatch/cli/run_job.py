@@ -25,12 +25,12 @@ from attrs import define, field, frozen
 from smartbatch._clock import Clock
 from smartbatch.cli.followed_jobs import GRACE, FollowedJobs
 from smartbatch.cli.interrupts import Interrupts, RunInterrupted
-from smartbatch.cli.jobs_of_run import RunIdentity, RunJob
+from smartbatch.cli.jobs_of_run import RunIdentity, RunJob, has_answer
 from smartbatch.cli.messages import note, say
 from smartbatch.cli.prompts import InputRequests, KeyedRow
 from smartbatch.cli.route_chooser import RouteChooser
 from smartbatch.client import BatchingClient
-from smartbatch.errors import ClientClosed, RowSkipped, StoreError
+from smartbatch.errors import AnswerUnread, ClientClosed, RowSkipped, StoreError
 from smartbatch.jobs.incident_titles import incident_title
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
@@ -92,6 +92,8 @@ class JobRun:
     _jobs: list[RunJob] = field(factory=list, init=False)
     _live: list[RunJob] = field(factory=list, init=False)
     _followed: FollowedJobs | None = field(default=None, init=False)
+    _unread: set[str] = field(factory=set, init=False)
+    """The jobs with answers that smartbatch itself failed to read."""
     _interrupts: Interrupts = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -148,7 +150,13 @@ class JobRun:
         if self._args.output is None and not all_answered:
             return
         for one in self._jobs:
-            if one.realtime:
+            if one.job.id in self._unread:
+                self._say(
+                    f"job {one.job.id} stays in the store, as smartbatch itself failed to read "
+                    "answers of it: the same line reads them again and pays nothing for them; after smartbatch jobs "
+                    f"forget {one.job.id} it sends their rows again"
+                )
+            elif one.realtime:
                 try:
                     if one.job.is_done():
                         for incident in one.job.incidents():
@@ -266,7 +274,7 @@ class JobRun:
         for number, result in enumerate(units.results(one.job)):
             if number >= one.stored:  # so many are in the count from the start
                 progress.advance(result)
-            yield RowResult(self._identity.index_of(result), result, earlier=False)
+            yield self._outcome(one, result)
 
     def _comes_as_stored(self, one: RunJob) -> bool:
         return one.realtime and not one.ended and self._args.output is not None
@@ -278,7 +286,7 @@ class JobRun:
         for group in groups:
             rows = []
             for outcome in group:
-                if self._answered(outcome.index) or (outcome.earlier and not outcome.result.ok):
+                if self._answered(outcome.index) or (outcome.earlier and not has_answer(outcome.result)):
                     continue  # written before; or failed before, and sent again meanwhile
                 if in_place:
                     passed = filter(self._input.keys.is_skipped, range(following, outcome.index))
@@ -303,14 +311,19 @@ class JobRun:
             rest = one.realtime or self._args.output is not None
             results = self._followed.results(one.job, rest=rest)
         for result in results:
-            yield RowResult(self._identity.index_of(result), result, one.ended)
+            yield self._outcome(one, result)
 
     def _as_stored(self, one: RunJob) -> Iterator[list[RowResult]]:
         if self._followed is None:
             return
         is_known = self._identity.by_position(one, self._answered)
         for results in self._followed.results_as_stored(one.job, one.stored, is_known):
-            yield [RowResult(self._identity.index_of(result), result, one.ended) for result in results]
+            yield [self._outcome(one, result) for result in results]
+
+    def _outcome(self, one: RunJob, result: Result) -> RowResult:
+        if isinstance(result.error, AnswerUnread):
+            self._unread.add(one.job.id)
+        return RowResult(self._identity.index_of(result), result, one.ended)
 
     def _answered(self, index: int) -> bool:
         """Whether a row need not be sent: it has its line in the output, or is skipped."""
@@ -358,6 +371,8 @@ def _alone(results: Iterator[RowResult]) -> Iterator[list[RowResult]]:
 
 
 def _best(several: Iterator[RowResult]) -> RowResult:
-    """Of the results of one row, oldest first, return the answer, else the last failure."""
+    """Of the results of one row, oldest first, return the answer, else one that was not read, else the last
+    failure."""
     outcomes = list(several)
-    return next((outcome for outcome in outcomes if outcome.result.ok), outcomes[-1])
+    answer = next((outcome for outcome in outcomes if outcome.result.ok), None)
+    return answer or next((outcome for outcome in outcomes if has_answer(outcome.result)), outcomes[-1])

@@ -171,7 +171,7 @@ class RunSummary:
             counts.append(f"{before.answered:,} already answered, not asked again")
         total = evolve(self.amounts)
         total.add(before.amounts)
-        resumed = bool(before.answered or before.resent)
+        resumed = bool(before.answered or before.resent or before.amounts.cost)
         lines = ["done     " + ", ".join(counts)]
         if self.stopped is not None:
             lines.insert(0, self.stopped.summary(self.unsent))
