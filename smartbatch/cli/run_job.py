@@ -152,9 +152,9 @@ class JobRun:
         for one in self._jobs:
             if one.job.id in self._unread:
                 self._say(
-                    f"job {one.job.id} stays in the store, as smartbatch itself failed to read "
-                    "answers of it: the same line reads them again and pays nothing for them; after smartbatch jobs "
-                    f"forget {one.job.id} it sends their rows again"
+                    f"job {one.job.id} stays in the store, as smartbatch itself failed to read answers; "
+                    "the same line reads them again and pays nothing for them; after smartbatch jobs forget "
+                    f"{one.job.id} it sends their rows again"
                 )
             elif one.realtime:
                 try:

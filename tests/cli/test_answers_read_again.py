@@ -67,7 +67,7 @@ def test_what_they_cost_is_paid_by_the_first_run_alone(
 ) -> None:
     prompts(3)
     line = ("run", "in.txt", "--model", "openai:gpt-5-mini", "-o", "out.jsonl")
-    with emulator("openai") as emu:
+    with emulator() as emu:
         use_emulator(emu, monkeypatch)
         with reading_fails(monkeypatch):
             assert main(line) == 1
