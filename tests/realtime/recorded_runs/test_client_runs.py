@@ -1,0 +1,23 @@
+"""Clients send what they sent: as many calls, refusals and seconds, for the same money, in the same order.
+
+A change that is meant is recorded with
+``PYTHONPATH=tests:. python -m tests.realtime.recorded_runs.client_runs``.
+"""
+
+from __future__ import annotations
+
+import pytest
+from levels import sampled
+
+from tests import figures
+from tests.realtime.recorded_runs.client_runs import GROUP, RECORDED, RUNS, figures_of
+
+
+@pytest.mark.parametrize("name", sampled(RUNS, keep=3, first=1))
+def test_a_client_sends_what_it_sent(name: str) -> None:
+    recorded = {GROUP: {name: figures.read(RECORDED)[GROUP].get(name, {})}}
+    assert figures.differences(recorded, {GROUP: {name: figures_of(RUNS[name])}}) == []
+
+
+def test_each_recorded_run_takes_place() -> None:
+    assert list(figures.read(RECORDED)[GROUP]) == list(RUNS)
