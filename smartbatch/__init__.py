@@ -6,8 +6,7 @@ The public names load on first use, so ``import smartbatch`` is quick and import
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from smartbatch._version import __version__
 
@@ -65,7 +64,7 @@ if TYPE_CHECKING:
     from smartbatch.shortcuts import embed as embed
     from smartbatch.shortcuts import generate as generate
     from smartbatch.shortcuts import job as job
-    from smartbatch.shortcuts import jobs as jobs
+    from smartbatch.shortcuts import list_jobs as list_jobs
     from smartbatch.shortcuts import pause as pause
     from smartbatch.shortcuts import paused as paused
     from smartbatch.shortcuts import resume as resume
@@ -114,7 +113,7 @@ _NAMES_OF = {
         "GenerationParams JobParams ListParams Message Priority Request RequestParams Result Route "
         "SubmitParams TokenLogprob Tool ToolCall Usage"
     ),
-    "shortcuts": "EmbeddingScriptParams ScriptParams embed generate job pause paused resume",
+    "shortcuts": "EmbeddingScriptParams ScriptParams embed generate job list_jobs pause paused resume",
     "stored_jobs": "StoredJobs",
     "observe.participants": "LaneStatus Participant Participants RealtimeStatus",
     "plan": "Plan",
@@ -128,7 +127,7 @@ _NAMES_OF = {
 
 _module_of = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
 
-__all__ = ["__version__", *sorted([*_module_of, "jobs"])]
+__all__ = ["__version__", *sorted(_module_of)]
 
 
 def __getattr__(name: str) -> Any:
@@ -143,15 +142,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_module_of})
-
-
-class _JobsPackage(ModuleType):
-    """The package ``smartbatch.jobs``, which can be called: the public function has its name."""
-
-    def __call__(self, *, store: str | None = None, unfinished: bool = False, limit: int = 1000) -> list[Job]:
-        found = importlib.import_module("smartbatch.shortcuts")
-        return cast("list[Job]", found.jobs(store=store, unfinished=unfinished, limit=limit))
-
-
-if not TYPE_CHECKING:
-    importlib.import_module("smartbatch.jobs").__class__ = _JobsPackage

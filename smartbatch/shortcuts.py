@@ -40,7 +40,7 @@ __all__ = [
     "embed",
     "generate",
     "job",
-    "jobs",
+    "list_jobs",
 ]
 
 _OF_LIST = (
@@ -147,11 +147,10 @@ def job(id_or_key: str, *, store: str | None = None) -> Job:
     return _stored(store).job(id_or_key)
 
 
-def jobs(*, store: str | None = None, unfinished: bool = False, limit: int = 1000) -> list[Job]:
+def list_jobs(*, store: str | None = None, unfinished: bool = False, limit: int = 1000) -> list[Job]:
     """Return the jobs of a store, newest first, whatever models and processes they were submitted by.
 
-    A notebook that is started anew finds its jobs here: ``smartbatch.jobs()[0].results()`` goes on with the
-    newest.
+    A restarted notebook finds its jobs here: ``smartbatch.list_jobs()[0].results()`` resumes the newest.
 
     Args:
         store: as for :func:`job`.
@@ -229,7 +228,7 @@ def _run(
 
 
 _known: list[StoredJobs] = []
-"""What :func:`job` and :func:`jobs` took jobs from: one for each configuration."""
+"""What :func:`job` and :func:`list_jobs` took jobs from: one for each configuration."""
 
 
 def close_stores() -> None:

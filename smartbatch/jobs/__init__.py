@@ -1,1 +1,1 @@
-"""Durable batch jobs. Called, ``smartbatch.jobs()``, it is :func:`smartbatch.shortcuts.jobs`."""
+"""Durable batch jobs."""

@@ -84,7 +84,10 @@ def test_a_missing_key_is_told(
 
 
 def test_a_name_with_a_nul_is_refused() -> None:
-    for store in (lambda: smartbatch.jobs(store="a\0b"), lambda: BatchingClient("sim:echo", store="a\0b")):
+    for store in (
+        lambda: smartbatch.list_jobs(store="a\0b"),
+        lambda: BatchingClient("sim:echo", store="a\0b"),
+    ):
         with pytest.raises(StoreError, match="NUL character"):
             store()
     for place in ({"cache": "a\0b"}, {"shared": "sqlite:///a\0b"}):

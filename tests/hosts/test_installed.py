@@ -147,7 +147,7 @@ for use in (
     results.to_pandas,
     lambda: PrometheusReporter(smartbatch.BatchingClient("sim:demo").metrics),
     lambda: smartbatch.participants("redis://localhost"),
-    lambda: smartbatch.jobs(store="postgresql://localhost/x"),
+    lambda: smartbatch.list_jobs(store="postgresql://localhost/x"),
 ):
     try:
         use()

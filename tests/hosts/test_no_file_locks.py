@@ -27,7 +27,7 @@ for ask in (
     lambda: client.submit_batch(["x"]),
     lambda: client.submit("x", durable=True),
     lambda: client.generate(["x"], key="mine"),
-    lambda: smartbatch.jobs(store=None),
+    lambda: smartbatch.list_jobs(store=None),
 ):
     try:
         ask()

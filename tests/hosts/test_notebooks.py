@@ -175,7 +175,7 @@ print(sent.wait(60), job.status().finished)
         assert sent.printed() == ["True 0"]
         book.restart()
         found = book.run(
-            "import smartbatch\n[job] = smartbatch.jobs()\nprint(job.key, job.wait('80s').completed)"
+            "import smartbatch\n[job] = smartbatch.list_jobs()\nprint(job.key, job.wait('80s').completed)"
         )
         assert found.printed() == ["labels 3"]
         assert "3 in all" in book.run("job").html

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import signal
 import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import closing
-from inspect import signature
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -19,7 +17,7 @@ from hosts.run_script import run_script
 from jobs.remote import LONG, Remote
 
 import smartbatch
-from smartbatch import Interrupted, shortcuts
+from smartbatch import Interrupted
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import JobNotFound, JobTimeout, StoreError
@@ -294,15 +292,9 @@ def test_the_jobs_of_a_store_are_found_without_a_client(
     first.wait(LONG)
     with clock.held():
         second = client.submit_batch(["b"], key="second")
-        assert [job.id for job in smartbatch.jobs(store=store)] == [second.id, first.id]
-        assert [job.key for job in smartbatch.jobs(store=store, limit=1)] == ["second"]
-        assert [job.key for job in smartbatch.jobs(store=store, unfinished=True)] == ["second"]
-
-
-def test_the_call_that_finds_jobs_is_also_the_package_of_its_name() -> None:
-    """Both have the name, so that neither import hides the other."""
-    assert signature(smartbatch.jobs) == signature(shortcuts.jobs)
-    assert importlib.import_module("smartbatch.jobs.job").Job is smartbatch.jobs.job.Job
+        assert [job.id for job in smartbatch.list_jobs(store=store)] == [second.id, first.id]
+        assert [job.key for job in smartbatch.list_jobs(store=store, limit=1)] == ["second"]
+        assert [job.key for job in smartbatch.list_jobs(store=store, unfinished=True)] == ["second"]
 
 
 def test_a_job_that_is_nowhere_is_not_found(client: BatchingClient, store: str) -> None:

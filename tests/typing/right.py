@@ -66,7 +66,7 @@ def of_a_client(client: BatchingClient, prompts: list[str]) -> None:
     for result in client.as_completed(prompts, schema=City, ordered=True):
         assert_type(result.parsed, City | None)
     assert_type(client.generate(prompts, schema=City, time_value=1, progress=True), ResultList[City])
-    assert_type(smartbatch.jobs(unfinished=True), list[Job])
+    assert_type(smartbatch.list_jobs(unfinished=True), list[Job])
     assert_type(client.submit_and_wait(prompts, schema=City, timeout="1h"), ResultList[City])
     assert_type(client.submit_batch(prompts, schema=City, strategy="batch", key="k"), Job)
     assert_type(client.submit_embedding("x", purpose="search"), ResultFuture[Any])
