@@ -53,7 +53,7 @@ def _plain(_event: Any, _field: Any, value: Any) -> Any:
 _LEFT_OUT = frozenset({"context", "requests", "message"})
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class RequestEvent(Event):
     """Root of the events that concern one request.
 
@@ -83,7 +83,7 @@ class CalledRequest:
     variables: Context = field(repr=False)
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class RequestSubmitted(RequestEvent):
     priority: Priority
     model: str
@@ -91,7 +91,7 @@ class RequestSubmitted(RequestEvent):
     """True when it joined an identical request in flight and no call of its own follows."""
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class CallStarted(Event):
     batch_id: str
     model: str
@@ -107,7 +107,7 @@ class CallStarted(Event):
     """Those it is made for and that somebody waits for."""
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class CallFinished(Event):
     batch_id: str
     model: str
@@ -125,7 +125,7 @@ class CallFinished(Event):
     """As in :class:`CallStarted`."""
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class RetryScheduled(RequestEvent):
     model: str
     kind: str
@@ -137,7 +137,7 @@ class RetryScheduled(RequestEvent):
     """True when the failed call may have been carried out, so that the retry may be paid a second time."""
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class RequestFinished(RequestEvent):
     priority: Priority
     model: str
@@ -161,7 +161,7 @@ class RequestFinished(RequestEvent):
     """USD that it may have cost besides, see :class:`~smartbatch.Result`."""
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class CooldownStarted(Event):
     scope: str
     model: str
@@ -169,7 +169,7 @@ class CooldownStarted(Event):
     consecutive: int
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class SharedLimitsLost(Event):
     """The place where processes share a limit cannot be used; told once, until it can be again."""
 
@@ -181,7 +181,7 @@ class SharedLimitsLost(Event):
     """Those that shared the limit when it was seen last, this one included; 0 where none was ever seen."""
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class SharedLimitsRestored(Event):
     """The limit is shared again."""
 
@@ -192,7 +192,7 @@ class SharedLimitsRestored(Event):
     """Since :class:`SharedLimitsLost`."""
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class LongWait(Event):
     """What is known of the limits lets no call go for more than a minute; once, until that is over."""
 
@@ -201,7 +201,7 @@ class LongWait(Event):
     seconds: float
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class BreakerChanged(Event):
     model: str
     before: str
@@ -211,7 +211,7 @@ class BreakerChanged(Event):
     """Seconds until the next probe may go, where the breaker opened."""
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class PackingChanged(Event):
     """Packing was suspended for a model, as too many requests had to be sent again; or it was resumed."""
 
@@ -220,7 +220,7 @@ class PackingChanged(Event):
     reason: str
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class FlexChanged(Event):
     """A model's slower tier was suspended, as it refused requests; or it is tried again."""
 
@@ -229,7 +229,7 @@ class FlexChanged(Event):
     reason: str
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class PauseChanged(Event):
     """Somebody paused a model, or ended its pause: this process sends nothing new to it, or does again."""
 
@@ -241,7 +241,7 @@ class PauseChanged(Event):
     """Who paused it; ``None`` where the pause ended."""
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class LimitChanged(Event):
     """Somebody set limits of a model, or took them back; those of the settings hold where there are none."""
 
@@ -252,7 +252,7 @@ class LimitChanged(Event):
     """Who set them; ``None`` where they were taken back."""
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class ParameterDropped(RequestEvent):
     """A parameter the provider does not take was left out."""
 
@@ -260,18 +260,18 @@ class ParameterDropped(RequestEvent):
     reason: str
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class ClientStarted(Event):
     workers: int
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class ClientStopped(Event):
     failed: int
     """Requests that had to be failed because the time-out of ``stop`` ended."""
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class JobAccepted(Event):
     """A job is in the store; from now on it cannot be lost."""
 
@@ -280,7 +280,7 @@ class JobAccepted(Event):
     items: int
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class ShardChanged(Event):
     """A shard of a job, which is one batch at the provider, moved to another state."""
 
@@ -294,7 +294,7 @@ class ShardChanged(Event):
     reason: str = ""
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class BatchEnded(Event):
     """A batch of a job has ended at the provider. What it took is learned from at once."""
 
@@ -318,7 +318,7 @@ class BatchEnded(Event):
     """The span of whoever submitted the job, as W3C Trace Context writes it; ``None`` for none."""
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class JobProgress(Event):
     """The state of a job after a poll or after results were stored."""
 
@@ -334,7 +334,7 @@ class JobProgress(Event):
     realtime_cost: float
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class JobResultsStored(Event):
     """Results of a job were stored by this process: those of one transaction that came by one route."""
 
@@ -360,7 +360,7 @@ class JobResultsStored(Event):
     refused: int = 0
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class JobRescued(Event):
     """A batch was taken back so that its requests are answered before the job's deadline."""
 
@@ -374,7 +374,7 @@ class JobRescued(Event):
     """Seconds that all that is not answered needs in real time, with the cancelling."""
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class JobHeld(Event):
     """A job is held, and a caller of this process waits for it; sent once."""
 
@@ -385,7 +385,7 @@ class JobHeld(Event):
     """What lets it continue."""
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class JobIncident(Event):
     """Something that should not have happened; it is kept in the store as well."""
 
@@ -396,7 +396,7 @@ class JobIncident(Event):
     money: float | None
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class ClockStepped(Event):
     """The wall clock was set while jobs were carried on; their waits and deadlines go on as they were."""
 
@@ -404,7 +404,7 @@ class ClockStepped(Event):
     """For how many it was set ahead; negative where it was set back."""
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class CacheUnavailable(Event):
     """The response cache could not be written: answers are not kept for a while. Told once, until one is.
 
@@ -415,7 +415,7 @@ class CacheUnavailable(Event):
     reason: str
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class StoreUnavailable(Event):
     """Answers of jobs cannot be stored: they are kept in memory, and no job asks anything in real time."""
 
@@ -424,7 +424,7 @@ class StoreUnavailable(Event):
     """Answers that are kept in memory, by now."""
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class StoreAvailable(Event):
     """The answers that were kept in memory are stored, and jobs go on."""
 
@@ -432,7 +432,7 @@ class StoreAvailable(Event):
     """Since :class:`StoreUnavailable`."""
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class AnswersLost(Event):
     """The client ended while answers could not be stored: they may be paid for, and are not there."""
 
@@ -444,7 +444,7 @@ class AnswersLost(Event):
     reason: str
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class JobFinished(Event):
     job_id: str
     model: str
@@ -460,7 +460,7 @@ class JobFinished(Event):
     """As in :class:`BatchEnded`."""
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class RouteChosen(Event):
     """A list, or a job, was given its route."""
 
@@ -480,7 +480,7 @@ class RouteChosen(Event):
     """Every open route: name, p50, p95, expected cost in USD, whether it met the constraints."""
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class ThresholdMoved(Event):
     """The number of requests from which lists like the latest one go by batch has changed."""
 
@@ -491,7 +491,7 @@ class ThresholdMoved(Event):
     reason: str
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class RouteScored(Event):
     """What a decision really took, with its forecast, and with what the two plain routes would have: their
     seconds by the forecast, their cost by their prices for the tokens that were really used."""
@@ -516,7 +516,7 @@ class RouteScored(Event):
     """Whether the deadline was met; ``None`` without one."""
 
 
-@frozen(kw_only=True, repr=False, eq=False)
+@frozen(kw_only=True)
 class ForecastMoved(Event):
     """The forecast of calls or batches changed by more than a quarter.
 

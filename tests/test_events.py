@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from smartbatch import events
-from smartbatch.events import ClientStarted, Event, RequestSubmitted
+from smartbatch.events import ClientStarted, ClockStepped, Event, RequestSubmitted
 from smartbatch.types import Priority
 
 EVENTS = sorted(
@@ -49,3 +49,10 @@ def test_events_are_equal_when_all_but_the_callers_own_object_is() -> None:
     assert len({submitted(), submitted(context=1), submitted(at=2.0)}) == 2
     assert submitted() != submitted(at=2.0)
     assert ClientStarted(at=0.0, workers=1) != submitted()
+
+
+def test_events_are_compared_and_shown_by_all_they_hold() -> None:
+    first, second = (ClockStepped(at=1.0, seconds=seconds) for seconds in (2.0, 3.0))
+    assert first != second
+    assert first == ClockStepped(at=1.0, seconds=2.0)
+    assert repr(first) == "ClockStepped(at=1.0, seconds=2.0)"

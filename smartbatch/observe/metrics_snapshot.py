@@ -136,7 +136,7 @@ class EventCounts:
 
 
 @_documented
-@frozen(eq=False, repr=False, kw_only=True)
+@frozen(kw_only=True)
 class MetricsSnapshot(EventCounts):
     """All figures of a client at one moment; they belong together.
 
