@@ -69,10 +69,10 @@ from smartbatch.routing.several_answers import AnswerFutures
 from smartbatch.types import Generation, Kind, Prompt, Request
 
 if TYPE_CHECKING:
-    from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
     from smartbatch.jobs.job_budget import ClientBudget
     from smartbatch.jobs.records import StoredCounts
     from smartbatch.jobs.summary_log import SummaryLog
+    from smartbatch.jobs.wiring import JobWiring, RealtimeItem
 
 STEP_GRACE = 30.0
 """Seconds that a stop without a time of its own waits for remote calls of jobs: cutting a create off means
@@ -263,9 +263,7 @@ class RunningState:
             JobReservations(realtime.budget, realtime.guard_budget, _account(config), realtime.await_budget),
             store.get,
         )
-        service = JobService(
-            config, clock, rng=rng, store=store, dependencies=self._dependencies(budget, summaries)
-        )
+        service = JobService(config, clock, rng=rng, store=store, wiring=self._job_wiring(budget, summaries))
         submission = JobSubmission(
             config,
             clock,
@@ -284,12 +282,12 @@ class RunningState:
         self._bus.subscribe(parts.summaries, RequestFinished)
         self._bus.subscribe(parts.budget, JobResultsStored, JobProgress, JobFinished, ShardChanged)
 
-    def _dependencies(self, budget: ClientBudget, summaries: SummaryLog) -> JobDependencies:
-        """Return what jobs need of this client."""
-        from smartbatch.jobs.dependencies import JobDependencies
+    def _job_wiring(self, budget: ClientBudget, summaries: SummaryLog) -> JobWiring:
+        """Return what jobs need of the real-time side of this client."""
+        from smartbatch.jobs.wiring import JobWiring
 
         settings, realtime, history, callbacks = self._settings, self.realtime, self.history, self._callbacks
-        return JobDependencies(
+        return JobWiring(
             providers=(settings.model.provider,),
             serve=realtime.serve,
             ask=partial(ask_item, realtime),

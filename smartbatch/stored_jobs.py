@@ -21,7 +21,6 @@ from smartbatch.core.routing.throughput import Throughput
 from smartbatch.errors import ClientClosed, ConfigError, InvalidRequest, JobNotFound, WrongProcess
 from smartbatch.events import CallFinished
 from smartbatch.jobs.act_records import Act, Acted, JobSelection, actor, cut
-from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.records import JobRow
@@ -29,6 +28,7 @@ from smartbatch.jobs.retried_rows import retry_failed
 from smartbatch.jobs.service import JobService
 from smartbatch.jobs.status import JobStatus, status_of
 from smartbatch.jobs.summary_records import StoredDecision
+from smartbatch.jobs.wiring import JobWiring, RealtimeItem
 from smartbatch.observe import logs
 from smartbatch.observe.event_bus import EventBus
 from smartbatch.observe.user_warnings import UserWarnings
@@ -250,7 +250,7 @@ class _StoreState:
             clock,
             rng=random.SystemRandom(),
             store=store,
-            dependencies=JobDependencies(
+            wiring=JobWiring(
                 parallelism=lambda: self._config.parallelism,
                 providers=(),
                 serve=self._serve,

@@ -398,7 +398,7 @@ class Job:
         """
         service = self._service
         retried = retry_failed(
-            service.store, self.id, rows, actor(by), billed=billed, reopening=service.reopen
+            service.store, self.id, rows, actor(by), billed=billed, reopening=service.wiring.reopen
         )
         if retried.count:
             self._service.look_at_acts()

@@ -31,15 +31,13 @@ from smartbatch.jobs.records import (
     JobState,
     NewItem,
     NewResult,
-    OpenItem,
     OverJobBudget,
-    ShardRow,
     ShardState,
     StoredItem,
     StoredResults,
 )
 from smartbatch.jobs.retried_rows import PolicyChange, unchanged
-from smartbatch.jobs.steps.context import JobRuntime, StepContext
+from smartbatch.jobs.runtime import JobRuntime
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.verdicts import LATER, SOON, Verdict
 from smartbatch.observe import logs
@@ -51,9 +49,9 @@ PAGE = 500
 MORE = 1.5
 """Factor on the reservation of a request whose first one did not suffice for its calls."""
 _NANO = 1e9
-_TINY = 1e-9
+TINY = 1e-9
 """USD by which sums of floats may differ."""
-_SENT = OPEN_SHARDS - {ShardState.PLANNED}
+SENT = OPEN_SHARDS - {ShardState.PLANNED}
 _T = TypeVar("_T")
 
 
@@ -73,7 +71,7 @@ class CostCeiling:
     @classmethod
     def of(cls, runtime: JobRuntime, row: JobRow) -> CostCeiling:
         """Return that of a job that is carried on."""
-        return cls(row, runtime.prices, runtime.clock.wall(), runtime.calibration(row))
+        return cls(row, runtime.prices, runtime.clock.wall(), runtime.wiring.calibration(row))
 
     def in_batch(self, payload: bytes) -> float:
         """Return the most a request can cost in a batch."""
@@ -189,7 +187,7 @@ def short_of_budget(store: SqlStore, row: JobRow, refused: Mapping[int, float], 
         return Verdict("unrun", Result("", error=error, cost=0.0), wait=LATER, note=f"waits: {error.message}")
     fresh = store.jobs.get(row.id) or row
     raised = fresh.policy.budget != row.policy.budget
-    if raised and min(refused.values()) <= remaining_budget(fresh) + _TINY:  # somebody did so just now
+    if raised and min(refused.values()) <= remaining_budget(fresh) + TINY:  # somebody did so just now
         error = BudgetExceeded("the job's budget had no room")
         return Verdict("unrun", Result("", error=error, cost=0.0), wait=SOON, asked=False)
     error = exceeded(fresh, len(refused), min(refused.values()))
@@ -199,49 +197,7 @@ def short_of_budget(store: SqlStore, row: JobRow, refused: Mapping[int, float], 
 # -- shards --------------------------------------------------------------------------------------------------
 
 
-def affordable(step: StepContext, items: Sequence[OpenItem]) -> dict[int, float]:
-    """Return the open items that the budget has room for, with the most each can cost.
-
-    None while batches are under way: when they have ended below their reservations there is room for more,
-    and few large batches are done sooner than many small ones.
-    """
-    if step.store.shards.of_job(step.job.id, states=_SENT):
-        return {}
-    left = remaining_budget(step.store.jobs.get(step.job.id) or step.job)
-    chosen: dict[int, float] = {}
-    for item, most in _priced(step, items):
-        if most <= left + _TINY:
-            chosen[item.ix] = most
-            left -= most
-    return chosen
-
-
-def end_unaffordable(step: StepContext, items: Sequence[OpenItem]) -> bool:
-    """End open items for which there is no room and never will be; return whether anything changed.
-
-    Room comes when something under way costs less than its reservation, so everything else has to end first.
-    """
-    row = step.store.jobs.get(step.job.id)
-    if row is None or _under_way(step.store, row):
-        return False
-    least = min(most for _, most in _priced(step, items))
-    if least <= remaining_budget(row) + _TINY:
-        return True  # there is room since just now
-    step.fail_open([item.ix for item in items], exceeded(row, len(items), least))
-    return True
-
-
-def lost_cost(step: StepContext, shard: ShardRow, ixs: Sequence[int]) -> float:
-    """Return the most that items of a shard can have cost whose answers are lost, USD."""
-    if not shard.reserved:
-        return 0.0
-    ceiling, most = CostCeiling.of(step.runtime, step.job), 0.0
-    for page in _pages(ixs):
-        most += sum(ceiling.in_batch(body) for body in step.store.items.bodies(step.job.id, page).values())
-    return min(shard.reserved, most)
-
-
-def _under_way(store: SqlStore, row: JobRow) -> bool:
+def is_under_way(store: SqlStore, row: JobRow) -> bool:
     """Whether anything of a job may still cost less than was reserved for it."""
     if has_batches(store, row.id):
         return True
@@ -249,15 +205,7 @@ def _under_way(store: SqlStore, row: JobRow) -> bool:
     return any(store.items.in_state(row.id, state=state, limit=1) for state in states)
 
 
-def _priced(step: StepContext, items: Sequence[OpenItem]) -> Iterator[tuple[OpenItem, float]]:
-    ceiling = CostCeiling.of(step.runtime, step.job)
-    for page in _pages(items):
-        bodies = step.store.items.bodies(step.job.id, [item.ix for item in page])
-        for item in page:
-            yield item, ceiling.in_batch(bodies[item.ix])
-
-
-def _pages(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
+def pages(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
     return (items[start : start + PAGE] for start in range(0, len(items), PAGE))
 
 
@@ -284,7 +232,7 @@ class JobBudget:
         self._reserved = self._charged = 0.0
         self._under_way: dict[int, float] = {}
         self._factors: dict[int, float] = {}
-        self.calls = Budget(0.0, runtime.outer_budget(row))
+        self.calls = Budget(0.0, runtime.wiring.outer_budget(row))
 
     def reserve(self, items: Sequence[StoredItem]) -> dict[int, float]:
         """Reserve the most that items can cost; return those for which there was no room, with their most.
@@ -458,7 +406,7 @@ class ClientBudget:
         wanted = self.reservations.budget.room or 0.0 if budget is None else max(0.0, budget - used)
 
         def within(held: float) -> _T:
-            most = budget if budget is not None and held + _TINY >= wanted else used + held
+            most = budget if budget is not None and held + TINY >= wanted else used + held
             account = self.reservations.account
             return work(lambda policy: evolve(policy, budget=most, budget_account=account))
 

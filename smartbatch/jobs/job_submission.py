@@ -354,7 +354,7 @@ class JobSubmission:
             realtime=draft.realtime,
             realtime_for=purposes,
             shares=shares,
-            tell_dropped=self._service.tell_dropped,
+            tell_dropped=self._service.wiring.tell_dropped,
             priced=None if within is None else self._most_of(job),
             within=within,
             decision=draft.decision,

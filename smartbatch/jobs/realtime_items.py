@@ -11,11 +11,11 @@ from attrs import define, field
 
 from smartbatch.core.limits.equal_failures import EqualFailures
 from smartbatch.errors import BudgetExceeded, ConfigError, RequestCancelled
-from smartbatch.jobs.dependencies import RealtimeItem
 from smartbatch.jobs.job_budget import JobBudget
 from smartbatch.jobs.payload import Shared
 from smartbatch.jobs.records import JobLease, JobNote, JobRow
 from smartbatch.jobs.verdicts import Verdict, verdict_of
+from smartbatch.jobs.wiring import RealtimeItem
 from smartbatch.providers.base import Provider
 from smartbatch.types import Request, Result, Route
 

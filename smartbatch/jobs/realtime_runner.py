@@ -23,7 +23,6 @@ from smartbatch.core.preparation.fingerprint import remember
 from smartbatch.errors import ClientClosed, RequestCancelled, StoreError
 from smartbatch.events import StoreAvailable, StoreUnavailable
 from smartbatch.jobs.claim_turns import ClaimTurns, GatherInterval, Turn
-from smartbatch.jobs.dependencies import RealtimeItem
 from smartbatch.jobs.job_budget import JobBudget, has_batches, short_of_budget
 from smartbatch.jobs.payload import decode_params, decode_request, item_id
 from smartbatch.jobs.realtime_items import ItemLimit, RealtimeItems
@@ -36,7 +35,7 @@ from smartbatch.jobs.records import (
     StoredItem,
     StoredResults,
 )
-from smartbatch.jobs.steps.context import JobRuntime
+from smartbatch.jobs.runtime import JobRuntime
 from smartbatch.jobs.store_health import StoreHealth, UnstoredAnswers
 from smartbatch.jobs.threads import OwnThreads, wait_while
 from smartbatch.jobs.verdicts import Verdict, not_submitted
@@ -61,8 +60,6 @@ class RealtimeRunner:
     """Runs the items of jobs of this process that go in real time.
 
     Args:
-        ask: submits an item.
-        drop: cancels a request whose call has not started.
         limit_of: returns the limit of a job's items under way, which it shares with the other jobs that have
             it: so many may be sent twice when this process dies.
         is_capped: says whether more items of a job than its limit must never be under way.
@@ -72,8 +69,6 @@ class RealtimeRunner:
     """
 
     _runtime: JobRuntime
-    _ask: Callable[[RealtimeItem], Future[Result]] = field(kw_only=True)
-    _drop: Callable[[Future[Result]], None] = field(kw_only=True)
     _limit_of: Callable[[JobRow], ItemLimit] = field(kw_only=True)
     _is_capped: Callable[[JobRow], bool] = field(default=lambda _: False, kw_only=True)
     _request_timeout: float | None = field(default=None, kw_only=True)
@@ -83,7 +78,7 @@ class RealtimeRunner:
     )
 
     def __attrs_post_init__(self) -> None:
-        self._store, self._report = self._runtime.store, self._runtime.report
+        self._store, self._report = self._runtime.store, self._runtime.wiring.report
         self._clock = clock = self._runtime.clock
         self._threads = OwnThreads(clock)
         self._monitor = clock.monitor()
@@ -145,7 +140,7 @@ class RealtimeRunner:
                 job.goes_on = False
         for future in futures:
             if future is not None:
-                self._drop(future)
+                self._runtime.wiring.drop(future)
 
     def withdraw(self, job_id: str) -> bool:
         """Ask nothing more of a job, and take back what has not started; return whether nothing of it is
@@ -170,7 +165,7 @@ class RealtimeRunner:
             future = job.under_way.get(ix)
         if future is None:  # it is not submitted yet, and will not be
             return True
-        self._drop(future)
+        self._runtime.wiring.drop(future)
         if future.done() and (future.cancelled() or isinstance(future.exception(), RequestCancelled)):
             return True
         with self._monitor:
@@ -403,7 +398,7 @@ class RealtimeRunner:
         future: Future[Result] | None = None
         try:
             request = decode_request(item.payload, job.shared, id=user_id, timeout=job.timeout)
-            future = self._ask(job.item(request, sink, self._runtime.provider_of(job.row)))
+            future = self._runtime.wiring.ask(job.item(request, sink, self._runtime.provider_of(job.row)))
         except BaseException as error:
             not_asked(error)
         with self._monitor:
@@ -413,7 +408,7 @@ class RealtimeRunner:
             late = self._halted or self._health.is_stuck or not job.sends or item.ix in job.cancelled
             self._empty.notify_all()
         if late and future is not None:
-            self._drop(future)
+            self._runtime.wiring.drop(future)
 
     def _take_verdict(self, job: RealtimeItems, ix: int, verdict: Verdict) -> None:
         with self._monitor:

@@ -25,18 +25,18 @@ from smartbatch.errors import (
 from smartbatch.events import Event, JobAccepted, JobFinished, JobHeld, JobIncident, JobProgress, ShardChanged
 from smartbatch.jobs.acceptance import Items, with_further_rows
 from smartbatch.jobs.accounts import Serving
-from smartbatch.jobs.dependencies import JobDependencies
 from smartbatch.jobs.fresh_results import FreshResults
 from smartbatch.jobs.live_controls import LiveControls, News
 from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState, NamedPlace, NewItem, ResultRow
+from smartbatch.jobs.runtime import JobRuntime, StepLimits
 from smartbatch.jobs.status import JobStatus, status_of, time_left
-from smartbatch.jobs.steps.context import JobRuntime, StepLimits
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.stored_result import read_again, result_of_row
 from smartbatch.jobs.threads import TimedReads, run_within, wait_while
 from smartbatch.jobs.told_states import ToldStates
 from smartbatch.jobs.watcher import ChangeNotifier, Watcher, stored_job
+from smartbatch.jobs.wiring import JobWiring
 from smartbatch.prices import PriceBook
 from smartbatch.types import Result, T
 
@@ -97,8 +97,7 @@ class JobService:
         notifier: notified whenever something of a job was stored.
         controls: what people set for models, and their acts on jobs.
         serving: finds the provider of a job.
-        new_future, report, tell_dropped, reopen: as in
-            :class:`~smartbatch.jobs.dependencies.JobDependencies`.
+        wiring: what jobs need of the real-time side.
     """
 
     def __init__(
@@ -108,21 +107,19 @@ class JobService:
         *,
         rng: Random,
         store: OpenedStore,
-        dependencies: JobDependencies,
+        wiring: JobWiring,
     ) -> None:
         self._config = config
         self.clock = clock
         self.wall = SteadyWall(clock)
         self._rng = rng
         self._opened = store
-        self._dependencies = dependencies
+        self.wiring = wiring
         self._lock = threading.Lock()
         self.notifier = ChangeNotifier(clock)
         self._reads = TimedReads(clock)
-        self.new_future, self.report = dependencies.new_future, dependencies.report
-        self.tell_dropped, self.reopen = dependencies.tell_dropped, dependencies.reopen
-        self.controls = LiveControls(lambda: self.store, clock, dependencies.control, dependencies.tell)
-        self.serving = Serving(dependencies.providers, opened=dependencies.serve, clock=clock)
+        self.controls = LiveControls(lambda: self.store, clock, wiring.control, wiring.tell)
+        self.serving = Serving(wiring.providers, opened=wiring.serve, clock=clock)
         self._supervisor: JobSupervisor | None = None
         self._watchers: dict[str, Watcher] = {}
         self._drop_watchers_at = WATCHERS
@@ -176,7 +173,12 @@ class JobService:
             self._accepted(row)
         else:
             row = with_further_rows(
-                self.store, row, items, deadline=job.policy.deadline, reopening=self.reopen, at=self.wall()
+                self.store,
+                row,
+                items,
+                deadline=job.policy.deadline,
+                reopening=self.wiring.reopen,
+                at=self.wall(),
             )
         if carry_on and row.state is not JobState.DONE:
             self.carry_on(row.id)
@@ -326,7 +328,7 @@ class JobService:
         from smartbatch.jobs.steps.runner import run_step
         from smartbatch.jobs.supervisor import JobSupervisor
 
-        config, dependencies = self._config, self._dependencies
+        config, wiring = self._config, self.wiring
         runtime = JobRuntime(
             store=store,
             clock=self.clock,
@@ -343,21 +345,17 @@ class JobService:
             provider_of=self.serving.provider_of,
             pause_of=lambda model: self.controls.current.pause_of(model),
             tell=self.told,
-            report=dependencies.report,
-            speed=dependencies.speed,
-            calibration=dependencies.calibration,
-            outer_budget=dependencies.outer_budget,
-            exchange_enqueued=dependencies.exchange_enqueued,
+            wiring=wiring,
         )
 
         def queued() -> int:
             return config.queue_capacity
 
         def called() -> int:
-            return 2 * dependencies.parallelism()
+            return 2 * wiring.parallelism()
 
         def capped() -> int:
-            return min(config.max_parallel_individual or 1, dependencies.parallelism())
+            return min(config.max_parallel_individual or 1, wiring.parallelism())
 
         def limit_of(row: JobRow) -> ItemLimit:
             if is_capped(row, config):
@@ -366,8 +364,6 @@ class JobService:
 
         realtime = RealtimeRunner(
             runtime,
-            ask=dependencies.ask,
-            drop=dependencies.drop,
             limit_of=limit_of,
             is_capped=lambda row: is_capped(row, config),
             request_timeout=config.request_timeout,
@@ -381,7 +377,6 @@ class JobService:
             wanted=self._is_wanted,
             realtime=realtime,
             changed=self.notifier.notify,
-            save=partial(dependencies.save, store),
             news=self._news,
         )
 
@@ -419,7 +414,7 @@ class JobService:
             asking = store.items.count(row.id, ItemState.IN_FLIGHT)
         left = None
         if forecast:
-            speed = self._dependencies.speed
+            speed = self.wiring.speed
             left = time_left(store, row, shards, asking=asking, speed=speed, wall=wall)
         return status_of(
             row,
@@ -434,7 +429,7 @@ class JobService:
     def result_of(self, row: ResultRow, job_id: str) -> Result:
         """Return a result as its user gets it."""
         result = self.stored_result(row, job_id)
-        return self._dependencies.process(result) if result.ok else result
+        return self.wiring.process(result) if result.ok else result
 
     def stored_result(self, row: ResultRow, job_id: str) -> Result:
         """Return a result as it is stored: ``post_process`` has not seen it. An answer that smartbatch itself
@@ -443,7 +438,7 @@ class JobService:
         if isinstance(result.error, AnswerUnread):
             result = read_again(result, row, stored_job(self.store, job_id).params)
         for name, reason in result.dropped:  # another process may have stored it, and told only its own user
-            self.tell_dropped(name, reason)
+            self.wiring.tell_dropped(name, reason)
         return result
 
     def futures(self, job_id: str, total: int) -> list[Future[Result]]:
@@ -463,7 +458,7 @@ class JobService:
 
     def listen(self, job_id: str, call: Callable[[JobStatus], object]) -> None:
         """Call ``call`` with the status of a job now and after each change, up to the end or to a stop."""
-        run = self._dependencies.run_callback
+        run = self.wiring.run_callback
         with self._lock:
             self._watcher_locked(job_id).listen(lambda status: run(partial(call, status)))
 
@@ -497,7 +492,7 @@ class JobService:
                 self._attended.discard(event.job_id)
         if isinstance(event, _NEWS):
             self.notifier.notify(event.job_id, progress=isinstance(event, JobProgress))
-        self._dependencies.tell(event)
+        self.wiring.tell(event)
 
     def tell_held(self, row: JobRow) -> None:
         """Tell whoever waits for a job that it is held; once, until it goes on."""
@@ -506,7 +501,7 @@ class JobService:
                 return
         at, reason = self.clock.now(), row.note or "held: it waits for a person"
         remedy = f"smartbatch.job({row.id!r}).resume()"
-        self._dependencies.tell(JobHeld(at=at, job_id=row.id, model=row.model, reason=reason, remedy=remedy))
+        self.wiring.tell(JobHeld(at=at, job_id=row.id, model=row.model, reason=reason, remedy=remedy))
 
     def _note(self, row: JobRow) -> str | None:
         """What keeps the job from going on, as far as this process can tell."""
@@ -598,7 +593,7 @@ class JobService:
         if supervisor is not None:
             unstored = supervisor.realtime.finish(left(2 * LAST_NEWS))
             if unstored:
-                unstored.report(self._dependencies.tell, self.clock.now())
+                unstored.report(self.wiring.tell, self.clock.now())
             leases = supervisor.end(left(2 * LAST_NEWS))
         error = _stopped()
         for watcher in watchers:
@@ -614,7 +609,7 @@ class JobService:
             if stop.closes:
                 save()
             if store is not None:
-                self._dependencies.save(store)
+                self.wiring.save(store)
             if supervisor is not None:
                 supervisor.release(leases)
             if store is not None:
@@ -624,7 +619,7 @@ class JobService:
             if store is not None:
                 store.give_up()  # else its threads would keep the interpreter from ending
             text = "the store did not answer at the stop: its jobs are given back when their leases are over"
-            self.report(None, StoreError(text))
+            self.wiring.report(None, StoreError(text))
         if supervisor is not None:
             something_ended()  # not before: the thread of what runs may be the one that closes the store
 

@@ -22,7 +22,8 @@ from smartbatch.jobs.live_controls import News
 from smartbatch.jobs.payload import encode_result
 from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import LEASE, JobLease, JobRow, JobState, LeaseLost
-from smartbatch.jobs.steps.context import JobRuntime, StepResult
+from smartbatch.jobs.runtime import JobRuntime
+from smartbatch.jobs.steps.context import StepResult
 from smartbatch.jobs.threads import OwnThreads, wait_while
 from smartbatch.types import Result, Route, Usage
 
@@ -72,7 +73,6 @@ class JobSupervisor:
         serves: whether this process can do anything for a job.
         wanted: whether anybody here waits for an attended job that is owned; else it is given back.
         changed: called with a job's id, with no lock held, after every step of it.
-        save: writes summaries into the store; called before each search for jobs.
         news: returns what people did to the store since the last call.
     """
 
@@ -82,11 +82,10 @@ class JobSupervisor:
     _wanted: Callable[[JobRow], bool] = field(default=lambda _: True, kw_only=True)
     realtime: RealtimeRunner = field(kw_only=True)
     _changed: Callable[[str], None] = field(kw_only=True)
-    _save: Callable[[], object] = field(default=lambda: None, kw_only=True)
     _news: Callable[[], News | None] = field(default=lambda: None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        self._store, self._report = self._runtime.store, self._runtime.report
+        self._store, self._report = self._runtime.store, self._runtime.wiring.report
         self._clock = clock = self._runtime.clock
         self._monitor = clock.monitor()
         self._worker_monitor = clock.monitor(self._monitor.lock)
@@ -305,7 +304,7 @@ class JobSupervisor:
 
     def _claim_jobs(self) -> None:
         """Read the own jobs anew, and claim jobs that no living process owns."""
-        self._save()
+        self._runtime.wiring.save(self._store)
         self._refresh_owned()
         self._claim(self._store.leases.claimable())
 

@@ -19,6 +19,7 @@ from smartbatch.jobs.records import JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.threads import OwnThreads, wait_while
+from smartbatch.jobs.wiring import JobWiring
 from smartbatch.observe import logs
 from smartbatch.types import Result
 
@@ -124,10 +125,7 @@ class WatchedService(Protocol):
     notifier: ChangeNotifier
 
     @property
-    def new_future(self) -> Callable[[], Any]: ...
-
-    @property
-    def report(self) -> Callable[[str | None, BaseException], None]: ...
+    def wiring(self) -> JobWiring: ...
 
     def carry_on(self, job_id: str) -> None: ...
 
@@ -194,7 +192,7 @@ class Watcher:
         Raises:
             RuntimeError: no thread can be had; nothing is kept. So it is below.
         """
-        futures = [self._service.new_future() for _ in range(total)]
+        futures = [self._service.wiring.new_future() for _ in range(total)]
         if futures:
             self._settle_later(_FutureGroup(dict(enumerate(futures)), self._service.result_of))
         return futures
@@ -264,7 +262,7 @@ class Watcher:
                 ending = error
             except Exception as error:
                 if self._ending is None and not failed:  # reported once, not with every try, nor after a stop
-                    service.report(self._job_id, error)
+                    service.wiring.report(self._job_id, error)
                 failed = True
             if self._has_ended(ending):
                 return

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from typing import Any, cast
+from typing import Any, NoReturn, cast
+
+from attrs import fields_dict
 
 from smartbatch._clock import Clock, SteadyWall
 from smartbatch.config import BatchingConfig
@@ -13,8 +15,9 @@ from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.core.routing.throughput import Throughput
 from smartbatch.jobs.records import JobRow
-from smartbatch.jobs.steps.context import JobRuntime, StepLimits
+from smartbatch.jobs.runtime import JobRuntime, StepLimits
 from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.wiring import JobWiring
 from smartbatch.observe import logs
 from smartbatch.prices import PriceBook
 
@@ -32,8 +35,30 @@ def step_limits(**changes: Any) -> StepLimits:
     return StepLimits(**(limits | changes))
 
 
+def job_wiring(**parts: Any) -> JobWiring:
+    """Return the real-time side of a process that has none, of which nothing was learned, with ``parts``."""
+    usual: dict[str, Any] = {
+        "providers": (),
+        "serve": lambda _: None,
+        "ask": _not_wired,
+        "drop": lambda _: None,
+        "process": lambda result: result,
+        "new_future": _not_wired,
+        "tell": lambda _: None,
+        "report": logs.job_error,
+        "speed": _assumed_speed,
+        "calibration": lambda _: Calibration(),
+        "outer_budget": lambda _: None,
+        "tell_dropped": lambda _name, _reason: None,
+        "control": lambda _: None,
+        "parallelism": lambda: 4,
+    }
+    return JobWiring(**(usual | parts))
+
+
 def job_runtime(store: SqlStore, clock: object, rng: random.Random, **parts: Any) -> JobRuntime:
-    """Return a runtime without a provider, of which nothing was learned, with ``parts``."""
+    """Return a runtime without a provider, with ``parts`` of it or of its wiring."""
+    own = {name: parts.pop(name) for name in list(parts) if name in fields_dict(JobRuntime)}
     usual: dict[str, Any] = {
         "wall": SteadyWall(cast(Clock, clock)),
         "prices": PriceBook(),
@@ -41,13 +66,13 @@ def job_runtime(store: SqlStore, clock: object, rng: random.Random, **parts: Any
         "provider_of": lambda _: None,
         "pause_of": lambda _: None,
         "tell": lambda _: None,
-        "report": logs.job_error,
-        "speed": _assumed_speed,
-        "calibration": lambda _: Calibration(),
-        "outer_budget": lambda _: None,
-        "exchange_enqueued": None,
+        "wiring": job_wiring(**parts),
     }
-    return JobRuntime(store=store, clock=cast(Clock, clock), rng=rng, **(usual | parts))
+    return JobRuntime(store=store, clock=cast(Clock, clock), rng=rng, **(usual | own))
+
+
+def _not_wired(*_: object) -> NoReturn:
+    raise AssertionError("this test has no real-time side")
 
 
 def _assumed_speed(_: JobRow) -> Speed:

@@ -15,7 +15,7 @@ from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, JobTimeout, ProviderError
 from smartbatch.jobs.records import ShardRow
-from smartbatch.jobs.steps import collect, context
+from smartbatch.jobs.steps import collect, spool_files
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.providers.batch_api import RemoteFile
 
@@ -135,5 +135,5 @@ def test_a_file_that_a_successor_deleted_is_no_full_disk(tmp_path: Path) -> None
         partial.unlink()
 
     with pytest.raises(FileNotFoundError):
-        context.write_whole(path, partial, pieces())
+        spool_files.write_whole(path, partial, pieces())
     assert not path.exists()

@@ -19,7 +19,6 @@ from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import StoreError
-from smartbatch.jobs.dependencies import RealtimeItem
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import JobRow, JobState, NewItem
@@ -28,6 +27,7 @@ from smartbatch.jobs.steps.runner import run_step
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.supervisor import JobSupervisor
 from smartbatch.jobs.watcher import REMEMBERED, ChangeNotifier, Watcher
+from smartbatch.jobs.wiring import RealtimeItem
 from smartbatch.types import Generation, Request, Result
 
 JOBS = 60
@@ -60,11 +60,10 @@ class Process:
             random.Random(2),
             provider_of=lambda _: remote,
             report=lambda _, error: self.errors.append(error),
+            ask=self._ask,
         )
         self.realtime = RealtimeRunner(
             runtime,
-            ask=self._ask,
-            drop=lambda _: None,
             limit_of=lambda _: lambda: 5,
             done=lambda job_id: self.supervisor.notify(job_id),
         )
@@ -228,6 +227,10 @@ class WatchedJobs:
 
     def refresh_interval(self, job_id: str) -> float:
         return 1.0
+
+    @property
+    def wiring(self) -> WatchedJobs:
+        return self
 
     def new_future(self) -> Future[Result]:
         class Settled(Future[Result]):

@@ -55,7 +55,9 @@ class Step:
         )
         self.runtime = SimpleNamespace(
             tell_progress=lambda *_, running: self.done.append(("told", running)),
-            speed=lambda _: SimpleNamespace(throughput=SimpleNamespace(finish=lambda *_: 0.0)),
+            wiring=SimpleNamespace(
+                speed=lambda _: SimpleNamespace(throughput=SimpleNamespace(finish=lambda *_: 0.0))
+            ),
         )
         shards = SimpleNamespace(of_job=lambda *_, states: [], is_answered=lambda _: self.answered)
         self.store = SimpleNamespace(shards=shards)

@@ -19,7 +19,6 @@ from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
 from smartbatch.events import AnswersLost, Event, StoreAvailable, StoreUnavailable
-from smartbatch.jobs.dependencies import RealtimeItem
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.realtime_runner import RealtimeRunner
@@ -29,6 +28,7 @@ from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.store.item_table import ItemTable
 from smartbatch.jobs.supervisor import LEASE
 from smartbatch.jobs.versioned_records import JobPolicy
+from smartbatch.jobs.wiring import RealtimeItem
 from smartbatch.observe import logs
 from smartbatch.prices import Price
 from smartbatch.types import Generation, Request, Result
@@ -497,9 +497,8 @@ def test_of_a_halted_runner_and_of_a_forgotten_job_no_claimed_item_is_submitted(
             random.Random(3),
             provider_of=lambda _: Remote(clock),
             report=lambda _, error: pytest.fail(str(error)),
+            ask=ask,
         ),
-        ask=ask,
-        drop=lambda _: None,
         limit_of=lambda _: lambda: 50,
         done=lambda _: None,
     )

@@ -44,6 +44,10 @@ class Service:
     def result_of(self, *_: Any) -> Result:
         raise AssertionError("nothing can be read")
 
+    @property
+    def wiring(self) -> Any:
+        return self
+
     def new_future(self) -> Any:
         return SettledFuture()
 

@@ -170,7 +170,7 @@ def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> 
     _tell_mismatch(step, shard, check)
     empty = not odd.seen and (bool(paths) or ended_by_itself(shard))  # a cancelled batch may name no file
     totals = ResultTotals(size=size, unended=odd.unended, cut=odd.cut, uncertain=odd.broken or empty)
-    calibration = step.runtime.calibration(step.job)
+    calibration = step.runtime.wiring.calibration(step.job)
     shape = SHAPES.of(decode_params(step.job.params).params)
     before = step.job
     lines = iter(read) if size <= HELD else read_lines(step, shard, paths, OddLines())

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from attrs import evolve, frozen
 
-from smartbatch._clock import Clock, SteadyWall
-from smartbatch._files import sync_folder
 from smartbatch.core.limits.backoff import backoff
-from smartbatch.core.limits.budget import Budget
-from smartbatch.core.limits.model_controls import Pause
-from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
-from smartbatch.core.preparation.tokens import Calibration
-from smartbatch.core.routing.rescue import Speed
-from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError, StoreError
-from smartbatch.events import Event, JobFinished, JobIncident, JobProgress, ShardChanged
+from smartbatch.errors import ProviderError, SmartbatchError, StoreError
+from smartbatch.events import JobIncident, ShardChanged
 from smartbatch.jobs.payload import decode_params, decode_request, encode_error
 from smartbatch.jobs.records import (
     IncidentRow,
@@ -34,146 +25,20 @@ from smartbatch.jobs.records import (
     ShardRow,
     ShardState,
 )
+from smartbatch.jobs.runtime import JobRuntime, StepLimits
+from smartbatch.jobs.steps.spool_files import write_whole
 from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.verdicts import held_note
 from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.jobs.wire_ids import new_nonce
 from smartbatch.observe import logs
-from smartbatch.prices import PriceBook
-from smartbatch.providers.base import Provider
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.types import Request
 
-ACCOUNT_ERRORS = frozenset({ErrorKind.NO_MONEY, ErrorKind.AUTH_ERROR})
-"""The account cannot be used: the job is held until a person resumes it."""
 PAGE = 1000
 """Requests read at a time."""
 REREAD_GROWTH = 4
 """How much longer each pause is before results are read again: few large downloads, and the first soon."""
-MINUTE = 60.0
-HOUR = 3600.0
-
-
-EnqueuedExchange = Callable[[str, str, LeaseAsk], LeaseGrant | None]
-"""Makes an exchange with what processes share of a provider's scope and a model."""
-
-
-@frozen(kw_only=True)
-class StepLimits:
-    """How the engine waits, and how much it puts into a batch. All times are seconds.
-
-    Attributes:
-        poll_interval: between two polls of a batch.
-        timeout: after it, a job that may go on in real time has its batches cancelled.
-        settle: how long a batch whose creation is uncertain is searched for before its items are sent again.
-            30 minutes is the longest delay seen of a late create, with a margin.
-        visibility: how long a batch that exists may be missing from the provider's list; seen: 15 s.
-        max_requests: most requests of a shard.
-        enqueued_tokens: most tokens of one model in batches that have not ended; ``None`` learns it.
-        call_timeout: of a small remote call.
-        transfer_timeout: of an upload, a download, or a create that carries its input.
-        send_within: a create that could not be sent this soon after its intent was stored is not sent: the
-            process was frozen, and another may own the job.
-        max_tries: how often an item is sent before its last failure stands.
-        reread_pause: before results that lack lines are read again; each further pause is four times as long.
-        reread_time: most of these pauses together.
-        orphan_watch: how long the list is searched for a batch that was given up, and one that is known is
-            looked at while it runs. 26 hours: by then every batch that could exist has ended.
-        longest_pause: between two tries of a call that fails.
-    """
-
-    poll_interval: float
-    timeout: float
-    settle: float
-    max_requests: int
-    enqueued_tokens: int | None
-    visibility: float = 2 * MINUTE
-    call_timeout: float = MINUTE
-    transfer_timeout: float = HOUR
-    send_within: float = 5.0
-    max_tries: int = 3
-    reread_pause: float = 2.0
-    reread_time: float = MINUTE
-    orphan_watch: float = 26 * HOUR
-    longest_pause: float = 10 * MINUTE
-
-
-@frozen(kw_only=True, eq=False, repr=False)
-class JobRuntime:
-    """What carrying jobs on takes, the same for all jobs of a process; made in one place.
-
-    Attributes:
-        provider_of: the provider of a job, of the very scope it was submitted in; ``None`` when this process
-            does not have its key: then only what needs no provider is done.
-        rng: for nonces and backoff.
-        wall: Unix seconds by which the jobs of a client wait and are late: that the clock of the machine is
-            set must not move them.
-        pause_of: says whether a person paused a model, ``provider:model``, as far as this process knows.
-        tell, report, speed, calibration, outer_budget, exchange_enqueued: as in
-            :class:`~smartbatch.jobs.dependencies.JobDependencies`.
-    """
-
-    store: SqlStore
-    clock: Clock
-    rng: Random
-    wall: SteadyWall
-    prices: PriceBook
-    limits: StepLimits
-    provider_of: Callable[[JobRow], Provider | None]
-    pause_of: Callable[[str], Pause | None]
-    tell: Callable[[Event], None]
-    report: Callable[[str | None, BaseException], None]
-    speed: Callable[[JobRow], Speed]
-    calibration: Callable[[JobRow], Calibration]
-    outer_budget: Callable[[JobRow], Budget | None]
-    exchange_enqueued: EnqueuedExchange | None
-
-    def tell_progress(self, before: JobRow, *, running: int = 0) -> JobRow:
-        """Tell the progress of a job after results were stored, and its end after the last one.
-
-        Returns:
-            the job as it stands.
-        """
-        job = self.store.jobs.get(before.id) or before
-        now = self.clock.now()
-        self.tell(
-            JobProgress(
-                at=now,
-                job_id=job.id,
-                model=job.model,
-                total=job.total,
-                succeeded=job.succeeded,
-                failed=job.failed,
-                cancelled=job.cancelled,
-                running=running,
-                cost=job.cost,
-                realtime_cost=job.realtime_cost,
-            )
-        )
-        # where failed rows were asked again, "before" may be the end before that
-        if job.state is JobState.DONE and _ended(job) != _ended(before):
-            self.tell(
-                JobFinished(
-                    at=now,
-                    job_id=job.id,
-                    model=job.model,
-                    traceparent=job.policy.traceparent,
-                    succeeded=job.succeeded,
-                    failed=job.failed,
-                    cancelled=job.cancelled,
-                    seconds=max(0.0, (job.finished_at or self.wall()) - job.created_at),
-                    cost=job.cost,
-                    realtime_cost=job.realtime_cost,
-                    unpriced=job.unpriced,
-                )
-            )
-        return job
-
-
-def _ended(job: JobRow) -> tuple[float | None, int, int, int] | None:
-    """Return when and with what a job has ended; ``None`` while it goes on."""
-    if job.state is not JobState.DONE:
-        return None
-    return job.finished_at, job.succeeded, job.failed, job.cancelled
 
 
 @frozen(kw_only=True, eq=False, repr=False)
@@ -395,59 +260,6 @@ class StepContext:
         and goes on, must not write into its successor's.
         """
         write_whole(path, path.with_name(f"{path.name}.{self.lease.epoch}.part"), pieces)
-
-
-def write_whole(path: Path, partial: Path, pieces: Iterable[bytes]) -> None:
-    """Write ``pieces`` into ``partial``, for its owner only, and rename it to ``path`` when all of it is on
-    the disk.
-
-    Where the pieces or the disk fail, ``partial`` is deleted: on a full disk the store needs the room.
-
-    Raises:
-        StoreError: the disk is full, or the folder cannot be written.
-        FileNotFoundError: ``partial`` was deleted by a process that took the job over and has finished it.
-        Exception: whatever ``pieces`` raise.
-    """
-    with _disk_errors(path):
-        partial.unlink(missing_ok=True)  # of a process that died: it is made anew, and never through a link
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        file = open(os.open(partial, flags, 0o600), "wb")  # noqa: SIM115
-    try:
-        for piece in pieces:
-            with _disk_errors(path):
-                file.write(piece)
-        with _disk_errors(path):
-            file.flush()
-            os.fsync(file.fileno())  # else a loss of power may leave a name with half of its content
-            file.close()
-            partial.replace(path)
-            sync_folder(path.parent)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            file.close()  # writes what is buffered, which may fail again
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise
-
-
-@contextlib.contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
-    """Raise what a system call fails with as a StoreError; a file that is gone stays FileNotFoundError."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise StoreError(
-            f"the folder {path.parent} cannot be written ({error.strerror}): files on their way to and "
-            "from the provider lie there; make room for it, and the job goes on by itself"
-        ) from None
-
-
-def held_note(error: SmartbatchError) -> str:
-    """Return the note of a job whose account cannot be used."""
-    what = "the account has no credit" if error.kind is ErrorKind.NO_MONEY else "the key is refused"
-    return f"held: {what} ({error.message}); fix it, then resume the job"
 
 
 @frozen

@@ -16,11 +16,12 @@ from pathlib import Path
 from attrs import evolve
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.jobs import enqueued_quota
 from smartbatch.jobs.records import ItemState, ShardRow, ShardState
-from smartbatch.jobs.steps import refusals, server_limits
-from smartbatch.jobs.steps.context import ACCOUNT_ERRORS, MINUTE, StepContext
+from smartbatch.jobs.runtime import MINUTE
+from smartbatch.jobs.steps import enqueued_quota, refusals, server_limits
+from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.steps.listing import find_orphans
+from smartbatch.jobs.verdicts import ACCOUNT_ERRORS
 from smartbatch.jobs.versioned_records import RemoteProgress
 from smartbatch.jobs.wire_ids import file_name, wire_id
 from smartbatch.providers.batch_api import Creation, RemoteBatch

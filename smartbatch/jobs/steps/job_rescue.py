@@ -60,7 +60,7 @@ def _decision(step: StepContext, deadline: float, pending: Sequence[ShardRow]) -
         margin,
         max(0, backlog),
         [_pending(shard, step.wall) for shard in pending],
-        step.runtime.speed(step.job),
+        step.runtime.wiring.speed(step.job),
         LATE_PENALTY if step.policy.late_penalty is None else step.policy.late_penalty,
     )
 

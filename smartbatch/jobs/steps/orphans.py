@@ -7,8 +7,9 @@ open, and an incident says what it cost.
 from __future__ import annotations
 
 from smartbatch.jobs.records import ShardRow
+from smartbatch.jobs.runtime import HOUR
 from smartbatch.jobs.steps import collect, settle
-from smartbatch.jobs.steps.context import HOUR, StepContext
+from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.steps.listing import is_watched, is_young, newer_than_intent
 from smartbatch.jobs.steps.recover import tell_unreadable
 from smartbatch.providers.batch_api import RemoteBatch

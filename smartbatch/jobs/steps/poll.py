@@ -9,10 +9,12 @@ from attrs import evolve
 from smartbatch.core.routing.rescue import margin_of
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.events import BatchEnded
-from smartbatch.jobs import enqueued_quota, turnaround_log
+from smartbatch.jobs import turnaround_log
 from smartbatch.jobs.records import ItemState, ShardRow, ShardState
-from smartbatch.jobs.steps import collect, create, duplicates, refusals
-from smartbatch.jobs.steps.context import ACCOUNT_ERRORS, HOUR, StepContext
+from smartbatch.jobs.runtime import HOUR
+from smartbatch.jobs.steps import collect, create, duplicates, enqueued_quota, refusals
+from smartbatch.jobs.steps.context import StepContext
+from smartbatch.jobs.verdicts import ACCOUNT_ERRORS
 from smartbatch.jobs.versioned_records import RemoteProgress
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 from smartbatch.types import Kind
@@ -154,7 +156,8 @@ def leave_at(step: StepContext, shard: ShardRow) -> float:
         return math.inf
     if deadline is None:
         return asked + STUCK
-    needs = step.runtime.speed(step.job).throughput.finish(shard.size - (shard.remote.completed or 0), 0.5)
+    throughput = step.runtime.wiring.speed(step.job).throughput
+    needs = throughput.finish(shard.size - (shard.remote.completed or 0), 0.5)
     return max(asked + SHORTEST, deadline - needs - margin_of(deadline - step.job.created_at))
 
 

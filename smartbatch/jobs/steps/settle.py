@@ -17,10 +17,9 @@ from smartbatch.errors import (
     RequestCancelled,
     SmartbatchError,
 )
-from smartbatch.jobs import job_budget
 from smartbatch.jobs.payload import decode_error, decode_result, encode_result
 from smartbatch.jobs.records import JobState, NewResult, ShardRow, UnsettledItem
-from smartbatch.jobs.steps import collect, duplicates, refusals
+from smartbatch.jobs.steps import collect, duplicates, refusals, shard_budget
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.providers.batch_api import RemoteState
 from smartbatch.types import Result, Route, Usage
@@ -67,8 +66,8 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
         )
     unused = _paid_twice(step, shard, read)
     if may_have_run or shard.remote.results_gone:  # what they cost stays reserved: nobody can know it
-        unused += job_budget.lost_cost(step, shard, [item.ix for item in missing])
-    unused += job_budget.lost_cost(step, shard, read.unknown)
+        unused += shard_budget.lost_cost(step, shard, [item.ix for item in missing])
+    unused += shard_budget.lost_cost(step, shard, read.unknown)
     elsewhere = _hold_where_cancelled_elsewhere(step, shard, rest)
     items = _classified(step, shard, rest, may_have_run=may_have_run, elsewhere=elsewhere)
     return _settle_with(step, shard, items, unused, None if shard.remote.results_gone else read.usd)

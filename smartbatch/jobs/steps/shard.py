@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from smartbatch.core.batching.sharding import cut
 from smartbatch.errors import InvalidRequest
-from smartbatch.jobs import enqueued_quota, job_budget
 from smartbatch.jobs.payload import model_of
 from smartbatch.jobs.records import OPEN_SHARDS, ItemState, OpenItem, OverJobBudget
-from smartbatch.jobs.steps import server_limits
+from smartbatch.jobs.steps import enqueued_quota, server_limits, shard_budget
 from smartbatch.jobs.steps.context import PAGE, StepContext
 
 PORTION = 100_000
@@ -36,9 +35,9 @@ def plan_shards(step: StepContext) -> bool:
         return False
     costs: dict[int, float] = {}
     if step.policy.budget is not None:
-        costs = job_budget.affordable(step, items)
+        costs = shard_budget.affordable(step, items)
         if not costs:
-            return job_budget.end_unaffordable(step, items)
+            return shard_budget.end_unaffordable(step, items)
         items = [item for item in items if item.ix in costs]
     for label, members in _by_model(step, items).items():
         if not _plan_model(step.for_model(label), members, costs):

@@ -83,6 +83,10 @@ class _Service:
         self._disk = disk
         self._made = 0
 
+    @property
+    def wiring(self) -> Any:
+        return self
+
     def new_future(self) -> Any:
         self._made += 1
         return _Future(self._reader, self._disk, self._made - 1)

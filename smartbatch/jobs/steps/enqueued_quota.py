@@ -67,14 +67,14 @@ def room_for(step: StepContext, shard: ShardRow) -> float:
 
 def tell(step: StepContext, shard: ShardRow, *, ended: bool) -> None:
     """Tell the processes with other stores what is enqueued now; a shard whose batch has ended is not."""
-    if step.runtime.exchange_enqueued is not None:
+    if step.runtime.wiring.exchange_enqueued is not None:
         _exchanged(step, sum(_ours(step, shard)) + (0 if ended else shard.tokens), 0)
 
 
 def _exchanged(step: StepContext, enqueued: int, more: int) -> bool:
     """Tell the processes with other stores what this one has enqueued, and return whether they leave room for
     ``more`` tokens. A limit that any of them knows holds for all."""
-    if step.runtime.exchange_enqueued is None:
+    if step.runtime.wiring.exchange_enqueued is None:
         return True
     limit = known_limit(step)
     asked = LeaseAsk(
@@ -85,7 +85,7 @@ def _exchanged(step: StepContext, enqueued: int, more: int) -> bool:
         wanted=first(more),
         lasting=1,
     )
-    grant = step.runtime.exchange_enqueued(step.job.scope, step.job.model, asked)
+    grant = step.runtime.wiring.exchange_enqueued(step.job.scope, step.job.model, asked)
     return grant is None or not grant.wait
 
 

@@ -10,15 +10,18 @@ from attrs import frozen
 
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.model_controls import ModelControls
+from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.events import Event
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.retried_rows import Reopening, without_client
-from smartbatch.jobs.steps.context import EnqueuedExchange
 from smartbatch.jobs.store import SqlStore
 from smartbatch.providers.base import Provider
 from smartbatch.types import Request, Result, RunCallback, call_now
+
+EnqueuedExchange = Callable[[str, str, LeaseAsk], LeaseGrant | None]
+"""Makes an exchange with what processes share of a provider's scope and a model."""
 
 
 @frozen
@@ -48,7 +51,7 @@ class RealtimeItem:
 
 
 @frozen(kw_only=True, eq=False, repr=False)
-class JobDependencies:
+class JobWiring:
     """What jobs need of the client that carries them: real time, listeners, money. Made in one place.
 
     Attributes:
