@@ -11,7 +11,7 @@ from attrs import evolve
 
 from smartbatch._display import paragraph, short, table
 from smartbatch.errors import AllRequestsFailed, ListStopped, RowSkipped
-from smartbatch.tables.answer_columns import answer_columns, as_rows, row_count, with_answers
+from smartbatch.tables.answer_columns import answer_columns, as_rows, fits, has_samples, rows_of, with_answers
 from smartbatch.tables.columns import to_arrow, to_pandas, to_polars
 from smartbatch.tables.kinds import index_of, table_of
 from smartbatch.types import DEFECTS, Result, Route, T, Usage, Vector
@@ -194,7 +194,8 @@ class ResultList(list[Result[T]]):
     def to_table(self, table: Any = None) -> Any:
         """Return the table that the prompts came from with the answers as further columns, in its own kind.
 
-        Its rows, their order and their index are kept. The answers' columns are those of :meth:`as_dicts`;
+        Its rows, their order and their index are kept; with several answers to a prompt, its row comes once
+        for each. The answers' columns are those of :meth:`as_dicts`;
         one whose name the table has already is called ``result_…``.
 
         Args:
@@ -202,7 +203,7 @@ class ResultList(list[Result[T]]):
                 :meth:`Job.results`: ``ResultList(job.results()).to_table(table)``.
 
         Raises:
-            ValueError: there is none, or it has not one row a result.
+            ValueError: there is none, or it has not one row a prompt.
         """
         return with_answers(self.table if table is None else table, self)
 
@@ -210,7 +211,8 @@ class ResultList(list[Result[T]]):
         """Return one dictionary a request: ``text``, the fields of parsed objects by their own names,
         ``embedding`` where vectors were asked for, ``input_tokens``, ``output_tokens``, ``cached_tokens``,
         ``reasoning_tokens``, ``cost``, ``latency``, ``route``, ``attempts``, ``model``, ``finish_reason``,
-        ``error_kind`` and ``error``.
+        ``error_kind`` and ``error``. With several answers to a prompt, ``row`` (the position of the prompt)
+        and ``sample`` (the number of the answer) come first, both from 0.
 
         A parsed field with the name of another column is called ``parsed_…``; what is parsed and has no
         fields is ``parsed``.
@@ -220,7 +222,10 @@ class ResultList(list[Result[T]]):
     def to_pandas(self) -> pandas.DataFrame:
         """Return the columns of :meth:`as_dicts` as a frame of pandas; with the index of the frame, or of the
         column, that the prompts came from."""
-        return to_pandas(answer_columns(self), index_of(self.table))
+        index = index_of(self.table)
+        if index is not None and has_samples(self):
+            index = index.take(rows_of(self))
+        return to_pandas(answer_columns(self), index)
 
     def to_polars(self) -> polars.DataFrame:
         """Return the columns of :meth:`as_dicts` as a frame of Polars."""
@@ -272,10 +277,9 @@ def ended(results: ResultList[T], wall: float, prompts: object = None) -> Result
 
 
 def of_prompts(results: ResultList[T], prompts: object) -> ResultList[T]:
-    """Note the table that the prompts of a list came from, if they did, and return the list. With several
-    answers to a prompt its rows are not those of the table."""
+    """Note the table that the prompts of a list came from, if they did, and return the list."""
     table = table_of(prompts)
-    results.table = table if table is not None and row_count(table) == len(results) else None
+    results.table = table if table is not None and fits(table, results) else None
     return results
 
 

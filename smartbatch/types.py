@@ -348,6 +348,8 @@ class Request:
             be asked for besides.
         model: of the same provider, with or without its prefix; the client's when ``None``.
         sample: the number of the answer, from 0, where ``n`` asked for several; set by the library.
+        row: the position of its prompt in a list, from 0, where that is not the position of the request; set
+            by the library.
     """
 
     prompt: str | tuple[Message, ...] = field(default="", repr=short)
@@ -364,6 +366,7 @@ class Request:
     call: Callable[[Request, Attempt], Any] | None = field(default=None, repr=brief)
     model: str | None = field(default=None, kw_only=True)
     sample: int | None = field(default=None, kw_only=True)
+    row: int | None = field(default=None, kw_only=True)
 
 
 @frozen
@@ -472,6 +475,9 @@ class Result(Generic[T_co]):
             job (then ``cost`` is 0).
         answers: the result of each answer, where a single request asked for several with ``n``; then
             ``usage``, ``cost`` and ``attempts`` are totals, and all else is that of the first that succeeded.
+        row: in a list or a job, the position of its prompt, from 0, where that is not the position of the
+            result, as with several answers to a prompt.
+        sample: in a list or a job, the number of the answer, from 0, where ``n`` asked for several.
     """
 
     request_id: str = field(repr=short)
@@ -499,6 +505,8 @@ class Result(Generic[T_co]):
     unconfirmed_cost: float = 0.0
     paid_before: bool = False
     answers: tuple[Result[T_co], ...] = field(default=(), repr=short)
+    row: int | None = field(default=None, kw_only=True)
+    sample: int | None = field(default=None, kw_only=True)
 
     @property
     def ok(self) -> bool:

@@ -126,7 +126,7 @@ def encode_request(request: Request, shared: Shared, *, row: int | None = None) 
             form[name] = value
     if request.priority is not Priority.NORMAL:
         form["priority"] = int(request.priority)
-    for name in ("deduplicate", "model", "sample"):
+    for name in ("deduplicate", "model", "sample", "row"):
         if (value := getattr(request, name)) is not None:
             form[name] = value
     # the common case: one text and a context of a few, which the encoder itself can judge
@@ -173,6 +173,7 @@ def decode_request(data: bytes, shared: Shared, *, id: str | None, timeout: floa
             deduplicate=form.get("deduplicate"),
             model=form.get("model"),
             sample=form.get("sample"),
+            row=form.get("row"),
         )
 
     return _read(data, made)
@@ -188,6 +189,14 @@ def model_of(data: bytes) -> str | None:
     """Return the model that the request named which :func:`encode_request` was given, without the provider's
     prefix; raises as :func:`decode_request`."""
     return _read(data, lambda form: form.get("model")) if b'"model"' in data else None
+
+
+def place_of(data: bytes) -> tuple[int | None, int | None]:
+    """Return ``row`` and ``sample`` of the request that :func:`encode_request` was given; raises as
+    :func:`decode_request`."""
+    if b'"row"' not in data:
+        return None, None
+    return _read(data, lambda form: (form.get("row"), form.get("sample")))
 
 
 class RunningDigest:

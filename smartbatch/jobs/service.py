@@ -32,7 +32,7 @@ from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState, Named
 from smartbatch.jobs.runtime import JobRuntime, StepLimits
 from smartbatch.jobs.status import JobStatus, status_of, time_left
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.stored_result import read_again, result_of_row
+from smartbatch.jobs.stored_result import placed, read_again, result_of_row
 from smartbatch.jobs.threads import TimedReads, run_within, wait_while
 from smartbatch.jobs.told_states import ToldStates
 from smartbatch.jobs.watcher import ChangeNotifier, Watcher, stored_job
@@ -434,7 +434,7 @@ class JobService:
     def stored_result(self, row: ResultRow, job_id: str) -> Result:
         """Return a result as it is stored: ``post_process`` has not seen it. An answer that smartbatch itself
         failed to read is read again."""
-        result = self._fresh.take(row, job_id) or result_of_row(row, job_id)
+        result = placed(self._fresh.take(row, job_id) or result_of_row(row, job_id), row)
         if isinstance(result.error, AnswerUnread):
             result = read_again(result, row, stored_job(self.store, job_id).params)
         for name, reason in result.dropped:  # another process may have stored it, and told only its own user

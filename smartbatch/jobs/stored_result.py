@@ -12,6 +12,7 @@ from smartbatch.jobs.payload import (
     decode_request,
     decode_result,
     item_id,
+    place_of,
     with_earlier_tries,
 )
 from smartbatch.jobs.records import ResultRow
@@ -43,6 +44,12 @@ def result_of_row(row: ResultRow, job_id: str) -> Result:
     if row.follower:
         return evolve(result, context=context_of(row.payload), usage=Usage(), cost=0.0, deduplicated=True)
     return result
+
+
+def placed(result: Result, row: ResultRow) -> Result:
+    """Return a result with the position of its prompt and the number of the answer."""
+    prompt, sample = place_of(row.payload)
+    return result if prompt is None else evolve(result, row=prompt, sample=sample)
 
 
 def read_again(result: Result, row: ResultRow, params: bytes) -> Result:

@@ -136,6 +136,8 @@ class Admission:
             route=route,
             model=self._model.of(request).label,
             context=request.context,
+            row=request.row,
+            sample=request.sample,
             **answer_fields(answer),
         )
 

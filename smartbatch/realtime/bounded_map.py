@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from functools import partial
 from weakref import WeakMethod
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from smartbatch._clock import Clock
 from smartbatch._fork import run_after_collection
@@ -100,6 +100,7 @@ class BoundedMap(Iterator[Result]):
         self._find_listeners = options.listeners
         self._listeners: Sequence[Callable[[Result], object]] | None = None
         self._finished: dict[int, Result] = {}
+        self._places: dict[int, Request] = {}
         self._handed: dict[int, Result] = {}
         self._unread: dict[int, Result] = {}
         self._in_flight: dict[int, ResultFuture] = {}
@@ -152,7 +153,7 @@ class BoundedMap(Iterator[Result]):
         """
         ended = {at: future.outcome for at, future in list(self._in_flight.items())}
         came = {at: result for at, result in ended.items() if result is not None}
-        return {**came, **self._unread, **self._handed}
+        return {at: self._placed(at, one) for at, one in {**came, **self._unread, **self._handed}.items()}
 
     def was_sent(self, position: int) -> bool:
         """Whether, after :meth:`close`, a request without a result was sent: its call was in flight."""
@@ -178,8 +179,10 @@ class BoundedMap(Iterator[Result]):
             position = self._yielded if self._ordered else next(iter(self._finished), -1)
             result = self._finished.get(position)
             if result is not None:
+                result = self._placed(position, result)
                 self._handed = {position: result}
                 del self._finished[position]
+                self._places.pop(position, None)
                 self._yielded += 1
                 return result
             if not self._under_way and (self._exhausted or self._source is None):
@@ -253,7 +256,14 @@ class BoundedMap(Iterator[Result]):
         if (error := self._reason_not_to_send(request)) is not None:
             self._next_request = None
             self._submitted += 1
-            result = Result(request.id or "", error=error, cost=0.0, context=request.context)
+            result = Result(
+                request.id or "",
+                error=error,
+                cost=0.0,
+                context=request.context,
+                row=request.row,
+                sample=request.sample,
+            )
             self._finished[position] = result
             self._tell(result)
             return True
@@ -265,6 +275,8 @@ class BoundedMap(Iterator[Result]):
             return False
         self._next_request = None
         self._submitted += 1
+        if request.row is not None:
+            self._places[position] = request
         self._under_way[position] = future
         if self._cancelled:  # by another thread, while this request was submitted
             future.cancel()
@@ -295,6 +307,11 @@ class BoundedMap(Iterator[Result]):
             self._finished[position] = result  # first: an interrupt has to find it in one of the two
             del self._under_way[position]
             self._tell(result)
+
+    def _placed(self, position: int, result: Result) -> Result:
+        """Return a result with the row of its prompt and the number of the answer."""
+        request = self._places.get(position)
+        return result if request is None else evolve(result, row=request.row, sample=request.sample)
 
     def _cancel_all(self) -> None:
         """Cancel what has not started; called by the worker whose result stops the list."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from smartbatch.core.preparation.preparer import RequestPreparer, row_named
+from smartbatch.core.preparation.preparer import RequestPreparer, row_named, row_of
 from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import InvalidRequest
 from smartbatch.jobs.client_jobs import ClientJobs
@@ -54,7 +54,7 @@ class KeyedLists:
             StoreError: the store cannot be used.
         """
         for position, request in enumerate(asked.requests):
-            row_named(position, partial(check_storable, request))
+            row_named(row_of(position, request), partial(check_storable, request))
         assert asked.key is not None
         parts = keyed_parts(asked.requests, self._preparer, self._reading.admission)
         earlier = self.earlier(asked.key)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, field, frozen
 
 from smartbatch._fork import run_after_collection
-from smartbatch.core.preparation.preparer import RequestPreparer, row_named
+from smartbatch.core.preparation.preparer import RequestPreparer, row_named, row_of
 from smartbatch.core.preparation.structured import Parsed, read_answer
 from smartbatch.core.routing.constraints import Constraints
 from smartbatch.errors import SmartbatchError, named
@@ -96,12 +96,12 @@ def parts_of(
     keys: dict[int, bytes | None] = {}
     leaders: dict[bytes, int] = {}
     for position, asked in enumerate(requests):
-        request = row_named(position, partial(preparer.preprocessed, asked))
+        request = row_named(row_of(position, asked), partial(preparer.preprocessed, asked))
         if isinstance(request, Answer):
             known[position] = admission.local(asked, request)
             prepared.append(asked)
             continue
-        row_named(position, partial(preparer.check, request))
+        row_named(row_of(position, request), partial(preparer.check, request))
         prepared.append(request)
         key = admission.fingerprint(request)
         shares = key is not None and admission.shares(request)
@@ -130,12 +130,12 @@ def keyed_parts(requests: Sequence[Request], preparer: RequestPreparer, admissio
     prepared: list[Request] = []
     known: dict[int, Result] = {}
     for position, asked in enumerate(requests):
-        request = row_named(position, partial(preparer.hooked, asked))
+        request = row_named(row_of(position, asked), partial(preparer.hooked, asked))
         if isinstance(request, Answer):
             known[position] = admission.local(asked, request)
             request = asked
         else:
-            row_named(position, partial(preparer.check, request))
+            row_named(row_of(position, request), partial(preparer.check, request))
         prepared.append(request)
     sent = tuple(position for position in range(len(prepared)) if position not in known)
     return ListParts(prepared, sent, known, {}, {at: admission.fingerprint(prepared[at]) for at in sent})
@@ -189,7 +189,7 @@ class Reading:
         3. There is no schema, or its class refuses what the job, without that class, took: the stored data.
         """
         if not result.ok:
-            return evolve(result, context=request.context)
+            return evolve(result, **_echoed(request))
         verdict, reason = None, result.finish_reason or "stop"
         if request.params.schema is not None and result.text is not None:
             verdict = read_answer(request.params, result.text, reason)
@@ -200,11 +200,16 @@ class Reading:
                 text=result.text, finish_reason=reason, usage=result.usage, request_id=result.request_id
             )
             error.attempts, error.route = result.attempts, result.route
-            return evolve(result, context=request.context, parsed=None, error=error)
+            return evolve(result, **_echoed(request), parsed=None, error=error)
         else:
             parsed = copy.deepcopy(result.parsed)  # plain data, as JSON has it
         vector = None if result.embedding is None else result.embedding[:]
-        return self.process(evolve(result, context=request.context, embedding=vector, parsed=parsed))
+        return self.process(evolve(result, **_echoed(request), embedding=vector, parsed=parsed))
+
+
+def _echoed(request: Request) -> dict[str, Any]:
+    """Return what a result has of its request."""
+    return {"context": request.context, "row": request.row, "sample": request.sample}
 
 
 class JobResults(Iterator[Result]):

@@ -205,7 +205,14 @@ class ListResults(Iterator[Result]):
 def _unanswered(request: Request, *, sent: bool) -> Result:
     """Return the result of a request without an answer; if it may have been sent, its cost is unknown."""
     error = RequestCancelled("the list was interrupted before its answer came", request_id=request.id)
-    return Result(request.id or "", error=error, cost=None if sent else 0.0, context=request.context)
+    return Result(
+        request.id or "",
+        error=error,
+        cost=None if sent else 0.0,
+        context=request.context,
+        row=request.row,
+        sample=request.sample,
+    )
 
 
 def common_purpose(requests: Sequence[Request]) -> str | None:

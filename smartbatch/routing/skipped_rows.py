@@ -37,7 +37,8 @@ def without_skipped(prompts: Iterable[Any], answers: int) -> tuple[Iterable[Any]
 
 
 def _result(at: int, row: SkippedRow) -> Result:
-    return Result("", error=RowSkipped(f"row {at} (counted from 0) was skipped: {row.reason}"), cost=0.0)
+    error = RowSkipped(f"row {at} (counted from 0) was skipped: {row.reason}")
+    return Result("", error=error, cost=0.0, row=at)
 
 
 class Merged(Iterator[Result]):

@@ -28,7 +28,10 @@ def answer_columns(results: Sequence[Result[Any]]) -> Columns:
     A field of parsed objects that has the name of another column is called ``parsed_…``; an object without
     fields is the column ``parsed``.
     """
-    columns: Columns = {"text": [result.text for result in results]}
+    columns: Columns = {}
+    if has_samples(results):
+        columns |= {"row": rows_of(results), "sample": [result.sample for result in results]}
+    columns["text"] = [result.text for result in results]
     vectors = [result.embedding for result in results]
     usages = [None if _is_unknown(result.usage) else result.usage for result in results]
     after: Columns = {
@@ -49,9 +52,29 @@ def answer_columns(results: Sequence[Result[Any]]) -> Columns:
             write = PART_FORMS[name][0]
             after[name] = [write(value) if (value := getattr(result, name)) else None for result in results]
     if any(vector is not None for vector in vectors):
-        columns = {"embedding": vectors} if not any(columns["text"]) else {**columns, "embedding": vectors}
+        if not any(columns["text"]):
+            del columns["text"]
+        columns["embedding"] = vectors
     parsed = parsed_columns([plain(result.parsed) for result in results])
     return columns | renamed(parsed, "parsed_", {*columns, *after}) | after
+
+
+def has_samples(results: Sequence[Result[Any]]) -> bool:
+    """Whether results are several answers to their prompts."""
+    return any(result.sample is not None for result in results)
+
+
+def rows_of(results: Sequence[Result[Any]]) -> list[int]:
+    """Return the position of each result's prompt."""
+    return [at if result.row is None else result.row for at, result in enumerate(results)]
+
+
+def fits(table: Any, results: Sequence[Result[Any]]) -> bool:
+    """Whether each row of a table has a result; several, where there are several answers to a prompt."""
+    size = row_count(table)
+    if not has_samples(results):
+        return size == len(results)
+    return set(rows_of(results)) == set(range(size))
 
 
 def _is_unknown(usage: Usage) -> bool:
@@ -111,10 +134,11 @@ def row_count(table: Any) -> int:
 def with_answers(table: Any, results: Sequence[Result[Any]]) -> Any:
     """Return a table, or a list of rows, with the answers as further columns, in the kind that it has.
 
-    An answer whose name the table has already is called ``result_…``.
+    An answer whose name the table has already is called ``result_…``. With several answers to a prompt its
+    row comes once for each.
 
     Raises:
-        ValueError: the table has not one row a result, or is none that is known.
+        ValueError: the table has not one row a prompt, or is none that is known.
     """
     kind = kind_of_table(table)
     rows = isinstance(table, Sequence) and all(isinstance(row, Mapping) for row in table)
@@ -123,9 +147,15 @@ def with_answers(table: Any, results: Sequence[Result[Any]]) -> Any:
             "the prompts did not come from a table: give it, as to_table(table), or ask for a kind, such as "
             "to_pandas()"
         )
-    size = row_count(table)
-    if size != len(results):
-        raise ValueError(f"the table has {size:,} rows, but there are {len(results):,} results")
+    if not fits(table, results):
+        prompts = len(set(rows_of(results))) if has_samples(results) else len(results)
+        of = f" of {prompts:,} prompts" if prompts < len(results) else ""
+        raise ValueError(
+            f"the table has {row_count(table):,} rows, but there are {len(results):,} results{of}"
+        )
+    if has_samples(results):
+        rows_wanted = rows_of(results)
+        table = [table[row] for row in rows_wanted] if kind is None else kind.taken(table, rows_wanted)
     own_names = (name for row in table for name in row)
     names = list(dict.fromkeys(own_names)) if kind is None else kind.columns(table)
     columns = renamed(answer_columns(results), "result_", names)

@@ -25,6 +25,7 @@ class TableKind:
         names: of the columns of a table, in order.
         values: of a column, by its position, as Python's own; ``None`` where one is missing.
         extended: a table with further columns.
+        taken: the rows of a table at some positions, which may repeat.
     """
 
     module: str
@@ -32,6 +33,7 @@ class TableKind:
     names: Callable[[Any], Sequence[Any]]
     values: Callable[[Any, int], list[Any]]
     extended: Callable[[Any, Columns], Any]
+    taken: Callable[[Any, list[int]], Any]
 
     def has(self, given: object) -> bool:
         """Whether a value is a table of this library."""
@@ -81,13 +83,21 @@ def _dataset_extended(table: Any, columns: Columns) -> Any:
 
 
 _KINDS: Final = (
-    TableKind("pandas", ("DataFrame",), lambda table: table.columns, _pandas_values, _pandas_extended),
+    TableKind(
+        "pandas",
+        ("DataFrame",),
+        lambda table: table.columns,
+        _pandas_values,
+        _pandas_extended,
+        lambda table, rows: table.iloc[rows],
+    ),
     TableKind(
         "polars",
         ("DataFrame",),
         lambda table: table.columns,
         lambda table, position: table.to_series(position).to_list(),
         lambda table, columns: table.hstack(to_polars(columns)),
+        lambda table, rows: table[rows],
     ),
     TableKind(
         "pyarrow",
@@ -95,8 +105,16 @@ _KINDS: Final = (
         lambda table: table.schema.names,
         lambda table, position: table.column(position).to_pylist(),
         _arrow_extended,
+        lambda table, rows: table.take(rows),
     ),
-    TableKind("datasets", ("Dataset",), lambda table: table.column_names, _dataset_values, _dataset_extended),
+    TableKind(
+        "datasets",
+        ("Dataset",),
+        lambda table: table.column_names,
+        _dataset_values,
+        _dataset_extended,
+        lambda table, rows: table.select(rows),
+    ),
 )
 
 

@@ -62,6 +62,8 @@ LAST: Final = {
 }
 FIXED: Final = frozenset(FIRST) | frozenset(LAST)
 PREFIX: Final = "result_"
+_PLACE: Final = ("row", "sample")
+_MORE: Final = (*_PLACE, "embedding", *PART_FORMS, "context")
 _TOKENS: Final = tuple(name for name in fields_dict(Usage) if name not in ("estimated", "unknown"))
 _tokens_of: Final = attrgetter(*_TOKENS)
 _encode: Final = json.JSONEncoder(allow_nan=False).encode
@@ -96,8 +98,15 @@ def stored_lines(job: StoredPages) -> Iterator[bytes]:
 
 
 def encode_result(index: int, result: Result, model: str) -> bytes:
-    """Return the line of a job's result; ``index`` is the request's place in the job, from 0."""
-    line: dict[str, Any] = {"index": index, "id": result.request_id, **outcome_fields(result, model)}
+    """Return the line of a job's result; ``index`` is the request's place in the job, from 0. With several
+    answers to a prompt the line also has the prompt's ``row`` and the number of the ``sample``."""
+    place = {name: value for name in _PLACE if (value := getattr(result, name)) is not None}
+    line: dict[str, Any] = {
+        "index": index,
+        "id": result.request_id,
+        **place,
+        **outcome_fields(result, model),
+    }
     if result.context is not None:
         line["context"] = result.context
     return to_line(line)
@@ -236,8 +245,8 @@ def answers_of(line: Line) -> dict[str, Any]:
     answers = {name: line.get(name) for name in plain}
     answers |= {name: line["usage"].get(name) for name in _TOKENS}
     answers["dropped"] = text_of(line["dropped"]) if line["dropped"] else None
-    more: Columns = {name: [line[name]] for name in ("embedding", *PART_FORMS, "context") if name in line}
-    more |= parsed_columns([line.get("parsed")])
+    more: Columns = {name: [line[name]] for name in _MORE if name in line}
+    more |= renamed(parsed_columns([line.get("parsed")]), "parsed_", _PLACE)
     answers |= {name: values[0] for name, values in renamed(more, "parsed_", FIXED).items()}
     return answers | own
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
+import json
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import wait
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from smartbatch import BatchingClient, InvalidRequest, Request
+from smartbatch import BatchingClient, InvalidRequest, Request, ResultList
 from smartbatch._clock import VirtualClock
+from smartbatch.cli.main import main
 from smartbatch.errors import AllRequestsFailed, ErrorKind, ProviderError
 from smartbatch.testing import MockProvider
 from smartbatch.types import Answer, Generation, Usage
@@ -70,12 +74,104 @@ def test_lists_have_a_result_for_each_answer(stored: ClientOf, way: str) -> None
         "job": lambda: client.submit_batch(prompts, n=3).results(),
         "wait": lambda: client.submit_and_wait(prompts, n=3),
     }
-    texts = [str(result.text) for result in ways[way]()]
+    results = list(ways[way]())
+    texts = [str(result.text) for result in results]
     assert [text[0] for text in texts] == list("aaabccc")
+    assert [result.sample for result in results] == [0, 1, 2, None, 0, 1, 2]
+    assert [result.row for result in results] == [0, 0, 0, 1, 2, 2, 2]
     assert len(set(texts)) == len(provider.calls) == 7
     if way == "key":
         assert [str(result.text) for result in ways[way]()] == texts
         assert len(provider.calls) == 7
+
+
+def of_arrow(rows: list[dict[str, Any]]) -> Any:
+    return pytest.importorskip("pyarrow").Table.from_pylist(rows)
+
+
+def of_arrow_batch(rows: list[dict[str, Any]]) -> Any:
+    return pytest.importorskip("pyarrow").RecordBatch.from_pylist(rows)
+
+
+def of_pandas(rows: list[dict[str, Any]]) -> Any:
+    return pytest.importorskip("pandas").DataFrame(rows, index=["x", "y", "z"][: len(rows)])
+
+
+def of_polars(rows: list[dict[str, Any]]) -> Any:
+    return pytest.importorskip("polars").DataFrame(rows)
+
+
+def of_datasets(rows: list[dict[str, Any]]) -> Any:
+    return pytest.importorskip("datasets").Dataset.from_list(rows)
+
+
+def as_dicts(table: Any) -> list[dict[str, Any]]:
+    if hasattr(table, "to_dicts"):
+        return table.to_dicts()  # type: ignore[no-any-return]
+    if hasattr(table, "iloc"):
+        return table.to_dict("records")  # type: ignore[no-any-return]
+    return table.to_pylist() if hasattr(table, "to_pylist") else list(table)
+
+
+@pytest.mark.parametrize("kind", [list, of_pandas, of_polars, of_arrow, of_arrow_batch, of_datasets])
+@pytest.mark.parametrize("deduplicate", [None, True])
+def test_a_row_of_a_table_comes_once_for_each_answer(
+    client_of: ClientOf, kind: Callable[..., Any], deduplicate: bool | None
+) -> None:
+    """Also if the answers are shared; a row that is skipped comes once, and its prompt counts as a row."""
+    client = client_of(MockProvider(lambda request: f"to {request.prompt}"))
+    table = kind([{"text": text, "stars": at} for at, text in enumerate(["a", "", "b"])])
+    results = client.generate(table, column="text", on_missing="skip", n=2, deduplicate=deduplicate)
+    expected = [("a", 0, 0, 0, "to a"), ("a", 0, 0, 1, "to a"), ("", 1, 1, None, None)]
+    expected += [("b", 2, 2, 0, "to b"), ("b", 2, 2, 1, "to b")]
+    names = ("stars", "row", "sample", "result_text")
+    found = [[each[name] for name in ("text", *names)] for each in as_dicts(results.to_table())]
+    assert [[None if each != each else each for each in row] for row in found] == [
+        list(row) for row in expected
+    ]
+    assert [row["row"] for row in results.as_dicts()] == [0, 0, 1, 2, 2]
+    if kind is of_pandas:
+        assert list(results.to_table().index) == list(results.to_pandas().index) == list("xxyzz")
+
+
+def test_results_of_a_job_are_put_next_to_their_rows(
+    stored: ClientOf, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Also on the command line, whose lines have the row and the number of the answer."""
+    provider = MockProvider(lambda request: f"to {request.prompt}")
+    client = stored(provider, batch_enabled=False, batch_fallback="individual")
+    rows = [{"text": "a"}, {"text": "b"}]
+    job = client.submit_batch(rows, column="text", n=2)
+    table = ResultList(job.results()).to_table(rows)
+    assert [(row["text"], row["sample"]) for row in table] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+    with pytest.raises(ValueError, match="3 rows, but there are 4 results of 2 prompts"):
+        ResultList(job.results()).to_table([*rows, {"text": "c"}])
+    line = ["jobs", "results", job.id, "--store", str(tmp_path / "jobs.db")]
+    assert main(line) == 0
+    lines = [json.loads(each) for each in capfd.readouterr().out.splitlines()]
+    places = [(0, 0, 0), (1, 0, 1), (2, 1, 0), (3, 1, 1)]
+    assert [(each["index"], each["row"], each["sample"]) for each in lines] == places
+    assert main([*line, "-o", str(tmp_path / "out.csv")]) == 0
+    with open(tmp_path / "out.csv", newline="") as file:
+        cells = [(int(each["index"]), int(each["row"]), int(each["sample"])) for each in csv.DictReader(file)]
+    assert cells == places
+
+
+def test_what_a_hook_refuses_is_named_by_the_row_of_its_prompt(stored: ClientOf) -> None:
+    """A request of its own that a hook makes is still the answer of the prompt."""
+
+    def hook(request: Request) -> Request:
+        if request.prompt == "c":
+            raise InvalidRequest("no c")
+        return Request(request.prompt)
+
+    client = stored(counting(), preprocess=[hook], batch_enabled=False, batch_fallback="individual")
+    for ask in (client.submit_batch, partial(client.generate, key="k")):
+        with pytest.raises(InvalidRequest, match=r"row 2 \(counted from 0\): no c"):
+            ask(["a", "b", "c"], n=2)
+    results = client.generate(["a", "b"], n=2, key="all")
+    assert [(result.row, result.sample) for result in results] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert len(set(results.texts)) == 4
 
 
 def test_a_plan_counts_each_answer(stored: ClientOf) -> None:

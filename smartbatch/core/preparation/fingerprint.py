@@ -32,7 +32,7 @@ def fingerprint(request: Request, model: str, scope: str) -> bytes:
 
     Keys of requests with different isolation keys differ. The key of a request with its own callable equals
     that of no other living request; that of any other request is the same in every process. Each answer of
-    ``n`` has a key of its own. The order of a
+    ``n`` has a key of its own, unless ``deduplicate`` is True. The order of a
     dictionary's keys makes no difference, nor does the class that a schema was made of.
     """
     key = hashlib.blake2b(_head(scope, model, request.isolation_key), digest_size=32)
@@ -41,7 +41,7 @@ def fingerprint(request: Request, model: str, scope: str) -> bytes:
         key.update(_vector(request.embedding))
     if request.call is not None:
         key.update(b"call:%d:" % id(request))
-    if request.sample is not None:
+    if request.sample is not None and not request.deduplicate:
         key.update(b"sample:%d:" % request.sample)
     prompt = request.prompt
     if isinstance(prompt, str):

@@ -61,12 +61,11 @@ class RequestPreparer:
         if n is None:
             return (request,)
         once = evolve(request, params=evolve(request.params, n=None))
-        shared = self._deduplicate if request.deduplicate is None else request.deduplicate
-        apart = n > 1 and not shared
-        return tuple(
-            evolve(once, id=_numbered(once.id, number), sample=number if apart else None)
-            for number in range(n)
-        )
+        if n == 1:
+            return (once,)
+        if request.deduplicate is None:  # what they share is said by each, wherever it goes
+            once = evolve(once, deduplicate=self._deduplicate or None)
+        return tuple(evolve(once, id=_numbered(once.id, number), sample=number) for number in range(n))
 
     def requests(self, prompts: Iterable[Prompt], params: Mapping[str, Any]) -> Iterable[Request]:
         """Return the checked requests of a list, at once for a sequence and lazily for anything else.
@@ -102,11 +101,15 @@ class RequestPreparer:
             own = isinstance(prompt, Request) and prompt.model is not None  # it wins, like its parameters
             return self._with_model(validation.normalise(prompt, defaults, **(unnamed if own else others)))
 
-        return (
-            request
+        asked = (
+            (row, request)
             for row, prompt in enumerate(prompts)
             if not isinstance(prompt, SkippedRow)
             for request in self.samples(row_named(row, partial(normalise, prompt)))
+        )
+        return (
+            request if row == position and request.sample is None else evolve(request, row=row)
+            for position, (row, request) in enumerate(asked)
         )
 
     def answers_each(self, params: Mapping[str, Any]) -> int:
@@ -133,6 +136,7 @@ class RequestPreparer:
 
     def hooked(self, request: Request) -> Request | Answer:
         """Run the hooks; an answer ends the request without a call."""
+        asked = request
         for hook in self._hooks:
             verdict = hook(request)
             if isinstance(verdict, str):
@@ -146,6 +150,8 @@ class RequestPreparer:
                         field="n",
                     )
                 request = self._with_model(validation.normalise(verdict, _once(self._defaults)))
+        if (request.row, request.sample) != (asked.row, asked.sample):  # a hook made another request
+            request = evolve(request, row=asked.row, sample=asked.sample)
         return request
 
     def _for_job(self, request: Request, attended: bool) -> Request:
@@ -175,7 +181,10 @@ class RequestPreparer:
             InvalidRequest: a hook answered one, a job cannot keep its time-out, or the provider cannot take
                 it; names the row.
         """
-        return (row_named(row, partial(self._for_job, one, attended)) for row, one in enumerate(requests))
+        return (
+            row_named(row_of(at, one), partial(self._for_job, one, attended))
+            for at, one in enumerate(requests)
+        )
 
 
 def _once(params: Generation) -> Generation:
@@ -189,6 +198,11 @@ def _numbered(id: str | None, sample: int) -> str | None:
 
 def kind_of(request: Request) -> Kind:
     return Kind.GENERATE if request.embedding is None else Kind.EMBED
+
+
+def row_of(position: int, request: Request) -> int:
+    """Return the row of the prompt of a request that stands at a position in a list."""
+    return position if request.row is None else request.row
 
 
 def row_named(row: int, act: Callable[[], _T]) -> _T:

@@ -378,6 +378,7 @@ _FIELDS: dict[str, FieldCheck] = {
     "call": _callable,
     "model": _text,
     "sample": _integer(0, MAX_SAMPLES - 1),
+    "row": _integer(0, 2**53),
 }
 """The checks of :class:`Request`, field by field."""
 
