@@ -74,7 +74,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     # decisions: pure
     "core": NOUNS | {"config", "prices", "tables"},
     # adapters of APIs, and listeners to events
-    "providers": NOUNS,
+    "providers": NOUNS | {"emulator"},  # those that only simulate one: see SIMULATED
     "observe": NOUNS | {"core", "config", "prices"},
     "reports": NOUNS | {"core"},  # parts of pages, charts, and the report of a job
     # the two ways to an answer; they do not know each other
@@ -96,8 +96,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     # frameworks have commands, and mount the dashboard
     "integrations": BELOW_CLIENT | {"client", "stored_jobs", "cluster", "cli", "dashboard"},
     "__main__": frozenset({"cli"}),
-    # next to it: servers and helpers for tests, which only the command line needs
-    "emulator": NOUNS | {"providers"},
+    # next to it: the APIs offline, as servers or in process, and helpers for tests
+    "emulator": NOUNS,
     "testing": NOUNS | {"emulator", "providers"},
 }
 """The rooms each room may import, itself and :data:`FOR_ALL` aside."""
@@ -242,6 +242,34 @@ def test_an_import_leads_to_a_room(tmp_path: Path, statement: str, leads_to: str
     sample.write_text(f"def f():\n    {statement}\n")
     assert {target(one.module) for one in imports(sample)} == {leads_to}
     assert all("__init__" not in rooms for rooms in ALLOWED.values())
+
+
+SIMULATED = frozenset({"providers/mock.py", "providers/sim/provider.py", "providers/sim/batches.py"})
+"""The providers without a network, imported when they are first used."""
+
+
+def test_only_the_providers_without_a_network_know_the_emulator() -> None:
+    """It simulates what the others speak to: they share no code with it."""
+    known = {
+        file.relative_to(ROOT).as_posix()
+        for file in files()
+        if room(file) == "providers" and any(target(one.module) == "emulator" for one in imports(file))
+    }
+    assert known <= SIMULATED
+
+
+def test_the_emulator_needs_no_server_to_answer_in_process() -> None:
+    """What a simulated provider imports, over any number of files, opens no socket and parses no HTTP."""
+    graph = import_graph(ROOT)
+    reached, todo = set(), [f"{EXACTLY_AT}.providers.sim.provider", f"{EXACTLY_AT}.providers.sim.batches"]
+    while todo:
+        if (name := todo.pop()) not in reached:
+            reached.add(name)
+            todo += graph[name]
+    emulated = {name for name in reached if name.startswith(f"{EXACTLY_AT}.emulator.")}
+    assert f"{EXACTLY_AT}.emulator.composed_answers" in emulated
+    servers = ("http", "openai", "anthropic", "gemini", "request_handling")
+    assert [name for name in emulated if name.split(".")[2] in servers] == []
 
 
 def impure(file: Path) -> Iterator[str]:

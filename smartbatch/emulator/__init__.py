@@ -1,27 +1,46 @@
 """The providers' APIs, offline: calls, files and batches, with latency, limits, faults and a ledger.
 
 The real SDKs accept it: point ``OPENAI_BASE_URL`` at :attr:`Emulator.base_url`, ``ANTHROPIC_BASE_URL`` and
-``GOOGLE_GEMINI_BASE_URL`` at :attr:`Emulator.url`.
+``GOOGLE_GEMINI_BASE_URL`` at :attr:`Emulator.url`. The public names load on first use: what ``sim:`` takes of
+it needs no server.
 """
 
 from __future__ import annotations
 
-from smartbatch.emulator.batches.batch_ledger import BatchLine, BatchRecord
-from smartbatch.emulator.batches.batch_settings import BATCH_FAULTS, LINE_FAULTS
-from smartbatch.emulator.composed_answers import answer_for
-from smartbatch.emulator.http.server import Emulator
-from smartbatch.emulator.ledger import Call, Ledger
-from smartbatch.emulator.settings import FAULTS, EmulatorSettings
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "BATCH_FAULTS",
-    "FAULTS",
-    "LINE_FAULTS",
-    "BatchLine",
-    "BatchRecord",
-    "Call",
-    "Emulator",
-    "EmulatorSettings",
-    "Ledger",
-    "answer_for",
-]
+if TYPE_CHECKING:
+    from smartbatch.emulator.batches.batch_ledger import BatchLine as BatchLine
+    from smartbatch.emulator.batches.batch_ledger import BatchRecord as BatchRecord
+    from smartbatch.emulator.batches.batch_settings import BATCH_FAULTS as BATCH_FAULTS
+    from smartbatch.emulator.batches.batch_settings import LINE_FAULTS as LINE_FAULTS
+    from smartbatch.emulator.composed_answers import answer_for as answer_for
+    from smartbatch.emulator.http.server import Emulator as Emulator
+    from smartbatch.emulator.ledger import Call as Call
+    from smartbatch.emulator.ledger import Ledger as Ledger
+    from smartbatch.emulator.settings import FAULTS as FAULTS
+    from smartbatch.emulator.settings import EmulatorSettings as EmulatorSettings
+
+_MODULE_OF = {
+    "BATCH_FAULTS": "batches.batch_settings",
+    "BatchLine": "batches.batch_ledger",
+    "BatchRecord": "batches.batch_ledger",
+    "Call": "ledger",
+    "Emulator": "http.server",
+    "EmulatorSettings": "settings",
+    "FAULTS": "settings",
+    "LINE_FAULTS": "batches.batch_settings",
+    "Ledger": "ledger",
+    "answer_for": "composed_answers",
+}
+
+__all__ = list(_MODULE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        module = _MODULE_OF[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    return getattr(importlib.import_module(f"smartbatch.emulator.{module}"), name)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import sys
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from attrs import frozen
 
 from smartbatch.emulator.schema_instances import instance
-from smartbatch.providers.sim.answers import packed_answers
+
+_PACK = re.compile(r'\[\{"id": "[a-z2-7]{8}", "check": "[a-z2-7]{6}", "prompt": "')
+"""How the library begins a prompt that holds several."""
+_WORD = re.compile(r"\s*\S+|\s+")
 
 
 def answer_for(prompt_text: str, model: str, seed: int = 0) -> str:
@@ -31,6 +35,11 @@ def answer_for(prompt_text: str, model: str, seed: int = 0) -> str:
 def count_tokens(text: str) -> int:
     """Return the tokens of a text as the emulator counts them: a quarter of its UTF-8 bytes, at least 1."""
     return max(1, len(text.encode()) // 4)
+
+
+def words_of(text: str) -> list[str]:
+    """Return ``text`` in pieces of a word with the space before it; joined they are the text again."""
+    return _WORD.findall(text)
 
 
 def vector_for(text: str, model: str, dimensions: int) -> array[float]:
@@ -122,3 +131,17 @@ def compose(
 def cut(text: str, tokens: int) -> str:
     """Return the first ``tokens`` tokens of a text; an incomplete last character is dropped."""
     return text.encode()[: tokens * 4].decode(errors="ignore")
+
+
+def packed_answers(prompt: str, answer_to: Callable[[str], str]) -> str | None:
+    """Answer several prompts packed into one, each as it is answered alone; ``None`` for no pack."""
+    if _PACK.match(prompt) is None:
+        return None
+    try:
+        said = [
+            {"id": item["id"], "answer": f"{item['check']} {answer_to(item['prompt'])} {item['check']}"}
+            for item in json.loads(prompt)
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return json.dumps({"answers": said}, ensure_ascii=False)

@@ -12,7 +12,6 @@ from attrs import evolve, frozen
 from smartbatch.emulator.composed_answers import Completion, compose, count_tokens
 from smartbatch.emulator.settings import EmulatorSettings
 from smartbatch.emulator.tool_calls import OfferedTools, with_calls
-from smartbatch.providers.schema_forms import instructed_schema
 
 
 class ApiError(Exception):
@@ -174,6 +173,18 @@ def asked_schema(enforced: Mapping[str, Any] | None, texts: Sequence[str]) -> Ma
         return enforced
     told = (schema for text in texts if (schema := instructed_schema(text)) is not None)
     return next(told, enforced)
+
+
+def instructed_schema(text: str) -> dict[str, Any] | None:
+    """Return the schema in the last line of instructions, where the line before says that it is one."""
+    told, _, written = text.rpartition("\n")
+    if "JSON schema" not in told.rpartition("\n")[2]:
+        return None
+    try:
+        schema = json.loads(written)
+    except ValueError:
+        return None
+    return schema if isinstance(schema, dict) else None
 
 
 def complete(settings: EmulatorSettings, request: GenerationRequest) -> Completion:

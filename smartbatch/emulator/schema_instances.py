@@ -6,9 +6,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from fractions import Fraction
+from math import ceil, floor, isfinite
 from typing import Any
-
-from smartbatch.providers.sim.answers import number_within
 
 _DEPTH = 16  # recursive schemas end here
 _SIZE = 10_000  # and so do those that branch while they recurse
@@ -103,7 +103,7 @@ class _Builder:
             case "string":
                 return self._string(schema)
             case "integer" | "number":
-                number = number_within({**schema, "type": kind}, 0)
+                number = _number_within({**schema, "type": kind}, 0)
                 return number if kind == "integer" else float(number)
             case "boolean":
                 return self._uniform % 2 == 0
@@ -164,3 +164,42 @@ def _another(item: Any, position: int) -> Any:
     if isinstance(item, str):
         return f"{item}{position}" if position else item
     return item + position if isinstance(item, int | float) and not isinstance(item, bool) else item
+
+
+def _number_within(schema: Mapping[str, Any], usual: int) -> int | float:
+    """Return a number of the type, bounds and step of a schema: the least, or ``usual`` where that is none.
+
+    Where its bounds leave no number, any is returned.
+    """
+    step = _exact(schema.get("multipleOf"))
+    if schema.get("type") == "integer":
+        step = Fraction(step.numerator if step else 1)  # what is whole of the multiples of p/q
+    low, above = _exact(schema.get("minimum")), _exact(schema.get("exclusiveMinimum"))
+    high, below = _exact(schema.get("maximum")), _exact(schema.get("exclusiveMaximum"))
+    least = max((bound for bound in (low, above) if bound is not None), default=None)
+    most = min((bound for bound in (high, below) if bound is not None), default=None)
+    wanted = [] if least is None else [least, least + (step or 1)]
+    wanted.append(Fraction(usual))
+    wanted += [] if most is None else [most, most - (step or 1)]
+    wanted += [] if least is None or most is None else [(least + most) / 2]
+    numbers = [
+        number
+        for each in wanted
+        for number in ((ceil(each / step) * step, floor(each / step) * step) if step else (each,))
+    ]
+    fitting = (
+        number
+        for number in numbers
+        if (least is None or number >= least)
+        and (most is None or number <= most)
+        and number not in (above, below)
+    )
+    found = next(fitting, numbers[0])
+    return found.numerator if found.denominator == 1 else float(found)
+
+
+def _exact(number: Any) -> Fraction | None:
+    """Return a number of a schema as it is written: 0.1 is a tenth. ``None`` for anything else."""
+    if isinstance(number, int) and not isinstance(number, bool):
+        return Fraction(number)
+    return Fraction(repr(number)) if isinstance(number, float) and isfinite(number) else None

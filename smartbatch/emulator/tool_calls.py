@@ -11,7 +11,6 @@ from attrs import evolve, frozen
 
 from smartbatch.emulator.composed_answers import Completion, ModelToolCall, count_tokens
 from smartbatch.emulator.schema_instances import instance
-from smartbatch.providers.sim.answers import called_tools
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """What the name of a tool looks like."""
@@ -85,6 +84,29 @@ def with_calls(answer: Completion, tools: OfferedTools | None, prompt: str) -> C
     calls = tuple(ModelToolCall(name, instance(tools.parameters[name], answer.text)) for name in names)
     tokens = sum(count_tokens(json.dumps(call.arguments)) for call in calls)
     return evolve(answer, text="", finish_reason="tool_calls", tokens=tokens, calls=calls)
+
+
+def called_tools(names: Sequence[str], choice: str, prompt: str, *, answered: bool) -> list[str]:
+    """Return the tools that a simulated model calls. In order:
+
+    1. One has to be called: the named one, or the first.
+    2. The prompt names some of them, and their results are not there yet: these.
+
+    Args:
+        names: of the tools that are offered.
+        choice: ``auto``, ``none``, ``required`` or the name of a tool.
+        prompt: the text of the last user message.
+        answered: whether the conversation ends with results of tools.
+    """
+    if choice == "none" or not names:
+        return []
+    if choice == "auto":
+        return [] if answered else [name for name in names if _mentions(prompt, name)]
+    return [names[0] if choice == "required" else choice]
+
+
+def _mentions(prompt: str, name: str) -> bool:
+    return re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", prompt) is not None
 
 
 def logprobs_of(pieces: Sequence[str], alternatives: int) -> list[dict[str, Any]]:

@@ -11,11 +11,12 @@ from attrs import evolve, frozen
 
 from smartbatch._fork import PerProcess
 from smartbatch._settings import seconds_of
+from smartbatch.emulator.composed_answers import words_of
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.callable import normalise
+from smartbatch.providers.made_stream import MadeStream
 from smartbatch.providers.sim.provider import answer_text, count_tokens, prompt_text
-from smartbatch.providers.sim.streams import MadeStream, words_of
 from smartbatch.types import Answer, Duration, Request, Usage
 
 Script: TypeAlias = "Sequence[Any] | Mapping[str, Any] | Callable[[Request], Any]"

@@ -71,16 +71,6 @@ def instruction(schema: Mapping[str, Any]) -> str:
     return _PROMPT + json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
 
 
-def instructed_schema(text: str) -> dict[str, Any] | None:
-    """Return the schema in a text that ends with :func:`instruction`, or ``None``."""
-    _, found, written = text.rpartition(_PROMPT)
-    try:
-        schema = json.loads(written) if found else None
-    except ValueError:
-        return None
-    return schema if isinstance(schema, dict) else None
-
-
 def subschemas(schema: Mapping[str, Any]) -> Iterator[Any]:
     """Yield the schemas directly within a schema; what is data has none."""
     for key, value in schema.items():

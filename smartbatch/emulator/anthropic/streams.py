@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from smartbatch.providers.sim.streams import words_of
+from smartbatch.emulator.composed_answers import words_of
 
 
 def message_events(message: Mapping[str, Any]) -> list[bytes]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from smartbatch.emulator.composed_answers import Completion, count_tokens, vector_for
+from smartbatch.emulator.composed_answers import Completion, count_tokens, vector_for, words_of
 from smartbatch.emulator.gemini.parsing import api_error, check_fields, embedded_texts, generation
 from smartbatch.emulator.gemini.tools import with_tools
 from smartbatch.emulator.parsed_requests import (
@@ -18,7 +18,6 @@ from smartbatch.emulator.parsed_requests import (
 )
 from smartbatch.emulator.settings import EmulatorSettings
 from smartbatch.emulator.tool_calls import logprobs_of
-from smartbatch.providers.sim.streams import words_of
 
 _FINISH_REASONS = {"stop": "STOP", "length": "MAX_TOKENS", "tool_calls": "STOP"}
 

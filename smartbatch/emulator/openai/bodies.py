@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from smartbatch.emulator.composed_answers import Completion
+from smartbatch.emulator.composed_answers import Completion, words_of
 from smartbatch.emulator.limits import LimitExceeded, go_duration
 from smartbatch.emulator.openai.parsing import error_body
 from smartbatch.emulator.parsed_requests import GenerationRequest
 from smartbatch.emulator.tool_calls import logprobs_of
-from smartbatch.providers.sim.streams import words_of
 
 _DEFAULT_MODELS = ("gpt-5", "gpt-5-mini", "gpt-5-nano")
 INSUFFICIENT_QUOTA = error_body(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from smartbatch.emulator.composed_answers import Completion
+from smartbatch.emulator.composed_answers import Completion, words_of
 from smartbatch.emulator.openai.bodies import (
     chat_calls,
     chat_logprobs,
@@ -14,7 +14,6 @@ from smartbatch.emulator.openai.bodies import (
     response_message,
 )
 from smartbatch.emulator.parsed_requests import GenerationRequest
-from smartbatch.providers.sim.streams import words_of
 
 
 def chat_events(

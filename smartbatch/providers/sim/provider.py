@@ -18,11 +18,13 @@ from typing import Any
 
 from smartbatch._fork import PerProcess
 from smartbatch._settings import seconds_in, seconds_of
+from smartbatch.emulator.composed_answers import packed_answers, words_of
+from smartbatch.emulator.schema_instances import instance
+from smartbatch.emulator.tool_calls import called_tools
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_api import BatchApi
-from smartbatch.providers.sim.answers import called_tools, instance, packed_answers
-from smartbatch.providers.sim.streams import MadeStream, words_of
+from smartbatch.providers.made_stream import MadeStream
 from smartbatch.types import Answer, Duration, Request, TokenLogprob, ToolCall, Usage
 
 FAULTS = ("500", "503", "429", "timeout", "network")

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Generator, Iterator
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream
 from smartbatch.types import Answer
-
-_WORD = re.compile(r"\s*\S+|\s+")
-
-
-def words_of(text: str) -> list[str]:
-    """Return ``text`` in pieces of a word with the space before it; joined they are the text again."""
-    return _WORD.findall(text)
 
 
 class MadeStream(AnswerStream):
