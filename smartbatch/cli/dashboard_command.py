@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import webbrowser
 from collections.abc import Callable
 
 from smartbatch.cli.option_tables import add_options, whole
@@ -45,6 +44,8 @@ def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM."""
     # late: other subcommands do not pay for a server
+    import webbrowser
+
     from smartbatch.cli.interrupts import Interrupts
     from smartbatch.cli.standard_output import print_out
     from smartbatch.cli.wsgi_server import LocalServer

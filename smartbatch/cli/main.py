@@ -12,7 +12,16 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from smartbatch._version import __version__
-from smartbatch.cli import completion_command
+from smartbatch.cli import (
+    completion_command,
+    dashboard_command,
+    doctor_command,
+    emulator_command,
+    models_command,
+    pause_command,
+    report_command,
+    top_command,
+)
 from smartbatch.cli.option_tables import CommandParser, add_options, number, whole
 from smartbatch.errors import SmartbatchError, did_you_mean
 
@@ -33,7 +42,7 @@ _COMMANDS = {
     "doctor": "doctor_command",
     "completion": "completion_command",
 }
-"""The file of each subcommand; it is imported when the subcommand is called."""
+"""The file of each subcommand. Those of run, plan and jobs are imported when they are called."""
 
 _RUN_HELP = """\
 Ask a model every row of INPUT and write one JSON line, or one row of a table, for each. INPUT is .txt (a
@@ -201,10 +210,8 @@ def main(
     """
     if None in (sys.stdin, sys.stdout, sys.stderr):
         _occupy_descriptors()
-    first = next(iter(sys.argv[1:] if argv is None else argv), "")
-    completes = argv is None and completion_command.IS_ASKED in os.environ
-    parser = build_parser(program, None if completes or first not in _COMMANDS else first)
-    if completes:
+    parser = build_parser(program)
+    if argv is None and completion_command.IS_ASKED in os.environ:
         completion_command.answer(parser)
     for subparser in parser.commands.values():
         subparser.words = sys.argv[1:] if argv is None else argv
@@ -280,7 +287,7 @@ class _Parser(CommandParser):
     """Prints an error in one line, without the usage.
 
     Attributes:
-        commands: the parsers of the subcommands.
+        commands: the parsers of all subcommands.
         words: the arguments, for errors.
     """
 
@@ -296,7 +303,7 @@ class _Parser(CommandParser):
         """Return what to write in place of an unknown option, as errors end with it."""
         from smartbatch.cli.option_hints import option_hint  # late: nothing is wrong with most commands
 
-        options = {name: parser.options for name, parser in build_parser().commands.items()}
+        options = {name: parser.options for name, parser in self.commands.items()}
         return option_hint(word, self.prog.split()[-1], options)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -327,16 +334,28 @@ class _Parser(CommandParser):
         self.exit(2, escape(f"{self.prog}: {message.removeprefix('argument ')}") + "\n")
 
 
-def build_parser(program: str = "smartbatch", only: str | None = None) -> _Parser:
-    """Return the parser of all subcommands, or of the one that is called, which takes a tenth as long."""
+def build_parser(program: str = "smartbatch") -> _Parser:
+    """Return the parser of the command and all its subcommands."""
     parser = _Parser(prog=program, description="Many LLM requests in, every answer out.")
     parser.add_argument("--version", action="version", version=f"smartbatch {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    own = {"run": _add_run, "plan_command": _add_plan, "jobs_command": _add_jobs}
-    for name in dict.fromkeys(_COMMANDS.values() if only is None else (_COMMANDS[only],)):
-        add_parser = own.get(name) or import_module(f"smartbatch.cli.{name}").add_parser
-        add_parser(subparsers.add_parser)
-    parser.commands = subparsers.choices
+    add = subparsers.add_parser
+    _add_run(add)
+    _add_plan(add)
+    _add_jobs(add)
+    for module in (
+        pause_command,
+        top_command,
+        report_command,
+        dashboard_command,
+        emulator_command,
+        models_command,
+        doctor_command,
+        completion_command,
+    ):
+        module.add_parser(add)
+    for each in (parser, *subparsers.choices.values()):
+        each.commands = subparsers.choices
     return parser
 
 

@@ -122,7 +122,7 @@ def test_words_that_resemble_nothing_get_no_hint(
 
 
 def test_each_name_of_another_program_has_a_hint(capfd: pytest.CaptureFixture[str]) -> None:
-    own = build_parser(only="run").commands["run"]._option_string_actions
+    own = build_parser().commands["run"]._option_string_actions
     for name in option_hints.FOREIGN:
         option = f"--{name.replace('_', '-')}"
         if option not in own:

@@ -253,7 +253,8 @@ def test_of_a_job_by_id_and_by_key(client: BatchingClient, folder: Path) -> None
 
 def test_a_job_that_is_not_there_is_told(client: BatchingClient, capfd: pytest.CaptureFixture[str]) -> None:
     assert report("nobody", "--store", "none.db") == 1
-    assert "'nobody' is no file, and there is no store at none.db" in capfd.readouterr().err
+    place = Path("none.db").absolute()
+    assert f"'nobody' is no file, and there is no store at {place}" in capfd.readouterr().err
     assert not Path("none.db").exists()
     client.submit_batch(["a"]).wait(20)
     assert report("nobody") == 1

@@ -89,7 +89,7 @@ def test_a_variable_that_resembles_a_setting_is_refused_with_its_name(variable: 
 def test_a_required_option_that_is_misspelt_is_suggested(
     command: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    parser = build_parser(only=command)
+    parser = build_parser()
     from smartbatch.cli.main import main
 
     assert main([command, "in.txt", "--modl", "sim:demo"]) == 2
