@@ -12,6 +12,7 @@ from smartbatch.cli.messages import print_event
 from smartbatch.cli.provider_options import options_of
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
+from smartbatch.core.preparation.validation import admit_defaults
 from smartbatch.errors import ConfigError
 from smartbatch.jobs.store import is_server, resolved_place
 from smartbatch.types import Embedding, Generation
@@ -44,10 +45,19 @@ def embedding_of(args: argparse.Namespace) -> Embedding | None:
         ConfigError: for an option that has no effect on what is asked for.
     """
     why = "is about answers and has no effect with --embed: leave it out" if args.embed else "needs --embed"
-    for name in _PARAMETERS if args.embed else _OF_VECTORS:
+    for name in (*_PARAMETERS, "n") if args.embed else _OF_VECTORS:
         if getattr(args, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')} {why}")
     return Embedding(args.task_type, args.dimensions) if args.embed else None
+
+
+def answers_each(args: argparse.Namespace) -> int:
+    """Return how many answers each row gets.
+
+    Raises:
+        InvalidRequest: the number cannot be used.
+    """
+    return 1 if args.n is None else admit_defaults(Generation(n=args.n)).n or 1
 
 
 def client_of(args: argparse.Namespace, **options: str) -> BatchingClient:

@@ -37,7 +37,7 @@ class RunJob:
     """A job of a run as it was found at the run's start.
 
     Attributes:
-        rows: rows the input had when it was submitted; it has all of those that were not answered then.
+        rows: answers the input asked for when it was submitted; it has all of those that were missing then.
         realtime: it goes in real time.
         ended: every request had its result already.
         stored: requests that had their results.
@@ -95,7 +95,8 @@ class RunIdentity:
     """What a run is recognised by: its output, its model and its rows. Its jobs get their keys from it.
 
     An input may grow at its end, so a job of an earlier run belongs to this one when the rows of then are the
-    first rows of now.
+    first rows of now. Of several answers to each row each counts as a row here, by its place (see
+    :class:`smartbatch.cli.prompts.RowKeys`); runs with other numbers of answers have other jobs.
 
     Args:
         output: the output's path; ``None`` is standard output.
@@ -186,38 +187,38 @@ class RunIdentity:
             InputError: a job has answers of something else.
         """
         under_way = max((one.rows for one in jobs if not one.ended), default=0)
-        needed = bytearray(index >= under_way and not answered(index) for index in range(self.rows))
+        needed = bytearray(place >= under_way and not answered(place) for place in range(self.rows))
         for one in jobs:
             if one.ended and any(needed):
                 for result in one.job.results(wait=False):
                     if has_answer(result):
-                        needed[self.index_of(result)] = 0
+                        needed[self.place_of(result)] = 0
         return needed
 
-    def index_of(self, result: Result) -> int:
-        """Return the position of the row a result belongs to.
+    def place_of(self, result: Result) -> int:
+        """Return the place that a result belongs to.
 
         Raises:
             InputError: there is no such row.
         """
-        return self._index_in(result.context, result.request_id)
+        return self._place_in(result.context, result.request_id)
 
     def by_position(self, one: RunJob, answered: Callable[[int], bool]) -> Callable[[int], bool]:
-        """Return ``answered`` by the position in a job in place of the row; false where a job lacks many rows
-        here and there.
+        """Return ``answered`` by the position in a job in place of that in the input; false where a job lacks
+        many rows here and there.
 
         A job has its rows in the order of the input, so where the first and the last of some are as far apart
         in the input as in the job, there is none between that it lacks: of a million few are read.
 
         Raises:
-            InputError: as :meth:`index_of`.
+            InputError: as :meth:`place_of`.
         """
         starts, rows, ranges = list[int](), list[int](), [(0, one.job.total - 1)]
         while ranges:
             if len(ranges) > _SCATTERED:
                 return lambda _: False
             read = one.job.contexts({position for both in ranges for position in both})
-            at = {position: self._index_in(context, one.job.id) for position, context in read.items()}
+            at = {position: self._place_in(context, one.job.id) for position, context in read.items()}
             halves = []
             for first, last in ranges:
                 if at[last] - at[first] == last - first:
@@ -235,11 +236,11 @@ class RunIdentity:
 
         return is_answered
 
-    def _index_in(self, context: Any, request: str) -> int:
+    def _place_in(self, context: Any, request: str) -> int:
         match context:
-            case [int(index), str(key)] if 0 <= index < self.rows:
-                if key == self._keys[index].hex():
-                    return index
+            case [int(place), str(key)] if 0 <= place < self.rows:
+                if key == self._keys[place].hex():
+                    return place
         raise InputError(
             f"request {request} of the store belongs to no row of this input, although its job has the key "
             "of this run; the job was made by something else: choose another -o or --store"

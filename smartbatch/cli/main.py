@@ -124,6 +124,7 @@ _REQUESTS = {
 further:
 --temperature X        0 to 2
 --seed N               asks for repeatable sampling
+--n N                  answers to each row; each is a line of its own, numbered by sample
 --dimensions N         with --embed: length of the vectors
 --task-type T          with --embed: what they are for, such as RETRIEVAL_DOCUMENT
 """,

@@ -83,8 +83,10 @@ def _number(value: Any) -> float | None:
 
 def encode(row: KeyedRow, result: Result, model: str) -> bytes:
     """Return the output line of ``result``, ASCII only, so that no reader can cut it in the wrong place."""
-    head = {"index": row.index, "id": row.id, "input": row.fields}
-    return to_line({**head, **outcome_fields(result, model), "key": row.key.hex()})
+    head: Line = {"index": row.index, "id": row.id}
+    if row.sample is not None:
+        head["sample"] = row.sample
+    return to_line({**head, "input": row.fields, **outcome_fields(result, model), "key": row.key.hex()})
 
 
 def is_output_line(content: Any) -> bool:
@@ -92,6 +94,8 @@ def is_output_line(content: Any) -> bool:
     if not isinstance(content, dict):
         return False
     index, key = content.get("index"), content.get("key")
+    if type(sample := content.get("sample", 0)) is not int or sample < 0:
+        return False
     if type(index) is not int or index < 0 or type(key) is not str or "error" not in content:
         return False
     return _KEY.fullmatch(key) is not None
@@ -100,6 +104,12 @@ def is_output_line(content: Any) -> bool:
 def is_answer(content: Line) -> bool:
     """Whether a line is the answer of its row, which nothing is to replace."""
     return content["error"] is None and not content.get(_RESEND)
+
+
+def sample_of(content: Line) -> int:
+    """Return the number of the answer in a line, from 0."""
+    sample: int = content.get("sample", 0)
+    return sample
 
 
 def keys_of(content: Line) -> list[str]:

@@ -11,9 +11,10 @@ from typing import IO, Any
 
 from attrs import evolve
 
-from smartbatch.cli.output_lines import defects_of, figures_of, is_answer
+from smartbatch.cli.output_lines import defects_of, figures_of, is_answer, sample_of
 from smartbatch.cli.result_tables import read_table, table_format
 from smartbatch.core.limits.error_patterns import pattern_of
+from smartbatch.core.preparation.validation import MAX_SAMPLES
 from smartbatch.errors import InputError, RowSkipped, snake_case
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.job_report import list_figures, versions
@@ -144,12 +145,13 @@ class _Figures:
 
 
 def _which_counts(lines: Iterator[dict[str, Any]]) -> bytearray:
-    """Return a byte for each line: 1 where it counts for its row. A row that failed, or whose answer is
+    """Return a byte for each line: 1 where it counts for its answer. A row that failed, or whose answer is
     replaced, has several while a run lasts: the first answer counts, else the last failure.
     """
     counts = bytearray()
-    line_of, state = array("q"), bytearray()
+    samples: dict[int, tuple[array[int], bytearray]] = {}
     for number, line in enumerate(lines):
+        line_of, state = samples.setdefault(sample_of(line), (array("q"), bytearray()))
         index, found = line["index"], _ANSWERED if is_answer(line) else _FAILED
         if index >= len(state):
             more = index + 1 - len(state)
@@ -198,6 +200,8 @@ def _is_result(line: Any) -> bool:
         return False
     index, error, usage, dropped = (line.get(name) for name in ("index", "error", "usage", "dropped"))
     if type(index) is not int or not 0 <= index < _MOST_ROWS:
+        return False
+    if type(sample := line.get("sample", 0)) is not int or not 0 <= sample < MAX_SAMPLES:
         return False
     if not all(one is None or isinstance(one, dict) for one in (usage, dropped)):
         return False

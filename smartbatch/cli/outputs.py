@@ -39,6 +39,7 @@ from smartbatch.cli.output_lines import (
     replaced_amounts,
     replacing,
     resend_id,
+    sample_of,
     to_resend,
     with_key,
 )
@@ -171,9 +172,9 @@ class OutputFile:
         with self._reader() as file:
             yield from map(json.loads, file)
 
-    def is_answered(self, index: int) -> bool:
-        """Whether the file has the answer of the row at an index."""
-        return bool(self._answered[index >> 3] & 1 << (index & 7))
+    def is_answered(self, place: int) -> bool:
+        """Whether the file has the answer at a place; see :class:`RowKeys`."""
+        return bool(self._answered[place >> 3] & 1 << (place & 7))
 
     @property
     def has_resent(self) -> bool:
@@ -191,27 +192,29 @@ class OutputFile:
         Raises:
             OutputLost: the file cannot be rewritten; it stays as it is.
         """
-        digest, size, rows, resend = hashlib.sha256(), 0, set[int](), None
+        digest, size, places, resend = hashlib.sha256(), 0, set[int | None](), None
         with self._reader() as file:
             for line in file:
                 digest.update(line)
                 size += len(line)
                 if (content := _decoded(line)) is not None:
-                    rows.add(content["index"])
+                    places.add(_place_of(content, keys))
                     resend = resend or resend_id(content)
         if not size:
             return
         self._end, self._digest = size, digest
         begun = None
         if resend is None:
-            check(len(rows) >= len(keys))
+            check(len(places) >= len(keys) - keys.skipped * (keys.n - 1))
             begun = secrets.token_hex(4)
 
         def line_of(line: bytes) -> bytes:
             content = _decoded(line)
-            if content is None or not _is_of_prompt(content, keys):
+            if content is None or (place := _place_of(content, keys)) is None:
                 return line
-            content = with_key(content, keys[content["index"]].hex())
+            if not _is_of_prompt(content, keys[place]):
+                return line
+            content = with_key(content, keys[place].hex())
             if begun is not None and defect in defects_of(figures_of(content)):
                 content = to_resend(content, begun)
             return to_line(content)
@@ -251,7 +254,7 @@ class OutputFile:
                 self._check_name_and_size()
             except OutputChanged:
                 for row, _, answered in rows:
-                    self._mark(row.index, answered)
+                    self._mark(row.place, answered)
                 raise
             if self._resent:
                 rows = [self._replacing(row) for row in rows]
@@ -259,15 +262,15 @@ class OutputFile:
             self._write(written)
             self._digest.update(written)
             for row, line, answered in rows:
-                self._record(row.index, answered)
+                self._record(row.place, answered)
                 self._end += len(line)
 
     def _replacing(self, row: OutputRow) -> OutputRow:
         """Return a row with its line as one that replaces an answer, if it does."""
         keyed, line, _ = row
-        if keyed.index not in self._resent:
+        if keyed.place not in self._resent:
             return row
-        return keyed, *replacing(line, decode_json(self._line_at(self._offsets[keyed.index])))
+        return keyed, *replacing(line, decode_json(self._line_at(self._offsets[keyed.place])))
 
     def _line_at(self, offset: int) -> bytes:
         """Return the line at a place of the file; where the next write goes stays the same."""
@@ -441,8 +444,7 @@ class OutputFile:
 
     def _scan(self, file: BufferedReader, keys: RowKeys, found: Recovered) -> None:
         for number, line in enumerate(file, 1):
-            content = _line_of_row(line, keys)
-            is_row = content is not None
+            content, place = _line_of_row(line, keys)
             if content is None:
                 content = self._content(number, line, file)
                 if content is None:
@@ -453,26 +455,26 @@ class OutputFile:
                 if not self._look_only:
                     self._write(b"\n")
                 line += b"\n"
-            if not is_row or self.is_answered(content["index"]):
+            if place is None or self.is_answered(place):
                 self._in_order = False
             else:
-                self._find(content, found, is_skipped=keys.is_skipped(content["index"]))
+                self._find(content, place, found, is_skipped=keys.is_skipped(place))
             self._digest.update(line)
             self._end += len(line)
 
-    def _find(self, content: dict[str, Any], found: Recovered, *, is_skipped: bool) -> None:
+    def _find(self, content: dict[str, Any], place: int, found: Recovered, *, is_skipped: bool) -> None:
         """Count the line of a row that has no answer so far, and remember it."""
-        index, answered, figures = content["index"], is_answer(content), figures_of(content)
+        answered, figures = is_answer(content), figures_of(content)
         if is_skipped:
             found.skipped += 1
-            self._record(index, answered=True)
+            self._record(place, answered=True)
             return
         replaced, resend = replaced_amounts(content), resend_id(content)
-        if index in self._resent:
+        if place in self._resent:
             found.resent -= 1
             if replaced is not None:
                 found.amounts.add_line(replaced, (), sign=-1)
-        elif self._offsets[index] >= 0:
+        elif self._offsets[place] >= 0:
             found.failed -= 1
         if answered:
             found.answered += 1
@@ -480,11 +482,11 @@ class OutputFile:
         elif resend is not None and replaced is not None:
             found.resent += 1
             found.amounts.add_line(replaced, ())
-            self._resent.add(index)
+            self._resent.add(place)
             self.resend = resend
         else:
             found.failed += 1
-        self._record(index, answered)
+        self._record(place, answered)
 
     def _content(self, number: int, line: bytes, rest: BufferedReader) -> dict[str, Any] | None:
         """Return the line decoded, or None for a torn last line, which is cut off."""
@@ -508,16 +510,21 @@ class OutputFile:
 
     def _check(self, number: int, content: dict[str, Any], keys: RowKeys) -> None:
         """Refuse the answer of another row; a failure under other settings may stand there."""
-        index, key = content["index"], keys_of(content)[0]
+        index, sample, key = content["index"], sample_of(content), keys_of(content)[0]
         way_out = "choose another -o, or remove the file to start afresh"
-        if index >= len(keys):
+        if index >= keys.rows:
             raise InputError(
                 f"{self.shown} belongs to another input: its line {number} answers row {index}, but the "
-                f"input has {len(keys)} rows (is --limit smaller than before?); {way_out}"
+                f"input has {keys.rows} rows (is --limit smaller than before?); {way_out}"
+            )
+        if sample >= keys.n:
+            raise InputError(
+                f"{self.shown} has more answers to each row: its line {number} is sample {sample} (counted "
+                f"from 0) of row {index}, but --n asks for {keys.n} (is it smaller than before?); {way_out}"
             )
         if content["error"] is not None:
             return
-        expected = keys[index].hex()
+        expected = keys[index * keys.n].hex()
         if key[: len(key) // 2] != expected[: len(key) // 2]:
             raise InputError(
                 f"{self.shown} belongs to another model, system text or parameters: its line {number} (row "
@@ -529,18 +536,18 @@ class OutputFile:
             f"{index} of this input and template asks; {way_out}"
         )
 
-    def _record(self, index: int, answered: bool) -> None:
+    def _record(self, place: int, answered: bool) -> None:
         """Remember the line of a row, which begins where the lines before it end."""
-        if index <= self._highest:
+        if place <= self._highest:
             self._in_order = False
-        self._highest = max(self._highest, index)
-        self._offsets[index] = self._end
-        self._mark(index, answered)
+        self._highest = max(self._highest, place)
+        self._offsets[place] = self._end
+        self._mark(place, answered)
 
-    def _mark(self, index: int, answered: bool) -> None:
+    def _mark(self, place: int, answered: bool) -> None:
         if answered:
-            self._resent.discard(index)
-            self._answered[index >> 3] |= 1 << (index & 7)
+            self._resent.discard(place)
+            self._answered[place >> 3] |= 1 << (place & 7)
 
     def _write(self, data: bytes) -> None:
         """Write all of ``data`` at the end, or nothing."""
@@ -567,20 +574,24 @@ def _decoded(line: bytes) -> dict[str, Any] | None:
     return content if is_output_line(content) else None
 
 
-def _line_of_row(line: bytes, keys: RowKeys) -> dict[str, Any] | None:
-    """Return a line, decoded, if it has the key of its row; ``None`` for any other line."""
+def _place_of(content: dict[str, Any], keys: RowKeys) -> int | None:
+    """Return the place of the answer in a line; ``None`` if it is not asked for."""
+    return keys.place(content["index"], sample_of(content))
+
+
+def _line_of_row(line: bytes, keys: RowKeys) -> tuple[dict[str, Any], int] | tuple[None, None]:
+    """Return a line, decoded, with the place of its answer, if it has the key of its row; ``None`` for any
+    other line."""
     content = _decoded(line)
-    if content is None or content["index"] >= len(keys):
-        return None
-    return content if keys[content["index"]].hex() in keys_of(content) else None
+    place = None if content is None else _place_of(content, keys)
+    if content is None or place is None or keys[place].hex() not in keys_of(content):
+        return None, None
+    return content, place
 
 
-def _is_of_prompt(content: dict[str, Any], keys: RowKeys) -> bool:
+def _is_of_prompt(content: dict[str, Any], key: bytes) -> bool:
     """Whether a line is one of a row with the same prompt, under whatever settings."""
-    index = content["index"]
-    if index >= len(keys):
-        return False
-    prompt = keys[index].hex()[2 * HALF :]
+    prompt = key.hex()[2 * HALF :]
     return any(key[2 * HALF :] == prompt for key in keys_of(content))
 
 

@@ -9,7 +9,7 @@ import tempfile
 from contextlib import ExitStack
 
 from smartbatch._clock import RealClock
-from smartbatch.cli.clients import client_of, embedding_of, missing_store, params_of
+from smartbatch.cli.clients import answers_each, client_of, embedding_of, missing_store, params_of
 from smartbatch.cli.inputs import RowSource
 from smartbatch.cli.jobs_of_run import RunIdentity
 from smartbatch.cli.messages import say
@@ -44,7 +44,13 @@ def _plan(args: argparse.Namespace, stack: ExitStack) -> tuple[Plan, str | None]
     client = _client(args, stack)
     source = stack.enter_context(RowSource(args.input, args.format, args.delimiter))
     rows = InputRequests(
-        source, maker, model=args.model, params=params_of(args), embedding=embedding, limit=args.limit
+        source,
+        maker,
+        model=args.model,
+        params=params_of(args),
+        embedding=embedding,
+        limit=args.limit,
+        n=answers_each(args),
     )
     chooser = RouteChooser(client, rows, args, RealClock())
     keys = rows.check()
@@ -56,7 +62,7 @@ def _plan(args: argparse.Namespace, stack: ExitStack) -> tuple[Plan, str | None]
     identity = RunIdentity(args.output, args.model, keys, None if out is None else out.resend)
     jobs = identity.look_up(client)
     written = (lambda _: False) if out is None else out.is_answered
-    needed = identity.needed(jobs, lambda index: written(index) or keys.is_skipped(index))
+    needed = identity.needed(jobs, lambda place: written(place) or keys.is_skipped(place))
     for one in jobs:
         left = one.job.total - one.stored
         if not one.ended:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, Final, Self
 
-from attrs import asdict, evolve, frozen
+from attrs import Factory, asdict, evolve, field, frozen
 
 from smartbatch._kept import forget_bytes, keep_bytes, read_kept_bytes
 from smartbatch._version import __version__
@@ -194,43 +194,66 @@ class Keys:
 
 
 class RowKeys:
-    """The keys of all rows of an input, in order: 16 bytes a row, as they share their settings.
+    """The keys of all answers that an input asks for, in order: 16 bytes a row, as they share their settings.
+
+    The answers are numbered by their *places*: with ``n`` answers to each row, the answer ``sample`` to the
+    row at ``index`` is at ``index * n + sample``.
 
     Attributes:
         settings: the half that they share.
-        prompts: the other halves, one after the other.
+        prompts: the other halves, one a row.
+        n: answers to each row.
     """
 
-    def __init__(self, settings: bytes, prompts: bytearray | None = None) -> None:
+    def __init__(self, settings: bytes, prompts: bytearray | None = None, n: int = 1) -> None:
         self.settings = settings
         self.prompts = bytearray() if prompts is None else prompts
+        self.n = n
 
     def __len__(self) -> int:
+        return self.rows * self.n
+
+    def __getitem__(self, place: int) -> bytes:
+        return self.settings + self._prompt(place)
+
+    def _prompt(self, place: int) -> bytearray:
+        begin = place // self.n * HALF
+        return self.prompts[begin : begin + HALF]
+
+    @property
+    def rows(self) -> int:
+        """How many rows the input has."""
         return len(self.prompts) // HALF
 
-    def __getitem__(self, index: int) -> bytes:
-        place = index * HALF
-        return self.settings + self.prompts[place : place + HALF]
+    def place(self, index: int, sample: int) -> int | None:
+        """Return the place of an answer; ``None`` if it is not asked for."""
+        return index * self.n + sample if index < self.rows and sample < self.n else None
 
-    def is_skipped(self, index: int) -> bool:
-        """Whether the row at an index is skipped."""
-        return self.prompts[index * HALF : (index + 1) * HALF] == SKIPPED
+    def is_skipped(self, place: int) -> bool:
+        """Whether the row at a place is skipped."""
+        return self._prompt(place) == SKIPPED
+
+    def has_skipped(self, place: int) -> bool:
+        """Whether the line of a skipped row belongs at a place; it has one, whatever ``n`` is."""
+        return place % self.n == 0 and self.is_skipped(place)
 
     @property
     def skipped(self) -> int:
         """How many rows are skipped."""
-        return sum(map(self.is_skipped, range(len(self))))
+        return sum(map(self.has_skipped, range(len(self))))
 
     def append(self, digest: bytes) -> None:
         """Add the key of the next row, as :meth:`Keys.digest` returned its half."""
         self.prompts += digest
 
-    def digest(self, rows: int, *more: str) -> str:
-        """Return 128 bits over the first ``rows`` keys and ``more``, the same on every machine."""
+    def digest(self, places: int, *more: str) -> str:
+        """Return 128 bits over the first keys, ``n`` and ``more``, the same on every machine."""
+        if self.n > 1:
+            more = (*more, f"n={self.n}")
         whole = hashlib.blake2b("".join(f"{each}\n" for each in more).encode(), digest_size=16)
         whole.update(self.settings)
         with memoryview(self.prompts) as prompts:  # a slice of the array itself is a copy of 16 MB a million
-            whole.update(prompts[: rows * HALF])
+            whole.update(prompts[: places // self.n * HALF])
         return whole.hexdigest()
 
 
@@ -248,6 +271,8 @@ class KeyedRow:
         fields: the row's fields, repeated in the output.
         key: see :class:`Keys`; outputs and the store have it in hexadecimal digits.
         skipped: why no request is made for the row; ``None`` if one is.
+        sample: the number of the answer, from 0, where each row has several; ``None`` for a skipped row.
+        place: of the answer, see :class:`RowKeys`; the index where each row has one.
     """
 
     index: int
@@ -255,6 +280,8 @@ class KeyedRow:
     fields: dict[str, Any]
     key: bytes
     skipped: str | None = None
+    sample: int | None = None
+    place: int = field(default=Factory(lambda self: self.index, takes_self=True))
 
 
 class InputRequests:
@@ -262,6 +289,7 @@ class InputRequests:
 
     Args:
         embedding: the kind of vector that each asks for; ``None`` for texts.
+        n: answers to each row.
 
     Attributes:
         keys: the key of each row, in order, once :meth:`check` or :meth:`check_or_recall` has returned.
@@ -276,13 +304,14 @@ class InputRequests:
         params: Generation,
         embedding: Embedding | None = None,
         limit: int | None = None,
+        n: int = 1,
     ) -> None:
         self._source = source
         self._maker = maker
         self.embedding = embedding
         self._keys_of = Keys.of(model, params, embedding)
         self._limit = limit
-        self.keys = RowKeys(self._keys_of.settings)
+        self.keys = RowKeys(self._keys_of.settings, n=n)
         self._kept_for: str | None = None
 
     def check(self) -> RowKeys:
@@ -344,10 +373,10 @@ class InputRequests:
             end = kept.index(b"\n")
             self._source.places = json.loads(kept[:end])
             del kept[: end + 1]
-            self.keys = RowKeys(self.keys.settings, kept)
+            self.keys = RowKeys(self.keys.settings, kept, self.keys.n)
             return self.keys
         self.check()
-        if len(self.keys) >= _MANY and self._source.version(wall) == version:
+        if self.keys.rows >= _MANY and self._source.version(wall) == version:
             places = json.dumps(self._source.places).encode() + b"\n"
             keep_bytes(_KEPT, self._kept_for, places, self.keys.prompts)
         return self.keys
@@ -372,15 +401,23 @@ class InputRequests:
             InputError: the input is no longer what was checked.
             RunInterrupted: ``stopped`` returned true.
         """
+        for row, request in self._asked(skip, stopped):
+            yield evolve(request, context=context(row), embedding=self.embedding)
+
+    def _asked(
+        self, skip: Callable[[int], bool], stopped: Callable[[], bool]
+    ) -> Iterator[tuple[KeyedRow, Request]]:
         for row, prompt in self._read_again(skip, stopped):
             request = prompt if isinstance(prompt, Request) else Request(prompt)
-            yield evolve(request, context=context(row), embedding=self.embedding)
+            if row.sample is not None:
+                request = evolve(request, row=row.index, sample=row.sample)
+            yield row, request
 
     def first_prompt(self) -> tuple[str, str] | None:
         """Return the place of the first row that is not skipped, and the beginning of its prompt as text;
         ``None`` if every row is skipped."""
         for row in self._rows():
-            if isinstance(row, Row) and not self.keys.is_skipped(row.index):
+            if isinstance(row, Row) and not self.keys.is_skipped(row.index * self.keys.n):
                 prompt = self._maker.prompt(row)
                 text = text_of(prompt.prompt if isinstance(prompt, Request) else prompt)
                 if len(text) > _SHOWN:
@@ -391,33 +428,36 @@ class InputRequests:
     def skipped_rows(self, written: Callable[[int], bool]) -> Iterator[KeyedRow]:
         """Read the input again and yield the skipped rows that are not ``written``."""
 
-        def is_left_out(index: int) -> bool:
-            return written(index) or not self.keys.is_skipped(index)
+        def is_left_out(place: int) -> bool:
+            return written(place) or not self.keys.has_skipped(place)
 
         if self.keys.skipped:
             yield from (row for row, _ in self._read_again(is_left_out, stopped=lambda: False))
 
     def prompts(self, skip: Callable[[int], bool], stopped: Callable[[], bool]) -> Iterator[Any]:
-        """Read the input again and yield its prompts; raises as :meth:`read`."""
-        return (prompt for _, prompt in self._read_again(skip, stopped))
+        """Read the input again and yield its prompts as requests; raises as :meth:`read`."""
+        return (request for _, request in self._asked(skip, stopped))
 
     def _read_again(
         self, skip: Callable[[int], bool], stopped: Callable[[], bool]
     ) -> Iterator[tuple[KeyedRow, Any]]:
-        """Yield rows with their prompts; raises as :meth:`read`.
+        """Yield rows with their prompts, once for each answer that is needed; raises as :meth:`read`.
 
         What has the key of a row that was checked needs no further check. Where all of the first rows are to
         be skipped, most of them are not read.
         """
-        needed = (index for index in range(len(self.keys)) if not skip(index))
-        count = self._source.start_before(next(needed, 0))
+        keys, n = self.keys, self.keys.n
+        needed = (place for place in range(len(keys)) if not skip(place))
+        count = self._source.start_before(next(needed, 0) // n)
         for row in self._rows(count):
             if stopped():
                 raise RunInterrupted
-            if isinstance(row, BadRow) or row.index >= len(self.keys):
+            if isinstance(row, BadRow) or row.index >= keys.rows:
                 raise self._changed()
             count += 1
-            if skip(row.index):
+            first = row.index * n
+            samples = [sample for sample in range(n) if not skip(first + sample)]
+            if not samples:
                 continue
             try:
                 prompt = self._maker.prompt(row)
@@ -426,29 +466,35 @@ class InputRequests:
                 keyed = KeyedRow(row.index, self._maker.id(row), row.fields, key, reason)
             except (BadField, TypeError, ValueError) as error:
                 raise self._changed() from error
-            if keyed.key != self.keys[row.index]:
+            if keyed.key != keys[first]:
                 raise self._changed()
-            yield keyed, prompt
-        if count != len(self.keys):
+            if n == 1:
+                yield keyed, prompt
+            elif reason is None:
+                for sample in samples:
+                    yield evolve(keyed, sample=sample, place=first + sample), prompt
+            elif samples[0] == 0:
+                yield evolve(keyed, place=first), prompt
+        if count != keys.rows:
             raise self._changed()
 
     def row_lookup(self, skip: Callable[[int], bool], *, ordered: bool) -> Callable[[int], KeyedRow]:
-        """Return a function that returns the row at an index, once each; the input is read up to that row.
+        """Return a function that returns the row at a place, once each; the input is read up to that row.
 
         Unless rows are looked up in their order, those that were passed over are kept in memory.
         """
         rows = self._read_again(skip, stopped=lambda: False)
         passed: dict[int, KeyedRow] = {}
 
-        def find(index: int) -> KeyedRow:
-            while index not in passed:
+        def find(place: int) -> KeyedRow:
+            while place not in passed:
                 if ordered:
                     passed.clear()
                 found = next(rows, None)
                 if found is None:
                     raise self._changed()
-                passed[found[0].index] = found[0]
-            return passed.pop(index)
+                passed[found[0].place] = found[0]
+            return passed.pop(place)
 
         return find
 

@@ -91,8 +91,8 @@ def read_table(
             first, last = places
         try:
             line = _line(fields, first, last)
-        except (TypeError, ValueError):
-            raise refusal(f"line {number} has no index") from None
+        except ValueError as error:
+            raise refusal(f"line {number} {error}") from None
         yield line
     if not known:
         raise refusal(f"was not written {writers}")
@@ -120,7 +120,7 @@ def _line(fields: Mapping[str, Any], first: int, last: int) -> Line:
     """Return the line of a row.
 
     Raises:
-        TypeError, ValueError: its index is none.
+        ValueError: its index or its sample is no number.
     """
     names = list(fields)
     own = {name: fields[name] for name in names[:first]}
@@ -129,9 +129,12 @@ def _line(fields: Mapping[str, Any], first: int, last: int) -> Line:
         base = name.removeprefix(PREFIX)
         answers[base if base in own and base not in FIXED else name] = fields[name]
     answers |= {_base(name): fields[name] for name in names[last:]}
-    index = int(answers.pop("index"))
+    index = _number(answers, "index")
+    del answers["index"]
     error = {"kind": answers.pop("error_kind"), "message": answers.pop("error")}
     keys = {"key": answers.pop("key")} if "key" in answers else {}
+    if answers.get("sample") not in (None, ""):  # none has it where each row has one answer
+        keys["sample"] = _number(answers, "sample")
     return {
         "index": index,
         "input": own,
@@ -140,3 +143,10 @@ def _line(fields: Mapping[str, Any], first: int, last: int) -> Line:
         "error": error if error["kind"] else None,
         **keys,
     }
+
+
+def _number(answers: Mapping[str, Any], name: str) -> int:
+    try:
+        return int(answers[name])
+    except (TypeError, ValueError):
+        raise ValueError(f"has no {name}") from None

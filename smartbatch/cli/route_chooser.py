@@ -83,7 +83,7 @@ class RouteChooser:
         return list(decision_summary(plan.decision, ended - began, announced.actual, rescued))
 
     def plan(self, needed: bytearray, stopped: Callable[[], bool] = lambda: False) -> Plan:
-        """Return the plan for the rows with a 1 in ``needed``; they are read once, one after the other.
+        """Return the plan for the answers with a 1 in ``needed``; they are read once, one after the other.
 
         Raises:
             ConfigError: no route meets the constraints.
@@ -92,7 +92,7 @@ class RouteChooser:
         """
 
         def prompts() -> Iterator[Prompt]:
-            yield from self._input.prompts(skip=lambda index: not needed[index], stopped=stopped)
+            yield from self._input.prompts(skip=lambda place: not needed[place], stopped=stopped)
             if stopped():
                 raise RunInterrupted
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from smartbatch._clock import RealClock
-from smartbatch.cli.clients import client_of, embedding_of, params_of
+from smartbatch.cli.clients import answers_each, client_of, embedding_of, params_of
 from smartbatch.cli.inputs import RowSource
 from smartbatch.cli.jobs_of_run import RunIdentity
 from smartbatch.cli.messages import note, say
@@ -58,6 +58,7 @@ class _Run:
             raise ConfigError("--resend replaces answers of an output: name it with -o")
         maker = PromptMaker.of(args)
         embedding = embedding_of(args)
+        n = answers_each(args)
         formulas = formulas_of(args)
         self._client = client_of(args)
         source = stack.enter_context(RowSource(args.input, args.format, args.delimiter))
@@ -77,6 +78,7 @@ class _Run:
             params=params_of(args),
             embedding=embedding,
             limit=args.limit,
+            n=n,
         )
         self._chooser = RouteChooser(self._client, self._input, args, self._clock)
 
@@ -99,9 +101,10 @@ class _Run:
             self._print_resumed(self._out.path)
         written = self._out.is_answered if self._out is not None else lambda _: False
         skipped = keys.skipped
+        asked = len(keys) - skipped * keys.n
         job_run: JobRun | None = None
         caught, ended = 0, self._clock.now()
-        if self._before.answered < len(keys) - skipped:
+        if self._before.answered < asked:
             cluster = None if self._args.dask is None else self._stack.enter_context(self._cluster())
             job_run = JobRun(
                 self._client,
@@ -117,11 +120,11 @@ class _Run:
             ended = self._clock.now()
         if skipped and not self._reader_left:
             last = -1 if self._out is not None else self._last_written  # standard output has them in place
-            self._write_skipped(lambda index: written(index) or index <= last)
+            self._write_skipped(lambda place: written(place) or place <= last)
         if self._out is not None:
             self._finish(self._out, asked=job_run is not None)
         done = self._before.answered + self._summary.answered + self._summary.failed
-        unanswered = len(keys) - skipped - done
+        unanswered = asked - done
         if not unanswered:
             self._input.forget_check()
         scores: list[tuple[str, str]] = []
@@ -189,7 +192,7 @@ class _Run:
 
     def _count(self, row: KeyedRow, outcome: RowResult) -> None:
         """Count a row that was written."""
-        self._last_written = row.index
+        self._last_written = row.place
         if row.skipped is not None:
             self._summary.skipped[row.skipped] += 1
             return

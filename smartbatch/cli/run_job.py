@@ -47,11 +47,11 @@ class RowResult:
     """The result of a row.
 
     Attributes:
-        index: the row's position in the input.
+        place: of the answer, see :class:`RowKeys`.
         earlier: it comes from a job that had ended before this run began, and was paid then.
     """
 
-    index: int
+    place: int
     result: Result
     earlier: bool
 
@@ -59,7 +59,7 @@ class RowResult:
 def skipped_row(row: KeyedRow) -> RowResult:
     """Return the result of a row that is skipped."""
     return RowResult(
-        row.index, Result("", error=RowSkipped(f"skipped: {row.skipped}"), cost=0.0), earlier=False
+        row.place, Result("", error=RowSkipped(f"skipped: {row.skipped}"), cost=0.0), earlier=False
     )
 
 
@@ -74,7 +74,7 @@ class JobRun:
 
     Args:
         args: of the command.
-        written: whether the output has the line of the row at an index, and it need not be sent again.
+        written: whether the output has the line of the answer at a place, and it need not be sent again.
         cluster: whose workers ask rows in real time, rather than this process.
         resend: the id under which answers of the output are replaced.
     """
@@ -135,10 +135,10 @@ class JobRun:
         return self._interrupts.caught
 
     def stored_after(self, last: int) -> Iterator[Result]:
-        """Yield what this run's jobs have stored for the rows behind the one at index ``last``."""
+        """Yield what this run's jobs have stored for the rows behind the one at the place ``last``."""
         for one in self._live:
             for result in one.job.results(wait=False):
-                if self._identity.index_of(result) > last:
+                if self._identity.place_of(result) > last:
                     yield result
 
     def forget(self, *, all_answered: bool) -> None:
@@ -244,9 +244,9 @@ class JobRun:
 
     def _requests(self, needed: bytearray) -> Iterator[Request]:
         return self._input.read(
-            skip=lambda index: not needed[index],
+            skip=lambda place: not needed[place],
             stopped=self._stopped,
-            context=lambda row: [row.index, row.key.hex()],
+            context=lambda row: [row.place, row.key.hex()],
         )
 
     # -- reading ---------------------------------------------------------------------------------------------
@@ -286,13 +286,13 @@ class JobRun:
         for group in groups:
             rows = []
             for outcome in group:
-                if self._answered(outcome.index) or (outcome.earlier and not has_answer(outcome.result)):
+                if self._answered(outcome.place) or (outcome.earlier and not has_answer(outcome.result)):
                     continue  # written before; or failed before, and sent again meanwhile
                 if in_place:
-                    passed = filter(self._input.keys.is_skipped, range(following, outcome.index))
+                    passed = filter(self._input.keys.has_skipped, range(following, outcome.place))
                     rows += [(row, skipped_row(row)) for row in map(row_at, passed)]
-                    following = outcome.index + 1
-                rows += [(row_at(outcome.index), outcome)]
+                    following = outcome.place + 1
+                rows += [(row_at(outcome.place), outcome)]
             if rows:
                 yield rows
 
@@ -300,8 +300,8 @@ class JobRun:
         """Yield one result a row, in order: of several jobs that have it the best."""
         if len(self._jobs) == 1:  # the end of a group is seen late, so a single job has none
             return self._results_of(self._jobs[0])
-        merged = heapq.merge(*(self._results_of(one) for one in self._jobs), key=attrgetter("index"))
-        return (_best(several) for _, several in groupby(merged, key=attrgetter("index")))
+        merged = heapq.merge(*(self._results_of(one) for one in self._jobs), key=attrgetter("place"))
+        return (_best(several) for _, several in groupby(merged, key=attrgetter("place")))
 
     def _results_of(self, one: RunJob) -> Iterator[RowResult]:
         if one.ended or self._followed is None:
@@ -323,11 +323,11 @@ class JobRun:
     def _outcome(self, one: RunJob, result: Result) -> RowResult:
         if isinstance(result.error, AnswerUnread):
             self._unread.add(one.job.id)
-        return RowResult(self._identity.index_of(result), result, one.ended)
+        return RowResult(self._identity.place_of(result), result, one.ended)
 
-    def _answered(self, index: int) -> bool:
-        """Whether a row need not be sent: it has its line in the output, or is skipped."""
-        return self._written(index) or self._input.keys.is_skipped(index)
+    def _answered(self, place: int) -> bool:
+        """Whether an answer need not be asked for: it has its line in the output, or its row is skipped."""
+        return self._written(place) or self._input.keys.is_skipped(place)
 
     # -- messages --------------------------------------------------------------------------------------------
 

@@ -113,7 +113,8 @@ def _readable(row: KeyedRow, line: Line, width: int) -> str:
         answer = f"a vector of {len(vector):,}"
     else:
         answer = "".join(f"[{defect}] " for defect in defects_of(line)) + (line["text"] or "")
-    number, prompt = f"{row.index}  ", fitted(_one_line(_prompt_of(row.fields)), _PROMPT_SHOWN)
+    number = f"{row.index}  " if row.sample is None else f"{row.index}.{row.sample}  "
+    prompt = fitted(_one_line(_prompt_of(row.fields)), _PROMPT_SHOWN)
     return fitted(f"{number}{prompt} → {_one_line(answer)}", width)
 
 

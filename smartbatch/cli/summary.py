@@ -28,7 +28,8 @@ _FAILURES_SHOWN: Final = 5
 
 def failure_line(row: KeyedRow, result: Result) -> str:
     """Return one line about a failed row: number from 0, id where it has one, kind and message."""
-    own = f" (id {escape(str(row.id))[:60]})" if row.id != row.index else ""
+    own = "" if row.sample is None else f", sample {row.sample}"
+    own += f" (id {escape(str(row.id))[:60]})" if row.id != row.index else ""
     assert result.error is not None
     return f"row {row.index}{own}: {_told(result.error)}"
 

@@ -58,9 +58,9 @@ class TableOutput:
         else:
             self._lines.remove()
 
-    def is_answered(self, index: int) -> bool:
-        """Whether the output has the answer of the row at an index."""
-        return self._lines.is_answered(index)
+    def is_answered(self, place: int) -> bool:
+        """As :meth:`OutputFile.is_answered`."""
+        return self._lines.is_answered(place)
 
     def recover(self, keys: RowKeys) -> Recovered:
         """Read what an earlier run left: the lines of one that was killed, else the table.

@@ -301,5 +301,5 @@ def test_the_table_of_the_result_file_has_the_fields_of_a_line() -> None:
         logprobs=(TokenLogprob("a", -1.0),),
         extra={"a": 1},
     )
-    line = json.loads(encode(KeyedRow(0, 0, {}, b""), result, "sim:demo"))
+    line = json.loads(encode(KeyedRow(0, 0, {}, b"", sample=0), result, "sim:demo"))
     assert [row[0].strip("`") for row in rows(PAGES["docs/reference/result-file.md"].text)] == list(line)

@@ -108,7 +108,9 @@ class RequestPreparer:
             for request in self.samples(row_named(row, partial(normalise, prompt)))
         )
         return (
-            request if row == position and request.sample is None else evolve(request, row=row)
+            request
+            if request.row is not None or (row == position and request.sample is None)
+            else evolve(request, row=row)
             for position, (row, request) in enumerate(asked)
         )
 
