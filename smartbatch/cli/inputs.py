@@ -31,8 +31,6 @@ _OTHER_NAMES: Final = {"ndjson": "jsonl"}
 _PARQUET_MAGIC: Final = b"PAR1"
 _EVERY: Final = 4096
 """Rows between two places of a file that are remembered, so that it can be read on from there."""
-_SETTLED: Final = 0.1
-"""Seconds from one change of a file on in which the next may get the same time: some ticks of a clock."""
 
 
 @frozen
@@ -86,7 +84,6 @@ class RowSource:
         except BaseException:
             self._file.close()
             raise
-        self._delimiter = delimiter
         self._reader = READERS[self.format]
         if delimiter is not None:
             self._reader = partial(csv_rows, delimiter=delimiter)
@@ -127,29 +124,6 @@ class RowSource:
         with suppress(OSError):
             return os.path.samestat(os.fstat(self._file.fileno()), os.stat(path))
         return False
-
-    def version(self, wall: float) -> tuple[str | int | None, ...] | None:
-        """Return what no other file has, nor this one once it is changed or read in another way.
-
-        ``None`` where a change could go unseen: the last one was just now, or the file system counts in whole
-        seconds; and for the copy of a stream, which nobody has again.
-
-        Args:
-            wall: Unix seconds.
-        """
-        there = os.fstat(self._file.fileno())
-        if not there.st_nlink or there.st_ctime_ns % 10**9 == 0 or wall - there.st_ctime < _SETTLED:
-            return None
-        times = there.st_mtime_ns, there.st_ctime_ns
-        return (
-            self.format,
-            self._delimiter,
-            self._compression,
-            there.st_dev,
-            there.st_ino,
-            there.st_size,
-            *times,
-        )
 
     def start_before(self, index: int) -> int:
         """Return the row at or before another one from which :meth:`rows` can begin: some thousands before it

@@ -15,8 +15,6 @@ from typing import Any, Final, Self
 
 from attrs import Factory, asdict, evolve, field, frozen
 
-from smartbatch._kept import forget_bytes, keep_bytes, read_kept_bytes
-from smartbatch._version import __version__
 from smartbatch.cli.inputs import Row, RowSource
 from smartbatch.cli.interrupts import RunInterrupted
 from smartbatch.cli.parsed_rows import BadRow
@@ -26,10 +24,6 @@ from smartbatch.errors import InputError, InvalidRequest
 from smartbatch.tables.row_prompts import MissingFields, RowPrompts, SkippedRow
 from smartbatch.tables.template import BadField, TemplateError, listed, missing_fields, text_of
 from smartbatch.types import Embedding, Generation, OnMissing, Request
-
-_KEPT: Final = "checked-rows"
-_MANY: Final = 20_000
-"""Rows from which on it is worth while to keep that they were checked."""
 
 _MAX_BAD_ROWS: Final = 10
 """Bad rows listed in one error: enough to see the pattern, few enough to read."""
@@ -205,9 +199,9 @@ class RowKeys:
         n: answers to each row.
     """
 
-    def __init__(self, settings: bytes, prompts: bytearray | None = None, n: int = 1) -> None:
+    def __init__(self, settings: bytes, n: int = 1) -> None:
         self.settings = settings
-        self.prompts = bytearray() if prompts is None else prompts
+        self.prompts = bytearray()
         self.n = n
 
     def __len__(self) -> int:
@@ -292,7 +286,7 @@ class InputRequests:
         n: answers to each row.
 
     Attributes:
-        keys: the key of each row, in order, once :meth:`check` or :meth:`check_or_recall` has returned.
+        keys: the key of each row, in order, once :meth:`check` has returned.
     """
 
     def __init__(
@@ -311,8 +305,7 @@ class InputRequests:
         self.embedding = embedding
         self._keys_of = Keys.of(model, params, embedding)
         self._limit = limit
-        self.keys = RowKeys(self._keys_of.settings, n=n)
-        self._kept_for: str | None = None
+        self.keys = RowKeys(self._keys_of.settings, n)
 
     def check(self) -> RowKeys:
         """Read the input once, refuse it if any row is bad, and return the rows' keys.
@@ -354,37 +347,6 @@ class InputRequests:
             first = seen.setdefault(str(id), row)
             if first is not row:
                 bad.add(row, BadField(f"has the id of {self._source.place(first)}; {_OTHER_ID}"))
-
-    def check_or_recall(self, wall: float) -> RowKeys:
-        """Return the keys as :meth:`check` does; of rows that an earlier process checked, none is read.
-
-        Those are the rows of the same file, unchanged since and read in the same way. Each row that is asked
-        or written is compared with its key in any case.
-
-        Args:
-            wall: Unix seconds.
-        """
-        version = self._source.version(wall)
-        if version is None:
-            return self.check()
-        read = [__version__, self.keys.settings.hex(), self._limit, *self._maker.options]
-        self._kept_for = json.dumps([*read, *version])
-        if (kept := read_kept_bytes(_KEPT, self._kept_for)) is not None:
-            end = kept.index(b"\n")
-            self._source.places = json.loads(kept[:end])
-            del kept[: end + 1]
-            self.keys = RowKeys(self.keys.settings, kept, self.keys.n)
-            return self.keys
-        self.check()
-        if self.keys.rows >= _MANY and self._source.version(wall) == version:
-            places = json.dumps(self._source.places).encode() + b"\n"
-            keep_bytes(_KEPT, self._kept_for, places, self.keys.prompts)
-        return self.keys
-
-    def forget_check(self) -> None:
-        """Delete what :meth:`check_or_recall` keeps for later processes."""
-        if self._kept_for is not None:
-            forget_bytes(_KEPT, self._kept_for)
 
     def read(
         self,
@@ -502,8 +464,6 @@ class InputRequests:
         return islice(self._source.rows(start), None if self._limit is None else self._limit - start)
 
     def _changed(self) -> InputError:
-        """Return the error of an input that is not what was checked; the next process checks it anew."""
-        self.forget_check()
         return InputError(f"{self._source.name}: changed while it was being read; run the same line again")
 
     def _checked_prompt(self, row: Row) -> Any:

@@ -91,7 +91,7 @@ class _Run:
         4. What a reader that went away left unread counts as well, since it is paid for.
         5. The code: 128 and the number of a signal; 1 where a row has no answer or the input changed; else 0.
         """
-        keys = self._input.check_or_recall(self._clock.wall())
+        keys = self._input.check()
         if self._args.verbose and (first := self._input.first_prompt()) is not None:
             note(f"first prompt, {first[0]}: {first[1]}")
         if self._out is not None:
@@ -125,8 +125,6 @@ class _Run:
             self._finish(self._out, asked=job_run is not None)
         done = self._before.answered + self._summary.answered + self._summary.failed
         unanswered = asked - done
-        if not unanswered:
-            self._input.forget_check()
         scores: list[tuple[str, str]] = []
         if job_run is not None and not caught and not unanswered and self._changed is None:
             job_run.forget(all_answered=not self._summary.failed)

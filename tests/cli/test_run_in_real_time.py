@@ -200,26 +200,6 @@ def test_what_is_written_is_not_read_again_when_a_run_goes_on(
 
 
 @pytest.mark.full
-def test_rows_that_were_checked_are_not_checked_again_when_a_run_goes_on(
-    calls: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is kept of them is deleted once every row is written."""
-    monkeypatch.setattr("smartbatch.cli.prompts._MANY", 1)
-    monkeypatch.setattr("smartbatch.cli.inputs._SETTLED", 0.0)
-    expected = prompts(5)
-    with monkeypatch.context() as patched:
-        patched.setattr("smartbatch.cli.outputs.OutputFile.recover", lambda *_: sys.exit("killed"))
-        with pytest.raises(SystemExit, match="killed"):
-            run()
-    kept = Path(os.environ["XDG_STATE_HOME"], "smartbatch", "checked-rows")
-    assert len(list(kept.iterdir())) == 1
-    monkeypatch.setattr("smartbatch.cli.prompts.InputRequests.check", lambda _: pytest.fail("checked again"))
-    assert run() == 0
-    assert [row["input"]["prompt"] for row in written()] == expected
-    assert not list(kept.iterdir())
-
-
-@pytest.mark.full
 def test_a_named_job_of_a_run_is_resumed_and_its_line_writes_what_came(
     calls: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
