@@ -127,8 +127,6 @@ class Route(enum.Enum):
     HYBRID = "hybrid"
     """Of a list: the first few individually, the rest in a batch. Each result says its own route."""
 
-    __hash__ = object.__hash__  # that of Enum is a function in Python
-
     @property
     def by_batch(self) -> bool:
         """Whether requests of it go in batches: :attr:`BATCH` and :attr:`HYBRID`, whose lists are jobs."""
@@ -155,8 +153,6 @@ class Kind(enum.Enum):
     """A vector for a text."""
     CALL = "call"
     """A work item: the request's own callable makes the call."""
-
-    __hash__ = object.__hash__  # that of Enum is a function in Python
 
 
 Prompt: TypeAlias = "str | Sequence[Message | Mapping[str, Any]] | Request"

@@ -37,8 +37,6 @@ class Ending(enum.Enum):
     DROPPED = "dropped"
     """Never sent: everything is given back."""
 
-    __hash__ = object.__hash__  # that of Enum is a function in Python
-
 
 @define(eq=False)
 class Demand:

@@ -31,8 +31,6 @@ class BatchState(enum.Enum):
     COMPLETED = "completed"
     FAILED = "failed"
 
-    __hash__ = object.__hash__  # that of Enum is a function in Python
-
 
 class IllegalTransition(SmartbatchError):
     """A batch was asked for a change of state that :data:`TRANSITIONS` does not allow."""
