@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -65,7 +65,6 @@ class RealtimeRunner:
         is_capped: says whether more items of a job than its limit must never be under way.
         request_timeout: seconds for items of attended jobs that have no time-out of their own.
         done: called with a job's id when no item of it is under way any more.
-        keep: takes results that were stored, by the job's id, before it is told that they are.
     """
 
     _runtime: JobRuntime
@@ -73,9 +72,6 @@ class RealtimeRunner:
     _is_capped: Callable[[JobRow], bool] = field(default=lambda _: False, kw_only=True)
     _request_timeout: float | None = field(default=None, kw_only=True)
     _done: Callable[[str], None] = field(kw_only=True)
-    _keep: Callable[[str, Iterable[tuple[NewResult, Result]]], None] = field(
-        default=lambda _job, _stored: None, kw_only=True
-    )
 
     def __attrs_post_init__(self) -> None:
         self._store, self._report = self._runtime.store, self._runtime.wiring.report
@@ -554,9 +550,6 @@ class RealtimeRunner:
         else:
             if note is not None:
                 job.noted = note.text is not None and not note.hold
-            if len(stored.final) == len(results):
-                ended = zip(results, (verdict.ended_with for verdict in verdicts), strict=True)
-                self._keep(job.lease.job_id, ended)
             room = self._tell_stored(job, stored, results) or room
         finally:
             if turn is not None:

@@ -25,7 +25,6 @@ from smartbatch.errors import (
 from smartbatch.events import Event, JobAccepted, JobFinished, JobHeld, JobIncident, JobProgress, ShardChanged
 from smartbatch.jobs.acceptance import Items, with_further_rows
 from smartbatch.jobs.accounts import Serving
-from smartbatch.jobs.fresh_results import FreshResults
 from smartbatch.jobs.live_controls import LiveControls, News
 from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState, NamedPlace, NewItem, ResultRow
@@ -124,7 +123,6 @@ class JobService:
         self._watchers: dict[str, Watcher] = {}
         self._drop_watchers_at = WATCHERS
         self._told = ToldStates()
-        self._fresh = FreshResults()
         self._attended: set[str] = set()
         self._closed = False
         self._end = clock.monitor()
@@ -368,7 +366,6 @@ class JobService:
             is_capped=lambda row: is_capped(row, config),
             request_timeout=config.request_timeout,
             done=self.notify,
-            keep=self._fresh.keep,
         )
         return JobSupervisor(
             runtime,
@@ -434,7 +431,7 @@ class JobService:
     def stored_result(self, row: ResultRow, job_id: str) -> Result:
         """Return a result as it is stored: ``post_process`` has not seen it. An answer that smartbatch itself
         failed to read is read again."""
-        result = placed(self._fresh.take(row, job_id) or result_of_row(row, job_id), row)
+        result = placed(result_of_row(row, job_id), row)
         if isinstance(result.error, AnswerUnread):
             result = read_again(result, row, stored_job(self.store, job_id).params)
         for name, reason in result.dropped:  # another process may have stored it, and told only its own user
