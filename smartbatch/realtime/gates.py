@@ -231,9 +231,7 @@ class Gates:
                 quota.dropped(reservation, now)
             else:
                 quota.failed(reservation, now, used.tokens, used.output)
-            learns = told is not None and not quota.leaves_out(told, now)
-        if told is not None and learns:
-            with permit.lane.quota.lock:
+            if told is not None:
                 quota.learn(told, reservation, now)
 
 

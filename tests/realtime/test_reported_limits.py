@@ -12,8 +12,6 @@ from attrs import evolve
 from scenes import Scripted
 
 from smartbatch._clock import VirtualClock
-from smartbatch.core.limits.header_limits import Reservation
-from smartbatch.core.limits.quota import Quota
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.events import CooldownStarted, Event, LongWait
 from smartbatch.realtime.shared_quota import shared_quota
@@ -54,24 +52,6 @@ def test_calls_refused_together_are_one_pause(clock: VirtualClock, client_of: Ca
 PLENTY = LimitReport(
     requests_limit=10_000, requests_remaining=9_900, tokens_limit=10**7, tokens_remaining=9 * 10**6
 )
-
-
-@pytest.mark.full
-def test_reports_that_plenty_is_left_are_learned_from_now_and_then(
-    clock: VirtualClock, client_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of 400 a second, which each say so, some fifty a second."""
-    learned: list[float] = []
-    learn = Quota.learn
-
-    def counted(quota: Quota, report: LimitReport, call: Reservation, now: float) -> None:
-        learned.append(now)
-        learn(quota, report, call, now)
-
-    monkeypatch.setattr(Quota, "learn", counted)
-    provider = Scripted(clock, lambda *_: Answer("yes", limits=PLENTY), latency=0.01)
-    assert client_of(provider, parallelism=4).generate(map(str, range(400))).failed == 0
-    assert len(learned) <= clock.now() / 0.02 + 1
 
 
 @pytest.mark.parametrize(

@@ -54,12 +54,6 @@ _REPEATED = 10.0
 _SETTLED = 1.0
 """Seconds after a limit became known in which it may still refuse: calls sent before it use it up."""
 
-_LEARNED = 0.02
-"""Seconds after a report was learned from, in which others are left out that say that plenty is left."""
-
-_PLENTY, _PLENTY_OF_TOKENS = 1_000, 1_000_000
-"""So much left is plenty, where it is half of the limit as well: it outlasts :data:`_LEARNED` by far."""
-
 
 @define(eq=False)
 class Reservation:
@@ -220,7 +214,7 @@ class HeaderLimits:
 
     def __init__(self) -> None:
         self._buckets: dict[int, ReportedBucket] = {}
-        self._explained_at = self._read_at = float("-inf")
+        self._explained_at = float("-inf")
         self.repeats = 0
         self.spaced = False
         self._check: EnforcementCheck | None = None  # of the limit of requests
@@ -355,13 +349,6 @@ class HeaderLimits:
         for dimension, bucket in self._buckets.items():
             bucket.settle(now, call.order, costs[dimension], 0.0)
 
-    def leaves_out(self, report: LimitReport, now: float) -> bool:
-        """Whether a report says no more than the last one, of a moment ago: plenty of all limits is left."""
-        if now - self._read_at < _LEARNED and _is_plenty(report):
-            return True
-        self._read_at = now
-        return False
-
     def learn(
         self,
         report: LimitReport,
@@ -476,22 +463,6 @@ def surplus_of(call: Reservation, tokens: float, output: float | None) -> Amount
         0.0 if leased_input > call.tokens - call.output else leased_input - (tokens - output),
         0.0 if leased_output > call.output else leased_output - output,
     )
-
-
-def _is_plenty(report: LimitReport) -> bool:
-    """Whether what is left of all limits is plenty: each call of a quick provider reports it."""
-    return (
-        _lasts(report.requests_limit, report.requests_remaining, _PLENTY)
-        and _lasts(report.tokens_limit, report.tokens_remaining, _PLENTY_OF_TOKENS)
-        and _lasts(report.input_limit, report.input_remaining, _PLENTY_OF_TOKENS)
-        and _lasts(report.output_limit, report.output_remaining, _PLENTY_OF_TOKENS)
-    )
-
-
-def _lasts(limit: int | None, left: int | None, plenty: int) -> bool:
-    if limit is None or left is None:
-        return limit is left
-    return left >= plenty and 2 * left >= limit
 
 
 def _readings(report: LimitReport) -> list[tuple[int, LimitReading]]:

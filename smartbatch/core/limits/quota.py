@@ -195,10 +195,6 @@ class Quota:
         if self.lease is not None:
             self.lease.settle(now, reservation.leased)
 
-    def leaves_out(self, report: LimitReport, now: float) -> bool:
-        """Whether :meth:`learn` need not be called for a report."""
-        return self._header_limits.leaves_out(report, now)
-
     def learn(self, report: LimitReport, reservation: Reservation, now: float) -> None:
         """Follow the limits that the answer to an ended call reported. Configured limits stay bounds."""
         known = self.reported_limits if self.lease is not None else None

@@ -355,29 +355,6 @@ def test_no_report_whatever_blocks_a_quota_for_good(
     assert quota.look(now, 120.0, 20.0) <= now
 
 
-@pytest.mark.parametrize(
-    ("report", "enough"),
-    [
-        (LimitReport(requests_limit=2000, requests_remaining=1000), True),
-        (LimitReport(requests_limit=2000, requests_remaining=999), False),
-        (LimitReport(requests_limit=2001, requests_remaining=1000), False),
-        (LimitReport(requests_limit=2000), False),
-        (LimitReport(tokens_limit=2_000_000, tokens_remaining=1_000_000), True),
-        (LimitReport(input_limit=2_000_000, input_remaining=999_999), False),
-        (LimitReport(output_limit=1_500_000, output_remaining=1_000_000), True),
-        (LimitReport(output_limit=1_500_000, output_remaining=999_999), False),
-    ],
-)
-def test_a_report_is_left_out_a_moment_after_another_while_plenty_is_left(
-    report: LimitReport, enough: bool
-) -> None:
-    """Plenty is half of a limit, and a thousand requests or a million tokens at least."""
-    quota = Quota()
-    assert not quota.leaves_out(report, 5.0)
-    assert quota.leaves_out(report, 5.015) is enough
-    assert not quota.leaves_out(report, 5.06)
-
-
 @pytest.mark.parametrize(("left", "burst"), [(54, 59), (53, 52)])
 def test_a_reset_that_implies_nine_tenths_of_the_limit_or_more_is_rounded(left: int, burst: int) -> None:
     """Less is what the server really holds."""

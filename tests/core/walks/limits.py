@@ -173,7 +173,7 @@ def quota(
             elif rng.random() < 0.9:
                 used = rng.choice((None, 0.8, 1.3))
                 one.succeeded(call, now, None if used is None else used * call.tokens, rng.choice((None, 50)))
-                if report is not None and not one.leaves_out(report, now):
+                if report is not None:
                     one.learn(report, call, now)
             else:
                 rng.choice((one.failed, one.dropped))(call, now)
