@@ -63,11 +63,14 @@ class ResultList(list[Result[T]]):
         wall: seconds from the first submission to the last result.
         table: what the prompts came from: a table, a column of one, or a list of rows; ``None`` where they
             were a list of texts, or came one by one.
+        rescue: how many requests that were planned for a batch were sent in real time, and why; ``None`` if
+            there are none.
         reporter: makes their report; ``None`` where they were put together elsewhere.
     """
 
     wall: float = 0.0
     table: Any = None
+    rescue: str | None = None
     reporter: Callable[[ResultList[Any]], ReportFile] | None = None
 
     @property
@@ -302,7 +305,8 @@ def _summary(results: ResultList[T]) -> str:
     took = f"; {results.wall:,.1f} s" if results.wall else ""
     counts = f"{results.succeeded:,} succeeded{defects}{failed}"
     words = f"{len(results):,} results: {counts}; {least}{cost}"
-    return words + (f"; {ways}" if ways else "") + took
+    rescue = f"; {results.rescue}" if results.rescue else ""
+    return words + (f"; {ways}" if ways else "") + took + rescue
 
 
 def _way(result: Result[T]) -> str:

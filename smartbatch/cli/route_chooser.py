@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from smartbatch._clock import Clock
@@ -12,6 +12,7 @@ from smartbatch.cli.messages import say
 from smartbatch.cli.prompts import InputRequests
 from smartbatch.cli.summary import decision_summary
 from smartbatch.client import BatchingClient
+from smartbatch.jobs.status import JobStatus
 from smartbatch.plan import Plan
 from smartbatch.routing.announced_plan import AnnouncedPlan
 from smartbatch.types import Prompt, Result
@@ -68,19 +69,20 @@ class RouteChooser:
         if self._chosen is not None:
             self._chosen[1].add(result)
 
-    def score(self, ended: float) -> list[tuple[str, str]]:
+    def score(self, ended: float, jobs: Sequence[JobStatus]) -> list[tuple[str, str]]:
         """Score what was chosen, if anything was and there are answers; return its rows of the summary.
 
         Args:
             ended: when the last answer came.
+            jobs: the jobs of batches of this run.
         """
         if self._chosen is None:
             return []
         plan, announced, began = self._chosen
         if announced.score(ended - began) is None:
             return []
-        rescued = self._client.metrics.snapshot().decisions.rescued
-        return list(decision_summary(plan.decision, ended - began, announced.actual, rescued))
+        rescue = next((job.rescue for job in jobs if job.rescue), None)
+        return list(decision_summary(plan.decision, ended - began, announced.actual, rescue))
 
     def plan(self, needed: bytearray, stopped: Callable[[], bool] = lambda: False) -> Plan:
         """Return the plan for the answers with a 1 in ``needed``; they are read once, one after the other.

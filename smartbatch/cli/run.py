@@ -129,7 +129,7 @@ class _Run:
         if job_run is not None and not caught and not unanswered and self._changed is None:
             job_run.forget(all_answered=not self._summary.failed)
             if job_run.submitted_all:
-                scores = self._chooser.score(ended)
+                scores = self._chooser.score(ended, job_run.batches)
         if job_run is not None and self._reader_left:  # what was answered is paid for, printed or not
             for result in job_run.stored_after(self._last_written):
                 self._summary.count(result)

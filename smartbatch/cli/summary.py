@@ -12,7 +12,7 @@ from smartbatch.cli.output_lines import Amounts
 from smartbatch.cli.outputs import Recovered
 from smartbatch.cli.prompts import KeyedRow
 from smartbatch.core.limits.error_patterns import pattern_of
-from smartbatch.core.routing.actual_cost import ActualCost
+from smartbatch.core.routing.actual_cost import ActualCost, rescue_in_words
 from smartbatch.core.routing.choice import Decision, Option
 from smartbatch.errors import ListStopped, SmartbatchError, kind_name
 from smartbatch.jobs.status import JobStatus, cost_in_words, usd
@@ -242,16 +242,18 @@ def in_words(seconds: float) -> str:
 
 
 def decision_summary(
-    decision: Decision, seconds: float, actual: ActualCost, rescued: int
+    decision: Decision, seconds: float, actual: ActualCost, rescue: str | None
 ) -> Iterator[tuple[str, str]]:
     """Yield rows that compare a decision with what it took, each a name and a text.
 
     ``seconds`` count from the choice to the last answer. Costs are compared for the tokens that were used,
-    times with the forecast.
+    times with the forecast. ``rescue`` is why requests of a batch were sent in real time instead.
     """
     chosen, deadline = decision.chosen, decision.constraints.deadline
     first = f", {chosen.first:,} at once" if chosen.first else ""
     yield "route", f"{chosen.route.value}{first}: {decision.reason}"
+    if (rescued := rescue_in_words(decision, actual, rescue)) is not None:
+        yield "rescued", escape(rescued)
     expected = None if chosen.cost is None else chosen.cost.expected
     yield (
         "forecast",
@@ -268,8 +270,6 @@ def decision_summary(
     if deadline is not None:
         over = seconds - deadline
         yield "deadline", f"missed by {in_words(over)}" if over > 0 else f"met, {in_words(-over)} before it"
-    if rescued:
-        yield "rescued", f"{rescued:,} batches taken back for the deadline"
 
 
 def _difference(option: Option, seconds: float, paid: float | None, other: float | None) -> str:

@@ -20,7 +20,7 @@ from smartbatch.jobs.payload import (
     with_earlier_tries,
 )
 from smartbatch.jobs.records import IncidentRow, JobRow, JobState, ResultRow
-from smartbatch.jobs.status import span
+from smartbatch.jobs.status import first_rescue, span
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.job_overview import FailedRequest
 from smartbatch.jobs.summary_records import StoredDecision
@@ -86,6 +86,8 @@ def job_figures(store: SqlStore, row: JobRow, wall: float) -> ReportedJob:
     paid = row.cost + sum(one.money or 0.0 for one in incidents)
     stored = store.summaries.decision(row.id)
     measured = None if stored is None else stored.measured
+    shards = store.shards.of_job(row.id)
+    rescue = first_rescue(shards)
     route = None if row.policy.route is None else row.policy.route.value
     return ReportedJob(
         id=row.id,
@@ -93,13 +95,14 @@ def job_figures(store: SqlStore, row: JobRow, wall: float) -> ReportedJob:
         state=row.state.value if row.note is None or ended else f"{row.state.value}: {row.note}",
         route=route if stored is None else stored.route,
         decision=None if stored is None else stored.decision,
+        rescue=rescue and f"requests of a batch were sent in real time instead: {rescue}",
         settings=tuple(_settings(row.policy, row.created_at)),
         created=row.created_at,
         finished=row.finished_at if ended else None,
         paid=paid if known else None,
         individual_cost=row.realtime_cost if known else None,
         batch_cost=None if measured is None else measured.batch_cost,
-        timeline=timeline_rows(row.created_at, store.shards.of_job(row.id), wall),
+        timeline=timeline_rows(row.created_at, shards, wall),
         incidents=tuple(map(_incident, incidents)),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from attrs import evolve, field, frozen
@@ -87,6 +87,7 @@ class JobStatus:
             created twice, as far as its incidents can say.
         shards: its batches.
         incidents: what should not have happened.
+        rescue: why requests of a batch were sent in real time instead; of several reasons the first.
         note: what it waits for.
         created_at: Unix seconds at which it was accepted.
         cancelling: whether it was cancelled and has not ended.
@@ -116,6 +117,7 @@ class JobStatus:
     note: str | None = field(default=None, repr=short)
     created_at: float = 0.0
     cancelling: bool = False
+    rescue: str | None = field(default=None, repr=short)
 
     @property
     def finished(self) -> int:
@@ -197,7 +199,13 @@ def status_of(
         note=None if job.state is JobState.DONE else next(filter(None, notes), None),
         created_at=job.created_at,
         cancelling=job.cancel_requested and job.finished_at is None,
+        rescue=first_rescue(shards),
     )
+
+
+def first_rescue(shards: Iterable[ShardRow]) -> str | None:
+    """Return why requests of a batch were sent in real time instead, by the first batch that has a reason."""
+    return next((shard.remote.rescue for shard in shards if shard.remote.rescue is not None), None)
 
 
 def _submitted(job: JobRow, open_shards: Sequence[ShardRow], asking: int) -> int:
@@ -251,6 +259,8 @@ def _rows(s: JobStatus) -> Iterator[tuple[str, str]]:
             yield f"batch {shard.no}", _shard_words(shard)
     if s.incidents:
         yield "incidents", ", ".join(_counted(s.incidents))
+    if s.rescue:
+        yield "rescued", f"requests of a batch were sent in real time instead: {s.rescue}"
     if s.note:
         yield "note", s.note
 

@@ -84,6 +84,7 @@ class RemoteProgress:
         outputs: where its results are, as the provider's adapter names them.
         cancel_sent_at: Unix seconds at which we began to cancel it; stored before the first request to do so,
             so that a batch that was cancelled without it was cancelled by somebody else.
+        rescue: why its unanswered requests are sent in real time; ``None`` if they are not.
         searched_since: the provider's clock when the search for the batch began, where it tells.
         fenced_since: the provider's clock when the input file was deleted, where it tells.
         omitted: parameters that its lines lack, as the server rejected them before.
@@ -108,6 +109,7 @@ class RemoteProgress:
     failed: int | None = None
     outputs: tuple[str, ...] = field(default=(), converter=_texts)
     cancel_sent_at: float | None = None
+    rescue: str | None = None
     searched_since: float | None = None
     fenced_since: float | None = None
     omitted: tuple[str, ...] = field(default=(), converter=_texts)

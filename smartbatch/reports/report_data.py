@@ -39,6 +39,7 @@ class ReportedJob:
         state: in a word.
         route: that was chosen, where that is recorded.
         decision: by which its route was chosen; ``None`` where none is stored.
+        rescue: what was planned as a batch and sent in real time, and why; ``None`` if there is nothing.
         settings: further facts, such as its deadline: names and words.
         created, finished: Unix seconds; ``finished`` is ``None`` while it goes on.
         paid: USD, results and what no result holds; ``None`` while it goes on, or where a price is unknown.
@@ -53,6 +54,7 @@ class ReportedJob:
     state: str
     route: str | None
     decision: Decision | None = field(default=None, repr=False)
+    rescue: str | None = None
     settings: tuple[tuple[str, str], ...] = ()
     created: float
     finished: float | None

@@ -186,7 +186,8 @@ def _how(data: ReportData) -> Html | None:
 
 def _route(job: ReportedJob) -> Html:
     chosen = el("p", "Route: ", el("strong", job.route or "none was chosen, it was submitted as a job"))
-    settings = facts((name, words) for name, words in job.settings)
+    rescued = el("p", f"Rescued: {job.rescue}.") if job.rescue else None
+    settings = fragment(rescued, facts((name, words) for name, words in job.settings))
     if job.decision is None:
         why = el("p", "Why is not recorded: the route was given, or no decision is stored with the job.")
         return fragment(chosen, settings, why)

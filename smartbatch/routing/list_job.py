@@ -309,6 +309,13 @@ class JobResults(Iterator[Result]):
         except SmartbatchError:
             return sum(self._read)
 
+    def rescue(self) -> str | None:
+        """Return why requests of a batch were sent in real time instead; ``None`` if it is unknown."""
+        try:
+            return None if self._job is None else self._job.status(COUNTED_WITHIN, forecast=False).rescue
+        except SmartbatchError:
+            return None
+
     def __del__(self) -> None:
         """As :meth:`close`; on another thread, as this one may hold any lock."""
         if not self._ended and self._job is not None:

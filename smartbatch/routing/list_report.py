@@ -72,7 +72,7 @@ def _whole(began: float, decided: ListDecision | None, results: ResultList) -> R
     paid = results.cost if results.cost_known else None
     if decided is not None:
         known = list_figures(decided)
-        return evolve(known, finished=began + results.wall, state="done", paid=paid)
+        return evolve(known, rescue=decided.rescue, finished=began + results.wall, state="done", paid=paid)
     routes = {result.route for result in results if result.route is not None}
     return ReportedJob(
         id="",

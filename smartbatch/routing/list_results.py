@@ -10,6 +10,7 @@ from attrs import frozen
 
 from smartbatch._clock import Clock
 from smartbatch._fork import run_after_collection
+from smartbatch.core.routing.actual_cost import rescue_in_words
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.measured import ListDecision, Measured
 from smartbatch.errors import RequestCancelled
@@ -72,6 +73,7 @@ class RoutedResults(Iterator[Result]):
         except StopIteration:
             self._ended = True
             seconds = self._clock.now() - self._began
+            self._explain_rescue()
             self._scored(self._advisor.score(self._number, self._decision, seconds, self._actual))
             raise
         except BaseException:
@@ -79,6 +81,12 @@ class RoutedResults(Iterator[Result]):
             raise
         self._actual.add(result)
         return result
+
+    def _explain_rescue(self) -> None:
+        if self.decided is None or rescue_in_words(self._decision, self._actual, None) is None:
+            return
+        reason = self._results.rescue() if isinstance(self._results, JobResults) else None
+        self.decided.rescue = rescue_in_words(self._decision, self._actual, reason)
 
     def _scored(self, event: RouteScored | None) -> None:
         if event is not None and self.decided is not None:

@@ -201,6 +201,8 @@ class ListRouter:
             collected.extend(results)
         except KeyboardInterrupt as error:
             raise results.interrupted(error, collected) from None
+        if results.decided is not None:
+            collected.rescue = results.decided.rescue
         collected.reporter = partial(_report, self._advisor.label, first, results.decided)
         return ended(collected, self._clock.now() - began, results.prompts)
 

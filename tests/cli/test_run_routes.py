@@ -170,6 +170,22 @@ def test_constraints_that_cannot_be_met_end_the_run_before_anything_is_sent(
     assert stored_jobs() == []
 
 
+def test_a_run_whose_batch_fails_says_how_many_rows_were_sent_in_real_time_and_why(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In the summary and in the report of its job."""
+    prompts(12)
+    with emulator(latency=0, batch_faults={"fail_validation": 1.0}) as emu:
+        use_emulator(emu, monkeypatch)
+        assert run("--prefer", "cost") == 0
+        assert calls_in_real_time(emu) == 12
+    reason = "the batch failed (invalid_request): The batch could not be validated."
+    counts = "12 requests were planned as a batch, 12 of them were sent in real time"
+    assert row_of(capfd.readouterr().err, "rescued") == f"rescued  {counts}: {reason}"
+    assert main(["report", "out.jsonl", "-o", "report.html"]) == 0
+    assert f"requests of a batch were sent in real time instead: {reason}" in Path("report.html").read_text()
+
+
 # -- what an earlier run left --------------------------------------------------------------------------------
 
 

@@ -148,7 +148,7 @@ def spent(usd: float | None) -> ActualCost:
 
 def test_a_choice_is_compared_with_its_forecast_and_the_plain_routes() -> None:
     """Money and time, above or below; against itself nothing is compared."""
-    assert list(decision_summary(decided(Route.HYBRID), 200.0, spent(2.5), 0)) == [
+    assert list(decision_summary(decided(Route.HYBRID), 200.0, spent(2.5), None)) == [
         ("route", "hybrid, 3 at once: so it is"),
         (
             "forecast",
@@ -164,26 +164,56 @@ def test_a_choice_is_compared_with_its_forecast_and_the_plain_routes() -> None:
             "always by batch: 0.500000 USD more for the same tokens, 13 min 20 s sooner than its forecast",
         ),
     ]
-    assert [name for name, _ in decision_summary(decided(Route.BATCH), 1.0, spent(1.0), 0)].count(
+    assert [name for name, _ in decision_summary(decided(Route.BATCH), 1.0, spent(1.0), None)].count(
         "against"
     ) == 1
 
 
-def test_a_choice_says_whether_its_deadline_was_met_and_what_was_taken_back_for_it() -> None:
+def test_a_choice_says_whether_its_deadline_was_met() -> None:
     """Not without one."""
-    met = dict(decision_summary(decided(Route.BATCH, 3600.0), 3000.0, spent(2.0), 2))
+    met = dict(decision_summary(decided(Route.BATCH, 3600.0), 3000.0, spent(2.0), None))
     assert met["deadline"] == "met, 10 min 00 s before it"
-    assert met["rescued"] == "2 batches taken back for the deadline"
-    missed = dict(decision_summary(decided(Route.INDIVIDUAL, 30.0), 31.5, spent(4.0), 0))
+    missed = dict(decision_summary(decided(Route.INDIVIDUAL, 30.0), 31.5, spent(4.0), None))
     assert missed["deadline"] == "missed by 1.50 s"
-    assert "rescued" not in missed
-    assert "deadline" not in dict(decision_summary(decided(Route.BATCH), 1.0, spent(None), 0))
+    assert "deadline" not in dict(decision_summary(decided(Route.BATCH), 1.0, spent(None), None))
+
+
+@pytest.mark.parametrize(
+    ("route", "by_batch", "in_real_time", "printed"),
+    [
+        (
+            Route.BATCH,
+            4,
+            6,
+            "10 requests were planned as a batch, 6 of them were sent in real time: too late",
+        ),
+        (
+            Route.HYBRID,
+            4,
+            6,
+            "7 requests were planned as a batch, 3 of them were sent in real time: too late",
+        ),
+        (Route.HYBRID, 7, 3, None),
+        (Route.BATCH, 10, 0, None),
+        (Route.INDIVIDUAL, 0, 10, None),
+    ],
+)
+def test_requests_of_a_batch_that_were_sent_in_real_time_are_counted(
+    route: Route, by_batch: int, in_real_time: int, printed: str | None
+) -> None:
+    """Not those that a hybrid sends at once, nor copies of the answers of equal requests."""
+    actual = ActualCost()
+    routes = [Route.BATCH] * by_batch + [Route.FLEX] * (in_real_time > 0)
+    for each in routes + [Route.INDIVIDUAL] * (in_real_time - 1):
+        actual.add(answered(route=each))
+        actual.add(answered(route=each, deduplicated=True))
+    assert dict(decision_summary(decided(route), 1.0, actual, "too late")).get("rescued") == printed
 
 
 def test_a_choice_says_nothing_of_money_that_is_unknown() -> None:
     """Only of time."""
     printed = " ".join(
-        words for _, words in decision_summary(decided(Route.HYBRID, priced=False), 200.0, spent(None), 0)
+        words for _, words in decision_summary(decided(Route.HYBRID, priced=False), 200.0, spent(None), None)
     )
     assert "USD" not in printed
     assert "always individually: 3 min 00 s later than its forecast" in printed

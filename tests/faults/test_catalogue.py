@@ -254,6 +254,10 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
             "faults/test_faults_without_batches.py::"
             "test_a_list_goes_in_real_time_where_there_is_no_batch_api",
             "faults/test_faults_without_batches.py::"
+            "test_a_rescued_list_says_how_many_requests_were_sent_in_real_time_and_why",
+            "faults/test_faults_without_batches.py::"
+            "test_a_list_that_was_answered_by_its_batch_was_not_rescued",
+            "faults/test_faults_without_batches.py::"
             "test_a_forced_batch_waits_or_fails_as_batch_fallback_says",
             "faults/test_faults_without_batches.py::test_batches_that_fail_each_time_are_done_without",
         ),

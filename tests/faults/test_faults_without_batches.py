@@ -10,7 +10,7 @@ import pytest
 from smartbatch.client import BatchingClient
 from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.errors import AllRequestsFailed, ProviderError
-from smartbatch.types import Result
+from smartbatch.results import ResultList
 from tests.faults.world import HOUR, MINUTE, PROVIDERS, World, texts, world
 from tests.levels import sampled
 
@@ -19,10 +19,10 @@ ABOUT_BATCHES = ("upload", "create", "list", "get", "file", "cancel")
 PAGE = ServerReply(404, b"<html><title>404 Not Found</title></html>", content_type="text/html")
 
 
-def chosen_by_us(client: BatchingClient, prompts: list[str]) -> list[Result]:
+def chosen_by_us(client: BatchingClient, prompts: list[str]) -> ResultList:
     """Generate a list for which a batch is chosen."""
     assert client.plan(prompts, prefer="cost").route.by_batch
-    return list(client.generate(prompts, prefer="cost"))
+    return client.generate(prompts, prefer="cost")
 
 
 def refusing(w: World, reply: Callable[[], ServerReply]) -> None:
@@ -43,6 +43,39 @@ def test_a_list_goes_in_real_time_where_there_is_no_batch_api(
         assert w.clock.now() - began < HOUR
         assert not w.creates
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
+
+
+@each_provider
+def test_a_rescued_list_says_how_many_requests_were_sent_in_real_time_and_why(
+    provider: str, tmp_path: Path
+) -> None:
+    with world(provider, tmp_path) as w:
+        refusing(w, lambda: w.refusal(404, "not available"))
+        prompts = texts(12)
+        client = w.process(flex=False)
+        first = client.plan(prompts, prefer="cost").first
+        results = chosen_by_us(client, prompts)
+        assert results.rescue is not None
+        left = 12 - first
+        counts = f"{left} requests were planned as a batch, {left} of them were sent in real time"
+        assert results.rescue.startswith(f"{counts}: the Batch API cannot be used (404): ")
+        assert results.rescue in repr(results)
+        assert f"Rescued: {counts}" in results.report().html
+        [job] = client.jobs()
+        reason = job.status().rescue
+        assert reason is not None
+        assert results.rescue.endswith(reason)
+        assert reason in job.report().html
+        assert f"requests of a batch were sent in real time instead: {reason}" in str(job.status())
+
+
+@each_provider
+def test_a_list_that_was_answered_by_its_batch_was_not_rescued(provider: str, tmp_path: Path) -> None:
+    with world(provider, tmp_path) as w:
+        client = w.process(flex=False)
+        results = chosen_by_us(client, texts(12))
+        assert results.rescue is None
+        assert [job.status().rescue for job in client.jobs()] == [None]
 
 
 @each_provider
@@ -67,6 +100,7 @@ def test_a_list_whose_batch_takes_longer_than_was_planned_goes_on_in_real_time(
         results = chosen_by_us(client, prompts)
         assert [result.text for result in results] == w.right(prompts)
         assert planned <= w.clock.now() - began < planned + HOUR
+        assert str(results.rescue).endswith("of them were sent in real time: the batch takes too long")
         assert len(w.creates) == 1
         assert not w.emu.ledger.paid_twice(excluding_lost=False)  # what the batch had run is kept
 
@@ -77,8 +111,10 @@ def test_batches_that_fail_each_time_are_done_without(provider: str, tmp_path: P
         pytest.skip("its batches never fail as a whole")
     with world(provider, tmp_path, batch_faults={"fail_validation": 1.0}) as w:
         prompts = texts(12)
-        assert [r.text for r in chosen_by_us(w.process(flex=False), prompts)] == w.right(prompts)
+        results = chosen_by_us(w.process(flex=False), prompts)
+        assert [r.text for r in results] == w.right(prompts)
         assert len(w.creates) == 2
+        assert "of them were sent in real time: " in str(results.rescue)
 
 
 @each_provider

@@ -31,6 +31,7 @@ PROGRESS = RemoteProgress(
     failed=0,
     outputs=("file-1", "file-2"),
     cancel_sent_at=1.5,
+    rescue="it was late",
     uploads=2,
     results_fetched=True,
     results_refetched=2,

@@ -141,7 +141,7 @@ TIMED = {"policy__deadline": None, "timeout": 100.0}
     ("age", "given", "note"),
     [
         (1.0, {"job__cancel_requested": True}, "the job was cancelled"),
-        (100.0, TIMED, "it takes too long; what it has not run goes on in real time"),
+        (100.0, TIMED, "the batch takes too long"),
         (99.5, TIMED, None),
         (100.0, {"timeout": 100.0}, None),
         (100.0, {**TIMED, "falls_back": False}, None),

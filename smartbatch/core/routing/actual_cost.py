@@ -1,4 +1,4 @@
-"""What a list cost, held against what the same tokens would have cost by the plain routes."""
+"""What a list cost and which routes it took, compared with its plan and with the plain routes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Callable, Collection
 
 from attrs import define
 
+from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.workload import Rates
 from smartbatch.types import Result, Route
 
 _STANDARD = (Route.INDIVIDUAL, Route.SHARED)
 _BATCH = (Route.BATCH,)
+_REALTIME = (*_STANDARD, Route.FLEX)
 
 
 @define
@@ -27,6 +29,8 @@ class ActualCost:
         individual: what the tokens they used cost in real time; ``None`` where that is unknown.
         by_batch: what these tokens cost by batch, likewise.
         answered: results that are answers.
+        batched: requests that were sent by batch.
+        realtime: requests that were sent in real time.
     """
 
     _standard: Rates | None = None
@@ -36,12 +40,17 @@ class ActualCost:
     individual: float | None = 0.0
     by_batch: float | None = 0.0
     answered: int = 0
+    batched: int = 0
+    realtime: int = 0
 
     def add(self, result: Result) -> None:
         """Add a result; one that took no call, or got the answer of another request, adds nothing."""
         self.answered += result.ok
         if result.paid_before:
             return
+        if not result.deduplicated:
+            self.batched += result.route in _BATCH
+            self.realtime += result.route in _REALTIME
         standard, batch = self._others(result) or (self._standard, self._batch)
         cost = result.cost
         self.paid = None if self.paid is None or cost is None else self.paid + cost
@@ -51,6 +60,20 @@ class ActualCost:
         if self.by_batch is not None:
             cost = _cost_of(result, batch, _BATCH)
             self.by_batch = None if cost is None else self.by_batch + cost
+
+
+def rescue_in_words(decision: Decision, actual: ActualCost, reason: str | None) -> str | None:
+    """Return how many requests that were planned for a batch were sent in real time, and why.
+
+    Returns:
+        the words; ``None`` if there are no such requests.
+    """
+    chosen = decision.chosen
+    rescued = actual.realtime - chosen.first
+    if not chosen.route.by_batch or rescued <= 0:
+        return None
+    planned = f"{rescued + actual.batched:,} requests were planned as a batch"
+    return f"{planned}, {rescued:,} of them were sent in real time" + (f": {reason}" if reason else "")
 
 
 def _cost_of(result: Result, rates: Rates | None, routes: Collection[Route]) -> float | None:

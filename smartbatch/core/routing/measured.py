@@ -32,6 +32,7 @@ class ListDecision:
         at: Unix seconds.
         model: ``provider:model``.
         measured: what it took, once that is known.
+        rescue: how many of its requests were sent in real time instead of by batch, and why; likewise.
         no: its number in the store, once it is there.
     """
 
@@ -39,6 +40,7 @@ class ListDecision:
     model: str
     decision: Decision = field(repr=False)
     measured: Measured | None = None
+    rescue: str | None = None
     no: int | None = None
 
     @property

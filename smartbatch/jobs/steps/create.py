@@ -318,9 +318,9 @@ def _refused(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardR
 
 def _do_without(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardRow:
     """Send the requests of a shard in real time, because there is no Batch API, or it does not work."""
-    detail = f"the Batch API cannot be used ({error.status}): {shard.size:,} requests go in real time"
-    step.incident("no_batch_api", detail, shard)
-    return step.discard(shard, f"{detail}; {error.message}", to=ItemState.REALTIME)
+    reason = f"the Batch API cannot be used ({error.status})"
+    step.incident("no_batch_api", f"{reason}: {shard.size:,} requests go in real time", shard)
+    return step.discard(shard, f"{reason}: {error.message}", to=ItemState.REALTIME)
 
 
 def _spool(step: StepContext, shard: ShardRow) -> Path:

@@ -25,7 +25,7 @@ _LATE = (
     "still {word} after more than 24 hours, and waited for; cancel the job to keep what is done and end it "
     "(jobs with batch_fallback='individual' send the rest in real time after their time-out)"
 )
-OVERDUE = "it takes too long; what it has not run goes on in real time"
+OVERDUE = "the batch takes too long"
 ANSWERED = "its requests were answered by a batch that was given up and came after all"
 """Why a batch is not needed any more."""
 STUCK = 15 * 60.0
@@ -58,7 +58,7 @@ def poll(step: StepContext, shard: ShardRow) -> ShardRow:
     assert shard.batch_id is not None
     left = step.wall >= leave_at(step, shard)
     if not (left or shard.cancelled) and (reason := _reason_to_cancel(step, shard)):
-        return cancel(step, shard, reason)
+        return cancel(step, shard, reason, rescues=reason is OVERDUE)
     try:
         with step.provider_calls():
             batch = step.api.get(shard.batch_id, step.limits.call_timeout)
@@ -89,15 +89,20 @@ def poll(step: StepContext, shard: ShardRow) -> ShardRow:
     return moved
 
 
-def cancel(step: StepContext, shard: ShardRow, reason: str) -> ShardRow:
+def cancel(step: StepContext, shard: ShardRow, reason: str, *, rescues: bool = True) -> ShardRow:
     """Cancel a batch. Its finished requests are kept; nothing is sent again before it has ended.
 
     That it is to be cancelled is stored first: after a crash nobody takes it for a cancel of somebody else's.
+
+    Args:
+        rescues: the batch's unanswered requests are then sent in real time.
     """
     batch_id = shard.batch_id
     assert batch_id is not None
     if shard.remote.cancel_sent_at is None:
-        shard = step.reschedule(shard, 0.0, remote=evolve(shard.remote, cancel_sent_at=step.wall))
+        rescue = reason if rescues else None
+        marked = evolve(shard.remote, cancel_sent_at=step.wall, rescue=rescue)
+        shard = step.reschedule(shard, 0.0, remote=marked)
     try:
         step.api.cancel(batch_id, step.limits.call_timeout)
     except Exception as error:

@@ -109,6 +109,9 @@ def _settle_with(
     now = step.wall
     if items.no_money:
         step.hold(items.no_money)
+    remote = shard.remote
+    if items.realtime and remote.rescue is None:
+        remote = evolve(remote, rescue=f"no answer in a batch that ended as {remote.status or 'ended'!r}")
     settled = step.store.shards.settle(
         step.lease,
         shard,
@@ -122,6 +125,7 @@ def _settle_with(
         cleaned_up=step.policy.retention is None and not shard.remote.suspected_duplicates,
         cost=cost,
         note=None,
+        remote=remote,
     )
     step.tell_change(shard, settled)
     collect.clear(step, shard)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from smartbatch.jobs.records import (
     TRANSITIONS,
@@ -242,9 +242,15 @@ class ShardTable:
         """
         if items not in (ItemState.OPEN, ItemState.REALTIME):
             raise ValueError("the items of a discarded shard become open or real time")
-        changes = {"note": note, "died_at": at, "reserved": shard.reserved if maybe_billed else 0.0}
+        changes: dict[str, Any] = {
+            "note": note,
+            "died_at": at,
+            "reserved": shard.reserved if maybe_billed else 0.0,
+        }
         if orphan is not None:
             changes |= {"batch_id": None, "candidate": orphan, "due_at": at}
+        if items is ItemState.REALTIME and shard.remote.rescue is None:
+            changes["remote"] = evolve(shard.remote, rescue=note)
         discarded = _move(tx, job, shard, ShardState.DEAD, changes)
         if ended:
             members = outcomes.item_states(tx, job, [result.ix for result in ended])
