@@ -8,7 +8,6 @@ and part of the cost, usage and attempts of the new one.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Sequence
 from typing import Any, Final
@@ -26,6 +25,8 @@ _KEY: Final = re.compile(rf"[0-9a-f]{{{4 * HALF}}}( [0-9a-f]{{{4 * HALF}}})*")
 """The keys of a row in hexadecimal digits: of the settings it was last sent with, then of earlier ones."""
 _MAX_KEYS: Final = 8
 """Keys of a row that are kept: of the last settings."""
+_MOST: Final = 1e300
+"""No figure is as large."""
 _RESEND: Final = "resend"
 _REPLACED: Final = "replaced"
 
@@ -61,7 +62,7 @@ class Amounts:
 
     def add_line(self, line: Line, defects: Sequence[Defect], *, sign: int = 1) -> None:
         """Count a line, or with a negative ``sign`` take it back."""
-        cost, usage = _number(line.get("cost")), line.get("usage")
+        cost, usage = number_of(line.get("cost")), line.get("usage")
         usage = usage if isinstance(usage, dict) else {}
         self.cost += sign * (cost or 0.0)
         unknown = bool(usage.get("unknown"))
@@ -70,15 +71,16 @@ class Amounts:
         self.unbilled += sign * (cost is None and (unknown or estimated))
         self.estimated += sign * estimated
         self.unknown += sign * unknown
-        self.input_tokens += sign * int(_number(usage.get("input_tokens")) or 0)
-        self.output_tokens += sign * int(_number(usage.get("output_tokens")) or 0)
+        self.input_tokens += sign * int(number_of(usage.get("input_tokens")) or 0)
+        self.output_tokens += sign * int(number_of(usage.get("output_tokens")) or 0)
         for name in defects:
             setattr(self, name, getattr(self, name) + sign)
 
 
-def _number(value: Any) -> float | None:
-    """Return a figure of a line; ``None`` for anything else that somebody wrote in its place."""
-    return value if type(value) in (int, float) and math.isfinite(value) else None
+def number_of(value: Any) -> float | None:
+    """Return a figure of a line; ``None`` for anything else that somebody wrote in its place, such as a whole
+    number that no float can hold."""
+    return value if type(value) in (int, float) and -_MOST < value < _MOST else None
 
 
 def encode(row: KeyedRow, result: Result, model: str) -> bytes:
@@ -98,7 +100,8 @@ def is_output_line(content: Any) -> bool:
         return False
     if type(index) is not int or index < 0 or type(key) is not str or "error" not in content:
         return False
-    return _KEY.fullmatch(key) is not None
+    records = (content.get(name) for name in ("input", "answers", "error"))
+    return all(one is None or isinstance(one, dict) for one in records) and _KEY.fullmatch(key) is not None
 
 
 def is_answer(content: Line) -> bool:
@@ -127,7 +130,7 @@ def figures_of(content: Line) -> Line:
     tokens = {name: decoded_cell(answers.get(name)) for name in ("input_tokens", "output_tokens")}
     numbers = {name: decoded_cell(answers.get(name)) for name in ("cost", "latency", "attempts", "dropped")}
     plain = {name: answers.get(name) for name in ("text", "finish_reason", "embedding")}
-    plain["id"] = None if answers["id"] == "" else answers["id"]
+    plain["id"] = None if answers.get("id") == "" else answers.get("id")
     return {**plain, **numbers, "usage": tokens, **{n: content[n] for n in content if n != "answers"}}
 
 
@@ -191,11 +194,11 @@ def replacing(line: bytes, before: Line) -> tuple[bytes, bool]:
     """
     new: Line = decode_json(line)
     spent = before[_REPLACED]
-    known = new["cost"] is not None and spent["cost"] is not None
+    cost = number_of(spent.get("cost"))
     amounts = {
-        "cost": new["cost"] + spent["cost"] if known else None,
-        "usage": _sum(new["usage"], spent["usage"]),
-        "attempts": new["attempts"] + (spent["attempts"] or 0),
+        "cost": None if new["cost"] is None or cost is None else new["cost"] + cost,
+        "usage": _sum(new["usage"], spent.get("usage")),
+        "attempts": new["attempts"] + (number_of(spent.get("attempts")) or 0),
         _REPLACED: spent,
     }
     if new["error"] is None:
@@ -208,8 +211,8 @@ def replacing(line: bytes, before: Line) -> tuple[bytes, bool]:
     return to_line({**before, **amounts}), False
 
 
-def _sum(new: Line, before: Line | None) -> Line:
-    before = before or {}
+def _sum(new: Line, before: Any) -> Line:
+    before = before if isinstance(before, dict) else {}
     marks = {name: True for name in ("estimated", "unknown") if new.get(name) or before.get(name)}
     tokens = [name for name in new if name not in marks]
-    return {name: (new[name] or 0) + (before.get(name) or 0) for name in tokens} | marks
+    return {name: (new[name] or 0) + (number_of(before.get(name)) or 0) for name in tokens} | marks

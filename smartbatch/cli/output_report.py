@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from attrs import evolve
 
-from smartbatch.cli.output_lines import defects_of, figures_of, is_answer, sample_of
+from smartbatch.cli.output_lines import defects_of, figures_of, is_answer, number_of, sample_of
 from smartbatch.cli.result_tables import read_table, table_format
 from smartbatch.core.limits.error_patterns import pattern_of
 from smartbatch.core.preparation.validation import MAX_SAMPLES
@@ -207,7 +207,11 @@ def _is_result(line: Any) -> bool:
         return False
     numbers = [line.get(name) for name in ("cost", "latency", "attempts")]
     numbers += [(usage or {}).get(name) for name in _TOKENS]
-    if not all(one is None or (type(one) in (int, float) and one >= 0) for one in numbers):
+    figures = map(number_of, numbers)
+    if any(
+        one is not None and (figure is None or figure < 0)
+        for one, figure in zip(numbers, figures, strict=True)
+    ):
         return False
     return error is None or (isinstance(error, dict) and {"kind", "message"} <= error.keys())
 

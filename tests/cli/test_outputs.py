@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from smartbatch import _files
 from smartbatch.cli import outputs, prompts
-from smartbatch.cli.output_lines import Amounts, encode
+from smartbatch.cli.output_lines import Amounts, encode, replacing, to_resend
 from smartbatch.cli.outputs import (
     OutputChanged,
     OutputFile,
@@ -336,6 +336,31 @@ def test_an_absurd_index_takes_no_memory(tmp_path: Path) -> None:
     path.write_bytes(line(0).replace(b'"index": 0', b'"index": 99999999999999'))
     with pytest.raises(InputError, match="another input"):
         recovered(path, 3)
+
+
+@pytest.mark.parametrize("figure", [10**400, -(10**400), 1e301, "3", [], True])
+def test_a_figure_that_is_none_counts_as_none(tmp_path: Path, figure: object) -> None:
+    """In the summary of a resumed run, and where the answer is replaced."""
+    path = tmp_path / "out.jsonl"
+    content = json.loads(line(0))
+    content |= {"cost": figure, "attempts": figure, "usage": {"input_tokens": figure, "output_tokens": 4}}
+    path.write_text(json.dumps(content) + "\n")
+    with OutputFile(str(path)) as out:
+        found = out.recover(keys(1))
+    assert (found.answered, found.amounts.cost) == (1, 0.0)
+    assert (found.amounts.input_tokens, found.amounts.output_tokens) == (0, 4)
+    new, answered = replacing(line(0), to_resend(content, "id"))
+    made = json.loads(new)
+    assert answered
+    assert (made["cost"], made["attempts"], made["usage"]["input_tokens"]) == (None, 1, 0)
+
+
+@pytest.mark.parametrize("name", ["input", "answers", "error"])
+def test_a_line_whose_parts_are_no_records_is_no_line_of_a_run(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_text(json.dumps({**json.loads(line(0)), name: [1]}) + "\n" + line(1).decode())
+    with OutputFile(str(path)) as out, pytest.raises(InputError, match="line 1 was not written by"):
+        out.recover(keys(2))
 
 
 def test_two_runs_cannot_write_to_one_file(tmp_path: Path) -> None:

@@ -251,6 +251,17 @@ def test_of_a_job_by_id_and_by_key(client: BatchingClient, folder: Path) -> None
         assert "<title>Job letters – smartbatch report</title>" in (folder / "report.html").read_text("utf-8")
 
 
+@pytest.mark.parametrize("figure", [10**400, -1, "3"])
+def test_an_output_with_a_figure_that_is_none_is_refused(
+    figure: object, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    line = {"index": 0, "error": None, "cost": 0.5}
+    lines = [line, {**line, "index": 1, "cost": figure}]
+    (tmp_path / "out.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    assert main(["report", str(tmp_path / "out.jsonl"), "-o", str(tmp_path / "r.html")]) == 2
+    assert "line 2 is no result" in capfd.readouterr().err
+
+
 def test_a_job_that_is_not_there_is_told(client: BatchingClient, capfd: pytest.CaptureFixture[str]) -> None:
     assert report("nobody", "--store", "none.db") == 1
     place = Path("none.db").absolute()
