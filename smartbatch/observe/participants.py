@@ -170,7 +170,7 @@ class Participants:
         processes: those that published in the last ten minutes, the latest first.
         sums: what happened in all processes that ever were, by ``family`` or ``family:label``; the names are
             those of Prometheus. Those that count never go down, also when a process ends, or is killed.
-        unreadable: records of a later version, which were passed over.
+        unreadable: records that are damaged or of a later version, which were passed over.
     """
 
     place: str
@@ -315,15 +315,18 @@ def _plain(one: Any) -> dict[str, Any]:
 
 
 def participant_of(text: str, age: float) -> Participant | None:
-    """Return a record from its stored form; ``None`` for one of a later version."""
-    document = json.loads(text)
-    if document["version"] > VERSION:
+    """Return a record from its stored form; ``None`` for one that is damaged or of a later version."""
+    try:
+        document = json.loads(text)
+        if document["version"] > VERSION:
+            return None
+        realtime = document["realtime"]
+        realtime["lanes"] = tuple(_made(LaneStatus, lane) for lane in realtime["lanes"])
+        realtime["minutes"] = tuple(MinuteOfCalls(*each) for each in realtime.get("minutes", ()))
+        document |= {"realtime": _made(RealtimeStatus, realtime), "age": max(0.0, age)}
+        made: Participant = _made(Participant, document)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         return None
-    realtime = document["realtime"]
-    realtime["lanes"] = tuple(_made(LaneStatus, lane) for lane in realtime["lanes"])
-    realtime["minutes"] = tuple(MinuteOfCalls(*each) for each in realtime.get("minutes", ()))
-    document |= {"realtime": _made(RealtimeStatus, realtime), "age": max(0.0, age)}
-    made: Participant = _made(Participant, document)
     return made
 
 

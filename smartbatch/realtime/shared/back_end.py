@@ -19,8 +19,12 @@ TIMEOUT = 2.0
 """Seconds that an exchange may take."""
 
 
+DAMAGES = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
+"""What reading a record raises that is not as it was written."""
+
+
 class BackEndUnavailable(SmartbatchError):
-    """The back end of shared limits cannot be reached, or is slow."""
+    """The back end of shared limits cannot be reached, is slow, or holds a damaged record."""
 
 
 class BackEndBusy(BackEndUnavailable):
@@ -67,7 +71,8 @@ class BackEnd(ABC):
         """Perform one exchange with the record ``key``, as a whole, by the back end's clock.
 
         Raises:
-            BackEndUnavailable: it cannot be reached; the exchange may have been made. Or it came late.
+            BackEndUnavailable: it cannot be reached; the exchange may have been made. Or it came late, or the
+                record is damaged.
         """
 
     @abstractmethod

@@ -15,6 +15,7 @@ from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
 from smartbatch.errors import ConfigError
 from smartbatch.observe.participants import KEPT
 from smartbatch.realtime.shared.back_end import (
+    DAMAGES,
     TIMEOUT,
     VERSION,
     BackEnd,
@@ -106,7 +107,10 @@ class RedisBackEnd(BackEnd):
             answer = self._connected().evalsha(self._exchange, 1, record, asked, self._salt)
         except redis.RedisError as error:
             raise self._unavailable(error) from None
-        return LeaseGrant(**json.loads(answer))
+        try:
+            return LeaseGrant(**json.loads(answer))
+        except DAMAGES as error:
+            raise self._unavailable(error) from None
 
     def publish(self, member: str, record: str, before: Mapping[str, float]) -> None:
         told = (member, record, json.dumps(before), KEPT)

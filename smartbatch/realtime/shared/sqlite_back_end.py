@@ -24,6 +24,7 @@ from smartbatch.core.limits.shared_record import (
 from smartbatch.errors import StoreError
 from smartbatch.observe.participants import KEPT
 from smartbatch.realtime.shared.back_end import (
+    DAMAGES,
     TIMEOUT,
     VERSION,
     BackEnd,
@@ -200,6 +201,9 @@ class SqliteBackEnd(BackEnd):
                 return done
         except (sqlite3.Error, OSError, LateExchange) as error:
             raise self._unavailable(error) from None
+        except DAMAGES as error:
+            reason = f"has a damaged record ({type(error).__name__})"
+            raise BackEndUnavailable(f"the file {self.place} {reason}") from None
 
     def _unavailable(self, error: Exception) -> BackEndUnavailable:
         self._connections.close()  # the file may have been replaced

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import stat
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from smartbatch import BatchingClient
+from smartbatch.core.limits.shared_record import LeaseAsk
 from smartbatch.events import Event, SharedLimitsLost
+from smartbatch.realtime.shared.addresses import open_back_end
+from smartbatch.realtime.shared.back_end import BackEndUnavailable
 from smartbatch.testing import Emulator, emulator
 
 
@@ -52,6 +57,25 @@ def test_nobody_else_can_read_it(
     [made] = (tmp_path / "state").rglob("limits-*.db")
     assert stat.S_IMODE(made.stat().st_mode) == 0o600
     assert stat.S_IMODE(made.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("record", ["[" * 100_000, "{", "[]", "{}"])
+def test_a_damaged_record_is_unavailable_and_stays(record: str, tmp_path: Path) -> None:
+    """What was spent is not forgotten, and other records are used as before."""
+    place = tmp_path / "limits.db"
+    back_end = open_back_end(f"sqlite:///{place}", lambda: 100.0)
+    back_end.prepare()
+    ask = LeaseAsk("one", caps=[1.0, 0.0, 0.0, 0.0], rates=[0.0] * 4)
+    back_end.exchange("damaged", ask)
+    with closing(sqlite3.connect(place)) as connection, connection:
+        connection.execute("UPDATE records SET record = ?", (record,))
+    for _ in range(2):
+        with pytest.raises(BackEndUnavailable, match="has a damaged record"):
+            back_end.exchange("damaged", ask)
+    assert back_end.exchange("other", ask).members == 1
+    back_end.close()
+    with closing(sqlite3.connect(place)) as connection:
+        assert connection.execute("SELECT record FROM records WHERE key = 'damaged'").fetchone() == (record,)
 
 
 def test_where_it_cannot_be_made_nothing_is_shared_and_an_event_says_so(
