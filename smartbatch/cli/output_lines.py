@@ -148,12 +148,15 @@ def defects_of(figures: Line) -> tuple[Defect, ...]:
     """Return the defects of the answer in a line of :func:`figures_of`; none of a failure."""
     if figures["error"] is not None:
         return ()
+    text, reason = (
+        value if isinstance(value := figures.get(name), str) else None for name in ("text", "finish_reason")
+    )
     return Result(
         "",
-        text=figures.get("text"),
+        text=text,
         parsed=figures.get("parsed"),
         embedding=figures.get("embedding") or None,
-        finish_reason=figures.get("finish_reason"),
+        finish_reason=reason,
     ).defects
 
 

@@ -355,6 +355,15 @@ def test_a_figure_that_is_none_counts_as_none(tmp_path: Path, figure: object) ->
     assert (made["cost"], made["attempts"], made["usage"]["input_tokens"]) == (None, 1, 0)
 
 
+@pytest.mark.parametrize("value", [0.5, [], {}])
+def test_a_text_that_is_none_counts_as_empty(tmp_path: Path, value: object) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_text(json.dumps({**json.loads(line(0)), "text": value, "finish_reason": value}) + "\n")
+    with OutputFile(str(path)) as out:
+        amounts = out.recover(keys(1)).amounts
+    assert (amounts.empty, amounts.truncated, amounts.refused) == (1, 0, 0)
+
+
 @pytest.mark.parametrize("name", ["input", "answers", "error"])
 def test_a_line_whose_parts_are_no_records_is_no_line_of_a_run(tmp_path: Path, name: str) -> None:
     path = tmp_path / "out.jsonl"
