@@ -55,7 +55,7 @@ def waits(file: Path) -> Iterator[str]:
             "wait": method not in own,
             "wait_for": method not in own,
             "get": (name in queues and not at_once) or "timeout" in keywords,
-            "select": method not in own,
+            "select": method not in own and name != "table",  # of rows
             "as_completed": method not in own,
             "join": name in threads | queues or not node.args,  # of texts it has one argument
             "acquire": not at_once,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeGuard
 
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.base import Capabilities, Provider
@@ -19,14 +19,19 @@ MAX_SHARED = 10
 """Most requests a shared call carries unless told otherwise: the default ``max_batch_size``."""
 
 
+_COUNTS = (("input_tokens", "output_tokens"), ("prompt_tokens", "completion_tokens"))
+"""Names of the counts of tokens: Anthropic's and OpenAI's responses', and OpenAI's chat completions'."""
+
+
 class CallableProvider(Provider):
     """Wraps ``fn(request, attempt)``, which may use any client, and is called from several threads.
 
     The function answers with a text, an :class:`~smartbatch.types.Answer` (which can carry usage and cost)
-    or any other object, found as ``Result.parsed``; or with one of these and its
-    :class:`~smartbatch.types.Usage`, as ``(value, usage)``. An exception may have an attribute ``usage`` too;
-    those of the exceptions it was raised ``from`` are added. It has to keep the call's time-out itself: a
-    running Python function cannot be stopped from outside.
+    or any other object, found as ``Result.parsed``; or with one of these and its usage, as
+    ``(value, usage)``: a :class:`~smartbatch.types.Usage`, or a provider's own mapping or object with the
+    counts of input and output tokens. An exception may have an attribute ``usage`` too; those of the
+    exceptions it was raised ``from`` are added. It has to keep the call's time-out itself: a running Python
+    function cannot be stopped from outside.
 
     Args:
         fn: makes one call; ``attempt`` is 0 for the first, ``attempt.timeout`` are the seconds it has, and
@@ -120,8 +125,8 @@ def normalise(value: Any) -> Answer:
     Raises:
         TypeError: for a coroutine, which nobody would ever run.
     """
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Usage):
-        return evolve(normalise(value[0]), usage=value[1])
+    if isinstance(value, tuple) and len(value) == 2 and (usage := usage_in(value[1])) is not None:
+        return evolve(normalise(value[0]), usage=usage)
     if isinstance(value, Answer):
         return value
     if isinstance(value, str):
@@ -132,6 +137,25 @@ def normalise(value: Any) -> Answer:
     return Answer(value=value)
 
 
+def usage_in(stated: object) -> Usage | None:
+    """Return what an own function states as its usage: a :class:`~smartbatch.types.Usage`, or the counts of
+    tokens under the names that providers use, in a mapping or as attributes; ``None`` for anything else."""
+    if isinstance(stated, Usage):
+        return stated
+    for names in _COUNTS:
+        if isinstance(stated, Mapping):
+            sent, received = (stated.get(name) for name in names)
+        else:
+            sent, received = (getattr(stated, name, None) for name in names)
+        if _is_count(sent) and _is_count(received):
+            return Usage(sent, received)
+    return None
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 def usage_of(error: BaseException) -> Usage | None:
     """Return the usage of a failed call of an own function: that of the exception, and of each one it was
     raised ``from``; ``None`` if none of them has a usage."""
@@ -140,9 +164,9 @@ def usage_of(error: BaseException) -> Usage | None:
     at: BaseException | None = error
     while at is not None and id(at) not in seen:
         seen.add(id(at))
-        usage = getattr(at, "usage", None)
-        if isinstance(usage, Usage):
-            found[id(usage)] = usage  # an outer exception may carry on that of the inner one
+        stated = getattr(at, "usage", None)
+        if (usage := usage_in(stated)) is not None:
+            found[id(stated)] = usage  # an outer exception may carry on that of the inner one
         at = at.__cause__
     usages = list(found.values())
     return sum(usages[1:], usages[0]) if usages else None

@@ -251,12 +251,20 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
             "test_a_model_that_no_line_may_have_is_no_fault_of_the_lines",
             "faults/test_faults_rejected_parameters.py::"
             "test_a_create_that_rejects_a_parameter_is_made_again_without_it",
+            "faults/test_faults_rejected_parameters.py::"
+            "test_lines_are_refused_for_one_parameter_after_the_other",
+            "faults/test_faults_rejected_parameters.py::"
+            "test_creates_are_refused_for_one_parameter_after_the_other",
+            "faults/test_faults_rejected_parameters.py::"
+            "test_a_server_that_refuses_what_is_not_sent_fails_the_rows_with_its_reason",
             "faults/test_faults_without_batches.py::"
             "test_a_list_goes_in_real_time_where_there_is_no_batch_api",
             "faults/test_faults_without_batches.py::"
             "test_a_rescued_list_says_how_many_requests_were_sent_in_real_time_and_why",
             "faults/test_faults_without_batches.py::"
             "test_a_list_that_was_answered_by_its_batch_was_not_rescued",
+            "faults/test_faults_without_batches.py::"
+            "test_a_batch_that_refuses_all_of_its_requests_is_done_without",
             "faults/test_faults_without_batches.py::"
             "test_a_forced_batch_waits_or_fails_as_batch_fallback_says",
             "faults/test_faults_without_batches.py::test_batches_that_fail_each_time_are_done_without",
@@ -320,6 +328,8 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
             "test_c25_with_another_key_nothing_is_concluded_from_an_empty_list",
             "faults/test_faults_creates.py::test_c25_a_key_that_is_refused_stops_the_job_and_fails_nothing",
             "faults/test_faults_creates.py::test_c25_a_key_that_is_refused_before_the_create_holds_the_job",
+            "faults/test_faults_without_batches.py::"
+            "test_a_list_that_keeps_going_sends_all_rows_although_each_is_refused",
         ),
     ),
     "C26": (

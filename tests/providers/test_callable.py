@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from smartbatch.client import BatchingClient
@@ -43,6 +45,29 @@ def test_an_answer_may_come_with_its_usage(value):
     answer = normalise((value, Usage(5, 3)))
     assert answer.usage == Usage(5, 3)
     assert (answer.text, answer.value) == ((None, 7) if value == 7 else ("t", None))
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"input_tokens": 5, "output_tokens": 3, "cache": None},
+        {"prompt_tokens": 5, "completion_tokens": 3},
+        SimpleNamespace(prompt_tokens=5, completion_tokens=3, total_tokens=8),
+    ],
+)
+def test_a_providers_own_usage_is_understood(stated):
+    """Functions that call an SDK pass its usage on."""
+    error = ValueError("x")
+    error.usage = stated
+    assert normalise(("t", stated)) == Answer(text="t", usage=Usage(5, 3))
+    assert usage_of(error) == Usage(5, 3)
+
+
+@pytest.mark.parametrize(
+    "other", [{"input_tokens": 5}, {"input_tokens": "5", "output_tokens": 3}, (1, 2), "t"]
+)
+def test_what_is_no_usage_is_a_part_of_the_answer(other):
+    assert normalise(("t", other)).value == ("t", other)
 
 
 class Failed(Exception):
