@@ -1,10 +1,8 @@
 """A limit that several processes share: its record, and what one exchange with a process changes in it.
 
 A limit belongs to an account and not to a process. The record of one quota holds what is left of it; a
-process leases a slice ahead of its need, and gives back what it does not use. All of this is one step,
-:func:`exchange`, which every back end performs as a whole: SQLite by this function in one transaction,
-Redis and PostgreSQL by the same steps in their own languages. Plain numbers only, so that the three agree: a
-limit of 0 is none, and :data:`NO_BOUND` stands where nothing is known.
+process leases a slice ahead of its need, and gives back what it does not use. The sharing rule is
+:func:`exchange`, which every back end applies in one transaction. A limit of 0 means none.
 """
 
 from __future__ import annotations

@@ -1,26 +1,41 @@
-"""Where shared limits are kept: what every back end does."""
+"""Where processes keep shared limits: back ends read a record, apply the sharing rule and write it back."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TypeAlias, TypeVar
 
 from attrs import asdict, frozen
 
-from smartbatch.core.limits.shared_record import Account, LeaseAsk, LeaseGrant, Member, SharedRecord
+from smartbatch.core.limits.shared_record import (
+    Account,
+    LateExchange,
+    LeaseAsk,
+    LeaseGrant,
+    Member,
+    SharedRecord,
+    exchange,
+)
 from smartbatch.errors import SmartbatchError
 
-VERSION = 3
-"""Of the records and of the rules by which they change; processes of different versions do not share."""
+_T = TypeVar("_T")
+
+Decision: TypeAlias = Callable[[str | None, float], tuple[str, _T]]
+"""Returns the new text of a record and a result, from the stored text (``None`` for a new record) and the
+time of the back end. It has no effects, because Redis may call it several times."""
+
+VERSION = 1
+"""Version of the records and of the sharing rule. Processes of different versions do not share."""
 
 TIMEOUT = 2.0
-"""Seconds that an exchange may take."""
+"""Seconds for which a back end waits for a lock, a server or an answer."""
 
 
-DAMAGES = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
-"""What reading a record raises that is not as it was written."""
+_DAMAGES = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
+"""What reading a damaged record raises."""
 
 
 class BackEndUnavailable(SmartbatchError):
@@ -28,7 +43,7 @@ class BackEndUnavailable(SmartbatchError):
 
 
 class BackEndBusy(BackEndUnavailable):
-    """Others have used it for :data:`TIMEOUT` seconds without a pause: it is there, and nothing was done."""
+    """Other processes used the back end for :data:`TIMEOUT` seconds without a pause. Nothing was changed."""
 
 
 class Incompatible(SmartbatchError):
@@ -49,7 +64,7 @@ class Published:
 
 
 class BackEnd(ABC):
-    """Keeps the records of shared quotas, and those of processes. Used by one thread at a time.
+    """Keeps shared limits, and the records that processes publish. Used by one thread at a time.
 
     Attributes:
         place: the address for people, without secrets.
@@ -66,20 +81,46 @@ class BackEnd(ABC):
             Incompatible: others use it in another version.
         """
 
-    @abstractmethod
     def exchange(self, key: str, ask: LeaseAsk) -> LeaseGrant:
-        """Perform one exchange with the record ``key``, as a whole, by the back end's clock.
+        """Change the record ``key`` by the sharing rule, in one transaction, and return what is granted.
 
         Raises:
-            BackEndUnavailable: it cannot be reached; the exchange may have been made. Or it came late, or the
-                record is damaged.
+            BackEndUnavailable: the back end cannot be reached, and the record may have been changed. Or the
+                record is damaged, or a later exchange of this client came first; then nothing was changed.
+        """
+
+        def decide(stored: str | None, now: float) -> tuple[str, LeaseGrant]:
+            try:
+                record = SharedRecord() if stored is None else _record_of(stored)
+                grant = exchange(record, ask, now)
+            except _DAMAGES as error:
+                raise self._damaged(error) from None
+            return json.dumps(asdict(record)), grant
+
+        try:
+            return self.update(key, decide, is_durable=ask.money == 1)
+        except LateExchange as error:
+            raise BackEndUnavailable(f"{self.place} cannot be used: {error}") from None
+
+    @abstractmethod
+    def update(self, key: str, decide: Decision[_T], *, is_durable: bool) -> _T:
+        """Read a record, decide, and write it, so that no other process changes it in between.
+
+        Args:
+            is_durable: whether the change must survive a loss of power.
+
+        Raises:
+            BackEndUnavailable: as :meth:`exchange`.
         """
 
     @abstractmethod
     def publish(self, member: str, record: str, before: Mapping[str, float]) -> None:
-        """Keep a process's record, and add to the sums of all what its ``sums`` are more than those of its
-        last record; than ``before`` where there is none. Records older than
-        :data:`~smartbatch.observe.participants.KEPT` seconds go; the sums stay.
+        """Keep a process's record, and add to the totals of all processes what its sums have gained.
+
+        Records older than :data:`~smartbatch.observe.participants.KEPT` seconds are removed; the totals stay.
+
+        Args:
+            before: the sums that count as published if the last record of this process is gone.
 
         Raises:
             BackEndUnavailable: it cannot be reached; the record may have been kept. To publish it, or a later
@@ -97,6 +138,22 @@ class BackEnd(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close the connection; the next use opens another."""
+
+    def _gains(self, record: str, last: str | None, before: Mapping[str, float]) -> dict[str, float]:
+        """Return what the sums of a published record have gained since the ``last`` one, or since ``before``.
+
+        They are sorted by name, so that processes lock the rows of the totals in the same order.
+        """
+        sums: Mapping[str, float] = json.loads(record)["sums"]
+        try:
+            known: Mapping[str, float] = before if last is None else json.loads(last)["sums"]
+            gained = {name: value - known.get(name, 0.0) for name, value in sorted(sums.items())}
+        except _DAMAGES as error:
+            raise self._damaged(error) from None
+        return {name: gain for name, gain in gained.items() if gain}
+
+    def _damaged(self, error: Exception) -> BackEndUnavailable:
+        return BackEndUnavailable(f"{self.place} has a damaged record ({type(error).__name__})")
 
 
 def check_version(found: str, place: str, other: str) -> None:
@@ -117,13 +174,8 @@ def hidden(salt: bytes, name: str) -> str:
     return hashlib.blake2b(name.encode(), key=salt, digest_size=16).hexdigest()
 
 
-def record_of(document: dict[str, Any]) -> SharedRecord:
-    """Return a record from its stored form."""
+def _record_of(text: str) -> SharedRecord:
+    document = json.loads(text)
     members = {name: Member(**one) for name, one in document.pop("members").items()}
     accounts = {name: Account(**one) for name, one in document.pop("accounts").items()}
     return SharedRecord(**document, members=members, accounts=accounts)
-
-
-def document_of(record: SharedRecord) -> dict[str, Any]:
-    """Return the form in which a record is stored."""
-    return asdict(record)

@@ -1,78 +1,71 @@
-"""Shared limits on a PostgreSQL server: any number of machines. One statement an exchange, by its clock.
+"""Shared limits on a PostgreSQL server, for any number of machines: changes under ``SELECT … FOR UPDATE``.
 
-The tables stand in the schema of the store, ``?schema=name`` in the address. PostgreSQL 14 or newer.
+The tables are in the schema of the store, ``?schema=name`` in the address. PostgreSQL 14 or newer. Statements
+are sent in pipelines, so that an exchange takes two round trips.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 from collections.abc import Mapping
-from importlib.resources import files
 from typing import Any, TypeVar
 
 import psycopg
-from attrs import asdict
 from psycopg.abc import PQGen
 
 from smartbatch._clock import RealClock
 from smartbatch._postgres import SCHEMA_LOCK, Address
-from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
 from smartbatch.errors import scrub
 from smartbatch.observe.participants import KEPT
 from smartbatch.realtime.shared.back_end import (
     TIMEOUT,
     VERSION,
     BackEnd,
+    BackEndBusy,
     BackEndUnavailable,
+    Decision,
     Published,
     check_version,
 )
 
-_Value = TypeVar("_Value")
+_T = TypeVar("_T")
+
+LONGER = 0.5
+"""Seconds that a session waits for an answer beyond :data:`TIMEOUT`, so that the server reports first that
+others hold the lock."""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS {schema}.shared_facts (name text PRIMARY KEY, value text NOT NULL);
+CREATE TABLE IF NOT EXISTS {schema}.shared_limits (key text PRIMARY KEY, record text);
 CREATE TABLE IF NOT EXISTS {schema}.shared_participants (
-    member text PRIMARY KEY, seen float8 NOT NULL, record json NOT NULL);
+    member text PRIMARY KEY, seen float8 NOT NULL, record text NOT NULL);
 CREATE TABLE IF NOT EXISTS {schema}.shared_sums (name text PRIMARY KEY, value float8 NOT NULL);
-CREATE TABLE IF NOT EXISTS {schema}.shared_members (
-    key text, member text, seen float8 NOT NULL, held float8[] NOT NULL, caps float8[] NOT NULL,
-    rates float8[] NOT NULL, least float8[] NOT NULL, urgent int NOT NULL, since float8 NOT NULL,
-    accepted float8 NOT NULL, PRIMARY KEY (key, member));
-CREATE TABLE IF NOT EXISTS {schema}.shared_accounts (
-    key text, member text, seen float8 NOT NULL, number bigint NOT NULL, drawn float8 NOT NULL,
-    given float8 NOT NULL, held float8 NOT NULL, PRIMARY KEY (key, member));
-CREATE TABLE IF NOT EXISTS {schema}.shared_limits (
-    key text PRIMARY KEY, at float8 NOT NULL DEFAULT 0, generation int NOT NULL DEFAULT 0,
-    caps float8[] NOT NULL DEFAULT '{{0,0,0,0}}', rates float8[] NOT NULL DEFAULT '{{0,0,0,0}}',
-    learned_caps float8[] NOT NULL DEFAULT '{{0,0,0,0}}',
-    learned_rates float8[] NOT NULL DEFAULT '{{0,0,0,0}}',
-    levels float8[] NOT NULL DEFAULT '{{0,0,0,0}}', granted float8[] NOT NULL DEFAULT '{{0,0,0,0}}',
-    cool_until float8 NOT NULL DEFAULT 0, spaced float8 NOT NULL DEFAULT 0,
-    found int NOT NULL DEFAULT 0, next_slot float8 NOT NULL DEFAULT 0,
-    outage int NOT NULL DEFAULT 0, opened float8 NOT NULL DEFAULT 0);
-DO $$ BEGIN
-    CREATE TYPE {schema}.shared_ask AS (
-        member text, version int, generation int, caps float8[], rates float8[], learned_caps float8[],
-        learned_rates float8[], at_most float8[], at_least float8[], "then" float8[], kept float8[],
-        returned float8[], least float8[], wanted float8[], slots float8, urgent int, accepted float8,
-        cooled float8, spaced float8, lowered int, found int, outage int, opened float8, money int,
-        lasting int, number bigint, drawn float8, given float8, leaving int);
-EXCEPTION WHEN duplicate_object THEN NULL; END $$;
 """
 
-_PUBLISHED = """
-SELECT (SELECT json_agg(json_build_array(age, record) ORDER BY age) FROM (
-            SELECT extract(epoch FROM clock_timestamp())::float8 - seen AS age, record
-            FROM {schema}.shared_participants) AS told WHERE age <= %s),
-       (SELECT json_object_agg(name, value) FROM {schema}.shared_sums)
-"""
+_NOW = "extract(epoch FROM clock_timestamp())::float8"
+
+_STATEMENTS = {
+    # the time is taken once the row is locked
+    "lock record": f"SELECT record, {_NOW}"
+    " FROM (SELECT record FROM {schema}.shared_limits WHERE key = %s FOR UPDATE) AS locked",
+    "new record": "INSERT INTO {schema}.shared_limits VALUES (%s, NULL) ON CONFLICT DO NOTHING",
+    "write record": "UPDATE {schema}.shared_limits SET record = %s WHERE key = %s",
+    "last publication": "SELECT record FROM {schema}.shared_participants"
+    f" WHERE member = %s AND seen >= {_NOW} - %s FOR UPDATE",
+    "add to sums": "INSERT INTO {schema}.shared_sums AS total SELECT * FROM unnest(%s::text[], %s::float8[])"
+    " ON CONFLICT (name) DO UPDATE SET value = total.value + excluded.value",
+    "publish": f"INSERT INTO {{schema}}.shared_participants VALUES (%s, {_NOW}, %s)"
+    " ON CONFLICT (member) DO UPDATE SET seen = excluded.seen, record = excluded.record",
+    "remove old": f"DELETE FROM {{schema}}.shared_participants WHERE seen < {_NOW} - %s",
+    "all published": f"SELECT age, record FROM (SELECT {_NOW} - seen AS age, record"
+    " FROM {schema}.shared_participants) AS published WHERE age <= %s ORDER BY age",
+    "all sums": "SELECT name, value FROM {schema}.shared_sums",
+}
 
 
-def _within(seconds: float, steps: PQGen[_Value]) -> PQGen[_Value]:
+def _within(seconds: float, steps: PQGen[_T]) -> PQGen[_T]:
     """Take the steps of a statement, of which some wait for the server.
 
     Raises:
@@ -87,18 +80,24 @@ def _within(seconds: float, steps: PQGen[_Value]) -> PQGen[_Value]:
                 raise psycopg.OperationalError(f"no answer within {seconds} s")
             step = steps.send(ready)
     except StopIteration as end:
-        value: _Value = end.value
+        value: _T = end.value
         return value
 
 
-class _Session(psycopg.Connection[Any]):
-    """A session that waits for :data:`TIMEOUT` seconds for each statement.
+def _row(pipeline: psycopg.Pipeline, cursor: psycopg.Cursor[Any]) -> Any:
+    """Return the row that a statement of a pipeline found.
 
-    The server's own limit ends no statement while the server stands still, or the network does.
+    Without the sync the server takes no session for idle that reads and never writes, and keeps its locks.
     """
+    pipeline.sync()
+    return cursor.fetchone()
 
-    def wait(self, gen: PQGen[_Value], *args: Any, **more: Any) -> _Value:
-        return super().wait(_within(TIMEOUT, gen), *args, **more)
+
+class _Session(psycopg.Connection[Any]):
+    """A session that waits a limited time for each answer, even if the server or the network stands still."""
+
+    def wait(self, gen: PQGen[_T], *args: Any, **more: Any) -> _T:
+        return super().wait(_within(TIMEOUT + LONGER, gen), *args, **more)
 
 
 class PostgresBackEnd(BackEnd):
@@ -114,10 +113,7 @@ class PostgresBackEnd(BackEnd):
         self._process = -1
         self._session: _Session | None = None
         schema = self._address.schema
-        self._statement = f"SELECT {schema}.shared_exchange_v3(%s, %s)"
-        self._lasting = f"{self._statement}, set_config('synchronous_commit', 'on', true)"
-        self._publish = f"SELECT {schema}.shared_publish_v1(%s, %s, %s, %s)"
-        self._published = _PUBLISHED.format(schema=schema)
+        self._statements = {name: text.format(schema=schema).encode() for name, text in _STATEMENTS.items()}
 
     def _connected(self) -> _Session:
         """Return the session of this process: a forked child must not use its parent's."""
@@ -125,10 +121,13 @@ class PostgresBackEnd(BackEnd):
             parameters = {**self._address.parameters, "connect_timeout": int(TIMEOUT)}
             self._process = os.getpid()
             self._session = _Session.connect(**parameters, autocommit=True)
+            milliseconds = int(TIMEOUT * 1000)
             self._session.execute(
-                f"SET statement_timeout TO {int(TIMEOUT * 1000)}; SET client_min_messages TO warning;"
+                f"SET lock_timeout TO {milliseconds};"
+                # a process that is frozen between read and write loses its lock, and its write is refused
+                f" SET idle_in_transaction_session_timeout TO {milliseconds};"
                 # processes wait for each other's commits: a rate may be lost with the server's power
-                " SET synchronous_commit TO off".encode()
+                " SET synchronous_commit TO off; SET client_min_messages TO warning".encode()
             )
         return self._session
 
@@ -150,46 +149,60 @@ class PostgresBackEnd(BackEnd):
 
     def _make(self, session: _Session) -> None:
         schema = self._address.schema
-        folder = files(__package__)
-        functions = [folder.joinpath(f"{name}.sql").read_text("utf-8") for name in ("exchange", "publish")]
         # asked first: to make one, even one that is there, wants a right to the whole database
         known = session.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (schema,)).fetchone()
         if known is None:
             session.execute(f"CREATE SCHEMA {schema}".encode())
-        for text in (_TABLES, *functions):
-            session.execute(text.format(schema=schema).encode())
+        session.execute(_TABLES.format(schema=schema).encode())
         for fact in (("version", str(VERSION)), ("salt", secrets.token_hex(16))):
             session.execute(f"INSERT INTO {schema}.shared_facts VALUES (%s, %s)".encode(), fact)
 
-    def exchange(self, key: str, ask: LeaseAsk) -> LeaseGrant:
-        asked = json.dumps(asdict(ask))
-        statement = self._lasting if ask.money else self._statement  # what was spent must survive
+    def update(self, key: str, decide: Decision[_T], *, is_durable: bool) -> _T:
+        statements = self._statements
         try:
-            row = self._connected().execute(statement.encode(), (key, asked)).fetchone()
+            session = self._connected()
+            with session.pipeline() as pipeline, session.transaction():
+                if is_durable:
+                    session.execute("SET LOCAL synchronous_commit TO on")
+                row = _row(pipeline, session.execute(statements["lock record"], (key,)))
+                if row is None:
+                    session.execute(statements["new record"], (key,))
+                    row = _row(pipeline, session.execute(statements["lock record"], (key,)))
+                assert row is not None
+                text, decided = decide(*row)
+                session.execute(statements["write record"], (text, key))
         except psycopg.Error as error:
             raise self._unavailable(error) from None
-        assert row is not None
-        return LeaseGrant(**row[0])
+        return decided
 
     def publish(self, member: str, record: str, before: Mapping[str, float]) -> None:
+        statements = self._statements
         try:
-            self._connected().execute(self._publish.encode(), (member, record, json.dumps(before), KEPT))
+            session = self._connected()
+            with session.pipeline() as pipeline, session.transaction():
+                row = _row(pipeline, session.execute(statements["last publication"], (member, KEPT)))
+                more = self._gains(record, None if row is None else row[0], before)
+                session.execute(statements["add to sums"], (list(more), list(more.values())))
+                session.execute(statements["publish"], (member, record))
+                session.execute(statements["remove old"], (KEPT,))
         except psycopg.Error as error:
             raise self._unavailable(error) from None
 
     def published(self) -> Published:
         try:
-            row = self._connected().execute(self._published.encode(), (KEPT,)).fetchone()
+            session = self._connected()
+            records = session.execute(self._statements["all published"], (KEPT,)).fetchall()
+            sums = session.execute(self._statements["all sums"]).fetchall()
         except psycopg.Error as error:
             raise self._unavailable(error) from None
-        assert row is not None
-        return Published([(age, json.dumps(record)) for age, record in row[0] or ()], row[1] or {})
+        return Published(records, dict(sums))
 
     def _unavailable(self, error: Exception) -> BackEndUnavailable:
         self.close()
         lines = str(error).strip().splitlines()
         reason = scrub(lines[0] if lines else type(error).__name__, *self._address.secrets)
-        return BackEndUnavailable(f"the PostgreSQL server {self.place} cannot be used ({reason})")
+        kind = BackEndBusy if isinstance(error, psycopg.errors.LockNotAvailable) else BackEndUnavailable
+        return kind(f"the PostgreSQL server {self.place} cannot be used ({reason})")
 
     def close(self) -> None:
         session, self._session = self._session, None

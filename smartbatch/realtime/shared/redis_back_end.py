@@ -1,25 +1,23 @@
-"""Shared limits on a Redis server: any number of machines. One script for each exchange, by its clock."""
+"""Shared limits on a Redis server, for any number of machines: changes between ``WATCH`` and ``EXEC``."""
 
 from __future__ import annotations
 
-import json
 import os
+import random
 import secrets
 from collections.abc import Callable, Mapping
-from importlib.resources import files
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
-from attrs import asdict
-
-from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
+from smartbatch._clock import RealClock
 from smartbatch.errors import ConfigError
 from smartbatch.observe.participants import KEPT
 from smartbatch.realtime.shared.back_end import (
-    DAMAGES,
     TIMEOUT,
     VERSION,
     BackEnd,
+    BackEndBusy,
     BackEndUnavailable,
+    Decision,
     Incompatible,
     Published,
     check_version,
@@ -37,10 +35,28 @@ except ImportError:
 
 parse_url: Callable[[str], dict[str, Any]] = _parse_url
 
-_PREFIX = "smartbatch:"
+_T = TypeVar("_T")
+_Command: TypeAlias = "tuple[str | float, ...]"
 
-_PARTICIPANTS = tuple(f"{_PREFIX}{{participants}}:{name}" for name in ("records", "seen", "sums"))
-"""Three hashes in one slot: records and when each was made, by member; and the sums."""
+UNUSED_SECONDS = 7 * 86_400
+"""After which the record of a rate is removed. A budget is kept."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.032
+"""Maximum seconds of the pause before a transaction is tried again because another process came first. It
+doubles from the first to the longest, and each pause is a random part of it."""
+
+_OPTIONS: dict[str, Any] = {
+    "socket_timeout": TIMEOUT,
+    "socket_connect_timeout": TIMEOUT,
+    "retry": Retry(NoBackoff(), 0),  # an exchange whose answer was lost may have been made
+}
+
+_PREFIX = "smartbatch:"
+_FACTS = f"{_PREFIX}shared"
+"""Version and salt, joined by a colon."""
+_PUBLISHED = f"{_PREFIX}{{published}}:"
+_SEEN, _SUMS = f"{_PUBLISHED}seen", f"{_PUBLISHED}sums"
+"""When each process published last, and the totals. Each record has a key of its own."""
 
 
 class RedisBackEnd(BackEnd):
@@ -65,86 +81,122 @@ class RedisBackEnd(BackEnd):
         self.place = f"redis {where}/{parts.get('db', 0)}"
         self._address = address
         self._process = -1
-        self._server: Any = None
-        folder = files(__package__)
-        self._scripts = [
-            folder.joinpath(f"{name}.lua").read_text("utf-8") for name in ("exchange", "publish")
-        ]
-        self._exchange = self._publish = self._salt = ""
+        self._connection: Any = None
+        self._facts = b""
 
     def _connected(self) -> Any:
         """Return the connection of this process: a forked child must not use its parent's."""
-        if self._server is None or self._process != os.getpid():
+        if self._connection is None or self._process != os.getpid():
             self._process = os.getpid()
-            self._server = redis.Redis.from_url(
-                self._address,
-                socket_timeout=TIMEOUT,
-                socket_connect_timeout=TIMEOUT,
-                retry=Retry(NoBackoff(), 0),  # an exchange whose answer was lost may have been made
-            )
-        return self._server
+            self._connection = redis.ConnectionPool.from_url(self._address, **_OPTIONS).make_connection()
+        return self._connection
+
+    def _replies(self, *commands: _Command) -> list[Any]:
+        """Send commands together and return their replies: one round trip.
+
+        The package's own transactions take one for each read, and report a lost connection as a change by
+        others, after which the same exchange would be made twice.
+        """
+        connection = self._connected()
+        connection.send_packed_command(connection.pack_commands(commands))
+        return [connection.read_response() for _ in commands]
 
     def prepare(self) -> bytes:
+        facts = f"{VERSION}:{secrets.token_hex(16)}"
         try:
-            server = self._connected()
-            # known until the server is started again: then it is to be prepared anew, its keys may be gone
-            self._exchange, self._publish = map(server.script_load, self._scripts)
-            server.hsetnx(f"{_PREFIX}shared", "version", VERSION)
-            server.hsetnx(f"{_PREFIX}shared", "salt", secrets.token_hex(16))
-            version, salt = server.hmget(f"{_PREFIX}shared", "version", "salt")
+            _, self._facts = self._replies(("SET", _FACTS, facts, "NX"), ("GET", _FACTS))
         except redis.RedisError as error:
             raise self._unavailable(error) from None
-        check_version(version.decode(), self.place, "database")
-        self._salt = salt.decode()
-        return bytes.fromhex(self._salt)
+        version, _, salt = self._facts.decode().partition(":")
+        check_version(version, self.place, "database")
+        return bytes.fromhex(salt)
 
-    def exchange(self, key: str, ask: LeaseAsk) -> LeaseGrant:
+    def update(self, key: str, decide: Decision[_T], *, is_durable: bool) -> _T:
         record = f"{_PREFIX}{{{key}}}"
-        try:
-            asked = json.dumps(asdict(ask))
-            # an emptied server still knows its scripts: without the salt they would go on by names that
-            # processes which come later do not use
-            answer = self._connected().evalsha(self._exchange, 1, record, asked, self._salt)
-        except redis.RedisError as error:
-            raise self._unavailable(error) from None
-        try:
-            return LeaseGrant(**json.loads(answer))
-        except DAMAGES as error:
-            raise self._unavailable(error) from None
+
+        def step(found: Any, now: float) -> tuple[list[_Command], _T]:
+            facts, stored = found
+            if facts != self._facts:  # the salt is another one, and so are the names of all records
+                raise self._lost("it lost what it kept")
+            text, decided = decide(None if stored is None else stored.decode(), now)
+            return [("SET", record, text, *(() if is_durable else ("EX", UNUSED_SECONDS)))], decided
+
+        keys = (_FACTS, record)
+        return self._transact(keys, ("MGET", *keys), step)
 
     def publish(self, member: str, record: str, before: Mapping[str, float]) -> None:
-        told = (member, record, json.dumps(before), KEPT)
+        own = f"{_PUBLISHED}of:{member}"
+
+        def step(last: Any, now: float) -> tuple[list[_Command], None]:
+            more = self._gains(record, None if last is None else last.decode(), before)
+            return [
+                *(("HINCRBYFLOAT", _SUMS, name, gain) for name, gain in more.items()),
+                ("SET", own, record),
+                ("EXPIRE", own, int(KEPT)),
+                ("ZADD", _SEEN, now, member),
+                ("ZREMRANGEBYSCORE", _SEEN, "-inf", now - KEPT),
+            ], None
+
+        self._transact((own,), ("GET", own), step)
+
+    def _transact(
+        self, keys: tuple[str, ...], read: _Command, step: Callable[[Any, float], tuple[list[_Command], _T]]
+    ) -> _T:
+        """Read, let ``step`` decide on writes and a result, and write; again if another process changed
+        ``keys`` in between.
+        """
+        until, pause = RealClock.now() + TIMEOUT, FIRST_PAUSE
         try:
-            self._connected().evalsha(self._publish, len(_PARTICIPANTS), *_PARTICIPANTS, *told)
+            while True:
+                _, found, (seconds, microseconds) = self._replies(("WATCH", *keys), read, ("TIME",))
+                writes, result = step(found, float(seconds) + float(microseconds) / 1e6)
+                *_, executed = self._replies(("MULTI",), *writes, ("EXEC",))
+                if executed is not None:
+                    return result
+                if RealClock.now() >= until:
+                    raise BackEndBusy(f"others keep changing {keys[-1]} at {self.place}")
+                RealClock.sleep(random.uniform(0.0, pause))
+                pause = min(2.0 * pause, LONGEST_PAUSE)
         except redis.RedisError as error:
             raise self._unavailable(error) from None
+        except BaseException:
+            self.close()  # it still watches
+            raise
 
     def published(self) -> Published:
         try:
-            with self._connected().pipeline(transaction=True) as asked:
-                asked.time()
-                for key in _PARTICIPANTS:
-                    asked.hgetall(key)
-                (seconds, micros), records, seen, sums = asked.execute()
+            with redis.Redis.from_url(self._address, **_OPTIONS) as server:
+                seconds, microseconds = server.time()
+                seen = server.zrevrange(_SEEN, 0, -1, withscores=True)
+                texts = (
+                    server.mget([f"{_PUBLISHED}of:{member.decode()}" for member, _ in seen]) if seen else []
+                )
+                sums = server.hgetall(_SUMS)
         except redis.RedisError as error:
             raise self._unavailable(error) from None
-        now = seconds + micros / 1e6
-        ages = {member: now - float(at) for member, at in seen.items()}
-        heard = sorted((ages[member], text.decode()) for member, text in records.items())
+        now = seconds + microseconds / 1e6
         return Published(
-            [(age, text) for age, text in heard if age <= KEPT],
+            [
+                (now - at, text.decode())
+                for (_, at), text in zip(seen, texts, strict=True)
+                if text is not None
+            ],
             {name.decode(): float(value) for name, value in sums.items()},
         )
 
     def _unavailable(self, error: Exception) -> BackEndUnavailable | Incompatible:
+        self.close()
         if isinstance(error, redis.exceptions.MovedError):
             return Incompatible(
                 f"{self.place} is a node of a cluster, which keeps only some of the keys: name a single Redis"
                 " server, or a PostgreSQL server"
             )
-        return BackEndUnavailable(f"the Redis server {self.place} cannot be used ({type(error).__name__})")
+        return self._lost(type(error).__name__)
+
+    def _lost(self, reason: str) -> BackEndUnavailable:
+        return BackEndUnavailable(f"the Redis server {self.place} cannot be used ({reason})")
 
     def close(self) -> None:
-        if self._server is not None and self._process == os.getpid():
-            self._server.close()
-        self._server = None
+        connection, self._connection = self._connection, None
+        if connection is not None and self._process == os.getpid():
+            connection.disconnect()

@@ -1,8 +1,7 @@
-"""Shared limits in an SQLite file: the processes of one machine. One short transaction for each exchange."""
+"""Shared limits in an SQLite file, for the processes of one machine: changes inside ``BEGIN IMMEDIATE``."""
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import socket
@@ -13,28 +12,19 @@ from typing import TypeVar
 from smartbatch._clock import RealClock
 from smartbatch._files import check_logs, check_own, inode_of, new_file, private_folder
 from smartbatch._sqlite import SqliteConnections, connect_sqlite
-from smartbatch.core.limits.shared_record import (
-    CLOCK_STEP,
-    LateExchange,
-    LeaseAsk,
-    LeaseGrant,
-    SharedRecord,
-    exchange,
-)
+from smartbatch.core.limits.shared_record import CLOCK_STEP
 from smartbatch.errors import StoreError
 from smartbatch.observe.participants import KEPT
 from smartbatch.realtime.shared.back_end import (
-    DAMAGES,
     TIMEOUT,
     VERSION,
     BackEnd,
     BackEndBusy,
     BackEndUnavailable,
+    Decision,
     Incompatible,
     Published,
     check_version,
-    document_of,
-    record_of,
 )
 
 _T = TypeVar("_T")
@@ -105,8 +95,9 @@ class SqliteBackEnd(BackEnd):
 
     def _filled(self, connection: sqlite3.Connection) -> dict[str, str]:
         """Make what is missing of the file; return its facts."""
-        [(application,)] = connection.execute("PRAGMA application_id")
+        # in this order: another process that does the same marks the file before it makes tables
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        [(application,)] = connection.execute("PRAGMA application_id")
         if application != APPLICATION and (application or tables):
             raise Incompatible(f"the file {self.place} is an SQLite database, but not one of shared limits")
         connection.execute(f"PRAGMA application_id = {APPLICATION}")
@@ -130,19 +121,16 @@ class SqliteBackEnd(BackEnd):
         facts = [("host", self._host), ("host_seen", repr(self._noted_at))]
         connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts)
 
-    def exchange(self, key: str, ask: LeaseAsk) -> LeaseGrant:
-        def exchanged(connection: sqlite3.Connection) -> LeaseGrant:
+    def update(self, key: str, decide: Decision[_T], *, is_durable: bool) -> _T:
+        def updated(connection: sqlite3.Connection) -> _T:
             row = connection.execute("SELECT record FROM records WHERE key = ?", (key,)).fetchone()
-            record = SharedRecord() if row is None else record_of(json.loads(row[0]))
-            grant = exchange(record, ask, self._now())
+            text, decided = decide(None if row is None else row[0], self._now())
             if not self._is_noted_within(LEFT / 4):
                 self._note_host(connection)
-            connection.execute(
-                "INSERT OR REPLACE INTO records VALUES (?, ?)", (key, json.dumps(document_of(record)))
-            )
-            return grant
+            connection.execute("INSERT OR REPLACE INTO records VALUES (?, ?)", (key, text))
+            return decided
 
-        return self._whole(exchanged, lasting=ask.money == 1)
+        return self._in_transaction(updated, is_durable=is_durable)
 
     def publish(self, member: str, record: str, before: Mapping[str, float]) -> None:
         def kept(connection: sqlite3.Connection) -> None:
@@ -152,19 +140,13 @@ class SqliteBackEnd(BackEnd):
                 "DELETE FROM participants WHERE seen < ? OR seen > ?", (now - KEPT, now + CLOCK_STEP)
             )
             row = connection.execute("SELECT record FROM participants WHERE member = ?", (member,)).fetchone()
-            known: Mapping[str, float] = before if row is None else json.loads(row[0])["sums"]
-            more = [
-                (name, value - known.get(name, 0.0))
-                for name, value in json.loads(record)["sums"].items()
-                if value != known.get(name, 0.0)
-            ]
             connection.executemany(
                 "INSERT INTO sums VALUES (?, ?) ON CONFLICT DO UPDATE SET value = value + excluded.value",
-                more,
+                self._gains(record, None if row is None else row[0], before).items(),
             )
             connection.execute("INSERT OR REPLACE INTO participants VALUES (?, ?, ?)", (member, now, record))
 
-        self._whole(kept, lasting=False)
+        self._in_transaction(kept, is_durable=False)
 
     def published(self) -> Published:
         try:
@@ -180,9 +162,9 @@ class SqliteBackEnd(BackEnd):
         heard = [(now - seen, record) for seen, record in rows if -CLOCK_STEP <= now - seen <= KEPT]
         return Published(heard, sums)
 
-    def _whole(self, act: Callable[[sqlite3.Connection], _T], *, lasting: bool) -> _T:
-        """Do ``act`` as one transaction; a ``lasting`` one survives a loss of power. A file that was deleted
-        or replaced since it was prepared is not used: others have another one.
+    def _in_transaction(self, act: Callable[[sqlite3.Connection], _T], *, is_durable: bool) -> _T:
+        """Run ``act`` in one transaction. A file that was deleted or replaced since it was prepared is not
+        used: other processes use another one.
         """
         try:
             with self._connections.writing():
@@ -190,7 +172,7 @@ class SqliteBackEnd(BackEnd):
                     raise OSError("it was replaced")
                 connection = self._connections.writer()
                 # what was spent must survive; a rate need not
-                connection.execute(f"PRAGMA synchronous = {'FULL' if lasting else 'NORMAL'}")
+                connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
                 connection.execute("BEGIN IMMEDIATE")
                 try:
                     done = act(connection)
@@ -199,11 +181,8 @@ class SqliteBackEnd(BackEnd):
                     self._connections.undo()
                     raise
                 return done
-        except (sqlite3.Error, OSError, LateExchange) as error:
+        except (sqlite3.Error, OSError) as error:
             raise self._unavailable(error) from None
-        except DAMAGES as error:
-            reason = f"has a damaged record ({type(error).__name__})"
-            raise BackEndUnavailable(f"the file {self.place} {reason}") from None
 
     def _unavailable(self, error: Exception) -> BackEndUnavailable:
         self._connections.close()  # the file may have been replaced

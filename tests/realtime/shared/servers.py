@@ -13,11 +13,9 @@ from uuid import uuid4
 
 import pytest
 
-from smartbatch.realtime.shared import postgres_back_end, redis_back_end
+from smartbatch.realtime.shared import back_end
+from smartbatch.realtime.shared.addresses import open_back_end
 from smartbatch.realtime.shared.back_end import BackEnd
-from smartbatch.realtime.shared.postgres_back_end import PostgresBackEnd
-from smartbatch.realtime.shared.redis_back_end import RedisBackEnd
-from smartbatch.realtime.shared.sqlite_back_end import SqliteBackEnd
 
 __all__ = ["redis_server"]  # a fixture
 
@@ -98,33 +96,8 @@ def address_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
     return f"{address}{'&' if '?' in address else '?'}schema=shared_{uuid4().hex[:10]}"
 
 
-def timed(kind: str, address: str, now: Callable[[], float], monkeypatch: pytest.MonkeyPatch) -> BackEnd:
-    """A back end whose server takes the time from ``now`` instead of its clock."""
-    if kind == "sqlite":
-        return SqliteBackEnd(address.removeprefix("sqlite:///"), now=now)
-    module, file, clock = {
-        "redis": (redis_back_end, "exchange.lua", "tonumber(time[1]) - 1700000000 + tonumber(time[2]) / 1e6"),
-        "postgresql": (postgres_back_end, "exchange.sql", "extract(epoch FROM clock_timestamp())::float8"),
-    }[kind]
-    told = {"redis": "tonumber(ask.clock)", "postgresql": "(asked->>'clock')::float8"}[kind]
-    text = Path(module.__file__).with_name(file).read_text("utf-8")
-    assert text.count(clock) == 1
-    text = text.replace(clock, told)
-    if kind == "redis":
-        lines = text.splitlines()
-        asks = next(n for n, line in enumerate(lines) if line.startswith("local ask = "))
-        uses = next(n for n, line in enumerate(lines) if told in line)
-        lines.insert(uses, lines.pop(asks))
-        text = "\n".join(lines)
-
-    class Text:
-        def joinpath(self, _: str) -> Text:
-            return self
-
-        def read_text(self, _: str) -> str:
-            return text
-
-    plain = module.asdict
-    monkeypatch.setattr(module, "files", lambda _: Text())
-    monkeypatch.setattr(module, "asdict", lambda ask: plain(ask) | {"clock": now()})
-    return RedisBackEnd(address) if kind == "redis" else PostgresBackEnd(address)
+def timed(address: str, now: Callable[[], float], monkeypatch: pytest.MonkeyPatch) -> BackEnd:
+    """A back end whose rule takes the time from ``now`` instead of the server's clock."""
+    rule = back_end.exchange
+    monkeypatch.setattr(back_end, "exchange", lambda record, ask, _: rule(record, ask, now()))
+    return open_back_end(address, now)

@@ -6,15 +6,18 @@ import math
 import queue
 import threading
 from collections.abc import Mapping
+from typing import TypeVar
 
 import pytest
 
 from smartbatch._clock import RealClock, VirtualClock
-from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant, SharedRecord, exchange
+from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
 from smartbatch.errors import SmartbatchError, StoreError
 from smartbatch.events import Event
-from smartbatch.realtime.shared.back_end import BackEnd, BackEndBusy, Incompatible, Published
+from smartbatch.realtime.shared.back_end import BackEnd, BackEndBusy, Decision, Incompatible, Published
 from smartbatch.realtime.shared.limit_leases import SharedLeases
+
+_T = TypeVar("_T")
 
 
 class Once:
@@ -72,7 +75,11 @@ class Slow(BackEnd):
             self.share.at = -math.inf
             self.leases.join(self.share)
         self.asked.put(ask.leaving)
-        return exchange(SharedRecord(), ask, 0.0)
+        return super().exchange(key, ask)
+
+    def update(self, key: str, decide: Decision[_T], *, is_durable: bool) -> _T:
+        _, decided = decide(None, 0.0)
+        return decided
 
     def publish(self, member: str, record: str, before: Mapping[str, float]) -> None:
         raise AssertionError("no client tells anything")

@@ -27,8 +27,8 @@ __all__ = ["redis_server"]  # fixtures
 
 
 class Proxy:
-    """Passes connections on to the server; while ``loses`` is set, answers go no further, and the connection
-    is closed instead."""
+    """Passes connections on to the server; while ``loses`` is set, answers to ``EXEC`` go no further, and the
+    connection is closed instead."""
 
     def __init__(self, server: RedisServer) -> None:
         self._server = server
@@ -50,19 +50,22 @@ class Proxy:
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
+        executes = threading.Event()
         with client, socket.socket(socket.AF_UNIX) as server:
             server.connect(str(self._server.socket))
-            threading.Thread(target=self._pass_on, args=(client, server), daemon=True).start()
+            threading.Thread(target=self._pass_on, args=(client, server, executes), daemon=True).start()
             while answer := server.recv(65536):
-                if self.loses:
+                if self.loses and executes.is_set():
                     self.lost += 1
                     client.shutdown(socket.SHUT_RDWR)
                     return
                 client.sendall(answer)
 
-    def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
+    def _pass_on(self, client: socket.socket, server: socket.socket, executes: threading.Event) -> None:
         try:
             while asked := client.recv(65536):
+                if self.loses and b"\r\nEXEC\r\n" in asked:
+                    executes.set()
                 server.sendall(asked)
             server.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -125,6 +128,7 @@ def test_a_postgresql_that_stands_still_is_unavailable_and_is_used_again(
     with psycopg.connect(str(request.getfixturevalue("postgres_address"))) as other:
         [(pid,)] = other.execute("SELECT pid FROM pg_stat_activity WHERE application_name = %s", (name,))
     monkeypatch.setattr(postgres_back_end, "TIMEOUT", 0.1)
+    monkeypatch.setattr(postgres_back_end, "LONGER", 0.0)
     os.kill(pid, signal.SIGSTOP)
     later = threading.Timer(5.0, os.kill, (pid, signal.SIGCONT))
     later.start()
