@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
+import smartbatch
 from tests.syntax import (
     EXACTLY_AT,
     ROOT,
@@ -173,6 +175,19 @@ def test_every_room_has_its_line_in_the_table() -> None:
     """A new room says what it may import, and why it stands where it stands."""
     rooms = {room(file) for file in files() if file != ROOT / "__init__.py"}
     assert rooms <= set(ALLOWED)
+
+
+def test_type_checkers_see_the_public_names_that_load_on_first_use() -> None:
+    """They read the imports of the front door, which no process executes."""
+    seen = [
+        (alias.name, node.module or "")
+        for node in nodes(ROOT / "__init__.py")
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(EXACTLY_AT)
+        for alias in node.names
+    ]
+    assert sorted(name for name, _ in seen) == sorted(smartbatch.__all__)
+    for name, module in seen:
+        assert getattr(smartbatch, name) is getattr(importlib.import_module(module), name)
 
 
 def test_the_table_has_no_circles() -> None:
