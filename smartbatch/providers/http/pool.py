@@ -220,39 +220,6 @@ class _TlsConnection(Connection, HTTPSConnection):
     """The same, with TLS on top."""
 
 
-class _IdleConnections(queue.LifoQueue[Any]):
-    """A queue that takes no lock while it has something for everybody: every call takes a connection and puts
-    it back, and there are as many as workers."""
-
-    def __init__(self, maxsize: int = 0) -> None:
-        super().__init__(maxsize)
-        self._waiting = 0
-
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Return the last one put in; see ``queue.Queue.get``."""
-        end = None if timeout is None else time.monotonic() + timeout
-        while True:
-            with contextlib.suppress(IndexError):
-                return self.queue.pop()
-            if not block:
-                raise queue.Empty
-            with self.mutex:
-                self._waiting += 1
-            try:
-                with contextlib.suppress(IndexError):  # another thread took it without the lock
-                    return super().get(True, None if end is None else max(0.0, end - time.monotonic()))
-            finally:
-                with self.mutex:
-                    self._waiting -= 1
-
-    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:  # noqa: ARG002
-        """Put one in; there is always room for one that was taken out."""
-        self.queue.append(item)
-        if self._waiting:  # who begins to wait later finds it before
-            with self.not_empty:
-                self.not_empty.notify()
-
-
 class ConnectionPool(HTTPConnectionPool):
     """Connections to one server, a limited number at once; ``urllib3`` owns queue, TLS and proxies.
 
@@ -267,7 +234,6 @@ class ConnectionPool(HTTPConnectionPool):
     """
 
     ConnectionCls = Connection
-    QueueCls = _IdleConnections
     place: str
     connect_timeout: float
     reuse: bool
