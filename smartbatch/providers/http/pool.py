@@ -33,9 +33,6 @@ _NEARLY_OF = 1 / 500
 1.2 s of ten minutes. Half of it is given when a time-out is set, so that the next call on the connection,
 which may take as long as this one, finds it good enough."""
 
-_WRITES_SOCKETS = os.name == "posix"
-"""Whether ``os.write`` takes sockets."""
-
 _PROBES = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 
 _KEEP_ALIVE = [
@@ -82,18 +79,8 @@ class PlainSocket(_Plain):
         return super().recv_into(*args)
 
     def sendall(self, data: Any, *args: Any) -> None:
-        """Send all of ``data``.
-
-        The system takes it at once unless it is large or the server does not read, so it is not asked
-        beforehand whether it would: for each call of the system's the interpreter's lock is given away.
-        """
         _arm(self)
-        sent = 0
-        if _WRITES_SOCKETS:
-            with contextlib.suppress(BlockingIOError):
-                sent = os.write(self.fileno(), data)  # it never blocks, as there is a time-out
-        if sent < len(data):
-            super().sendall(memoryview(data)[sent:], *args)
+        super().sendall(data, *args)
 
 
 class _TlsSocket(_Tls):
