@@ -120,34 +120,6 @@ class _RealMonitor(threading.Condition):
         return super().wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
 
 
-class FutureCondition:
-    """What a ``concurrent.futures.Future`` needs of its condition: a lock, and a condition on it from the
-    first wait on. Of a long list few futures are waited for, and a ``threading.Condition`` is eight objects
-    that the garbage collector looks at.
-    """
-
-    __slots__ = ("_lock", "_waited")
-    __enter__ = property(attrgetter("_lock.__enter__"))  # as of _RealMonitor
-    __exit__ = property(attrgetter("_lock.__exit__"))
-    acquire = property(attrgetter("_lock.acquire"))
-    release = property(attrgetter("_lock.release"))
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._waited: threading.Condition | None = None
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Release the lock, wait for :meth:`notify_all` or ``timeout`` seconds, take the lock again."""
-        if self._waited is None:
-            self._waited = threading.Condition(self._lock)
-        return self._waited.wait(timeout)
-
-    def notify_all(self) -> None:
-        """Wake every waiter. The lock must be held."""
-        if self._waited is not None:
-            self._waited.notify_all()
-
-
 class RealClock:
     """The machine's clocks, and the waits that are for the interpreter itself and never virtual: at forks, in
     finalisers, for a thread that handles signals."""

@@ -14,7 +14,6 @@ from typing import Any
 
 from attrs import define, field
 
-from smartbatch._clock import FutureCondition
 from smartbatch._fork import notice_fork
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.retry import RetryCount
@@ -65,6 +64,8 @@ class ResultFuture(Future[Result[T]]):
     A callback may therefore block, wait for another future, submit, or stop the client, without holding up
     the workers. One added after the end runs at once on the caller's thread, as the standard library has it.
 
+    A copy in a forked child says whose it is, also where the fork called no hooks.
+
     Attributes:
         outcome: the whole result, failures included, once it is settled.
         withdraw: whether the request could be taken back, where that is not for the future to say.
@@ -76,28 +77,13 @@ class ResultFuture(Future[Result[T]]):
         on_cancel: Callable[[ResultFuture[T]], None],
         on_interrupt: Callable[[], object] = _nothing,
     ) -> None:
-        # What Future.__init__ makes, with another condition.
-        self._condition = FutureCondition()
-        self._state = "PENDING"
-        self._result = self._exception = None
-        self._waiters: list[Any] = []
-        self._done_callbacks: list[Callable[[Future[Any]], object]] = []
+        super().__init__()
         self.outcome: Result[T] | None = None
         self.waiter: Waiter | None = None
         self._run_later = run_later
         self._on_cancel = on_cancel
         self._on_interrupt = on_interrupt
         self.withdraw: Callable[[ResultFuture[T]], bool] | None = None
-
-    @property  # type: ignore[override]  # it has all that a future and concurrent.futures.wait use
-    def _condition(self) -> FutureCondition:
-        """Where all wait, ``concurrent.futures.wait`` too: so nobody waits for threads of the parent."""
-        notice_fork()
-        return self._own_condition
-
-    @_condition.setter
-    def _condition(self, own: FutureCondition) -> None:
-        self._own_condition = own
 
     def result(self, timeout: float | None = None) -> Result[T]:
         """Wait for the result; Ctrl-C meanwhile cancels every request of the client that has not started.
@@ -108,6 +94,7 @@ class ResultFuture(Future[Result[T]]):
             CancelledError: it was cancelled.
             Interrupted: Ctrl-C.
         """
+        notice_fork()
         on_interrupt = self._on_interrupt  # it may end while it is interrupted
         try:
             return super().result(timeout)
@@ -119,6 +106,7 @@ class ResultFuture(Future[Result[T]]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait as :meth:`result` does and return the error, or ``None`` for an answered request."""
+        notice_fork()
         on_interrupt = self._on_interrupt
         try:
             return super().exception(timeout)
@@ -126,8 +114,24 @@ class ResultFuture(Future[Result[T]]):
             on_interrupt()
         raise _interrupted()
 
+    def done(self) -> bool:
+        """Return whether the request has ended or was cancelled."""
+        notice_fork()
+        return super().done()
+
+    def running(self) -> bool:
+        """Return whether the call of the request is under way."""
+        notice_fork()
+        return super().running()
+
+    def cancelled(self) -> bool:
+        """Return whether the request was cancelled."""
+        notice_fork()
+        return super().cancelled()
+
     def cancel(self) -> bool:
         """Cancel the request if its call has not started; returns whether it is cancelled."""
+        notice_fork()
         withdraw = self.withdraw
         if withdraw is not None and not self.done() and not withdraw(self):
             return False
@@ -166,12 +170,16 @@ class ResultFuture(Future[Result[T]]):
     def abandon(self, error: WrongProcess) -> None:
         """End the copy a forked child holds. No other thread of the child can know this future.
 
-        The condition may have been locked by a thread that does not exist here, so it is made anew;
-        callbacks belong to the parent and are forgotten.
+        A thread that does not exist here may have locked it, so it is made anew. Callbacks are the parent's
+        and forgotten.
         """
-        self._condition = FutureCondition()
-        self._done_callbacks = []
-        if not self.done():
+        has_ended = self._on_cancel is _nothing
+        super().__init__()
+        if self.outcome is not None:
+            self.settle(self.outcome)
+        elif has_ended:
+            super().cancel()
+        else:
             self.set_exception(error)
 
 

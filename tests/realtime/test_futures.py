@@ -57,17 +57,6 @@ def test_a_future_is_the_standard_librarys(scene: Scene) -> None:
     assert scene.first.exception(PATIENCE) is None
 
 
-def test_a_future_has_all_that_the_standard_librarys_makes(scene: Scene) -> None:
-    """It makes these parts itself, with a condition of its own that has what ``wait`` and the rest use."""
-    standard = vars(Future())
-    own = {**vars(scene.first), "_condition": scene.first._condition}
-    assert {name: type(own.get(name)) for name in standard if name != "_condition"} == {
-        name: type(value) for name, value in {**standard, "_state": "RUNNING"}.items() if name != "_condition"
-    }
-    assert all(hasattr(own["_condition"], name) for name in ("acquire", "release", "wait", "notify_all"))
-    scene.release()
-
-
 def test_a_failed_requests_future_raises_its_error(clock: VirtualClock, client_of: ClientOf) -> None:
     """result() raises it, exception() returns it, and the whole result is in outcome."""
     scene = Scene(clock, client_of, script=lambda *_: failure(ErrorKind.CLIENT_ERROR, status=400))
