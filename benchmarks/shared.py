@@ -35,8 +35,8 @@ from benchmarks.starts import ready, release
 from smartbatch import BatchingClient, participants
 from smartbatch._clock import RealClock
 from smartbatch.observe.participants import EVERY, text_of
-from smartbatch.realtime.shared.addresses import open_back_end
-from smartbatch.realtime.shared.publication import Publication
+from smartbatch.sharing.addresses import open_back_end
+from smartbatch.sharing.publication import Publication
 
 TIME, REFUSED, OPERATIONS = 1.05, 0.01, 10.0
 """Targets: the time of all over that of one, the share of calls refused, operations a second and process."""

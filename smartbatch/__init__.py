@@ -53,12 +53,12 @@ if TYPE_CHECKING:
     from smartbatch.observe.participants import RealtimeStatus as RealtimeStatus
     from smartbatch.plan import Plan as Plan
     from smartbatch.prices import Price as Price
-    from smartbatch.realtime.shared.published import participants as participants
     from smartbatch.realtime.text_stream import TextStream as TextStream
     from smartbatch.realtime.ticket import ResultFuture as ResultFuture
     from smartbatch.reports.report import Report as Report
     from smartbatch.results import ResultList as ResultList
     from smartbatch.routing.list_progress import ListProgress as ListProgress
+    from smartbatch.sharing.published import participants as participants
     from smartbatch.shortcuts import EmbeddingScriptParams as EmbeddingScriptParams
     from smartbatch.shortcuts import ScriptParams as ScriptParams
     from smartbatch.shortcuts import embed as embed
@@ -118,7 +118,7 @@ _NAMES_OF = {
     "observe.participants": "LaneStatus Participant Participants RealtimeStatus",
     "plan": "Plan",
     "prices": "Price",
-    "realtime.shared.published": "participants",
+    "sharing.published": "participants",
     "realtime.text_stream": "TextStream",
     "realtime.ticket": "ResultFuture",
     "routing.list_progress": "ListProgress",

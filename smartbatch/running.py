@@ -53,8 +53,6 @@ from smartbatch.providers.registry import OpenedModel, open_model, parse_model
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.realtime import Realtime, stored_future
 from smartbatch.realtime.setup import Parallelism, RealtimeSetup, UserHooks
-from smartbatch.realtime.shared.addresses import check_address
-from smartbatch.realtime.shared.enqueued_tokens import EnqueuedTokens
 from smartbatch.realtime.submission import CallOptions
 from smartbatch.realtime.ticket import ResultFuture, of_the_parent
 from smartbatch.routing.advisor import Advisor
@@ -66,6 +64,8 @@ from smartbatch.routing.keyed_lists import KeyedLists
 from smartbatch.routing.list_job import Reading
 from smartbatch.routing.lists import ListRouter
 from smartbatch.routing.several_answers import AnswerFutures
+from smartbatch.sharing.addresses import check_address
+from smartbatch.sharing.enqueued_tokens import EnqueuedTokens
 from smartbatch.types import Generation, Kind, Prompt, Request
 
 if TYPE_CHECKING:

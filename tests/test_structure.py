@@ -42,6 +42,7 @@ BELOW_CLIENT = NOUNS | {
     "core",
     "providers",
     "observe",
+    "sharing",
     "realtime",
     "jobs",
     "reports",
@@ -79,8 +80,10 @@ ALLOWED: dict[str, frozenset[str]] = {
     "providers": NOUNS | {"emulator"},  # those that only simulate one: see SIMULATED
     "observe": NOUNS | {"core", "config", "prices"},
     "reports": NOUNS | {"core"},  # parts of pages, charts, and the report of a job
+    # limits and budgets that processes share
+    "sharing": NOUNS | {"config", "core", "observe"},
     # the two ways to an answer; they do not know each other
-    "realtime": NOUNS | {"config", "prices", "core", "providers", "observe"},
+    "realtime": NOUNS | {"config", "prices", "core", "providers", "observe", "sharing"},
     "jobs": NOUNS | {"config", "prices", "core", "providers", "observe", "reports"},
     # a list's way
     "plan": NOUNS | {"core", "reports"},
@@ -106,7 +109,8 @@ ALLOWED: dict[str, frozenset[str]] = {
 
 FOLDERS: dict[str, frozenset[str]] = {
     "core": frozenset({"limits", "batching", "routing", "forecast", "preparation"}),
-    "realtime": frozenset({"call", "shared"}),
+    "realtime": frozenset({"call"}),
+    "sharing": frozenset(),
     "jobs": frozenset({"steps", "store"}),
     "routing": frozenset(),
     "providers": frozenset({"http", "openai", "anthropic", "gemini", "sim"}),

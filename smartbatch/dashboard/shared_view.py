@@ -14,8 +14,8 @@ from smartbatch._clock import Clock
 from smartbatch._version import __version__
 from smartbatch.errors import SmartbatchError
 from smartbatch.observe.participants import Participant, Participants
-from smartbatch.realtime.shared.limit_leases import record_with
-from smartbatch.realtime.shared.published import participants
+from smartbatch.sharing.limit_leases import record_with
+from smartbatch.sharing.published import participants
 
 if TYPE_CHECKING:
     from smartbatch.client import BatchingClient

@@ -32,10 +32,10 @@ from smartbatch.realtime.live_status import status_of
 from smartbatch.realtime.queue import RequestCounts, RequestQueue
 from smartbatch.realtime.router import ResponseRouter
 from smartbatch.realtime.setup import RealtimeSetup
-from smartbatch.realtime.shared.limit_leases import leases_of
 from smartbatch.realtime.shared_quota import Sharing
 from smartbatch.realtime.submission import Submission
 from smartbatch.realtime.ticket import ResultFuture, Ticket, TicketState, Waiter
+from smartbatch.sharing.limit_leases import leases_of
 from smartbatch.types import Result
 
 LAST_CALLBACKS = 0.25

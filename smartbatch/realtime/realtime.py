@@ -35,11 +35,11 @@ from smartbatch.realtime.effects import parameters_dropped, request_finished, re
 from smartbatch.realtime.engine import LAST_CALLBACKS, RealtimeEngine
 from smartbatch.realtime.queue import RequestCounts
 from smartbatch.realtime.setup import RealtimeSetup
-from smartbatch.realtime.shared.budget_share import BudgetShare
-from smartbatch.realtime.shared.limit_leases import SharedLeases, leases_of, shared_leases
 from smartbatch.realtime.submission import CallOptions, Submission
 from smartbatch.realtime.text_stream import ChunkBox, TextStream
 from smartbatch.realtime.ticket import ResultFuture
+from smartbatch.sharing.budget_share import BudgetShare
+from smartbatch.sharing.limit_leases import SharedLeases, leases_of, shared_leases
 from smartbatch.types import Answer, Request, Result, Route
 
 _T = TypeVar("_T")

@@ -19,7 +19,7 @@ from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
 from smartbatch.core.limits.suspension import FlexHealth
 from smartbatch.events import Event
 from smartbatch.observe import logs
-from smartbatch.realtime.shared.limit_leases import SharedLeases
+from smartbatch.sharing.limit_leases import SharedLeases
 
 KEPT = 1_000
 """Quotas that no client uses and that are kept for a client that asks again, some 5 kB each: a service with a
@@ -55,7 +55,7 @@ class Sharing:
 
 
 class _QuotaShare:
-    """A quota, as a :class:`~smartbatch.realtime.shared.limit_leases.Share`."""
+    """A quota, as a :class:`~smartbatch.sharing.limit_leases.Share`."""
 
     def __init__(self, quota: SharedQuota, sharing: Sharing) -> None:
         self.scope, self.model = sharing.scope, sharing.model

@@ -16,7 +16,7 @@ WRONG = {
     "Redis without its package": ({"SMARTBATCH_SHARED": "redis://localhost"}, ["redis"], "package redis"),
     "PostgreSQL without its package": (
         {"SMARTBATCH_SHARED": "postgresql://localhost/x"},
-        ["psycopg", "smartbatch._postgres", "smartbatch.realtime.shared.postgres_back_end"],
+        ["psycopg", "smartbatch._postgres", "smartbatch.sharing.postgres_back_end"],
         "package psycopg",
     ),
     "a store without its package": (
@@ -52,7 +52,7 @@ def test_a_wrong_setting_is_told_once(
         if "." not in module:
             monkeypatch.setitem(sys.modules, module, None)
     if "redis" in missing:
-        monkeypatch.delitem(sys.modules, "smartbatch.realtime.shared.redis_back_end", raising=False)
+        monkeypatch.delitem(sys.modules, "smartbatch.sharing.redis_back_end", raising=False)
     assert main(["run", "in.txt", "--model", "sim:demo?latency=0", "-o", "out.jsonl", *quiet]) == 2
     printed = capfd.readouterr()
     assert printed.out == ""

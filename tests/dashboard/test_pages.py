@@ -24,8 +24,8 @@ from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.observe.participants import LaneStatus, Participant, Participants, RealtimeStatus
 from smartbatch.providers.callable import CallableProvider
-from smartbatch.realtime.shared.back_end import BackEndUnavailable
-from smartbatch.realtime.shared.sqlite_back_end import SqliteBackEnd
+from smartbatch.sharing.back_end import BackEndUnavailable
+from smartbatch.sharing.sqlite_back_end import SqliteBackEnd
 from smartbatch.types import Answer as ProviderAnswer
 from smartbatch.types import Result, Route, Usage
 from tests.dashboard.visits import LOCAL, Answer, Visitor

@@ -16,8 +16,8 @@ from urllib.request import urlopen
 import pytest
 from attrs import frozen
 from docs.pages import Page
-from realtime.shared.servers import RedisServer, redis_program
 from run_script import GUARD, PACKAGE
+from sharing.servers import RedisServer, redis_program
 from web_servers import Provider, provider, runs_on
 
 from smartbatch import Answer, BatchingClient, BatchingConfig, Request, StoredJobs

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from realtime.shared.servers import KINDS, RedisServer, address_of, redis_program, redis_server
+from sharing.servers import KINDS, RedisServer, address_of, redis_program, redis_server
 
 from smartbatch.testing import Emulator, emulator
 

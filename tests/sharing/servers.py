@@ -13,9 +13,9 @@ from uuid import uuid4
 
 import pytest
 
-from smartbatch.realtime.shared import back_end
-from smartbatch.realtime.shared.addresses import open_back_end
-from smartbatch.realtime.shared.back_end import BackEnd
+from smartbatch.sharing import back_end
+from smartbatch.sharing.addresses import open_back_end
+from smartbatch.sharing.back_end import BackEnd
 
 __all__ = ["redis_server"]  # a fixture
 

@@ -6,7 +6,7 @@ from smartbatch._clock import RealClock
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ConfigError
 from smartbatch.observe.participants import Participants, participant_of
-from smartbatch.realtime.shared.addresses import full_address, open_back_end
+from smartbatch.sharing.addresses import full_address, open_back_end
 
 
 def participants(shared: str | None = None) -> Participants:

@@ -15,13 +15,13 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from realtime.shared.servers import RedisServer, address_of, redis_server
+from sharing.servers import RedisServer, address_of, redis_server
 
 from smartbatch.core.limits.shared_record import LeaseAsk
-from smartbatch.realtime.shared import postgres_back_end
-from smartbatch.realtime.shared.back_end import BackEndUnavailable, Incompatible, hidden
-from smartbatch.realtime.shared.postgres_back_end import PostgresBackEnd
-from smartbatch.realtime.shared.redis_back_end import RedisBackEnd
+from smartbatch.sharing import postgres_back_end
+from smartbatch.sharing.back_end import BackEndUnavailable, Incompatible, hidden
+from smartbatch.sharing.postgres_back_end import PostgresBackEnd
+from smartbatch.sharing.redis_back_end import RedisBackEnd
 
 __all__ = ["redis_server"]  # fixtures
 

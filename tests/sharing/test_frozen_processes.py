@@ -13,21 +13,21 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from realtime.shared.servers import KINDS, address_of, redis_server
+from sharing.servers import KINDS, address_of, redis_server
 
 from smartbatch import BatchingClient
 from smartbatch._clock import RealClock
 from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
 from smartbatch.events import Event, SharedLimitsLost
-from smartbatch.realtime.shared.addresses import open_back_end
-from smartbatch.realtime.shared.back_end import TIMEOUT, BackEnd, BackEndBusy
+from smartbatch.sharing.addresses import open_back_end
+from smartbatch.sharing.back_end import TIMEOUT, BackEnd, BackEndBusy
 from smartbatch.testing import emulator
 
 __all__ = ["redis_server"]  # a fixture
 
 FREEZES = """
 import os, signal, sys
-from smartbatch.realtime.shared import back_end
+from smartbatch.sharing import back_end
 
 rule = back_end.exchange
 
@@ -45,7 +45,7 @@ back_end.exchange = freeze
 EXCHANGE = """
 from smartbatch._clock import RealClock
 from smartbatch.core.limits.shared_record import LeaseAsk
-from smartbatch.realtime.shared.addresses import open_back_end
+from smartbatch.sharing.addresses import open_back_end
 
 address, key = sys.argv[1:]
 opened = open_back_end(address, RealClock.now)

@@ -19,7 +19,7 @@ from smartbatch._clock import RealClock
 from smartbatch._postgres import SCHEMA_LOCK, Address
 from smartbatch.errors import scrub
 from smartbatch.observe.participants import KEPT
-from smartbatch.realtime.shared.back_end import (
+from smartbatch.sharing.back_end import (
     TIMEOUT,
     VERSION,
     BackEnd,

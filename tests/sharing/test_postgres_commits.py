@@ -7,11 +7,11 @@ from pathlib import Path
 import psycopg
 import pytest
 from psycopg.rows import scalar_row
-from realtime.shared.servers import address_of
+from sharing.servers import address_of
 
 from smartbatch._postgres import Address
 from smartbatch.core.limits.shared_record import LeaseAsk
-from smartbatch.realtime.shared.addresses import open_back_end
+from smartbatch.sharing.addresses import open_back_end
 
 _NOTES = """
 CREATE TABLE {schema}.noted (place serial, commits text);

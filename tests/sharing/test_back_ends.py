@@ -15,12 +15,12 @@ from uuid import uuid4
 
 import pytest
 from attrs import asdict
-from realtime.shared.servers import KINDS, address_of, redis_server, timed
+from sharing.servers import KINDS, address_of, redis_server, timed
 
 from smartbatch._clock import RealClock
 from smartbatch.core.limits.shared_record import LeaseAsk, SharedRecord, exchange
-from smartbatch.realtime.shared.addresses import open_back_end
-from smartbatch.realtime.shared.back_end import BackEnd, BackEndUnavailable, hidden
+from smartbatch.sharing.addresses import open_back_end
+from smartbatch.sharing.back_end import BackEnd, BackEndUnavailable, hidden
 from tests.core.walks.shared import drawn
 from tests.levels import sampled
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from smartbatch.core.limits.shared_record import LeaseAsk
-from smartbatch.realtime.shared import sqlite_back_end
-from smartbatch.realtime.shared.addresses import open_back_end
+from smartbatch.sharing import sqlite_back_end
+from smartbatch.sharing.addresses import open_back_end
 
 NORMAL, FULL = 1, 2
 """The log is synced before it is written into the file; the log is also synced at each commit."""

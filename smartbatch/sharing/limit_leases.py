@@ -22,9 +22,9 @@ from smartbatch.observe import logs
 from smartbatch.observe.families import OPERATION_SECONDS, OPERATIONS, key_of
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.participants import EVERY, Participant, text_of
-from smartbatch.realtime.shared.addresses import full_address, open_back_end
-from smartbatch.realtime.shared.back_end import BackEnd, BackEndBusy, BackEndUnavailable, Incompatible, hidden
-from smartbatch.realtime.shared.publication import Look, Publication
+from smartbatch.sharing.addresses import full_address, open_back_end
+from smartbatch.sharing.back_end import BackEnd, BackEndBusy, BackEndUnavailable, Incompatible, hidden
+from smartbatch.sharing.publication import Look, Publication
 
 _T = TypeVar("_T")
 

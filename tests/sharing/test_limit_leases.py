@@ -14,8 +14,8 @@ from smartbatch._clock import RealClock, VirtualClock
 from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
 from smartbatch.errors import SmartbatchError, StoreError
 from smartbatch.events import Event
-from smartbatch.realtime.shared.back_end import BackEnd, BackEndBusy, Decision, Incompatible, Published
-from smartbatch.realtime.shared.limit_leases import SharedLeases
+from smartbatch.sharing.back_end import BackEnd, BackEndBusy, Decision, Incompatible, Published
+from smartbatch.sharing.limit_leases import SharedLeases
 
 _T = TypeVar("_T")
 

@@ -12,7 +12,7 @@ import pytest
 import redis
 from inside import inside
 from realtime.scenes import PATIENCE, InTime, Scripted, eventually, submit_all, unavailable
-from realtime.shared.servers import KINDS, address_of, redis_server
+from sharing.servers import KINDS, address_of, redis_server
 
 from smartbatch._clock import RealClock, VirtualClock
 from smartbatch._postgres import Address
@@ -21,11 +21,11 @@ from smartbatch.errors import BudgetExceeded, ConfigError, ErrorKind, ProviderEr
 from smartbatch.events import BreakerChanged, Event, SharedLimitsLost, SharedLimitsRestored
 from smartbatch.observe.participants import participant_of
 from smartbatch.prices import Price
-from smartbatch.realtime.shared.addresses import open_back_end
-from smartbatch.realtime.shared.back_end import Incompatible, hidden
-from smartbatch.realtime.shared.limit_leases import record_with, shared_leases
-from smartbatch.realtime.shared.sqlite_back_end import SqliteBackEnd
 from smartbatch.realtime.shared_quota import forget_all
+from smartbatch.sharing.addresses import open_back_end
+from smartbatch.sharing.back_end import Incompatible, hidden
+from smartbatch.sharing.limit_leases import record_with, shared_leases
+from smartbatch.sharing.sqlite_back_end import SqliteBackEnd
 from smartbatch.types import Answer, LimitReport, Usage
 
 __all__ = ["redis_server"]  # a fixture
@@ -240,7 +240,7 @@ def test_a_file_of_another_version_is_not_shared(
     provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
     with monkeypatch.context() as later:
         for module in ("back_end", "sqlite_back_end"):
-            later.setattr(f"smartbatch.realtime.shared.{module}.VERSION", 99)
+            later.setattr(f"smartbatch.sharing.{module}.VERSION", 99)
         Neighbour(address, provider, clock)
     seen: list[Event] = []
     client = client_of(provider, shared=address, observers=[seen.append])
@@ -258,7 +258,7 @@ def test_where_nothing_goes_without_the_others_a_file_of_another_version_fails_r
     provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
     with monkeypatch.context() as later:
         for module in ("back_end", "sqlite_back_end"):
-            later.setattr(f"smartbatch.realtime.shared.{module}.VERSION", 99)
+            later.setattr(f"smartbatch.sharing.{module}.VERSION", 99)
         Neighbour(address, provider, clock)
     client = client_of(provider, shared=address, shared_lost="stop")
     error = client.submit("one").exception()
@@ -350,7 +350,7 @@ def test_a_file_is_one_machines_at_a_time(
     monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
     with pytest.raises(Incompatible, match="and this is elsewhere: machines cannot share"):
         Neighbour(address, provider, clock)
-    monkeypatch.setattr("smartbatch.realtime.shared.sqlite_back_end.LEFT", 0.0)
+    monkeypatch.setattr("smartbatch.sharing.sqlite_back_end.LEFT", 0.0)
     assert Neighbour(address, provider, clock).lease(1.0) == 1.0
 
 
@@ -599,7 +599,7 @@ def test_no_money_is_waited_for_where_processes_of_another_version_share_it(
     """Waiting does not help; the error says what does."""
     with monkeypatch.context() as later:
         for module in ("back_end", "sqlite_back_end"):
-            later.setattr(f"smartbatch.realtime.shared.{module}.VERSION", 99)
+            later.setattr(f"smartbatch.sharing.{module}.VERSION", 99)
         open_back_end(address, clock.now).prepare()
     client = spender(clock, client_of, address, 1.0)
     error = client.submit("one").exception(120.0)

@@ -14,8 +14,8 @@ import pytest
 from smartbatch import BatchingClient
 from smartbatch.core.limits.shared_record import LeaseAsk
 from smartbatch.events import Event, SharedLimitsLost
-from smartbatch.realtime.shared.addresses import open_back_end
-from smartbatch.realtime.shared.back_end import BackEndUnavailable
+from smartbatch.sharing.addresses import open_back_end
+from smartbatch.sharing.back_end import BackEndUnavailable
 from smartbatch.testing import Emulator, emulator
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from smartbatch._files import resolved_file, state_folder
 from smartbatch._settings import revealed
 from smartbatch.errors import ConfigError
-from smartbatch.realtime.shared.back_end import VERSION, BackEnd
+from smartbatch.sharing.back_end import VERSION, BackEnd
 
 _ADDRESSES = (
     "sqlite:///FILE, redis://HOST, unix:///SOCKET (of Redis), postgresql://HOST/DATABASE, auto or off"
@@ -50,17 +50,17 @@ def open_back_end(address: str, now: Callable[[], float]) -> BackEnd:
         ConfigError: the address is none, or a package is missing.
     """
     if address.startswith("sqlite:///"):
-        from smartbatch.realtime.shared.sqlite_back_end import SqliteBackEnd
+        from smartbatch.sharing.sqlite_back_end import SqliteBackEnd
 
         path = resolved_file(address.removeprefix("sqlite:///"))
         return SqliteBackEnd(path, now=now)
     if address.startswith(("redis://", "rediss://", "unix://")):
-        from smartbatch.realtime.shared.redis_back_end import RedisBackEnd
+        from smartbatch.sharing.redis_back_end import RedisBackEnd
 
         return RedisBackEnd(address)
     if address.startswith(("postgresql://", "postgres://")):
         import smartbatch._postgres  # noqa: F401 - says which package is missing
-        from smartbatch.realtime.shared.postgres_back_end import PostgresBackEnd
+        from smartbatch.sharing.postgres_back_end import PostgresBackEnd
 
         return PostgresBackEnd(address)
     raise ConfigError(f"shared: the address cannot be read; it is one of {_ADDRESSES}")

@@ -15,7 +15,7 @@ from smartbatch._sqlite import SqliteConnections, connect_sqlite
 from smartbatch.core.limits.shared_record import CLOCK_STEP
 from smartbatch.errors import StoreError
 from smartbatch.observe.participants import KEPT
-from smartbatch.realtime.shared.back_end import (
+from smartbatch.sharing.back_end import (
     TIMEOUT,
     VERSION,
     BackEnd,

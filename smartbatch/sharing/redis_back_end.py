@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 from smartbatch._clock import RealClock
 from smartbatch.errors import ConfigError
 from smartbatch.observe.participants import KEPT
-from smartbatch.realtime.shared.back_end import (
+from smartbatch.sharing.back_end import (
     TIMEOUT,
     VERSION,
     BackEnd,

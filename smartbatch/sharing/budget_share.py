@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
 from smartbatch.events import Event
-from smartbatch.realtime.shared.limit_leases import SharedLeases
+from smartbatch.sharing.limit_leases import SharedLeases
 
 _T = TypeVar("_T")
 _numbers = itertools.count(1)
@@ -36,7 +36,7 @@ class BudgetOwner(Protocol):
 
 
 class BudgetShare:
-    """A budget, as a :class:`~smartbatch.realtime.shared.limit_leases.Share`.
+    """A budget, as a :class:`~smartbatch.sharing.limit_leases.Share`.
 
     Args:
         name: of the budget, common to those that share it.

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from observe.sample_events import submitted
 from realtime.scenes import InTime, Scripted
-from realtime.shared.servers import KINDS, address_of, redis_server
+from sharing.servers import KINDS, address_of, redis_server
 
 import smartbatch
 from smartbatch import BatchingClient, Participant, Participants, RealtimeStatus
@@ -21,9 +21,9 @@ from smartbatch._clock import RealClock, VirtualClock
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.participants import participant_of
-from smartbatch.realtime.shared.addresses import open_back_end
-from smartbatch.realtime.shared.back_end import BackEnd
-from smartbatch.realtime.shared.publication import Publication
+from smartbatch.sharing.addresses import open_back_end
+from smartbatch.sharing.back_end import BackEnd
+from smartbatch.sharing.publication import Publication
 from smartbatch.types import Answer, Usage
 
 __all__ = ["redis_server"]  # a fixture

@@ -8,8 +8,8 @@ from contextlib import closing
 from smartbatch._clock import Clock
 from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
 from smartbatch.observe import logs
-from smartbatch.realtime.shared.addresses import full_address, open_back_end
-from smartbatch.realtime.shared.back_end import hidden
+from smartbatch.sharing.addresses import full_address, open_back_end
+from smartbatch.sharing.back_end import hidden
 
 PAUSE = 60.0
 """Seconds until a back end that was unavailable is tried again: a try may take seconds, and jobs go on

@@ -1,1 +1,0 @@
-"""Limits that processes share: the thread that leases them, and the back ends that keep them."""
