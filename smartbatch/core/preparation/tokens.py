@@ -170,9 +170,18 @@ _MOST = _Counts(
 )
 
 
+_TEXTS = _Counts(estimate, frame=0, message=0, tool=0, media=0, tools=0, schema=0, forms=0)
+
+
 def estimate_request(request: Request) -> int:
     """Return the estimated input tokens of ``request``: prompt, system text, schema and message frames."""
     return _EXPECTED.request(request)
+
+
+def estimate_texts(request: Request) -> int:
+    """Return the estimated tokens of the texts of ``request`` alone, as some providers bill neither
+    the frames of messages nor a schema."""
+    return _TEXTS.request(request)
 
 
 def most_of_request(request: Request) -> int:
