@@ -1,85 +1,48 @@
-"""The families of figures: their names, kinds and meanings, alike for Prometheus and for shared records.
+"""The families of metrics with their values, alike for Prometheus and for shared records.
 
-Labels come from closed sets (priority, outcome, failure kind, breaker state, token type), so no prompt or id
-can become a label and the number of series is bounded. Models become labels of what all processes share.
+Labels come from closed sets, so the number of series is bounded. Models become labels of what all processes
+share.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Literal
-
-from attrs import fields, frozen
+from collections.abc import Iterator
 
 from smartbatch.observe.histogram import TimeStats
-from smartbatch.observe.metrics_snapshot import DecisionFigures, MetricsSnapshot
+from smartbatch.observe.metric import Family, Metric, Values
+from smartbatch.observe.metrics_snapshot import METRICS, PENDING, MetricsSnapshot
 from smartbatch.observe.participants import Participants, RealtimeStatus, merged
+from smartbatch.types import Usage
 
 
-@frozen
-class Family:
-    """Figures of one name.
-
-    Attributes:
-        name: without the ``smartbatch_`` that Prometheus puts before it.
-        help: what it means.
-        label: what tells its figures apart; none where there is one figure.
-        kind: as Prometheus has it.
-        adds_up: whether what happened is added, so that those of processes that ended stay in a sum.
-    """
-
-    name: str
-    help: str
-    label: str = ""
-    kind: Literal["Counter", "Gauge", "Histogram"] = "Counter"
-    adds_up: bool = True
+def families_of(s: MetricsSnapshot) -> Iterator[tuple[Family, Values]]:
+    """Yield all families but those of times, with their values at one moment."""
+    found: dict[Family, dict[str, float]] = {}
+    for metric in METRICS:
+        family = metric.family
+        if family is not None and family.kind != "Histogram":
+            values = found.setdefault(family, {})
+            for label, value in _values(metric, s).items():
+                values[label] = values.get(label, 0) + value
+    yield from found.items()
 
 
-Figures = Mapping[str, float]
-"""The figures of a family by the value of its label; the key is empty where there is no label."""
-
-
-def families_of(s: MetricsSnapshot) -> Iterator[tuple[Family, Figures]]:
-    """Yield all families but those of times, with their figures at one moment."""
-    yield Family("requests_submitted", "Requests taken, by priority.", "priority"), s.by_priority
-    outcomes = {"succeeded": s.succeeded, "failed": s.failed, "cancelled": s.cancelled}
-    yield Family("requests_ended", "Requests that ended, by outcome.", "outcome"), outcomes
-    pending = {"waiting": s.waiting, "in_flight": s.in_flight}
-    yield PENDING, pending
-    routes = s.by_route
-    requests = {name: figures.requests for name, figures in routes.items()}
-    yield Family("route_requests", "Requests that ended, by route.", "route"), requests
-    cost = {name: figures.cost for name, figures in routes.items()}
-    yield Family("route_cost_usd", "USD of requests whose price is known, by route.", "route"), cost
-    tokens_of = {name: figures.input_tokens + figures.output_tokens for name, figures in routes.items()}
-    yield Family("route_tokens", "Tokens of requests, by route.", "route"), tokens_of
-    retries = {"counted": s.retries_counted, "uncounted": s.retries_uncounted}
-    yield Family("retries", "Retries, by whether they cost a try.", "tries"), retries
-    tokens = {"input": s.usage.input_tokens, "output": s.usage.output_tokens}
-    yield Family("tokens", "Tokens of all calls and batches.", "type"), tokens
-    yield Family("cost_usd", "USD of calls and batches whose price is known."), {"": s.cost}
-    d = s.decisions
-    yield Family("routes", "Lists and jobs, by the route that was chosen.", "route"), d.chosen
-    deadlines = {"met": d.deadlines_met, "missed": d.deadlines_missed}
-    yield Family("deadlines", "Lists with a deadline, by whether it was met.", "outcome"), deadlines
-    within = {"p50": d.within_p50, "p95": d.within_p95, "all": d.scored}
-    yield Family("forecasts", "Lists that ended, by what was forecast.", "within"), within
-    yield Family("batches_rescued", "Batches taken back for a deadline."), {"": d.rescued}
-    yield from _of_their_names(s)
-    yield from _of_their_names(d, "routes_")
+def _values(metric: Metric, s: MetricsSnapshot) -> Values:
+    """Return the values of a metric by the label of its family."""
+    part, _, attribute = metric.name.rpartition(".")
+    if part == "by_route":
+        return {route: getattr(figures, attribute) for route, figures in s.by_route.items()}
+    value = getattr(s.decisions if part else s, attribute)
+    if isinstance(value, Usage):
+        return {"input": value.input_tokens, "output": value.output_tokens}
+    return value if isinstance(value, dict) else {metric.value: value}
 
 
 def _now(name: str, help_text: str, label: str = "") -> Family:
     return Family(name, help_text, label, "Gauge", adds_up=False)
 
-
-PENDING = _now("requests_pending", "Requests not ended yet, by state.", "state")
-
-QUEUE_SECONDS = Family("queue_seconds", "Submission to the start of the call that answered.", "", "Histogram")
-CALL_SECONDS = Family("call_seconds", "Time of one call.", "", "Histogram")
-RESPONSE_SECONDS = Family("response_seconds", "Submission to the end.", "", "Histogram")
 
 OPERATIONS = Family("shared_operations", "Operations at the place where processes share limits.", "operation")
 OPERATION_SECONDS = Family("shared_seconds", "Time that these operations took.", "operation")
@@ -100,7 +63,7 @@ _MOST_MODELS = 100
 """Models that become labels; those with the most requests."""
 
 
-def live_families(found: Participants) -> Iterator[tuple[Family, Figures]]:
+def live_families(found: Participants) -> Iterator[tuple[Family, Values]]:
     """Yield what is now: sums, or the longest times, over the processes that live."""
     living = [one.realtime for one in found.living]
     ended = sum(one.ended for one in found.processes)
@@ -125,7 +88,7 @@ def live_families(found: Participants) -> Iterator[tuple[Family, Figures]]:
     yield from _of_models(living, {lane.model for lane in all_of.lanes[:_MOST_MODELS]})
 
 
-def _of_models(living: list[RealtimeStatus], models: set[str]) -> Iterator[tuple[Family, Figures]]:
+def _of_models(living: list[RealtimeStatus], models: set[str]) -> Iterator[tuple[Family, Values]]:
     """Yield the figures by model. Of a limit that processes know differently, the tightest holds."""
     lanes = [lane for one in living for lane in one.lanes if lane.model in models]
     for name, family in _LIMITS.items():
@@ -142,9 +105,9 @@ def _of_models(living: list[RealtimeStatus], models: set[str]) -> Iterator[tuple
 
 def times_of(s: MetricsSnapshot) -> Iterator[tuple[Family, TimeStats]]:
     """Yield the families of times."""
-    yield QUEUE_SECONDS, s.queue_time
-    yield CALL_SECONDS, s.batch_time
-    yield RESPONSE_SECONDS, s.response_time
+    for metric in METRICS:
+        if metric.family is not None and metric.family.kind == "Histogram":
+            yield metric.family, getattr(s, metric.name)
 
 
 def sums_of(s: MetricsSnapshot) -> dict[str, float]:
@@ -170,15 +133,3 @@ def sums_of(s: MetricsSnapshot) -> dict[str, float]:
 def key_of(family: Family, label: str) -> str:
     """Return the name under which a figure is added up."""
     return f"{family.name}:{label}" if label else family.name
-
-
-def _of_their_names(
-    figures: MetricsSnapshot | DecisionFigures, prefix: str = ""
-) -> Iterator[tuple[Family, Figures]]:
-    """Yield the figures that are declared as families of their own."""
-    for one in fields(type(figures)):
-        kind, label = one.metadata["family"], one.metadata["label"]
-        if kind:
-            value = getattr(figures, one.name)
-            family = Family(prefix + one.name, one.metadata["help"], label, kind, one.metadata["adds_up"])
-            yield family, value if label else {"": value}

@@ -1,82 +1,221 @@
-"""The figures of one moment, each declared once, and their plain form for JSON.
+"""The table of metrics, and the figures of one moment, with their plain form for JSON.
 
-A figure that Prometheus has under its own name says of which kind it is there.
+Each metric is declared once, as an attribute: its meaning, the events it counts with the amount it takes from
+each, and its family in Prometheus. Counting, snapshots and Prometheus all read :data:`METRICS`.
 """
 
-# ruff: noqa: RUF009 - figures are declared by functions
+# ruff: noqa: RUF009 - metrics are declared by functions
 
 from __future__ import annotations
 
 import json
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final
 
-from attrs import asdict, define, field, fields, frozen, has
+from attrs import asdict, frozen, has
 
 from smartbatch._display import table
+from smartbatch.errors import ErrorKind
+from smartbatch.events import (
+    BreakerChanged,
+    CallFinished,
+    CallStarted,
+    ClientStopped,
+    CooldownStarted,
+    ForecastMoved,
+    JobAccepted,
+    JobFinished,
+    JobIncident,
+    JobRescued,
+    JobResultsStored,
+    ParameterDropped,
+    RequestFinished,
+    RequestSubmitted,
+    RetryScheduled,
+    RouteChosen,
+    RouteScored,
+    ShardChanged,
+    SharedLimitsLost,
+    ThresholdMoved,
+)
+from smartbatch.observe import labels
 from smartbatch.observe.histogram import TimeStats
-from smartbatch.types import Usage
+from smartbatch.observe.metric import (
+    Events,
+    Family,
+    Metric,
+    balance,
+    counter,
+    documented,
+    gauge,
+    largest,
+    metric,
+    metrics_of,
+    times,
+)
+from smartbatch.types import Route, Usage
 
-_T = TypeVar("_T", bound=type)
+_LOCAL: Final = Route.LOCAL  # looking it up takes longer than all else that counts a request
+
+# -- events that several metrics count ---------------------------------------------------------------------
+
+_submitted = Events(RequestSubmitted)
+_started = Events(CallStarted)
+_started_shared = Events(CallStarted, lambda call: call.size > 1)
+_call = Events(CallFinished)
+_failed_call = Events(CallFinished, lambda call: call.error is not None)
+_finished = Events(RequestFinished)
+_uncancelled = Events(RequestFinished, lambda request: not request.cancelled)
+_failed = Events(RequestFinished, lambda request: not request.ok and not request.cancelled)
+_called = Events(  # those with a call of their own
+    RequestFinished,
+    lambda request: request.attempts > 0 and not request.deduplicated and request.route is not _LOCAL,
+)
+_retry = Events(RetryScheduled)
+_results = Events(JobResultsStored)
+_batch_results = Events(JobResultsStored, lambda stored: not stored.in_realtime)
+"""Of requests that told nothing of themselves."""
+_choice = Events(RouteScored)
 
 
-def _figure(help: str, default: Any = 0, *, family: str = "", label: str = "", adds_up: bool = True) -> Any:
-    """Declare a figure.
-
-    Args:
-        help: what it means, for the docstring and for Prometheus.
-        default: its value before anything was counted, or what makes it.
-        family: ``Counter`` or ``Gauge`` where Prometheus has it under its own name.
-        label: what the keys of a table are there.
-        adds_up: see :class:`~smartbatch.observe.families.Family`.
-    """
-    made = {"factory": default} if callable(default) else {"default": default}
-    return field(**made, metadata={"help": help, "family": family, "label": label, "adds_up": adds_up})
+def _is_unpriced(request: RequestFinished) -> bool:
+    used = request.ok or request.usage.total_tokens > 0
+    return request.cost is None and not request.unconfirmed_cost and used
 
 
-_counter = partial(_figure, family="Counter")
-_balance = partial(_figure, family="Gauge")
-_gauge = partial(_figure, family="Gauge", adds_up=False)
+def _priority(request: RequestSubmitted | RequestFinished) -> str:
+    return labels.PRIORITIES[request.priority]
 
 
-def _documented(kind: _T) -> _T:
-    """Add the meanings of the figures to a class's docstring."""
-    lines = [f"        {one.name}: {one.metadata['help']}" for one in fields(kind) if not one.inherited]
-    kind.__doc__ = "\n".join([(kind.__doc__ or "").rstrip(), "", "    Attributes:", *lines])
-    return kind
+def _route(event: RequestFinished | JobResultsStored) -> str:
+    return labels.ROUTES[event.route]
 
 
-@_documented
-@define
+# -- families that several metrics share -------------------------------------------------------------------
+
+PENDING: Final = Family(
+    "requests_pending", "Requests not ended yet, by state.", "state", "Gauge", adds_up=False
+)
+_ENDED = Family("requests_ended", "Requests that ended, by outcome.", "outcome")
+_ROUTE_REQUESTS = Family("route_requests", "Requests that ended, by route.", "route")
+_ROUTE_COST = Family("route_cost_usd", "USD of requests whose price is known, by route.", "route")
+_ROUTE_TOKENS = Family("route_tokens", "Tokens of requests, by route.", "route")
+_RETRIES = Family("retries", "Retries, by whether they cost a try.", "tries")
+_TOKENS = Family("tokens", "Tokens of all calls and batches.", "type")
+_DEADLINES = Family("deadlines", "Lists with a deadline, by whether it was met.", "outcome")
+_FORECASTS = Family("forecasts", "Lists that ended, by what was forecast.", "within")
+
+
+@documented
+@frozen
 class DecisionFigures:
     """The choices of routes of a session."""
 
-    chosen: dict[str, int] = _figure("Lists and jobs, by the route that was chosen.", dict)
-    forecasts_moved: int = _counter("Changes of forecasts by more than a quarter.")
-    thresholds_moved: int = _counter("Changes of the number of requests from which lists go by batch.")
-    scored: int = _figure("Lists and jobs whose end was seen, which the figures below are about.")
-    saved_usd: float = _balance("USD less than the same tokens individually.", 0.0)
-    extra_usd: float = _balance("USD more than the same tokens by batch.", 0.0)
-    saved_seconds: float = _balance("Seconds sooner than always by batch, by the forecast.", 0.0)
-    lost_seconds: float = _balance("Seconds later than always individually, by the forecast.", 0.0)
-    within_p50: int = _figure("Lists that ended within what was forecast for half.")
-    within_p95: int = _figure("Lists that ended within what was forecast for 95 of 100.")
-    deadlines_met: int = _figure("Lists with a deadline that was met.")
-    deadlines_missed: int = _figure("Lists with a deadline that was missed.")
-    rescued: int = _figure("Batches taken back for a deadline.")
+    chosen: dict[str, int] = counter(
+        "Lists and jobs, by the route that was chosen.",
+        Events(RouteChosen)(label=lambda choice: choice.route.value),
+        named="routes",
+        label="route",
+    )
+    forecasts_moved: int = counter("Changes of forecasts by more than a quarter.", Events(ForecastMoved)())
+    thresholds_moved: int = counter(
+        "Changes of the number of requests from which lists go by batch.", Events(ThresholdMoved)()
+    )
+    scored: int = metric(
+        "Lists and jobs whose end was seen, which the figures below are about.",
+        _choice(),
+        family=_FORECASTS,
+        value="all",
+    )
+    saved_usd: float = balance(
+        "USD less than the same tokens individually.",
+        _choice(lambda choice: _difference(choice.individual_cost, choice.cost)),
+    )
+    extra_usd: float = balance(
+        "USD more than the same tokens by batch.",
+        _choice(lambda choice: _difference(choice.cost, choice.batch_cost)),
+    )
+    saved_seconds: float = balance(
+        "Seconds sooner than always by batch, by the forecast.",
+        _choice(lambda choice: _difference(choice.batch_seconds, choice.seconds)),
+    )
+    lost_seconds: float = balance(
+        "Seconds later than always individually, by the forecast.",
+        _choice(lambda choice: choice.seconds - choice.individual_seconds),
+    )
+    within_p50: int = metric(
+        "Lists that ended within what was forecast for half.",
+        _choice(lambda choice: choice.seconds <= choice.forecast_p50),
+        family=_FORECASTS,
+        value="p50",
+    )
+    within_p95: int = metric(
+        "Lists that ended within what was forecast for 95 of 100.",
+        _choice(lambda choice: choice.seconds <= choice.forecast_p95),
+        family=_FORECASTS,
+        value="p95",
+    )
+    deadlines_met: int = metric(
+        "Lists with a deadline that was met.",
+        _choice(lambda choice: choice.met is True),
+        family=_DEADLINES,
+        value="met",
+    )
+    deadlines_missed: int = metric(
+        "Lists with a deadline that was missed.",
+        _choice(lambda choice: choice.met is False),
+        family=_DEADLINES,
+        value="missed",
+    )
+    rescued: int = counter(
+        "Batches taken back for a deadline.", Events(JobRescued)(), named="batches_rescued"
+    )
 
 
-@_documented
-@define
+def _difference(more: float | None, less: float | None) -> float | None:
+    return None if more is None or less is None else more - less
+
+
+@documented
+@frozen
 class RouteFigures:
     """The requests that ended by one route."""
 
-    succeeded: int = _figure("Requests that were answered.")
-    failed: int = _figure("Requests that failed for good.")
-    cancelled: int = _figure("Requests that were cancelled.")
-    input_tokens: int = _figure("Tokens in, of all their calls, as far as they are known.")
-    output_tokens: int = _figure("Tokens out, likewise.")
-    cost: float = _figure("USD of those whose price is known.", 0.0)
+    succeeded: int = metric(
+        "Requests that were answered.",
+        _finished(lambda request: request.ok and not request.cancelled, label=_route),
+        _batch_results("succeeded", label=_route),
+        family=_ROUTE_REQUESTS,
+    )
+    failed: int = metric(
+        "Requests that failed for good.",
+        _finished(lambda request: not request.ok and not request.cancelled, label=_route),
+        _batch_results("failed", label=_route),
+        family=_ROUTE_REQUESTS,
+    )
+    cancelled: int = metric(
+        "Requests that were cancelled.",
+        _finished("cancelled", label=_route),
+        _batch_results("cancelled", label=_route),
+        family=_ROUTE_REQUESTS,
+    )
+    input_tokens: int = metric(
+        "Tokens in, of all their calls, as far as they are known.",
+        _finished("usage.input_tokens", label=_route),
+        _batch_results("usage.input_tokens", label=_route),
+        family=_ROUTE_TOKENS,
+    )
+    output_tokens: int = metric(
+        "Tokens out, likewise.",
+        _finished("usage.output_tokens", label=_route),
+        _batch_results("usage.output_tokens", label=_route),
+        family=_ROUTE_TOKENS,
+    )
+    cost: float = metric(
+        "USD of those whose price is known.",
+        _finished("cost", label=_route),
+        _batch_results("cost", label=_route),
+        family=_ROUTE_COST,
+    )
 
     @property
     def requests(self) -> int:
@@ -84,10 +223,13 @@ class RouteFigures:
         return self.succeeded + self.failed + self.cancelled
 
 
-@_documented
-@define(kw_only=True)
-class EventCounts:
-    """What the events of a client add up to, since its start or the last ``reset()``.
+@documented
+@frozen(kw_only=True)
+class MetricsSnapshot:
+    """All figures of a client at one moment; they belong together. Events are counted since its start or the
+    last ``reset()``.
+
+    ``submitted == waiting + in_flight + succeeded + failed + cancelled`` always holds.
 
     A request of a job that was not asked in real time counts when this process stores its result, as
     submitted and as ended. The routes are ``individual``, ``shared`` (packed ones, too), ``flex``, ``batch``,
@@ -95,81 +237,159 @@ class EventCounts:
     not sent.
     """
 
-    by_route: dict[str, RouteFigures] = _figure("Requests that ended, by route.", dict)
-    deduplicated: int = _counter("Requests that joined an identical one in flight, or in their job.")
-    local: int = _counter("Requests answered without a call, by preprocessing.")
-    batches: int = _counter("Calls started, retries included; each carries one batch.")
-    shared_batches: int = _counter("Batches of two requests or more.")
-    failed_batches: int = _counter("Calls that failed.")
-    retried_batches: int = _counter("Calls whose most urgent request had been in a call before.")
-    sent: int = _counter("Requests in calls, once for each call.")
-    batched: int = _counter("Requests in calls that were shared, once for each call.")
-    largest_batch: int = _figure("Requests of the largest call.")
-    call_failures: dict[str, int] = _counter("Calls that failed, by kind.", dict, label="kind")
-    request_failures: dict[str, int] = _counter("Requests that failed for good, by kind.", dict, label="kind")
-    retries_counted: int = _figure("Retries that cost the request one of its tries.")
-    retries_uncounted: int = _figure("Retries after a limit or during an outage, which cost it none.")
-    rate_limits: int = _counter("Calls the provider refused for its limits.")
-    cooldowns: int = _counter("Pauses begun after a limit.")
-    cooldown_seconds: float = _counter("Announced length of the pauses, overlaps counted once.", 0.0)
-    shared_limits_lost: int = _counter("Times the place where processes share a limit was found unavailable.")
-    limits_unshared: int = _gauge("Limits that are not shared now, because that place is unavailable.")
-    breaker_changes: dict[str, int] = _counter(
-        "Circuit breaker changes, by state entered.", dict, label="state"
+    # requests
+    submitted: int = metric("Requests taken, joined ones included.")
+    waiting: int = metric(
+        "Requests in no call now: queued, gathered, or due for a retry.", family=PENDING, value="waiting"
     )
-    parameters_dropped: int = _counter("Parameters left out because the provider does not take them.")
-    usage: Usage = _figure("Tokens of all calls and batches, failed ones as far as is known.", Usage)
-    cost: float = _figure("USD of all calls and batches whose price is known.", 0.0)
-    unpriced: int = _counter("Ended requests whose calls have no known price: the cost lacks them.")
-    unconfirmed_cost: float = _counter("USD that calls may have cost whose answer was lost.", 0.0)
-    possible_double_bills: int = _counter("Retries after a call that may have been carried out.")
-    failed_at_stop: int = _figure("Requests failed because the time-out of stop ended.")
-    jobs_accepted: int = _counter("Jobs stored.")
-    jobs_finished: int = _counter("Jobs whose last result was stored by this client.")
-    shard_changes: dict[str, int] = _counter(
-        "Changes of jobs' batches, by state entered.", dict, label="state"
-    )
-    job_incidents: int = _counter("Things that should not have happened to jobs.")
-    jobs_cost: float = _counter("The part of the cost that is of jobs, USD.", 0.0)
-    jobs_saved: float = _balance("USD that jobs cost less than the same tokens in real time.", 0.0)
-    decisions: DecisionFigures = _figure("What the choices of routes brought.", DecisionFigures)
-
-
-@_documented
-@frozen(kw_only=True)
-class MetricsSnapshot(EventCounts):
-    """All figures of a client at one moment; they belong together.
-
-    ``submitted == waiting + in_flight + succeeded + failed + cancelled`` always holds.
-    """
-
-    elapsed: float = _figure("Seconds the client has been running.", 0.0)
-    workers: int = _gauge("Threads that make calls.")
-    submitted: int = _figure("Requests taken, joined ones included.")
-    waiting: int = _figure("Requests in no call now: queued, gathered, or due for a retry.")
-    in_flight: int = _figure("Requests in a call now.")
-    succeeded: int = _figure("Requests that were answered.")
-    failed: int = _figure("Requests that failed for good.")
-    cancelled: int = _figure("Requests that were cancelled.")
-    by_priority: dict[str, int] = _figure(
+    in_flight: int = metric("Requests in a call now.", family=PENDING, value="in_flight")
+    succeeded: int = metric("Requests that were answered.", family=_ENDED, value="succeeded")
+    failed: int = metric("Requests that failed for good.", family=_ENDED, value="failed")
+    cancelled: int = metric("Requests that were cancelled.", family=_ENDED, value="cancelled")
+    by_priority: dict[str, int] = counter(
         "Requests taken, by the priority's name; job for those of jobs that were not asked in real time.",
-        dict,
+        _submitted(label=_priority),
+        _batch_results(
+            lambda stored: stored.succeeded + stored.failed + stored.cancelled, label=lambda _: "job"
+        ),
+        named="requests_submitted",
+        label="priority",
     )
-    pending_by_priority: dict[str, int] = _gauge(
-        "Requests not ended yet, by priority.", dict, label="priority"
+    pending_by_priority: dict[str, int] = gauge(
+        "Requests not ended yet, by priority.",
+        _submitted(label=_priority),
+        _finished(lambda _: -1, label=_priority),
+        label="priority",
     )
-    resets: int = _figure("Times the figures were reset.")
-    mean_batch_size: float = _figure("Requests a call.", 0.0)
-    max_batch_size: int = _figure("The most requests a call may have.", 1)
-    queue_time: TimeStats = _figure("Submission to the start of the call that answered.", TimeStats)
-    batch_time: TimeStats = _figure("Time of one call, failed ones included.", TimeStats)
-    response_time: TimeStats = _figure("Submission to the end, cancelled ones left out.", TimeStats)
-    busy_seconds: float = _counter("Time workers spent in calls.", 0.0)
-    efficiency: float = _gauge(
-        "Mean batch size by its maximum, times the share of requests that shared a call; 0 to 1.", 0.0
+    by_route: dict[str, RouteFigures] = metric("Requests that ended, by route.", start=dict)
+    deduplicated: int = counter(
+        "Requests that joined an identical one in flight, or in their job.",
+        _submitted("joined"),
+        _results("deduplicated"),
     )
-    queue_utilisation: float = _gauge("Requests that wait, as a share of the queue's capacity.", 0.0)
-    utilisation: float = _gauge("Share of the workers' time spent in calls.", 0.0)
+    local: int = counter(
+        "Requests answered without a call, by preprocessing.",
+        _finished(lambda request: request.route is _LOCAL),
+    )
+    request_failures: dict[str, int] = counter(
+        "Requests that failed for good, by kind.",
+        _failed(label=lambda request: labels.failure(request.error)),
+        label="kind",
+    )
+    failed_at_stop: int = metric(
+        "Requests failed because the time-out of stop ended.", Events(ClientStopped)("failed")
+    )
+    queue_time: TimeStats = times(
+        "Submission to the start of the call that answered.", _called("queued"), named="queue_seconds"
+    )
+    response_time: TimeStats = times(
+        "Submission to the end, cancelled ones left out.", _uncancelled("seconds"), named="response_seconds"
+    )
+
+    # calls
+    batches: int = counter("Calls started, retries included; each carries one batch.", _started())
+    shared_batches: int = counter("Batches of two requests or more.", _started_shared())
+    failed_batches: int = counter("Calls that failed.", _failed_call())
+    retried_batches: int = counter(
+        "Calls whose most urgent request had been in a call before.", _started(lambda call: call.attempt > 0)
+    )
+    sent: int = counter("Requests in calls, once for each call.", _started("size"))
+    batched: int = counter("Requests in calls that were shared, once for each call.", _started_shared("size"))
+    largest_batch: int = metric("Requests of the largest call.", _started("size"), fold=largest)
+    mean_batch_size: float = metric("Requests a call.")
+    max_batch_size: int = metric("The most requests a call may have.", start=lambda: 1)
+    efficiency: float = gauge(
+        "Mean batch size by its maximum, times the share of requests that shared a call; 0 to 1."
+    )
+    batch_time: TimeStats = times(
+        "Time of one call, failed ones included.", _call("seconds"), named="call_seconds"
+    )
+    call_failures: dict[str, int] = counter(
+        "Calls that failed, by kind.",
+        _failed_call(label=lambda call: labels.failure(call.error)),
+        label="kind",
+    )
+    retries_counted: int = metric(
+        "Retries that cost the request one of its tries.", _retry("counted"), family=_RETRIES, value="counted"
+    )
+    retries_uncounted: int = metric(
+        "Retries after a limit or during an outage, which cost it none.",
+        _retry(lambda retry: not retry.counted),
+        family=_RETRIES,
+        value="uncounted",
+    )
+    possible_double_bills: int = counter(
+        "Retries after a call that may have been carried out.", _retry("maybe_billed")
+    )
+
+    # limits and outages
+    rate_limits: int = counter(
+        "Calls the provider refused for its limits.",
+        _failed_call(lambda call: labels.failure(call.error) == ErrorKind.RATE_LIMIT.value),
+    )
+    cooldowns: int = counter("Pauses begun after a limit.", Events(CooldownStarted)())
+    cooldown_seconds: float = counter("Announced length of the pauses, overlaps counted once.")
+    shared_limits_lost: int = counter(
+        "Times the place where processes share a limit was found unavailable.", Events(SharedLimitsLost)()
+    )
+    limits_unshared: int = gauge("Limits that are not shared now, because that place is unavailable.")
+    breaker_changes: dict[str, int] = counter(
+        "Circuit breaker changes, by state entered.",
+        Events(BreakerChanged)(label=lambda change: labels.breaker_state(change.after)),
+        label="state",
+    )
+    parameters_dropped: int = counter(
+        "Parameters left out because the provider does not take them.", Events(ParameterDropped)()
+    )
+
+    # tokens and money
+    usage: Usage = metric(
+        "Tokens of all calls and batches, failed ones as far as is known.",
+        _call("usage"),
+        _batch_results("usage"),
+        start=Usage,
+        family=_TOKENS,
+    )
+    cost: float = counter(
+        "USD of all calls and batches whose price is known.",
+        _call("cost"),
+        _batch_results("cost"),
+        named="cost_usd",
+    )
+    unpriced: int = counter(
+        "Ended requests whose calls have no known price: the cost lacks them.",
+        _called(_is_unpriced),
+        _batch_results("unpriced"),
+    )
+    unconfirmed_cost: float = counter(
+        "USD that calls may have cost whose answer was lost.", _called("unconfirmed_cost")
+    )
+
+    # jobs and routes
+    jobs_accepted: int = counter("Jobs stored.", Events(JobAccepted)())
+    jobs_finished: int = counter("Jobs whose last result was stored by this client.", Events(JobFinished)())
+    shard_changes: dict[str, int] = counter(
+        "Changes of jobs' batches, by state entered.",
+        Events(ShardChanged, lambda change: change.before != change.after)(
+            label=lambda change: labels.shard_state(change.after)
+        ),
+        label="state",
+    )
+    job_incidents: int = counter("Things that should not have happened to jobs.", Events(JobIncident)())
+    jobs_cost: float = counter("The part of the cost that is of jobs, USD.", _results("cost"))
+    jobs_saved: float = balance(
+        "USD that jobs cost less than the same tokens in real time.",
+        _results(lambda stored: stored.realtime_cost - stored.cost),
+    )
+    decisions: DecisionFigures = metric("What the choices of routes brought.", start=DecisionFigures)
+
+    # the client
+    elapsed: float = metric("Seconds the client has been running.")
+    workers: int = gauge("Threads that make calls.")
+    busy_seconds: float = counter("Time workers spent in calls.")
+    utilisation: float = gauge("Share of the workers' time spent in calls.")
+    queue_utilisation: float = gauge("Requests that wait, as a share of the queue's capacity.")
+    resets: int = metric("Times the figures were reset.")
 
     @property
     def total(self) -> int:
@@ -187,7 +407,7 @@ class MetricsSnapshot(EventCounts):
         return f"<MetricsSnapshot {self.submitted:,} submitted: {counts}; {self.cost:.6f} USD>"
 
     def _repr_html_(self) -> str:
-        rows = [(one.name, getattr(self, one.name), one.metadata["help"]) for one in fields(type(self))]
+        rows = [(one.name, getattr(self, one.name), one.help) for one in metrics_of(type(self))]
         told = [(name, _words(value), help) for name, value, help in rows if value]
         return table(("figure", "value", "what it is"), [row for row in told if row[1]])
 
@@ -203,6 +423,14 @@ class MetricsSnapshot(EventCounts):
             indent: spaces a level; one line when ``None``.
         """
         return json.dumps(self.as_dict(), indent=indent)
+
+
+METRICS: Final[tuple[Metric, ...]] = (
+    *metrics_of(MetricsSnapshot),
+    *metrics_of(RouteFigures, "by_route", "route_"),
+    *metrics_of(DecisionFigures, "decisions", "routes_"),
+)
+"""All metrics."""
 
 
 def _words(figure: Any) -> str:

@@ -13,12 +13,11 @@ from smartbatch.errors import ConfigError, SmartbatchError
 from smartbatch.observe.families import (
     OPERATED,
     REACHABLE,
-    Family,
-    Figures,
     families_of,
     live_families,
     times_of,
 )
+from smartbatch.observe.metric import Family, Values
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.metrics_snapshot import MetricsSnapshot
 from smartbatch.observe.participants import Participants
@@ -132,7 +131,7 @@ def _of_participants(found: Participants) -> Iterator[Metric]:
         yield _metric(family, figures)
 
 
-def _metric(family: Family, figures: Figures) -> Metric:
+def _metric(family: Family, figures: Values) -> Metric:
     """Return a family with a value for each key of ``figures``; without a label there is one key."""
     from prometheus_client import core
 

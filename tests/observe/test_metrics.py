@@ -8,7 +8,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,15 +22,17 @@ from smartbatch.events import (
     ClientStopped,
     CooldownStarted,
     Event,
+    JobResultsStored,
     ParameterDropped,
     ShardChanged,
     SharedLimitsLost,
     SharedLimitsRestored,
 )
 from smartbatch.jobs.records import ShardState
-from smartbatch.observe.metrics import KINDS, BatchMetrics, _TokenSums
-from smartbatch.observe.metrics_snapshot import MetricsSnapshot
-from smartbatch.types import Priority, Route, Usage
+from smartbatch.observe.labels import KINDS
+from smartbatch.observe.metrics import BatchMetrics
+from smartbatch.observe.metrics_snapshot import METRICS, MetricsSnapshot, RouteFigures
+from smartbatch.types import NO_USAGE, Priority, Route, Usage
 from tests.together import run_together
 
 
@@ -444,6 +445,47 @@ def test_each_state_of_a_batch_is_counted_under_its_own_name(metrics: BatchMetri
     assert snapshot.shard_changes == dict.fromkeys(states, 1)
 
 
-def test_all_fields_of_usage_are_added_up() -> None:
-    """One that is new is added up as well."""
-    assert [one.name for one in attrs.fields(_TokenSums)] == [one.name for one in attrs.fields(Usage)]
+def test_results_of_a_batch_count_as_submitted_and_ended_those_in_real_time_only_as_of_a_job(
+    metrics: BatchMetrics,
+) -> None:
+    """Requests in real time reported themselves."""
+    stored: dict[str, Any] = {
+        "at": 1.0,
+        "job_id": "job",
+        "model": "sim:small",
+        "succeeded": 3,
+        "failed": 1,
+        "cancelled": 1,
+        "deduplicated": 2,
+        "cost": 0.5,
+        "realtime_cost": 1.5,
+        "unpriced": 1,
+    }
+    s = feed(
+        metrics,
+        JobResultsStored(route=Route.BATCH, in_realtime=False, usage=Usage(10, 5), **stored),
+        JobResultsStored(route=Route.INDIVIDUAL, in_realtime=True, usage=Usage(7, 7), **stored),
+    )
+    assert s.by_route == {"batch": RouteFigures(3, 1, 1, input_tokens=10, output_tokens=5, cost=0.5)}
+    assert (s.submitted, s.by_priority["job"], s.succeeded, s.failed, s.cancelled) == (5, 5, 3, 1, 1)
+    assert (s.usage, s.cost, s.unpriced) == (Usage(10, 5), 0.5, 1)
+    assert (s.deduplicated, s.jobs_cost, s.jobs_saved) == (4, 1.0, 2.0)
+
+
+def test_tokens_that_may_be_missing_mark_the_sum(metrics: BatchMetrics) -> None:
+    s = feed(
+        metrics, called(usage=Usage(2, 1)), *[called(usage=Usage(unknown=True))] * 2, called(usage=NO_USAGE)
+    )
+    assert s.usage == Usage(2, 1, unknown=True)
+
+
+def test_names_in_the_table_are_unique_and_families_have_one_meaning() -> None:
+    """Two metrics of one family in Prometheus agree on its help, kind and label."""
+    names = [metric.name for metric in METRICS]
+    families = {metric.family for metric in METRICS if metric.family is not None}
+    assert len(set(names)) == len(names) > 60
+    assert len({family.name for family in families}) == len(families)
+    for metric in METRICS:
+        for count in metric.counts:
+            assert issubclass(count.event, Event)
+            assert (count.label is not None) == metric.is_table
