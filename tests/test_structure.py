@@ -286,7 +286,7 @@ def test_the_emulator_needs_no_server_to_answer_in_process() -> None:
             reached.add(name)
             todo += graph[name]
     emulated = {name for name in reached if name.startswith(f"{EXACTLY_AT}.emulator.")}
-    assert f"{EXACTLY_AT}.emulator.composed_answers" in emulated
+    assert f"{EXACTLY_AT}.emulator.batches.backend" in emulated
     servers = ("http", "openai", "anthropic", "gemini", "request_handling")
     assert [name for name in emulated if name.split(".")[2] in servers] == []
 

@@ -11,12 +11,12 @@ from attrs import evolve, frozen
 
 from smartbatch._fork import PerProcess
 from smartbatch._settings import seconds_of
-from smartbatch.emulator.composed_answers import words_of
+from smartbatch.emulator.composed_answers import answer_for, count_tokens, words_of
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.callable import normalise
 from smartbatch.providers.made_stream import MadeStream
-from smartbatch.providers.sim.provider import answer_text, count_tokens, prompt_text
+from smartbatch.providers.sim.provider import prompt_text
 from smartbatch.types import Answer, Duration, Request, Usage
 
 Script: TypeAlias = "Sequence[Any] | Mapping[str, Any] | Callable[[Request], Any]"
@@ -223,7 +223,7 @@ class MockProvider(Provider):
     def _scripted(self, request: Request, model: str) -> Any:
         script = self._script
         if script is None:
-            return answer_text(prompt_text(request), model, 0)
+            return answer_for(prompt_text(request), model)
         if callable(script):
             return script(request)
         if isinstance(script, Mapping):

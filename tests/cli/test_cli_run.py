@@ -371,7 +371,8 @@ def test_on_a_terminal_each_result_is_one_line_of_its_width(folder: Path, column
     Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
-    command = [sys.executable, "-m", "smartbatch", "run", "in.jsonl", "--model", "sim:echo?latency=0"]
+    command = [sys.executable, "-m", "smartbatch", "run", "in.jsonl", "--model", "call:long_ones:ask"]
+    Path("long_ones.py").write_text("def ask(request, attempt):\n    return 'answer\\n' * 50\n")
     subprocess.run(command, stdout=follower, stderr=subprocess.DEVNULL, check=True)
     os.close(follower)
     lines = os.read(leader, 10_000).decode().splitlines()
@@ -380,7 +381,7 @@ def test_on_a_terminal_each_result_is_one_line_of_its_width(folder: Path, column
     assert [cells_of(line) <= columns for line in lines] == [True] * 3
     assert cells_of(lines[0]) == columns
     assert lines[0].endswith("…")
-    assert lines[1].startswith("1  two lines → Here is ")
+    assert lines[1].startswith("1  two lines → answer answer")
     assert lines[2].startswith("2  日本語日本語")
 
 

@@ -18,11 +18,13 @@ from smartbatch.providers import (
     GeminiProvider,
     MockProvider,
     OpenAIProvider,
+    Provider,
     SimProvider,
     create,
     parse_model,
 )
 from smartbatch.providers.registry import VARIABLES
+from smartbatch.types import Request
 
 
 def test_a_model_splits_at_its_first_colon():
@@ -50,6 +52,12 @@ def test_models_that_are_refused(model, part):
         parse_model(model)
 
 
+def latency(provider: Provider, clock: VirtualClock) -> float:
+    began = clock.now()
+    provider.generate(Request(prompt="x"), model="m", attempt=0, timeout=5.0)
+    return round(clock.now() - began, 6)
+
+
 def test_each_prefix_makes_its_provider():
     """Options reach the provider; the simulated one takes them from the model too."""
     clock = VirtualClock()
@@ -64,9 +72,9 @@ def test_each_prefix_makes_its_provider():
     )
     assert (type(provider), name) == (GeminiProvider, "gemini-3.8-flash")
     provider, name = create("sim:demo?latency=0.2&seed=3", clock=clock)
-    assert (type(provider), name, provider._latency) == (SimProvider, "demo", 0.2)
+    assert (type(provider), name, latency(provider, clock)) == (SimProvider, "demo", 0.2)
     provider, name = create("sim:?latency=0.2", clock=clock, options={"latency": 0.1})
-    assert (name, provider._latency) == ("demo", 0.1)
+    assert (name, latency(provider, clock)) == ("demo", 0.1)
     provider, name = create("call:os.path:join", clock=clock)
     assert (type(provider), name) == (CallableProvider, "os.path:join")
 

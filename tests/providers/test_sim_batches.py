@@ -13,7 +13,7 @@ from batch_sides import create
 from batching import MARK, creation, fails, requests, results, spool
 
 from smartbatch._clock import VirtualClock
-from smartbatch.errors import ConfigError, ErrorKind, InvalidRequest
+from smartbatch.errors import ConfigError, ErrorKind
 from smartbatch.providers import create as provider_of
 from smartbatch.providers.batch_api import LineOutcome, RemoteState
 from smartbatch.providers.sim.provider import SimProvider
@@ -61,8 +61,11 @@ def test_it_runs_by_the_clock_and_tells_how_far_it_is(tmp_path):
     assert (batch.word, batch.mark, batch.total, batch.outputs) == ("validating", MARK, 90, ())
     clock.sleep(55)
     batch = batches.get(batch.id, 1)
-    assert (batch.state, batch.word, batch.completed) == (RemoteState.RUNNING, "in_progress", 45)
-    clock.sleep(45)
+    assert (batch.state, batch.word, batch.completed) == (RemoteState.RUNNING, "running", 50)
+    clock.sleep(40)
+    batch = batches.get(batch.id, 1)
+    assert (batch.state, batch.word, batch.completed) == (RemoteState.ENDING, "finalizing", 90)
+    clock.sleep(5)
     assert batches.get(batch.id, 1).state is RemoteState.COMPLETED
 
 
@@ -74,9 +77,9 @@ def test_a_cancel_keeps_what_was_done_and_the_first_one_counts(tmp_path):
     clock.sleep(30)
     batches.cancel(batch.id, 1)
     batch = batches.get(batch.id, 1)
-    assert (batch.state, batch.completed) == (RemoteState.CANCELLED, 45)
+    assert (batch.state, batch.completed) == (RemoteState.CANCELLED, 50)
     outcomes = [line.outcome for line in results(batches, batch).values()]
-    assert (outcomes.count(LineOutcome.OK), outcomes.count(LineOutcome.UNRUN)) == (45, 45)
+    assert (outcomes.count(LineOutcome.OK), outcomes.count(LineOutcome.UNRUN)) == (50, 40)
     batches.cancel("batch_" + "0" * 25, 1)  # there is none: nothing to cancel
 
 
@@ -169,22 +172,74 @@ def test_lists_come_newest_first_in_pages_also_when_the_clock_jumps_back(tmp_pat
 
 
 def test_old_batches_are_forgotten_and_one_can_be_deleted(tmp_path, folder):
+    """Results are kept for 29 days; a process that begins later knows nothing of the batch."""
     _, batches, clock = sim()
     old = create(batches, tmp_path, requests(1))
-    clock.sleep(30 * DAY)
-    new = create(batches, tmp_path, requests(1))
-    assert batches.get(old.id, 1) is None
-    assert batches.get(new.id, 1) is not None
-    batches.delete_batch(new.id, 1)
-    assert batches.get(new.id, 1) is None
-    assert len(list(folder.glob("*/files/*"))) == 1
+    clock.sleep(29.5 * DAY)
+    assert fails(lambda: results(batches, batches.get(old.id, 1))).status == 404
+    clock.sleep(DAY)
+    later = SimProvider(sleep=clock.sleep, now=clock.now, wall=clock.wall).batches()
+    new = create(later, tmp_path, requests(1))
+    assert later.get(old.id, 1) is None
+    assert later.get(new.id, 1) is not None
+    later.delete_file(new.file_id, 1)
+    assert len(inputs(folder)) == 1
+    later.delete_batch(new.id, 1)
+    assert later.get(new.id, 1) is None
+    assert inputs(folder) == []
+
+
+def inputs(folder: Path) -> list[Path]:
+    """The uploaded files on the disk."""
+    return list(folder.glob("*/file-*"))
+
+
+def test_a_file_that_no_batch_is_made_of_is_removed_with_its_name(tmp_path, folder):
+    _, batches, _ = sim()
+    file = batches.upload("sb-x", spool(batches, tmp_path, requests(1)), 1)
+    assert len(inputs(folder)) == 1
+    batches.delete_file(file.id, 1)
+    assert inputs(folder) == []
+
+
+def test_large_inputs_are_read_in_parts(tmp_path):
+    """The results are those of the requests, in their order, also when they are fetched again."""
+    provider, batches, clock = sim()
+    asked = requests(2500)
+    batch = create(batches, tmp_path, asked)
+    clock.sleep(1)
+    batch = batches.get(batch.id, 1)
+    for _ in range(2):
+        found = results(batches, batch)
+        assert list(found) == [f"{MARK}-{at}" for at in range(2500)]
+        for at in (0, 999, 1000, 2499):
+            answer = provider.generate(asked[at], model="m", attempt=0, timeout=1)
+            assert found[f"{MARK}-{at}"].answer == answer
+
+
+def test_processes_agree_on_what_came_first(tmp_path, folder):
+    """Each applies the changes in the order of the journal, and passes over one that was cut."""
+    _, first, clock = sim(batch_seconds=100)
+    second = SimProvider(sleep=clock.sleep, now=clock.now, wall=clock.wall).batches()
+    batch = create(first, tmp_path, requests(90))
+    [journal] = folder.glob("*/journal")
+    with journal.open("ab") as file:
+        file.write(b'{"what": "cancel", "batch_id": "' + batch.id.encode())
+    clock.sleep(55)
+    assert second.get(batch.id, 1) == first.get(batch.id, 1)
+    second.cancel(batch.id, 1)
+    clock.sleep(30)
+    assert first.get(batch.id, 1) == second.get(batch.id, 1)
+    assert first.get(batch.id, 1).state is RemoteState.CANCELLED
+    journal.unlink()
+    assert first.page(None, 1).batches == ()
 
 
 def test_the_folder_is_the_owners_alone(tmp_path, folder, monkeypatch):
     _, batches, _ = sim()
     create(batches, tmp_path, requests(1))
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert {path.name for path in next(folder.iterdir()).iterdir()} == {"files", "batches"}
+    assert {path.name[:5] for path in next(folder.iterdir()).iterdir()} == {"file-", "journ"}
     real = os.lstat(folder).st_uid
     monkeypatch.setattr(os, "getuid", lambda: real + 1)
     _, strange, _ = sim()
@@ -199,16 +254,19 @@ def test_a_folder_that_cannot_be_used_is_an_error_that_says_so(tmp_path, folder)
         batches.page(None, 1)
     folder.unlink()
     _, batches, _ = sim()
-    source = spool(batches, tmp_path, requests(1))
     found = batches.classify(OSError(28, "No space left on device"))
     assert (found.kind, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, False)
     assert "No space left" in found.message
-    for bad in ("../x", "a/b", "", "x" * 100, "a\0"):
-        with pytest.raises(InvalidRequest):
-            batches.upload(bad, source, 1)
-        for call in (batches.get, batches.cancel, batches.delete_file, batches.delete_batch):
-            with pytest.raises(InvalidRequest):
-                call(bad, 1)
+
+
+@pytest.mark.parametrize("strange", ["../x", "a/b", "", "x" * 100, "a\0"])
+def test_what_is_no_id_is_not_found(strange, tmp_path):
+    _, batches, _ = sim()
+    create(batches, tmp_path, requests(1))
+    assert batches.get(strange, 1) is None
+    for call in (batches.cancel, batches.delete_file, batches.delete_batch):
+        call(strange, 1)
+    assert fails(lambda: batches.create(creation(strange), 1)).status == 400
 
 
 def test_lines_that_are_none_are_refused():

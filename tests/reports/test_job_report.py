@@ -52,10 +52,10 @@ def done(client: BatchingClient, prompts: list[str], **params: object) -> Job:
 
 
 def test_a_report_says_what_was_asked_what_came_and_what_it_cost(client: BatchingClient) -> None:
-    job = done(client, ["one two", "three"], key="nightly", max_tokens=9, temperature=0.5)
+    job = done(client, ["one two", "three"], key="nightly", max_tokens=3, temperature=0.5)
     report = job.report()
     status = job.status()
-    assert "requests 2 model sim:demo kind generate max_tokens 9 temperature 0.5" in section(report, "asked")
+    assert "requests 2 model sim:demo kind generate max_tokens 3 temperature 0.5" in section(report, "asked")
     assert "100% answered 2 truncated 2 failed 0 cancelled 0 without a result 0" in section(report, "results")
     assert f"cost {status.cost:.6f} USD" in section(report, "results")
     assert f"{status.cost:.6f} USD less than always individual." in section(report, "cost"), "half price"

@@ -46,7 +46,8 @@ class BatchBackend:
     Args:
         settings: times, limits and faults; see
             :class:`~smartbatch.emulator.batches.batch_settings.BatchSettings`.
-        ledger: records what happens to batches.
+        ledger: records what happens to batches. Without one, lines are run only when their results are
+            fetched, and until then count as succeeded when they are due.
         epoch: Unix seconds of the monotonic time 0.
 
     Attributes:
@@ -55,7 +56,7 @@ class BatchBackend:
 
     open_uploads: dict[str, Any]
 
-    def __init__(self, settings: EmulatorSettings, ledger: Ledger, *, epoch: float = 0.0) -> None:
+    def __init__(self, settings: EmulatorSettings, ledger: Ledger | None, *, epoch: float = 0.0) -> None:
         self._lock = threading.RLock()
         self._ledger = ledger
         self._epoch = epoch
@@ -175,6 +176,7 @@ class BatchBackend:
         endpoint: str = "",
         file_id: str | None = None,
         problems: Sequence[InputProblem] = (),
+        identity: str | None = None,
     ) -> BatchSnapshot:
         """Create a batch and return it.
 
@@ -185,6 +187,7 @@ class BatchBackend:
             endpoint: the endpoint of its lines.
             file_id: its input file.
             problems: why its validation will fail.
+            identity: its id; ``None`` generates one.
 
         Raises:
             BatchBackendError: ``no_such_file``, ``enqueued`` or ``bad_line``; no batch was created.
@@ -195,7 +198,7 @@ class BatchBackend:
             index = self._creates[api]
             self._creates[api] += 1
             label = dict(label or {})
-            name = _PREFIXES.get(api, "") + self._rng.identity("batch", self._generation, api, index)
+            name = identity or _PREFIXES[api] + self._rng.identity("batch", self._generation, api, index)
             faults = self._rng.batch_faults(api, index, label)
             if "fail_validation" in faults and not problems:
                 problems = [InputProblem("invalid_request", "The batch could not be validated.")]
@@ -236,6 +239,8 @@ class BatchBackend:
 
     def _bad_lines(self, api: str, index: int, entries: Sequence[Entry]) -> list[InputProblem]:
         """Return a problem for each line with the fault ``refused_lines``, in the words of the API."""
+        if not self._rng.has_line_faults:
+            return []
         bad = [
             at
             for at, entry in enumerate(entries)
@@ -280,7 +285,7 @@ class BatchBackend:
                 return None
             if not batch.closed and batch.cancelled_at is None:
                 batch.cancel(now, self._settings.batch_cancel_seconds)
-                self._ledger.batch_event({"batch": batch.id, "event": "cancelled", "at": now})
+                self._record({"batch": batch.id, "event": "cancelled", "at": now})
                 self._run(batch, now)
             return batch.snapshot(now)
 
@@ -301,7 +306,14 @@ class BatchBackend:
             BatchBackendError: ``not_found``, ``not_ended``, ``gone`` or ``unavailable``.
         """
         with self._lock:
-            return result_lines(self._ended(api, key, batch_id, now))
+            batch = self._ended(api, key, batch_id, now)
+            if self._ledger is not None:
+                return result_lines(batch)
+            batch.run_lines(now)
+            try:
+                return result_lines(batch)
+            finally:
+                batch.forget_lines()  # they give the same output when they are run again
 
     def fetch(
         self,
@@ -355,7 +367,7 @@ class BatchBackend:
         """Record in the ledger that lines were sent; lines without their own answer do not count."""
         with self._lock:
             if positions := [line.position for line in lines if line.correct and line.outcome == "succeeded"]:
-                self._ledger.batch_event({"batch": batch_id, "event": "delivered", "positions": positions})
+                self._record({"batch": batch_id, "event": "delivered", "positions": positions})
 
     def _ended(self, api: str, key: str, batch_id: str, now: float) -> StoredBatch:
         batch = self._find(api, key, batch_id, now)
@@ -374,7 +386,7 @@ class BatchBackend:
                 if self._has_file(batch, batch.timeline.created):
                     self._register(batch)
                 else:
-                    self._ledger.batch_event({"batch": batch.id, "event": "fenced"})
+                    self._record({"batch": batch.id, "event": "fenced"})
             for batch in tuple(self._unfinished):
                 self._run(batch, now)
 
@@ -394,22 +406,22 @@ class BatchBackend:
             self._restart_timeline(batch, created)
         self._batches[batch.api, batch.key][batch.id] = batch
         self._unfinished.append(batch)
-        self._ledger.batch_event({"batch": batch.id, "event": "created", "at": created})
+        self._record({"batch": batch.id, "event": "created", "at": created})
 
     def _run(self, batch: StoredBatch, now: float) -> None:
         if batch.closed:
             return
-        if lines := batch.advance(now):
+        if self._ledger is not None and (lines := batch.run_lines(now)):
             rows = [
                 [line.position, line.custom_id, line.prompt, line.at, line.billed, line.lost]
                 for line in lines
             ]
-            self._ledger.batch_event({"batch": batch.id, "event": "ran", "lines": rows})
+            self._record({"batch": batch.id, "event": "ran", "lines": rows})
         if now >= batch.ended_at:
             batch.closed = True
             self._unfinished.remove(batch)
             end = {"batch": batch.id, "event": "ended", "at": batch.ended_at, "state": batch.final}
-            self._ledger.batch_event(end)
+            self._record(end)
 
     def _timeline(
         self, index: int, api: str, created: float, total: int, faults: frozenset[str], *, failing: bool
@@ -447,4 +459,9 @@ class BatchBackend:
         return None if batch is None or batch.deleted else batch
 
     def _record_create(self, batch: StoredBatch, now: float, outcome: str) -> None:
-        self._ledger.batch_event(batch.create_event(now, outcome))
+        if self._ledger is not None:
+            self._record(batch.create_event(now, outcome))
+
+    def _record(self, event: Mapping[str, Any]) -> None:
+        if self._ledger is not None:
+            self._ledger.batch_event(event)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from attrs import define, field, frozen
@@ -40,10 +41,7 @@ class LineResult:
 
 @define(eq=False)
 class StoredBatch:
-    """A batch. Callers hold the backend's lock. Times are monotonic seconds.
-
-    ``charge`` are the tokens it counts for the limit of enqueued tokens until it has ended.
-    """
+    """A batch. Callers hold the backend's lock. Times are monotonic seconds."""
 
     id: str
     index: int
@@ -64,7 +62,6 @@ class StoredBatch:
     cancelled_at: float | None = None
     closed: bool = False
     deleted: bool = False
-    charge: int = 0
     ran: list[LineResult] = field(factory=list, repr=False)
     input_tokens: int = 0
     output_tokens: int = 0
@@ -72,8 +69,12 @@ class StoredBatch:
     removed: set[str] = field(factory=set)
 
     def __attrs_post_init__(self) -> None:
-        self.charge = sum(entry.charge for entry in self.entries)
         self.set_timeline(self.timeline)
+
+    @cached_property
+    def charge(self) -> int:
+        """Tokens it counts for the limit of enqueued tokens until it has ended."""
+        return sum(entry.charge for entry in self.entries)
 
     def set_timeline(self, timeline: Timeline) -> None:
         """Replace the timeline of a batch of which no line has run."""
@@ -109,10 +110,17 @@ class StoredBatch:
             "custom_id": self.entries[0].custom_id if self.entries else None,
         }
 
-    def advance(self, now: float) -> list[BatchLine]:
+    def run_lines(self, now: float) -> list[BatchLine]:
         """Run the lines that are due and return their ledger entries."""
-        due = self.timeline.ran(min(now, self.stop_at))
-        return [self._run(position) for position in range(len(self.ran), due)]
+        return [self._run(position) for position in range(len(self.ran), self._due(now))]
+
+    def forget_lines(self) -> None:
+        """Let go of the lines that have run."""
+        self.ran.clear()
+        self.input_tokens = self.output_tokens = 0
+
+    def _due(self, now: float) -> int:
+        return self.timeline.ran(min(now, self.stop_at))
 
     def identity(self, position: int) -> str:
         """Return 24 hexadecimal digits that identify the work on a line."""
@@ -139,14 +147,14 @@ class StoredBatch:
         return "running" if now < plan.finalizing else "finalizing"
 
     def snapshot(self, now: float) -> BatchSnapshot:
-        """Return its state at ``now``, up to which its lines must have been advanced."""
-        state, plan = self.state(now), self.timeline
+        """Return its state at ``now``; lines that are due and have not been run count as succeeded."""
+        state, plan, due = self.state(now), self.timeline, self._due(now)
         ended = now >= self.ended_at
-        succeeded = sum(ran.error is None for ran in self.ran)
+        succeeded = due - sum(ran.error is not None for ran in self.ran)
         over = ended and self.final != "failed"
         output_id, error_id = self._file_ids(succeeded) if over else (None, None)
         first_half = state == "running" and now < plan.started + plan.run_seconds / 2
-        ran = bool(self.ran) or state in ("running", "finalizing") or (ended and now >= plan.started)
+        ran = bool(due) or state in ("running", "finalizing") or (ended and now >= plan.started)
         return BatchSnapshot(
             id=self.id,
             index=self.index,
@@ -157,10 +165,10 @@ class StoredBatch:
             file_id=self.file_id,
             state=state,
             unknown_status=_UNDOCUMENTED_STATUS if first_half and "odd_status" in self.faults else None,
-            counts=self._counts(succeeded, ended),
+            counts=self._counts(succeeded, due, ended),
             created_at=plan.created,
             started_at=plan.started if ran else None,
-            finalizing_at=plan.finalizing if now >= plan.finalizing and len(self.ran) == plan.total else None,
+            finalizing_at=plan.finalizing if now >= plan.finalizing and due == plan.total else None,
             cancelling_at=self.cancelled_at,
             ended_at=self.ended_at if ended else None,
             expires_at=plan.expires,
@@ -200,9 +208,9 @@ class StoredBatch:
         )
         return output_id if succeeded else None, error_id if succeeded < self.timeline.total else None
 
-    def _counts(self, succeeded: int, ended: bool) -> Counts:
-        total, errored = self.timeline.total, len(self.ran) - succeeded
-        left = total - len(self.ran)
+    def _counts(self, succeeded: int, due: int, ended: bool) -> Counts:
+        total, errored = self.timeline.total, due - succeeded
+        left = total - due
         if "wrong_counts" in self.faults and succeeded:
             succeeded -= 1
         over = ended and self.final != "failed"
@@ -256,6 +264,8 @@ def enqueued_limit_problem(
         limit: enqueued tokens of a model; ``None`` for no limit.
         now: monotonic seconds.
     """
+    if limit is None:
+        return None
     waiting = sum(
         other.charge
         for other in others
@@ -263,7 +273,7 @@ def enqueued_limit_problem(
         and not other.problems
         and now < other.ended_at
     )
-    if limit is None or waiting + batch.charge <= limit:
+    if waiting + batch.charge <= limit:
         return None
     message = (
         f"Enqueued token limit reached for {batch.model} in organization emulator. Limit: {int(limit):,} "

@@ -56,6 +56,11 @@ class BatchRandomness:
             return frozenset(checked_names(named, BATCH_FAULTS, "batch_fault_for"))
         return self._drawn(self._of_batches, api, index)
 
+    @property
+    def has_line_faults(self) -> bool:
+        """True when any line may have a fault."""
+        return bool(self._of_lines) or self._settings.batch_line_fault_for is not None
+
     def line_faults(self, api: str, index: int, position: int, custom_id: str | None) -> frozenset[str]:
         """Return the faults of a line; see :meth:`batch_faults`."""
         hook = self._settings.batch_line_fault_for
