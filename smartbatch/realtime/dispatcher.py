@@ -1,22 +1,22 @@
 """The dispatcher: worker threads that send batches to the provider and have the answers routed.
 
-A worker repeats one step: make the call of a batch, route what came back, take the next batch. Only a worker
-that is idle, or a new one, is handed a call, so priorities hold to the last moment. Workers never sleep: what
-has to wait, waits in the queue.
+A worker repeats one step: make the call of a batch, route what came back, take the next batch. The thread
+pool is only handed a call when fewer than all its threads are busy, so its own queue stays empty and
+priorities hold to the last moment. Workers never sleep: what has to wait, waits in the queue.
 """
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import math
-import queue as queues
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
-from attrs import frozen
+from attrs import define, frozen
 
-from smartbatch._clock import Clock, Monitor, RealClock
+from smartbatch._clock import Clock, Monitor
 from smartbatch.core.batching.request_batch import BatchState
 from smartbatch.errors import ClientClosed, ProviderError
 from smartbatch.events import CalledRequest, CallFinished, CallStarted
@@ -30,6 +30,18 @@ from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.router import InFlightCall, ResponseRouter
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.types import NO_USAGE, Answer, Kind, Request, Route
+
+
+@define(eq=False)
+class _HandOver:
+    """A call on its way to a thread of the pool.
+
+    Attributes:
+        void: whether another thread was started for the call, so that the one of the pool must not make it.
+    """
+
+    call: InFlightCall
+    void: bool = False
 
 
 @frozen
@@ -52,7 +64,7 @@ IDLE_SECONDS = 30.0
 
 
 class BatchDispatcher:
-    """Workers, as many as calls in flight, and a thread that watches the time."""
+    """A ``ThreadPoolExecutor`` of as many threads as calls in flight, and one that watches the time."""
 
     def __init__(
         self, setup: RealtimeSetup, queue: RequestQueue, collector: Collector, router: ResponseRouter
@@ -65,13 +77,13 @@ class BatchDispatcher:
         self._monitor = queue.monitor
         self._collector = collector
         self._router = router
-        self._busy = 0  # workers with a call
-        self._idle = 0  # workers that wait for the inbox
-        self._inbox: queues.SimpleQueue[Callable[[], object] | None] = queues.SimpleQueue()
+        self._busy = 0
         self._idle_since = -math.inf
         self._wakes_at = -math.inf
         self._stopping = False
         self._mine = threading.local()
+        self._pool: ThreadPoolExecutor | None = None
+        self._listed = 0
 
     def start(self) -> None:
         """Start the collector's thread; workers start when there is work."""
@@ -84,13 +96,13 @@ class BatchDispatcher:
         """End the collector's thread and the idle workers. Workers in a call end when it returns."""
         with self._monitor:
             self._stopping = True
-            self._end_idle_locked()
+            self._end_workers_locked()
             self._monitor.notify_all()
 
     def resize(self) -> None:
-        """Follow a change of the parallelism: idle workers end, calls under way go on."""
+        """Follow a change of the parallelism: later calls get a pool of that size, calls under way go on."""
         with self._monitor:
-            self._end_idle_locked()
+            self._end_workers_locked()
             self._wakes_at = -math.inf
             self._monitor.notify_all()
 
@@ -174,18 +186,18 @@ class BatchDispatcher:
         if wake < math.inf:
             return _Wait(wake - now, idle=False, holds=holds)
         timeout: float | None = None
-        if self._busy or self._idle:
+        if self._pool is not None:
             timeout = IDLE_SECONDS if self._busy else self._idle_since + IDLE_SECONDS - now
             if timeout <= 0:
-                self._end_idle_locked()
+                self._end_workers_locked()
                 timeout = None
         return _Wait(timeout, idle=True, holds=holds)
 
-    def _end_idle_locked(self) -> None:
-        """Have the idle workers end."""
-        for _ in range(self._idle):
-            self._inbox.put(None)
-        self._idle = 0
+    def _end_workers_locked(self) -> None:
+        """Have the threads of the pool end, those in a call when it returns."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+            self._pool = None
 
     def _step_locked(self, effects: DeferredEffects) -> InFlightCall | float:
         """Expire what is late; return a call that a worker is to make, or when to look again."""
@@ -197,54 +209,66 @@ class BatchDispatcher:
         if not isinstance(found, InFlightCall):
             return min(found, deadline)
         self._busy += 1
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._parallelism.calls, thread_name_prefix="smartbatch-worker")
+            self._listed = 0
         return found
 
     def hand_over(self, call: InFlightCall, effects: DeferredEffects) -> None:
-        """Have a worker make ``call``. The monitor is not held while a thread is started. In order:
+        """Have a worker make ``call``. Takes the monitor, but not while a thread is started.
 
-        1. A worker is idle: it takes the call.
-        2. A new thread takes it.
-        3. The system has no thread left, but there are busy workers: the batch waits again. One of them takes
-           it, or has ended its call meanwhile, and then the next try finds it idle.
-        4. There is no worker: the batch fails.
+        Only this daemon thread asks the pool for threads: theirs inherit being daemons, so that a call that
+        never returns cannot keep the interpreter from exiting. The cases, in order:
+
+        1. The pool has a thread, or starts one.
+        2. It takes nothing any more, because the main thread has ended, although threads of the user and exit
+           hooks may still submit and wait: a thread of our own. A pool that could not start a thread has
+           queued the hand-over before it raised, so the hand-over is made void.
+        3. The system has no thread left, but there are workers: the batch waits again. One that is busy takes
+           it, or has ended meanwhile, and then the next try finds its thread idle.
+        4. There is no worker either: the batch fails.
         """
         self._clock.spawned()
-        with self._monitor:
-            found_idle = self._idle > 0
-            if found_idle:
-                self._idle -= 1
-        refusal = None if found_idle else self._start_worker()
+        refusal = self._start_worker(call)
         if refusal is None:
-            self._inbox.put(partial(self._work, call))
             return
         self._clock.unspawned()
         with self._monitor:
             self._busy -= 1
             effects.now = self._clock.now()
-            if self._busy or self._idle:
+            if self._busy or self._listed:
                 self._router.return_locked(call, effects)
             else:
                 closed = ClientClosed(f"no thread could be started, so nothing was sent: {refusal}")
                 self._router.drop_locked(call, closed, effects)
 
-    def _start_worker(self) -> RuntimeError | None:
-        """Start a worker that waits for the inbox; return why the system refuses.
-
-        It is a daemon, so that a call that never returns cannot keep the interpreter from exiting.
-        """
-        name = "smartbatch-worker"
-        thread = threading.Thread(target=_serve, args=(self._inbox,), name=name, daemon=True)
+    def _start_worker(self, call: InFlightCall) -> RuntimeError | None:
+        """Have a thread of the pool work, or a thread of its own; return why neither could be had."""
+        pool, hand_over = self._pool, _HandOver(call)
+        if pool is not None:  # else the client was stopped, or resized just now
+            try:
+                pool.submit(self._work, hand_over)
+            except RuntimeError:
+                hand_over.void = True
+            self._listed = _unlist_threads(pool, self._listed)
+            if not hand_over.void:
+                return None
+        thread = threading.Thread(
+            target=self._work, args=(_HandOver(call),), name="smartbatch-worker", daemon=True
+        )
         try:
             thread.start()
         except RuntimeError as refusal:
             return refusal
         return None
 
-    def _work(self, first: InFlightCall) -> None:
+    def _work(self, hand_over: _HandOver) -> None:
         """Make one call after the other, until there is none."""
+        if hand_over.void:
+            return
         self._clock.began()
         self._mine.here = True
-        call: InFlightCall | None = first
+        call: InFlightCall | None = hand_over.call
         try:
             while call is not None:
                 effects = DeferredEffects(self._queue, self._clock.now())
@@ -293,10 +317,7 @@ class BatchDispatcher:
             if found < self._wakes_at:
                 self._monitor.notify()
         self._busy -= 1
-        self._idle += 1
         self._idle_since = self._clock.now()
-        if self._stopping or self._busy >= self._parallelism.calls:  # fewer calls at once are allowed now
-            self._end_idle_locked()
         return None
 
     def _send(self, call: InFlightCall) -> None:
@@ -404,14 +425,18 @@ def _internal_error(call: InFlightCall, cause: BaseException) -> ProviderError:
     return error
 
 
-def _serve(inbox: queues.SimpleQueue[Callable[[], object] | None]) -> None:
-    """Carry out, on a worker's thread, what comes through the inbox, until ``None`` does.
+def _unlist_threads(pool: ThreadPoolExecutor, known: int) -> int:
+    """Keep the standard library from joining these daemon threads at exit, where a call could hold it up;
+    return how many there are, of which the first ``known`` were seen to before.
 
-    While it waits it holds nothing of the client.
+    ``concurrent.futures`` joins every pool thread it has listed before ``atexit`` handlers run; the client's
+    own exit handler gives pending work its grace instead.
     """
-    while (work := RealClock.receive(inbox)) is not None:
-        try:
-            work()
-        except BaseException as error:
-            logs.warn("internal_error", error=type(error).__name__)
-        del work
+    threads = getattr(pool, "_threads", ())
+    if len(threads) == known:
+        return known
+    listed = getattr(concurrent.futures.thread, "_threads_queues", None)
+    if listed is not None:
+        for thread in list(threads):
+            listed.pop(thread, None)
+    return len(threads)
