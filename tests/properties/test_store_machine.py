@@ -413,7 +413,10 @@ class StoreMachine(RuleBasedStateMachine):
             row = store.shards.fail(lease, shard.row, b"refused", note="no", at=at)
         else:
             row = store.shards.discard(lease, shard.row, items=to, tried=tried, note="no", at=at)
-        assert row == evolve(shard.row, state=ShardState.DEAD, note="no", died_at=at)
+        remote = shard.row.remote
+        if not fail and to is REALTIME and remote.rescue is None:
+            remote = evolve(remote, rescue="no")
+        assert row == evolve(shard.row, state=ShardState.DEAD, note="no", died_at=at, remote=remote)
         for ix in sorted(shard.items):
             item = job.items[ix]
             if item.state is not SHARDED or item.shard != row.id:
