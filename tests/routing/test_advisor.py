@@ -11,9 +11,10 @@ import pytest
 from inside import inside
 
 from smartbatch import BatchingClient
+from smartbatch.core.preparation.answer_length import SHAPES
 from smartbatch.events import Event, ForecastMoved, RouteChosen, RouteScored, ThresholdMoved
 from smartbatch.jobs.store import open_store
-from smartbatch.types import Kind, Route, Usage
+from smartbatch.types import Generation, Kind, Route, Usage
 
 PROMPTS = [f"Summarise text {number} in one sentence." for number in range(400)]
 
@@ -82,7 +83,7 @@ def test_the_first_plan_of_a_process_knows_how_long_answers_were(
     client.plan(PROMPTS, strategy=strategy)
     learned = inside(client).history.calibration("openai:gpt-5-mini", Kind.GENERATE)
     for _ in range(50):
-        learned.observe(20, Usage(22, 7))
+        learned.observe(20, Usage(22, 7), SHAPES.of(Generation(max_tokens=200)).key)
     inside(client).history.save()
     known = client.plan(PROMPTS, strategy=strategy)
     again = BatchingClient(

@@ -200,7 +200,8 @@ class AnswerShape:
     """What is known of the answers of one kind of request before any came.
 
     Attributes:
-        key: equal for requests of one kind, so that the answers to some tell of the others.
+        key: equal for requests of one kind, so that the answers to some tell of the others. Answers in free
+            text are of one kind if system text, ``max_tokens`` and the offered tools are the same.
         length: of one answer, without any reasoning before it.
         by_schema: whether it comes from a schema.
     """
@@ -211,7 +212,7 @@ class AnswerShape:
 
 
 FREE = AnswerShape("", TEXT)
-"""The shape of answers in free text."""
+"""The shape of answers in free text to requests of which nothing else is known."""
 
 
 class AnswerShapes:
@@ -219,6 +220,7 @@ class AnswerShapes:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[object, AnswerShape]] = {}
+        self._free: dict[tuple[str | None, int | None, tuple[str, ...]], AnswerShape] = {}
 
     def of(self, params: Generation) -> AnswerShape:
         """Return the shape of the answers to requests with ``params``."""
@@ -226,17 +228,32 @@ class AnswerShapes:
         if schema is None:
             schema = _own_schema(params.response_format)
         if schema is None:
-            return FREE
+            return self._free_text(params)
         known = self._known.get(id(schema))
         if known is not None and known[0] is schema:
             return known[1]
         form = json.dumps(schema, sort_keys=True, default=str)
-        key = hashlib.blake2b(form.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-        shape = AnswerShape(key, length_of(schema), by_schema=True)
+        shape = AnswerShape(_digest(form), length_of(schema), by_schema=True)
         if len(self._known) >= KEPT:
             self._known = {}
         self._known[id(schema)] = schema, shape
         return shape
+
+    def _free_text(self, params: Generation) -> AnswerShape:
+        kind = (params.system, params.max_tokens, tuple(tool.name for tool in params.tools or ()))
+        if kind == (None, None, ()):
+            return FREE
+        shape = self._free.get(kind)
+        if shape is None:
+            shape = AnswerShape(_digest(json.dumps(kind)), TEXT)
+            if len(self._free) >= KEPT:
+                self._free = {}
+            self._free[kind] = shape
+        return shape
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def _own_schema(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

@@ -35,6 +35,8 @@ MEDIA_TOKENS = 765
 """A part that is no text: a picture of 1024 x 1024 at high detail (OpenAI's vision guide: 85 + 4 x 170)."""
 MOST_MEDIA_TOKENS = 5000
 """The same for a budget: room for a large picture. A long document or recording can take more."""
+LEVELS_HELD = 2_000
+"""Answers after which a mean length that was not seen again is forgotten."""
 SHAPES = 64
 """Kinds of requests whose answers are told apart."""
 OUTPUT_TOKENS = 450
@@ -316,8 +318,13 @@ class Calibration:
     def _learn_shape(self, shape: str, tokens: int) -> None:
         known = self._shapes.get(shape)
         if known is None and len(self._shapes) >= SHAPES:
-            self._shapes = {}
+            self._shapes = dict(list(self._shapes.items())[SHAPES // 2 :])
         self._shapes[shape] = (known or _Known()).after(0.0, 0.0, tokens)
+
+    def levels(self, shape: str) -> tuple[float, ...]:
+        """Return the mean lengths that answers of one shape had before, as far as they differed from now."""
+        known = self._shapes.get(shape) or _Known()
+        return tuple(mean for mean, last in known.levels if known.seen - last < LEVELS_HELD)
 
     def state(self) -> dict[str, Any]:
         """Return what was learned as plain values, for :meth:`restore`."""
@@ -403,7 +410,8 @@ def _read(state: Any, most: int) -> _Known | None:
 class _Known:
     """What is known after ``seen`` answers: averages of input tokens, estimated and billed; the average of
     output tokens over the ``alike`` latest of them; the latest numbers of output tokens, in order of arrival
-    and of size; by which factor, and by how many tokens, an input exceeded its estimate at most.
+    and of size; by which factor, and by how many tokens, an input exceeded its estimate at most; earlier
+    averages of output tokens that differ, each with the number of answers when it was last seen.
     """
 
     seen: int = 0
@@ -415,12 +423,13 @@ class _Known:
     ranked: tuple[int, ...] = ()
     factor: float = 1.0
     excess: float = 0.0
+    levels: tuple[tuple[float, int], ...] = ()
 
     def after(self, estimated: float, billed: float, output: int) -> _Known:
         """Return what is known after one more answer."""
         weight = 1 / min(self.seen + 1, Calibration.SETTLED)
         latest, ranked = self._outputs_with(output, Calibration.REMEMBERED)
-        alike, mean = self._lengths_with(output, latest[-Calibration.LATEST :])
+        alike, mean, levels = self._lengths_with(output, latest[-Calibration.LATEST :])
         factor = billed / estimated if estimated > 0 else 1.0
         return _Known(
             self.seen + 1,
@@ -432,10 +441,23 @@ class _Known:
             ranked,
             max(self.factor, factor),
             max(self.excess, billed - estimated),
+            levels,
         )
 
-    def _lengths_with(self, output: int, newest: Sequence[int]) -> tuple[int, float]:
-        """Return how many answers count from now on, and their mean.
+    def _levels_with(self, mean: float) -> tuple[tuple[float, int], ...]:
+        """Return the earlier averages with ``mean``, which takes the place of those close to it and of old
+        ones: so they stay few."""
+        held = [
+            (level, last)
+            for level, last in self.levels
+            if max(level, mean) > Calibration.CHANGED * min(level, mean) and self.seen - last < LEVELS_HELD
+        ]
+        return (*held, (mean, self.seen))
+
+    def _lengths_with(
+        self, output: int, newest: Sequence[int]
+    ) -> tuple[int, float, tuple[tuple[float, int], ...]]:
+        """Return how many answers count from now on, their mean, and the earlier means that differ.
 
         1. The newest have another mean than the answers so far, by more than a factor and by more than chance
            explains: only they count.
@@ -445,9 +467,10 @@ class _Known:
             mean = sum(newest) / len(newest)
             before = self.latest[: 1 - len(newest)][len(newest) - 1 - self.alike :]
             if max(mean, self.mean) > Calibration.CHANGED * min(mean, self.mean) and _differ(before, newest):
-                return len(newest), mean
+                earlier = fmean(before[-Calibration.SETTLED :]) if before else self.mean
+                return len(newest), mean, self._levels_with(earlier)
         alike = self.alike + 1
-        return alike, self.mean + (output - self.mean) / min(alike, Calibration.SETTLED)
+        return alike, self.mean + (output - self.mean) / min(alike, Calibration.SETTLED), self.levels
 
     def _outputs_with(self, tokens: int, most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         latest = (*self.latest, tokens)

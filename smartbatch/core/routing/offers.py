@@ -36,8 +36,8 @@ class AnswerLengths:
     """What the expected lengths of answers rest on.
 
     Attributes:
-        seen: answers of the same model and schema, since their lengths last changed; 0 where the length is
-            assumed.
+        seen: answers of the same model to the same kind of request, since their lengths last changed; 0 where
+            the length is assumed.
         tokens: the length of one on average, before ``max_tokens`` limits it.
         unlimited: requests of the list without ``max_tokens``.
         by_schema: whether the answers follow a schema.

@@ -240,8 +240,10 @@ class Workload:
         seen, mean = learned.answers(shape.key)
         if seen:
             self._seen = seen
-            unsure = 1 + _SURE * _SPREAD / math.sqrt(seen + _UNKNOWN)
-            found = Length(mean / unsure, mean, mean * unsure)
+            weight = min(seen, 2 * Calibration.SETTLED - 1)  # the mean fades with weight 1 / SETTLED
+            unsure = 1 + _SURE * _SPREAD / math.sqrt(weight + _UNKNOWN)
+            levels = (mean, *learned.levels(shape.key))
+            found = Length(min(levels) / unsure, mean, max(levels) * unsure)
         else:
             of_shape = shape.length
             high = of_shape.high + (0.0 if learned.observed else THINKING)

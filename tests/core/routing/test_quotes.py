@@ -139,3 +139,37 @@ def test_a_first_quote_has_the_price_of_one_word_answers(
     requests = [Request(prompt(rng)) for _ in range(200)]
     cost = quote(Calibration(), provider, requests)
     assert cost.low <= pay(rng, Calibration(), provider, requests, 0.1) <= cost.high
+
+
+@pytest.mark.parametrize(("kinds_differ", "most_missed"), [(True, 8), (False, 16)])
+def test_what_is_paid_is_in_the_quotes_of_lists_whose_answers_differ(
+    kinds_differ: bool, most_missed: int
+) -> None:
+    """In 90 of 100 if their system texts tell them apart; otherwise the first of each kind is a surprise."""
+    missed = []
+    for seed in range(2):
+        rng, learned, provider = random.Random(seed), Calibration(), PROVIDERS[0]
+        for no in range(40):
+            kind = no % 2 if seed % 2 else rng.randrange(3)
+            system = f"kind {kind}." if kinds_differ else None
+            requests = [
+                Request(_prose(rng, 12), Generation(system=system)) for _ in range(rng.choice([20, 40]))
+            ]
+            cost = quote(learned, provider, requests)
+            paid = pay(rng, learned, provider, requests, (2.0, 30.0, 300.0)[kind])
+            if not cost.low <= paid <= cost.high:
+                missed.append((seed, no, kind, paid, cost))
+    assert len(missed) <= most_missed, missed
+
+
+def test_the_range_narrows_again_once_all_lists_are_alike() -> None:
+    rng, learned, provider = random.Random(7), Calibration(), PROVIDERS[0]
+    requests = [Request(_prose(rng, 12)) for _ in range(600)]
+    widths = []
+    for mean in (300.0, 20.0, 20.0, 20.0, 20.0):
+        pay(rng, learned, provider, requests, mean)
+        cost = quote(learned, provider, requests)
+        widths.append(cost.high / cost.low)
+    assert widths[0] < 4
+    assert widths[1] > 8
+    assert widths[-1] < 4
