@@ -44,7 +44,7 @@ class World:
         return found
 
     def lines(self, name: str, now: float = 1000.0) -> list[OutputLine]:
-        return self.backend.outputs(self.api, "k", name, now)
+        return list(self.backend.outputs(self.api, "k", name, now))
 
     def figures(self) -> dict[str, Any]:
         return self.ledger.summary()["batches"]

@@ -6,13 +6,15 @@ import json
 from typing import Any
 
 import pytest
+from attrs import evolve
 from batch_backend_world import ME, World, by_position, entry
 
 from smartbatch.emulator import EmulatorSettings
-from smartbatch.emulator.batches.batch_records import BatchBackendError, OutputLine, parse_entry
+from smartbatch.emulator.batches.backend import BatchBackend
+from smartbatch.emulator.batches.batch_records import BatchBackendError, Entry, OutputLine, parse_entry
 from smartbatch.emulator.openai.embeddings import parse_embeddings
 from smartbatch.emulator.openai.parsing import api_error
-from smartbatch.emulator.parsed_requests import ModelCall
+from smartbatch.emulator.parsed_requests import ModelCall, ModelOutput
 
 
 def world_of_lines(
@@ -266,3 +268,28 @@ def test_a_download_is_the_same_every_time():
     )
     assert first == second
     assert len(first) > 10_000
+
+
+def test_without_a_ledger_lines_run_while_their_results_are_read():
+    """The results are the same, and nothing of them is kept."""
+    ran: list[str | None] = []
+
+    def noted(each: Entry) -> Entry:
+        def run(identity: str) -> ModelOutput:
+            ran.append(each.custom_id)
+            return each.run(identity)
+
+        return evolve(each, run=run)
+
+    backend = BatchBackend(EmulatorSettings(), None)
+    batch = backend.create("openai", "k", [noted(entry(number)) for number in range(10)], now=0.0)
+    ended = backend.batch("openai", "k", batch.id, 1000.0)
+    assert ended is not None
+    assert (ended.state, ended.counts.succeeded, ran) == ("completed", 10, [])
+    lines = iter(backend.outputs("openai", "k", batch.id, 1000.0))
+    found = [next(lines)]
+    assert ran == ["id-0"]
+    found += lines
+    assert len(ran) == 10
+    world = World()
+    assert [line.body for line in found] == [line.body for line in world.lines(world.ended().id)]

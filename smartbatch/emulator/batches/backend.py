@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from smartbatch.emulator.batches.batch import StoredBatch, enqueued_limit_problem
@@ -26,6 +26,7 @@ from smartbatch.emulator.batches.batch_records import (
 from smartbatch.emulator.batches.batch_results import (
     check_available,
     encode_lines,
+    lines_as_run,
     result_lines,
     truncate_download,
 )
@@ -46,8 +47,8 @@ class BatchBackend:
     Args:
         settings: times, limits and faults; see
             :class:`~smartbatch.emulator.batches.batch_settings.BatchSettings`.
-        ledger: records what happens to batches. Without one, lines are run only when their results are
-            fetched, and until then count as succeeded when they are due.
+        ledger: records what happens to batches. Without one, lines are run only while their results are
+            fetched, and count as succeeded when they are due.
         epoch: Unix seconds of the monotonic time 0.
 
     Attributes:
@@ -299,7 +300,7 @@ class BatchBackend:
 
     # results
 
-    def outputs(self, api: str, key: str, batch_id: str, now: float) -> list[OutputLine]:
+    def outputs(self, api: str, key: str, batch_id: str, now: float) -> Iterable[OutputLine]:
         """Return the results of a batch that has ended, with the damage of its faults.
 
         Raises:
@@ -307,13 +308,7 @@ class BatchBackend:
         """
         with self._lock:
             batch = self._ended(api, key, batch_id, now)
-            if self._ledger is not None:
-                return result_lines(batch)
-            batch.run_lines(now)
-            try:
-                return result_lines(batch)
-            finally:
-                batch.forget_lines()  # they give the same output when they are run again
+            return lines_as_run(batch, now) if self._ledger is None else result_lines(batch)
 
     def fetch(
         self,

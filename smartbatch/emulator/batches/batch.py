@@ -112,14 +112,9 @@ class StoredBatch:
 
     def run_lines(self, now: float) -> list[BatchLine]:
         """Run the lines that are due and return their ledger entries."""
-        return [self._run(position) for position in range(len(self.ran), self._due(now))]
+        return [self._run(position) for position in range(len(self.ran), self.due(now))]
 
-    def forget_lines(self) -> None:
-        """Let go of the lines that have run."""
-        self.ran.clear()
-        self.input_tokens = self.output_tokens = 0
-
-    def _due(self, now: float) -> int:
+    def due(self, now: float) -> int:
         return self.timeline.ran(min(now, self.stop_at))
 
     def identity(self, position: int) -> str:
@@ -128,10 +123,13 @@ class StoredBatch:
 
     def body(self, position: int) -> bytes:
         """Return the answer of a line that succeeded, or its error."""
-        cached = self.ran[position].body
-        if cached is not None:
-            return cached
-        return _body_of(self.entries[position].run(self.identity(position)).body, self.ran[position].faults)
+        return self.body_of(position, self.ran[position])
+
+    def body_of(self, position: int, ran: LineResult) -> bytes:
+        """Return the body of a result; one that is not kept is made again."""
+        if ran.body is not None:
+            return ran.body
+        return _body_of(self.entries[position].run(self.identity(position)).body, ran.faults)
 
     def state(self, now: float) -> State:
         """Return its state."""
@@ -148,7 +146,7 @@ class StoredBatch:
 
     def snapshot(self, now: float) -> BatchSnapshot:
         """Return its state at ``now``; lines that are due and have not been run count as succeeded."""
-        state, plan, due = self.state(now), self.timeline, self._due(now)
+        state, plan, due = self.state(now), self.timeline, self.due(now)
         ended = now >= self.ended_at
         succeeded = due - sum(ran.error is not None for ran in self.ran)
         over = ended and self.final != "failed"
@@ -225,8 +223,8 @@ class StoredBatch:
 
     def _run(self, position: int) -> BatchLine:
         entry = self.entries[position]
-        faults = self.rng.line_faults(self.api, self.index, position, entry.custom_id)
-        ran = self._outcome(entry, position, faults)
+        ran = self.result(position, entry)
+        faults = ran.faults
         self.ran.append(ran)
         self.input_tokens += ran.billed - ran.output_tokens
         self.output_tokens += ran.output_tokens
@@ -236,7 +234,9 @@ class StoredBatch:
         at = self.timeline.line_at(position)
         return BatchLine(self.id, position, entry.custom_id, entry.prompt, at, ran.billed, lost=lost)
 
-    def _outcome(self, entry: Entry, position: int, faults: frozenset[str]) -> LineResult:
+    def result(self, position: int, entry: Entry) -> LineResult:
+        """Run a line."""
+        faults = self.rng.line_faults(self.api, self.index, position, entry.custom_id)
         if "no_money_lines" in self.faults:
             return LineResult("no_money", 0, 0, 0, b"", faults)
         for fault, cause in (("item_error", "server"), ("item_invalid", "invalid"), ("status_zero", "zero")):

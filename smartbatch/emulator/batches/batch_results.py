@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from attrs import evolve
 
-from smartbatch.emulator.batches.batch import StoredBatch
-from smartbatch.emulator.batches.batch_records import BatchBackendError, OutputLine
+from smartbatch.emulator.batches.batch import LineResult, StoredBatch
+from smartbatch.emulator.batches.batch_records import BatchBackendError, Entry, Outcome, OutputLine
 
 
 def check_available(batch: StoredBatch, now: float, retention: float, outage: float) -> None:
@@ -64,18 +64,30 @@ def _all_failed(batch: StoredBatch) -> list[OutputLine]:
 
 def _lines(batch: StoredBatch, position: int) -> Iterator[OutputLine]:
     entry = batch.entries[position]
-    identity = batch.identity(position)
-    if position >= len(batch.ran):
-        outcome = "cancelled" if batch.final == "cancelled" else "expired"
-        yield OutputLine(entry.custom_id, position, outcome, b"", 0, None, identity, metadata=entry.metadata)  # type: ignore[arg-type]
-        return
-    ran = batch.ran[position]
-    if ran.error is not None:
-        body = ran.body or b""
-        line = OutputLine(entry.custom_id, position, "errored", body, ran.status, ran.error, identity)
+    if position < len(batch.ran):
+        yield from _damaged(batch, _line(batch, position, entry, batch.ran[position]), position)
     else:
-        line = OutputLine(entry.custom_id, position, "succeeded", batch.body(position), 200, None, identity)
-    yield from _damaged(batch, evolve(line, metadata=entry.metadata), position)
+        yield _line(batch, position, entry, None)
+
+
+def lines_as_run(batch: StoredBatch, now: float) -> Iterator[OutputLine]:
+    """Run the lines of a batch without faults one by one and yield their results; none is kept."""
+    due = batch.due(now)
+    for position, entry in enumerate(batch.entries):
+        yield _line(batch, position, entry, batch.result(position, entry) if position < due else None)
+
+
+def _line(batch: StoredBatch, position: int, entry: Entry, ran: LineResult | None) -> OutputLine:
+    outcome: Outcome = "cancelled" if batch.final == "cancelled" else "expired"
+    body, status, error = b"", 0, None
+    if ran is not None:
+        outcome, body, status, error = "errored", ran.body or b"", ran.status, ran.error
+        if error is None:
+            outcome, body = "succeeded", batch.body_of(position, ran)
+    identity = batch.identity(position)
+    return OutputLine(
+        entry.custom_id, position, outcome, body, status, error, identity, metadata=entry.metadata
+    )
 
 
 def _damaged(batch: StoredBatch, line: OutputLine, position: int) -> Iterator[OutputLine]:

@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -121,8 +121,8 @@ class SharedBackend:
         if self._change("delete", now, batch_id=batch_id) and batch is not None and batch.file_id is not None:
             self._remove_unused(batch.file_id, now)
 
-    def outputs(self, batch_id: str, now: float) -> list[OutputLine]:
-        """Return the results of a batch that has ended; they are made anew each time.
+    def outputs(self, batch_id: str, now: float) -> Iterable[OutputLine]:
+        """Return the results of a batch that has ended; they are made while they are read.
 
         Raises:
             BatchBackendError: ``not_found``, ``not_ended`` or ``gone``.
@@ -224,6 +224,7 @@ class InputFile(Sequence[Entry]):
         self._path = path
         self._size = size
         self._read = read
+        self._lock = threading.Lock()
         self._starts = [0]
         self._block: tuple[int, list[bytes]] = -1, []
 
@@ -238,12 +239,13 @@ class InputFile(Sequence[Entry]):
         if isinstance(at, slice):
             return [self[each] for each in range(*at.indices(self._size))]
         block, place = divmod(at, _BLOCK)
-        if block != self._block[0]:
-            self._block = block, self._lines(block)
-        return self._read(self._block[1][place])
+        held = self._block
+        if block != held[0]:
+            held = self._block = block, self._lines(block)
+        return self._read(held[1][place])
 
     def _lines(self, block: int) -> list[bytes]:
-        with open(self._path, "rb") as file:
+        with self._lock, open(self._path, "rb") as file:
             while True:
                 file.seek(self._starts[min(block, len(self._starts) - 1)])
                 lines = list(islice(file, _BLOCK))

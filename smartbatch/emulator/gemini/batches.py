@@ -115,7 +115,7 @@ def _get(name: str, context: BatchContext, key: str) -> ServerReply:
 
 def _inline_lines(batch: BatchSnapshot, context: BatchContext, key: str) -> list[OutputLine]:
     try:
-        return context.backend.outputs(_API, key, batch.id, context.now)
+        return list(context.backend.outputs(_API, key, batch.id, context.now))
     except BatchBackendError as error:
         if error.reason == "unavailable":
             raise api_error(503, "The service is currently unavailable.") from error
