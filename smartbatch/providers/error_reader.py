@@ -50,6 +50,8 @@ _OF_THE_API = frozenset(
     }
 )
 """Fields of which every answer of an API has at least one."""
+_JSEND = ("error", "fail")
+"""What the ``status`` of a failure is in the JSend format."""
 _PAGES = frozenset({403, 404, 405})
 """HTTP statuses that speak of the account, the model or the request, but not where a web page has them."""
 
@@ -219,10 +221,13 @@ class ErrorReader:
     def check(self, data: Mapping[str, Any], reply: Reply, requests: Sequence[Request] = ()) -> None:
         """Raise the error that a decoded success carries instead of an answer.
 
-        What failed after it had begun says so in a status of its own.
+        What failed after it had begun says so in a status of its own. A string as ``data`` is no answer of
+        any API; next to a status of JSend, it is the reason.
         """
         instead = any(map(data.get, _ERRORS)) and not any(map(data.get, _ANSWERS))
-        if data.get("type") == "error" or (instead and data.get("status") is None):
+        is_jsend = data.get("status") in _JSEND and isinstance(data.get("data"), str)
+        foreign = is_jsend and _OF_THE_API.isdisjoint(data.keys() - {"data"})
+        if data.get("type") == "error" or foreign or (instead and data.get("status") is None):
             raise self.read(reply, requests, data=data)
 
     def decode(self, reply: Reply) -> dict[str, Any]:

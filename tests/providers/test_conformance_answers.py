@@ -61,6 +61,22 @@ def test_a_success_that_is_not_json_was_cut_on_its_way(serve, reach, body):
     assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, "truncated", True)
 
 
+def test_a_success_that_says_it_is_an_error_is_one_with_its_reason(serve, reach):
+    """In the JSend format of many gateways; the prompt stays out of it, and so does a wrapped answer."""
+    for status in ("error", "fail"):
+        body = {"status": status, "data": "quota of the team exceeded"}
+        found = fails(reach(serve(says(json.dumps(body)))))
+        assert "quota of the team exceeded" in found.message
+        assert found.maybe_billed
+    for body in (
+        {"status": "error", "data": f"the answer of a model to: {PROMPT}"},
+        {"status": "error", "data": {"text": "the answer of a model"}},
+        {"status": "done", "data": "the answer of a model"},
+    ):
+        found = fails(reach(serve(says(json.dumps(body)))))
+        assert "the answer of a model" not in found.message
+
+
 @pytest.mark.parametrize("body", sampled(["[1]", "[]", "7", '"x"', "{}", "[" * 100_000], keep=3))
 def test_a_success_that_is_no_answer_is_an_error(serve, reach, body):
     """Whole JSON, but nothing the API sends."""
