@@ -1,27 +1,37 @@
-"""What Batch APIs over HTTP have in common: how answers are judged, and ids that may go into addresses."""
+"""What Batch APIs over HTTP have in common: how answers are judged, which ids are used, and downloads."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+from urllib.parse import urljoin
 
 from attrs import frozen
+from urllib3.exceptions import LocationParseError
+from urllib3.util import Url, parse_url
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.batch_api import BatchPage, RemoteBatch
 from smartbatch.providers.batch_refusals import explained
 from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.foreign_text import http_date, unusable
-from smartbatch.providers.http.live_reply import LiveReply
-from smartbatch.providers.http.redirects import followed
-from smartbatch.providers.http.replies import Reply, is_html
+from smartbatch.providers.http.replies import LiveReply, Reply, is_html
+from smartbatch.providers.http.transport import Transport
 
 MAX_DOWNLOAD = 16 * 1024**3
 """Most bytes of one file of results: 100,000 long answers stay far below it, an endless body ends here."""
 
 DEFINITE = frozenset({400, 401, 403, 404, 405, 413, 422, 429, 501})
 """Statuses of a provider's own error that say for certain that nothing was created."""
+
+MAX_REDIRECTS = 5
+"""Redirects of one download that are followed."""
+_REDIRECTS = (301, 302, 303, 307, 308)
+_PORTS = {"http": 80, "https": 443}
+_LONGEST = 8192
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
@@ -113,7 +123,7 @@ class BatchCalls:
         cut, stalls or is too large, and one that says it is a part of them.
 
         Args:
-            begin, url, timeout: as of :func:`.redirects.followed`.
+            begin, url, timeout: as of :func:`followed`.
         """
         with followed(begin, url, timeout) as live:
             if live.status != 200:
@@ -143,3 +153,74 @@ def check_id(value: Any, form: re.Pattern[str] = _ID, what: str = "an id of the 
         kind=ErrorKind.INVALID_RESPONSE,
         code="id",
     )
+
+
+@contextlib.contextmanager
+def followed(begin: Callable[[str, float], LiveReply], url: str, timeout: float) -> Iterator[LiveReply]:
+    """Yield the answer to a download, behind its redirects; it is closed afterwards.
+
+    Services keep results in a store of their own and answer with its address. The key goes to the server of
+    the base URL and nowhere else: another server is asked without any of our headers, as the address itself
+    is the permission. A download that began with TLS never goes on without it.
+
+    Args:
+        begin: asks the server of the base URL, with the key: takes an address and seconds.
+        url: of the download, at that server.
+        timeout: seconds for all of it.
+
+    Raises:
+        ProviderError: a redirect leads nowhere, back from TLS, or to another one too often.
+    """
+    deadline, own = time.monotonic() + timeout, _parsed(url)
+    with contextlib.ExitStack() as opened:
+        live = begin(url, timeout)
+        opened.callback(live.close)
+        for _ in range(MAX_REDIRECTS):
+            if live.status not in _REDIRECTS:
+                break
+            url, target = _redirected(url, live.headers.get("location"), own)
+            live.close()
+            left = max(0.001, deadline - time.monotonic())
+            if _origin(target) == _origin(own):
+                live = begin(url, left)
+            else:
+                elsewhere = Transport(
+                    Url(scheme=target.scheme, host=target.host, port=target.port), reuse=False
+                )
+                opened.callback(elsewhere.close)
+                live = elsewhere.begin(elsewhere.head_of("GET", target.request_uri, b""), b"", left)
+            opened.callback(live.close)
+        else:
+            if live.status in _REDIRECTS:
+                raise _bad_redirect(
+                    live.status, f"leads from one address to another more than {MAX_REDIRECTS} times"
+                )
+        yield live
+
+
+def _redirected(url: str, location: str | None, own: Url) -> tuple[str, Url]:
+    """Return where a redirect leads, as a text and taken apart."""
+    if not location or len(location) > _LONGEST or not (location.isascii() and location.isprintable()):
+        raise _bad_redirect(None, "does not say where to")
+    address = urljoin(url, location).partition("#")[0]
+    target = _parsed(address)
+    if target.scheme not in _PORTS or not target.host or target.auth:
+        raise _bad_redirect(None, "leads to no address of the web")
+    if own.scheme == "https" and target.scheme != "https":
+        raise _bad_redirect(None, "leads to an address without TLS")
+    return address, target
+
+
+def _parsed(url: str) -> Url:
+    try:
+        return parse_url(url)
+    except LocationParseError:
+        raise _bad_redirect(None, "leads to no address of the web") from None
+
+
+def _origin(url: Url) -> tuple[str | None, str | None, int | None]:
+    return url.scheme, url.host, url.port or _PORTS.get(url.scheme or "")
+
+
+def _bad_redirect(status: int | None, what: str) -> ProviderError:
+    return unusable(f"the redirect of the results {what}", "redirect", status=status)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import queue
 import select
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable
 from functools import lru_cache
@@ -19,9 +21,10 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import ClosedPoolError, EmptyPoolError
 from urllib3.util import Url
 
+from smartbatch._clock import RealClock
+from smartbatch._fork import identity
 from smartbatch.errors import ProviderError
 from smartbatch.providers.http.network_errors import Step, failure
-from smartbatch.providers.http.resolver import resolve
 
 IDLE_SECONDS = 60.0
 """A connection that was idle for so long is closed by us: servers, gateways and address translation drop it
@@ -41,6 +44,12 @@ _KEEP_ALIVE = [
     *((socket.IPPROTO_TCP, getattr(socket, name), n) for name, n in _PROBES if hasattr(socket, name)),
 ]
 """Socket options: no delay, and probes that find a silently dropped connection in about 60 s."""
+
+_STALE_LOOKUP = 30.0
+"""Seconds after which nobody joins a lookup that hangs: the resolver may work again."""
+
+_lookups: dict[tuple[tuple[int, bool], str, int | None], _Lookup] = {}
+"""Those under way, by identity (a forked child has none of the parent's threads), host and port."""
 
 
 def seconds_left(deadline: float) -> float:
@@ -187,7 +196,7 @@ class Connection(HTTPConnection):
     def _new_conn(self) -> socket.socket:
         error: OSError = OSError("the name has no address")
         until = min(self.deadline, time.monotonic() + self.pool.connect_timeout)
-        for family, kind, protocol, _, address in resolve(self._dns_host, self.port, until):
+        for family, kind, protocol, _, address in _resolve(self._dns_host, self.port, until):
             sock: PlainSocket
             sock = self.dialling = _over(PlainSocket, socket.socket)(family, kind, protocol)
             sock.deadline = self.deadline
@@ -340,3 +349,56 @@ def open_pool(
     pool = cast(ConnectionPool, manager.connection_from_host(url.host, url.port, url.scheme))
     pool.place, pool.connect_timeout, pool.reuse, pool.now = url.netloc or "", connect_timeout, reuse, now
     return pool
+
+
+def _resolve(host: str, port: int | None, deadline: float) -> list[Any]:
+    """Return what ``socket.getaddrinfo`` returns for a stream to ``host``.
+
+    A name is looked up on a thread, which may outlast the call. Calls that ask for the same name meanwhile
+    share the lookup, so a resolver that hangs holds one thread and not one for each call.
+
+    Raises:
+        OSError: the name cannot be resolved, or was not in time.
+    """
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(host)
+        return _addresses(host, port)
+    key = identity(), host, port
+    lookup = _lookups.get(key)
+    if lookup is None or time.monotonic() - lookup.began > _STALE_LOOKUP:
+        mine = _lookups[key] = _Lookup()
+        threading.Thread(target=mine.run, args=key, name="smartbatch-resolver", daemon=True).start()
+        lookup = mine
+    if not RealClock.acquire(lookup.pending, max(0.0, deadline - time.monotonic())):
+        raise socket.gaierror(socket.EAI_AGAIN, "the name was not resolved in time")
+    lookup.pending.release()
+    if lookup.error is not None:
+        raise type(lookup.error)(*lookup.error.args)  # each call its own, as a traceback is added to it
+    return lookup.found
+
+
+class _Lookup:
+    """One lookup; ``pending`` is locked until it has ended."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.found: list[Any] = []
+        self.error: Exception | None = None
+        self.pending = threading.Lock()
+        self.pending.acquire(blocking=False)
+
+    def run(self, owner: tuple[int, bool], host: str, port: int | None) -> None:
+        try:
+            self.found = _addresses(host, port)
+        except Exception as error:
+            self.error = (
+                error if isinstance(error, OSError) else socket.gaierror(socket.EAI_NONAME, "no name")
+            )
+        finally:
+            if _lookups.get((owner, host, port)) is self:
+                del _lookups[owner, host, port]
+            self.pending.release()
+
+
+def _addresses(host: str, port: int | None) -> list[Any]:
+    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -18,8 +18,7 @@ from requests.adapters import BaseAdapter
 from requests.structures import CaseInsensitiveDict
 from urllib3.util import parse_url
 
-from smartbatch.providers.http.live_reply import LiveReply
-from smartbatch.providers.http.replies import Reply
+from smartbatch.providers.http.replies import LiveReply, Reply
 from smartbatch.providers.http.transport import Transport
 
 

@@ -21,12 +21,10 @@ from attrs import define
 from urllib3.util import Url
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.http.cutoff import Cutoff
-from smartbatch.providers.http.live_reply import LiveReply
 from smartbatch.providers.http.network_errors import failure
-from smartbatch.providers.http.replies import Reply
+from smartbatch.providers.http.replies import LiveReply, Reply
 from smartbatch.providers.http.spooled_body import SpooledBody
-from smartbatch.providers.http.transport import Transport
+from smartbatch.providers.http.transport import Cutoff, Transport
 
 _KEPT = 256
 """Heads of requests that are kept, each about a kilobyte."""

@@ -9,6 +9,7 @@ call has to be over.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from http.client import HTTPException
@@ -20,19 +21,16 @@ from urllib3.util import Url
 from smartbatch._fork import PerProcess, on_fork
 from smartbatch._settings import seconds_of
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
-from smartbatch.providers.http.cutoff import Cutoff
 from smartbatch.providers.http.endpoint import find_proxy
-from smartbatch.providers.http.live_reply import LiveReply, read_whole
 from smartbatch.providers.http.network_errors import failure
 from smartbatch.providers.http.pool import Connection, ConnectionPool, PlainSocket, open_pool
-from smartbatch.providers.http.replies import MAX_BODY, Reply
+from smartbatch.providers.http.replies import MAX_BODY, LiveReply, Reply, read_whole
 from smartbatch.providers.http.response import IncomingResponse
 from smartbatch.providers.http.spooled_body import SpooledBody
 from smartbatch.types import Duration
 
 DEFAULT_WORKERS = 64
 """Connections of a transport nobody opened for a number of workers."""
-
 
 Body = bytes | SpooledBody
 
@@ -278,3 +276,37 @@ def _is_foreign(error: BaseException) -> TypeGuard[Exception]:
 
 def _encoded(headers: Mapping[str, str]) -> bytes:
     return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("latin-1")
+
+
+class Cutoff:
+    """Lets any thread end a call that has no answer yet; later it is the answer's to be closed.
+
+    Attributes:
+        used: whether it was ended so.
+    """
+
+    def __init__(self) -> None:
+        self.used = False
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+
+    def cut(self) -> None:
+        """End the call. One that has not begun will not begin; one that has its head is not concerned."""
+        with self._lock:
+            self.used = True
+            if self._connection is not None:
+                self._connection.cut()
+
+    def watch(self, connection: Connection) -> None:
+        """The call uses ``connection`` from now on."""
+        with self._lock:
+            self._connection = connection
+            if self.used:
+                raise ConnectionAbortedError("ended before the call began")
+
+    def let_go(self) -> None:
+        """The call does so no longer: others may use it next."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.is_cut = False
+            self._connection = None
