@@ -223,3 +223,15 @@ def code_lines(file: Path) -> list[tuple[int, str]]:
             aside.update(range(node.lineno, (node.end_lineno or 0) + 1))
     lines = ((number, line.strip()) for number, line in enumerate(file.read_text("utf-8").splitlines(), 1))
     return [(number, line) for number, line in lines if number not in aside and line and line[0] != "#"]
+
+
+def written_lines(file: Path) -> int:
+    """How many lines of a file are code: neither blank nor a comment nor a docstring."""
+    aside = {
+        number
+        for node in nodes(file)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        for number in range(node.lineno, (node.end_lineno or 0) + 1)
+    }
+    lines = (line.strip() for line in file.read_text("utf-8").splitlines())
+    return sum(1 for number, line in enumerate(lines, 1) if line and line[0] != "#" and number not in aside)

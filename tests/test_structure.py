@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from tests.syntax import (
     private_names,
     room,
     tree,
+    written_lines,
 )
 
 NOUNS = frozenset({"attempt", "chats", "errors", "types", "events", "results", "interrupted"})
@@ -567,6 +569,29 @@ def test_lines_that_stand_twice_would_be_found(tmp_path: Path) -> None:
     inside = "\n\n    # why\n".join(f"    {name} = 1" for name in names)
     (tmp_path / "b.py").write_text(f"{imported}def f():\n{inside}\n")
     assert repeats(tmp_path) == ["a.py:7 stands again at b.py:8"]
+
+
+BUDGET = re.compile(r"^\| `?([\w ]+)`? \| ([\d,]+) \|", re.MULTILINE)
+"""A row of the table of budgets in CONTRIBUTING.md."""
+
+
+def lines_by_package() -> Counter[str]:
+    """The lines of code of each package; the files at the top count as one."""
+    found: Counter[str] = Counter()
+    for file in files():
+        inside = file.relative_to(ROOT)
+        found[inside.parts[0] if len(inside.parts) > 1 else "top files"] += written_lines(file)
+    return found
+
+
+def test_no_package_exceeds_its_budget_of_lines() -> None:
+    """Whoever needs more says in CONTRIBUTING.md what shrank in return; whoever saves lines lowers it."""
+    text = (ROOT.parent / "CONTRIBUTING.md").read_text("utf-8")
+    budgets = {name: int(lines.replace(",", "")) for name, lines in BUDGET.findall(text)}
+    written = lines_by_package()
+    assert budgets.keys() == written.keys()
+    assert {name: lines for name, lines in written.items() if lines > budgets[name]} == {}
+    assert {name: lines for name, lines in written.items() if lines < 0.95 * budgets[name] - 50} == {}
 
 
 def ends_with_blanks(text: bytes) -> bool:
