@@ -270,9 +270,9 @@ class ConnectionPool(HTTPConnectionPool):
     def dial(self, connection: Connection) -> None:
         """Connect, by the proxy's tunnel where there is one."""
         if self.proxy is not None and self.scheme == "https":
-            self._prepare_proxy(connection)
-        else:
-            connection.connect()
+            host = f"[{self.host}]" if ":" in self.host else self.host
+            connection.set_tunnel(host, self.port, self.proxy_headers)
+        connection.connect()
 
     def cut(self) -> None:
         """Close idle connections and cut those in use, so that their calls end at once."""
