@@ -311,7 +311,7 @@ def test_c18_a_batch_refused_at_validation_is_made_anew_once(
         results = w.results(job)
         w.pass_time(DAY)
         assert len(w.creates) <= 2  # where a batch cannot fail as a whole its lines do, once
-        if fallback == "individual" and provider != "anthropic":
+        if fallback == "individual":
             assert [result.text for result in results] == w.right(prompts)
         else:
             assert all(isinstance(result.error, ProviderError) for result in results)

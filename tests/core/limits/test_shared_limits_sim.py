@@ -13,9 +13,9 @@ from itertools import pairwise
 
 import pytest
 from attrs import evolve
+from core.limits.leasing_processes import EPOCH, ROUND_TRIP, Process, Sharing
 from core.limits.limit_server import constant, lognormal
 from core.limits.metered_server import Client, SecondMeter, Server, Work, fill
-from core.limits.sharing import EPOCH, ROUND_TRIP, Process, Sharing
 
 from smartbatch.core.limits.lease import LimitLease, QuotaFacts
 from smartbatch.core.limits.quota import Quota
