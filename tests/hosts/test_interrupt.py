@@ -52,7 +52,7 @@ except KeyboardInterrupt:
     "inside as_completed": """
 client = new_client()
 try:
-    for result in client.as_completed(iter(prompts)):
+    for result in client.as_completed(iter(prompts), read_ahead=False):
         pass
 except KeyboardInterrupt:
     say(str(client.submit("after").result().ok))
