@@ -202,9 +202,6 @@ def _facts_in(connection: sqlite3.Connection) -> dict[str, str]:
     [(application,)] = connection.execute("PRAGMA application_id")
     if application != APPLICATION:
         return {}
-    try:
-        return dict(connection.execute("SELECT name, value FROM facts"))
-    except sqlite3.OperationalError:
-        if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'facts'").fetchone():
-            raise
-        return {}
+    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'facts'").fetchone() is None:
+        return {}  # another process makes it now
+    return dict(connection.execute("SELECT name, value FROM facts"))

@@ -165,6 +165,8 @@ def test_no_change_is_lost_where_many_exchange_at_once(
     """Six clients take a dollar of a common budget 20 times each."""
     address, key = address_of(kind, request, tmp_path), str(uuid4())
     limit, one = [1000.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]
+    with closing(open_back_end(address, RealClock.now)) as first:
+        first.prepare()
 
     def take(member: str) -> float:
         with closing(open_back_end(address, RealClock.now)) as back_end:
