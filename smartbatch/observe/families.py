@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from smartbatch.observe.histogram import TimeStats
 from smartbatch.observe.metric import Family, Metric, Values
-from smartbatch.observe.metrics_snapshot import METRICS, PENDING, MetricsSnapshot
+from smartbatch.observe.metrics_snapshot import METRICS, MetricsSnapshot
 from smartbatch.observe.participants import Participants, RealtimeStatus, merged
 from smartbatch.types import Usage
 
@@ -38,6 +38,9 @@ def _values(metric: Metric, s: MetricsSnapshot) -> Values:
     if isinstance(value, Usage):
         return {"input": value.input_tokens, "output": value.output_tokens}
     return value if isinstance(value, dict) else {metric.value: value}
+
+
+_OF_ONE_CLIENT = {metric.family.name: metric.family for metric in METRICS if metric.family is not None}
 
 
 def _now(name: str, help_text: str, label: str = "") -> Family:
@@ -70,16 +73,15 @@ def live_families(found: Participants) -> Iterator[tuple[Family, Values]]:
     states = {"living": len(living), "lost": len(found.lost), "ended": ended}
     yield _now("participants", "Processes that share limits, of the last ten minutes.", "state"), states
     all_of = merged(living)
-    yield PENDING, {"waiting": all_of.waiting, "in_flight": all_of.in_flight}
-    yield _now("pending_by_priority", "Requests not ended yet, by priority.", "priority"), all_of.pending
+    yield _OF_ONE_CLIENT["requests_pending"], {"waiting": all_of.waiting, "in_flight": all_of.in_flight}
+    yield _OF_ONE_CLIENT["pending_by_priority"], all_of.pending
     cause = "Requests that wait, by what the first of their model waits for."
     yield _now("requests_waiting", cause, "cause"), all_of.waits
     oldest = _now("oldest_wait_seconds", "Since the oldest request that waits was submitted.")
     yield oldest, {"": all_of.oldest_wait}
     yield _now("blocked_threads", "Threads that wait for room in the queue."), {"": all_of.blocked}
-    yield _now("workers", "Threads that make calls."), {"": all_of.workers}
-    unshared = "Limits that are not shared now, because that place is unavailable."
-    yield _now("limits_unshared", unshared), {"": all_of.unshared}
+    yield _OF_ONE_CLIENT["workers"], {"": all_of.workers}
+    yield _OF_ONE_CLIENT["limits_unshared"], {"": all_of.unshared}
     errors: dict[str, float] = {}
     for one in found.processes:
         for kind, age in one.errors.items():

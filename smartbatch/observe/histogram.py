@@ -56,19 +56,18 @@ class Histogram:
     shortest: float = math.inf
     longest: float = 0.0
 
-    def record(self, seconds: float) -> None:
-        """Count one duration. What is not a number above 61 µs counts in the first bucket."""
-        index = 0
-        if seconds > _FLOOR:
-            capped = seconds if seconds < _CEILING else _CEILING
-            index = math.ceil(math.log2(capped) * STEPS) + _OFFSET
-        self.counts[index] += 1
-        self.count += 1
-        self.total += seconds
-        if seconds > self.longest:
-            self.longest = seconds
-        if seconds < self.shortest:
-            self.shortest = seconds
+    def record(self, *seconds: float) -> None:
+        """Count durations. What is not a number above 61 µs counts in the first bucket."""
+        counts = self.counts
+        for each in seconds:
+            index = 0
+            if each > _FLOOR:
+                index = math.ceil(math.log2(each if each < _CEILING else _CEILING) * STEPS) + _OFFSET
+            counts[index] += 1
+        self.count += len(seconds)
+        self.total += sum(seconds)
+        self.longest = max(self.longest, *seconds)
+        self.shortest = min(self.shortest, *seconds)
 
     def quantile(self, share: float) -> float:
         """Return the duration that ``share`` (0 to 1) of those recorded do not exceed, within 4.5 %."""

@@ -57,7 +57,7 @@ class Count:
     """
 
     event: type[Event]
-    only: Callable[[Any], bool] | None
+    only: Callable[[Any], Any] | None
     amount: Callable[[Any], Any] | None
     label: Callable[[Any], str] | None
 
@@ -67,7 +67,7 @@ class Events(Generic[_E]):
     """The events of one class that ``only`` selects; all of the class where it is ``None``."""
 
     event: type[_E]
-    only: Callable[[_E], bool] | None = None
+    only: Callable[[_E], Any] | None = None
 
     def __call__(
         self, amount: str | Callable[[_E], Any] | None = None, *, label: Callable[[_E], str] | None = None
@@ -86,19 +86,21 @@ def largest(most: int, amounts: Iterable[int]) -> int:
 
 
 def _recorded(times: Histogram, seconds: Iterable[float]) -> Histogram:
-    for each in seconds:
-        times.record(each)
+    times.record(*seconds)
     return times
 
 
 def _used(total: Usage, usages: Iterable[Usage]) -> Usage:
     """Add many at once: a :class:`Usage` for each sum would take longer than all other metrics together."""
     known = [total, *(usage for usage in usages if usage is not NO_USAGE)]
-    columns = {each.name: map(attrgetter(each.name), known) for each in fields(Usage)}
-    return Usage(**{name: (any if name in _FLAGS else sum)(column) for name, column in columns.items()})
+    columns = zip(*map(attrgetter(*_USED), known), strict=True)
+    return Usage(
+        *((any if flag else sum)(column) for flag, column in zip(_USED.values(), columns, strict=True))
+    )
 
 
-_FLAGS: Final = {each.name for each in fields(Usage) if each.default is False}
+_USED: Final = {each.name: each.default is False for each in fields(Usage)}
+"""Each attribute of a :class:`Usage`, with whether it is a flag."""
 
 
 @frozen

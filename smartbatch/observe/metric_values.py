@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from smartbatch.events import Event
 from smartbatch.observe import labels
@@ -27,34 +27,32 @@ class _Row:
 
 @frozen
 class _Group:
-    """Rows that count the same events, under the same label."""
+    """Rows that count the same events; those under one label together."""
 
-    only: Callable[[Any], bool] | None
-    label: Callable[[Any], str] | None
-    rows: list[_Row]
-
-    def parts(self, events: Sequence[Event]) -> dict[str, Sequence[Event]]:
-        """Return the events that count, by label."""
-        selected = events if self.only is None else [*filter(self.only, events)]
-        if self.label is None or not selected:
-            return {"": selected} if selected else {}
-        parts: dict[str, Any] = {}
-        for event, label in zip(selected, map(self.label, selected), strict=True):
-            parts.setdefault(label, []).append(event)
-        return parts
+    only: Callable[[Any], Any] | None
+    by_label: dict[Callable[[Any], str] | None, list[_Row]] = field(factory=dict)
 
 
 def _groups() -> dict[type[Event], list[_Group]]:
     found: dict[type[Event], dict[Any, _Group]] = {}
     for metric in _COUNTED.values():
         for count in metric.counts:
-            groups = found.setdefault(count.event, {})
-            group = groups.setdefault((count.only, count.label), _Group(count.only, count.label, []))
-            group.rows.append(_Row(metric, count.amount))
+            group = found.setdefault(count.event, {}).setdefault(count.only, _Group(count.only))
+            group.by_label.setdefault(count.label, []).append(_Row(metric, count.amount))
     return {event: list(groups.values()) for event, groups in found.items()}
 
 
 _GROUPS = _groups()
+
+
+def _parts(events: Sequence[Event], label: Callable[[Any], str] | None) -> dict[str, Sequence[Event]]:
+    """Return the events by label."""
+    if label is None:
+        return {"": events}
+    parts: dict[str, Any] = {}
+    for event, key in zip(events, map(label, events), strict=True):
+        parts.setdefault(key, []).append(event)
+    return parts
 
 
 class MetricValues:
@@ -85,9 +83,15 @@ class MetricValues:
             by_class.setdefault(type(event), []).append(event)
         for kind, alike in by_class.items():
             for group in _GROUPS.get(kind, ()):
-                for label, part in group.parts(alike).items():
-                    for row in group.rows:
-                        self._add(row, label, part)
+                selected = alike if group.only is None else [*filter(group.only, alike)]
+                if selected:
+                    self._add_group(group, selected)
+
+    def _add_group(self, group: _Group, events: Sequence[Event]) -> None:
+        for by, rows in group.by_label.items():
+            for label, part in _parts(events, by).items():
+                for row in rows:
+                    self._add(row, label, part)
 
     def _add(self, row: _Row, label: str, events: Sequence[Event]) -> None:
         amounts: Iterable[Any] = repeat(1, len(events)) if row.amount is None else map(row.amount, events)
@@ -101,10 +105,8 @@ class MetricValues:
         parts: dict[str, dict[str, Any]] = {"by_route": {}, "decisions": {}}
         for name, metric in _COUNTED.items():
             part, _, attribute = name.rpartition(".")
-            values = self._values[name]
-            (parts[part] if part else whole)[attribute] = (
-                values.copy() if metric.is_table else _shown(values[""])
-            )
+            value = self._values[name] if metric.is_table else self._values[name][""]
+            (parts[part] if part else whole)[attribute] = _copied(value)
         columns = parts["by_route"]
         whole["by_route"] = {
             route: RouteFigures(**{name: column[route] for name, column in columns.items()})
@@ -113,5 +115,7 @@ class MetricValues:
         return whole | {"decisions": DecisionFigures(**parts["decisions"])}
 
 
-def _shown(value: Any) -> Any:
-    return value.stats() if isinstance(value, Histogram) else value
+def _copied(value: Any) -> Any:
+    if isinstance(value, Histogram):
+        return value.stats()
+    return value.copy() if isinstance(value, dict) else value

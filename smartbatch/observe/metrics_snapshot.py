@@ -9,6 +9,7 @@ each, and its family in Prometheus. Counting, snapshots and Prometheus all read 
 from __future__ import annotations
 
 import json
+from operator import attrgetter
 from typing import Any, Final
 
 from attrs import asdict, frozen, has
@@ -62,7 +63,7 @@ _submitted = Events(RequestSubmitted)
 _started = Events(CallStarted)
 _started_shared = Events(CallStarted, lambda call: call.size > 1)
 _call = Events(CallFinished)
-_failed_call = Events(CallFinished, lambda call: call.error is not None)
+_failed_call = Events(CallFinished, attrgetter("error"))
 _finished = Events(RequestFinished)
 _uncancelled = Events(RequestFinished, lambda request: not request.cancelled)
 _failed = Events(RequestFinished, lambda request: not request.ok and not request.cancelled)
@@ -92,9 +93,7 @@ def _route(event: RequestFinished | JobResultsStored) -> str:
 
 # -- families that several metrics share -------------------------------------------------------------------
 
-PENDING: Final = Family(
-    "requests_pending", "Requests not ended yet, by state.", "state", "Gauge", adds_up=False
-)
+_PENDING = Family("requests_pending", "Requests not ended yet, by state.", "state", "Gauge", adds_up=False)
 _ENDED = Family("requests_ended", "Requests that ended, by outcome.", "outcome")
 _ROUTE_REQUESTS = Family("route_requests", "Requests that ended, by route.", "route")
 _ROUTE_COST = Family("route_cost_usd", "USD of requests whose price is known, by route.", "route")
@@ -240,9 +239,9 @@ class MetricsSnapshot:
     # requests
     submitted: int = metric("Requests taken, joined ones included.")
     waiting: int = metric(
-        "Requests in no call now: queued, gathered, or due for a retry.", family=PENDING, value="waiting"
+        "Requests in no call now: queued, gathered, or due for a retry.", family=_PENDING, value="waiting"
     )
-    in_flight: int = metric("Requests in a call now.", family=PENDING, value="in_flight")
+    in_flight: int = metric("Requests in a call now.", family=_PENDING, value="in_flight")
     succeeded: int = metric("Requests that were answered.", family=_ENDED, value="succeeded")
     failed: int = metric("Requests that failed for good.", family=_ENDED, value="failed")
     cancelled: int = metric("Requests that were cancelled.", family=_ENDED, value="cancelled")
