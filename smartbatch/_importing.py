@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,3 +42,20 @@ def imported(name: str) -> Any:
             return sys.modules[name]
         __import__(name)
         return sys.modules[name]
+
+
+def names_on_demand(package: str, module_of: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package whose public names load on first use.
+
+    Args:
+        module_of: the module of each name, relative to the package.
+    """
+
+    def load(name: str) -> Any:
+        try:
+            module = module_of[name]
+        except KeyError:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}") from None
+        return getattr(importlib.import_module(f"{package}.{module}"), name)
+
+    return load

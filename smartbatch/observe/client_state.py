@@ -22,7 +22,7 @@ from smartbatch.observe.recent_calls import RecentCalls
 from smartbatch.types import NO_USAGE
 
 _SCOPES = 1024
-"""Quotas whose overlapping pauses are counted once; pauses of further ones are added up."""
+"""Maximum number of quotas for which overlapping pauses count once; pauses of further quotas are summed."""
 
 
 @define
@@ -54,7 +54,7 @@ class ClientState:
     _pauses: dict[tuple[str, str], float] = field(factory=dict)
 
     def update(self, event: Event) -> None:
-        """Take one event. Two threads may report an end before its beginning."""
+        """Update the state from an event. Events of two threads may arrive out of order."""
         match event:
             case RequestSubmitted() | RequestFinished():  # frequent, and the table counts all of them
                 pass

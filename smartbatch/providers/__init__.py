@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from smartbatch._importing import names_on_demand
 
 if TYPE_CHECKING:
     from smartbatch.providers.anthropic.provider import AnthropicProvider as AnthropicProvider
@@ -36,10 +37,4 @@ _MODULE_OF = {
 
 __all__ = list(_MODULE_OF)
 
-
-def __getattr__(name: str) -> Any:
-    try:
-        module = _MODULE_OF[name]
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    return getattr(importlib.import_module(f"smartbatch.providers.{module}"), name)
+__getattr__ = names_on_demand(__name__, _MODULE_OF)

@@ -1,8 +1,8 @@
 """Answers kept from run to run: a SQLite file that spares the same request its second call.
 
 Off unless ``cache`` names a file. The file holds answers in the clear, so it is made readable for its owner
-only; prompts are not in it, only their fingerprints. A damaged or foreign entry counts as a miss. One that is
-as it was written, but makes smartbatch itself fail, does not: its answer was paid for.
+only; prompts are not in it, only their fingerprints. A damaged or foreign entry counts as a miss. An
+intact entry that smartbatch fails to read because of its own error does not: its answer was paid for.
 """
 
 from __future__ import annotations
@@ -101,10 +101,10 @@ class ResponseCache:
 
     def get(self, key: bytes) -> Answer | None:
         """Return the answer kept under ``key``, or ``None``. A damaged entry, or a file that cannot be read,
-        is a miss, which is told once.
+        counts as a miss and is reported once.
 
         Raises:
-            AnswerUnread: the entry is as it was written, and smartbatch itself fails to read it.
+            AnswerUnread: the entry is intact, but an internal error of smartbatch prevents reading it.
         """
         statement = "SELECT created, digest, body FROM answers WHERE key = ?"
         try:

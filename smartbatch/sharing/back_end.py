@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 Decision: TypeAlias = Callable[[str | None, float], tuple[str, _T]]
 """Returns the new text of a record and a result, from the stored text (``None`` for a new record) and the
-time of the back end. It has no effects, because Redis may call it several times."""
+time of the back end. It must have no side effects, because Redis may call it several times."""
 
 VERSION = 1
 """Version of the records and of the sharing rule. Processes of different versions do not share."""

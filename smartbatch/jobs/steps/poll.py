@@ -58,7 +58,7 @@ def poll(step: StepContext, shard: ShardRow) -> ShardRow:
     assert shard.batch_id is not None
     left = step.wall >= leave_at(step, shard)
     if not (left or shard.cancelled) and (reason := _reason_to_cancel(step, shard)):
-        return cancel(step, shard, reason, rescues=reason is OVERDUE)
+        return cancel(step, shard, reason, rescues=reason == OVERDUE)
     try:
         with step.provider_calls():
             batch = step.api.get(shard.batch_id, step.limits.call_timeout)

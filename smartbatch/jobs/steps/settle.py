@@ -17,9 +17,10 @@ from smartbatch.errors import (
     RequestCancelled,
     SmartbatchError,
 )
+from smartbatch.jobs.job_budget import CostCeiling, pages
 from smartbatch.jobs.payload import decode_error, decode_result, encode_result
 from smartbatch.jobs.records import JobState, NewResult, ShardRow, UnsettledItem
-from smartbatch.jobs.steps import collect, duplicates, refusals, shard_budget
+from smartbatch.jobs.steps import collect, duplicates, refusals
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.providers.batch_api import RemoteState
 from smartbatch.types import Result, Route, Usage
@@ -66,11 +67,21 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
         )
     unused = _paid_twice(step, shard, read)
     if may_have_run or shard.remote.results_gone:  # what they cost stays reserved: nobody can know it
-        unused += shard_budget.lost_cost(step, shard, [item.ix for item in missing])
-    unused += shard_budget.lost_cost(step, shard, read.unknown)
+        unused += _lost_cost(step, shard, [item.ix for item in missing])
+    unused += _lost_cost(step, shard, read.unknown)
     elsewhere = _hold_where_cancelled_elsewhere(step, shard, rest)
     items = _classified(step, shard, rest, may_have_run=may_have_run, elsewhere=elsewhere)
     return _settle_with(step, shard, items, unused, None if shard.remote.results_gone else read.usd)
+
+
+def _lost_cost(step: StepContext, shard: ShardRow, ixs: Sequence[int]) -> float:
+    """Return the most that items of a shard can have cost whose answers are lost, USD."""
+    if not shard.reserved:
+        return 0.0
+    ceiling, most = CostCeiling.of(step.runtime, step.job), 0.0
+    for page in pages(ixs):
+        most += sum(ceiling.in_batch(body) for body in step.store.items.bodies(step.job.id, page).values())
+    return min(shard.reserved, most)
 
 
 def _paid_twice(step: StepContext, shard: ShardRow, read: collect.ResultTotals) -> float:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from smartbatch.core.batching.sharding import cut
 from smartbatch.errors import InvalidRequest
+from smartbatch.jobs.job_budget import (
+    SENT,
+    TINY,
+    CostCeiling,
+    exceeded,
+    is_under_way,
+    pages,
+    remaining_budget,
+)
 from smartbatch.jobs.payload import model_of
 from smartbatch.jobs.records import OPEN_SHARDS, ItemState, OpenItem, OverJobBudget
-from smartbatch.jobs.steps import enqueued_quota, server_limits, shard_budget
+from smartbatch.jobs.steps import enqueued_quota, server_limits
 from smartbatch.jobs.steps.context import PAGE, StepContext
 
 PORTION = 100_000
@@ -35,14 +44,54 @@ def plan_shards(step: StepContext) -> bool:
         return False
     costs: dict[int, float] = {}
     if step.policy.budget is not None:
-        costs = shard_budget.affordable(step, items)
+        costs = _affordable(step, items)
         if not costs:
-            return shard_budget.end_unaffordable(step, items)
+            return _end_unaffordable(step, items)
         items = [item for item in items if item.ix in costs]
     for label, members in _by_model(step, items).items():
         if not _plan_model(step.for_model(label), members, costs):
             break
     return True
+
+
+def _affordable(step: StepContext, items: Sequence[OpenItem]) -> dict[int, float]:
+    """Return the open items that the budget has room for, with the most each can cost.
+
+    None while batches are under way: when they have ended below their reservations there is room for more,
+    and few large batches are done sooner than many small ones.
+    """
+    if step.store.shards.of_job(step.job.id, states=SENT):
+        return {}
+    left = remaining_budget(step.store.jobs.get(step.job.id) or step.job)
+    chosen: dict[int, float] = {}
+    for item, most in _priced(step, items):
+        if most <= left + TINY:
+            chosen[item.ix] = most
+            left -= most
+    return chosen
+
+
+def _end_unaffordable(step: StepContext, items: Sequence[OpenItem]) -> bool:
+    """End open items for which there is no room and never will be; return whether anything changed.
+
+    Room comes when something under way costs less than its reservation, so everything else has to end first.
+    """
+    row = step.store.jobs.get(step.job.id)
+    if row is None or is_under_way(step.store, row):
+        return False
+    least = min(most for _, most in _priced(step, items))
+    if least <= remaining_budget(row) + TINY:
+        return True  # there is room since just now
+    step.fail_open([item.ix for item in items], exceeded(row, len(items), least))
+    return True
+
+
+def _priced(step: StepContext, items: Sequence[OpenItem]) -> Iterator[tuple[OpenItem, float]]:
+    ceiling = CostCeiling.of(step.runtime, step.job)
+    for page in pages(items):
+        bodies = step.store.items.bodies(step.job.id, [item.ix for item in page])
+        for item in page:
+            yield item, ceiling.in_batch(bodies[item.ix])
 
 
 def _by_model(step: StepContext, items: Sequence[OpenItem]) -> dict[str, Sequence[OpenItem]]:

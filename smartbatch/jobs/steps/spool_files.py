@@ -53,6 +53,6 @@ def _disk_errors(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise StoreError(
-            f"the folder {path.parent} cannot be written ({error.strerror}): files on their way to and "
-            "from the provider lie there; make room for it, and the job goes on by itself"
+            f"the folder {path.parent} cannot be written ({error.strerror}); it holds files that are being "
+            "uploaded or downloaded: free some disk space, and the job continues by itself"
         ) from None

@@ -32,7 +32,7 @@ _EMULATED = {"500": "500", "503": "503", "429": "429", "timeout": "hang", "netwo
 FAULTS = tuple(_EMULATED)
 """The kinds of faults; a single rate is shared evenly between them."""
 _VALIDATED = 0.1
-"""Share of its time a batch is validated."""
+"""Fraction of a batch's turnaround that is spent on validation."""
 
 
 class SimProvider(Provider):
