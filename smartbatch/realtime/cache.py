@@ -111,9 +111,8 @@ class ResponseCache:
             with self._connections.reading():
                 found = self._connections.reader().execute(statement, (key,)).fetchone()
         except (OSError, sqlite3.Error, ValueError) as error:
-            return self._missed(
-                getattr(error, "sqlite_errorname", type(error).__name__)
-            )  # its text may quote
+            # not its text, which may quote the answer
+            return self._missed(getattr(error, "sqlite_errorname", type(error).__name__))
         if found is None:
             return None
         created, digest, body = found
