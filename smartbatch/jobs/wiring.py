@@ -9,8 +9,8 @@ from typing import Any
 from attrs import frozen
 
 from smartbatch.core.limits.budget import Budget
+from smartbatch.core.limits.lease_ask import LeaseAsk, LeaseGrant
 from smartbatch.core.limits.model_controls import ModelControls
-from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.events import Event

@@ -14,8 +14,8 @@ from attrs import evolve, frozen
 
 from smartbatch._fork import PerProcess
 from smartbatch.core.limits.lease import LimitLease
+from smartbatch.core.limits.lease_ask import LeaseAsk, LeaseGrant
 from smartbatch.core.limits.quota import Quota
-from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
 from smartbatch.core.limits.suspension import FlexHealth
 from smartbatch.events import Event
 from smartbatch.observe import logs

@@ -10,15 +10,8 @@ from typing import TypeAlias, TypeVar
 
 from attrs import asdict, frozen
 
-from smartbatch.core.limits.shared_record import (
-    Account,
-    LateExchange,
-    LeaseAsk,
-    LeaseGrant,
-    Member,
-    SharedRecord,
-    exchange,
-)
+from smartbatch.core.limits.lease_ask import LeaseAsk, LeaseGrant, QuotaKind
+from smartbatch.core.limits.shared_record import Account, LateExchange, Member, SharedRecord, exchange
 from smartbatch.errors import SmartbatchError
 
 _T = TypeVar("_T")
@@ -98,7 +91,7 @@ class BackEnd(ABC):
             return json.dumps(asdict(record)), grant
 
         try:
-            return self.update(key, decide, is_durable=ask.money == 1)
+            return self.update(key, decide, is_durable=ask.kind is QuotaKind.BUDGET)
         except LateExchange as error:
             raise BackEndUnavailable(f"{self.place} cannot be used: {error}") from None
 

@@ -18,7 +18,8 @@ from attrs import asdict
 from sharing.servers import KINDS, address_of, redis_server, timed
 
 from smartbatch._clock import RealClock
-from smartbatch.core.limits.shared_record import LeaseAsk, SharedRecord, exchange
+from smartbatch.core.limits.lease_ask import Findings, LeaseAsk, MemberLimits, QuotaKind, Totals
+from smartbatch.core.limits.shared_record import SharedRecord, exchange
 from smartbatch.sharing.addresses import open_back_end
 from smartbatch.sharing.back_end import BackEnd, BackEndUnavailable, hidden
 from tests.core.walks.shared import drawn
@@ -56,15 +57,15 @@ def test_random_exchanges_give_what_the_rules_say(back_end: BackEnd, time: Time,
     """Quotas of every kind, of four processes; time passes, stands, is set back, and processes are gone."""
     rng = random.Random(seed)
     salt = back_end.prepare()
-    for quota, money, lasting in (("rate", 0, 0), ("budget", 1, 0), ("enqueued", 0, 1)):
-        key, record = hidden(salt, f"{seed} {quota} {uuid4()}"), SharedRecord()
+    for kind in QuotaKind:
+        key, record = hidden(salt, f"{seed} {kind} {uuid4()}"), SharedRecord()
         for step in range(60):
             time.now += rng.choice([0.0, 0.001, 0.1, 1.0, 3.0, 20.0, 90.0, -0.5, -5.0])
-            asked = drawn(rng, [0, record.generation, record.generation], money, step, lasting=lasting)
+            asked = drawn(rng, [0, record.generation, record.generation], kind, step)
             expected = asdict(exchange(record, asked, time.now))
             got = asdict(back_end.exchange(key, asked))
             for name, value in expected.items():
-                assert got[name] == value, f"{name} at step {step} of quota {quota}, seed {seed}: {asked}"
+                assert got[name] == value, f"{name} at step {step} of a {kind.value}, seed {seed}: {asked}"
 
 
 def test_an_outage_is_known_as_long_as_a_process_is_there(back_end: BackEnd, time: Time) -> None:
@@ -73,7 +74,7 @@ def test_an_outage_is_known_as_long_as_a_process_is_there(back_end: BackEnd, tim
     for end in ("leaves", "is killed"):
         back_end.exchange(key, LeaseAsk(f"one {end}"))
         known = back_end.exchange(key, LeaseAsk(f"other {end}")).generation
-        back_end.exchange(key, LeaseAsk(f"one {end}", generation=known, outage=1))
+        back_end.exchange(key, LeaseAsk(f"one {end}", generation=known, findings=Findings(outage=1)))
         assert back_end.exchange(key, LeaseAsk(f"one {end}", leaving=1)).outage == 1
         assert back_end.exchange(key, LeaseAsk(f"third {end}", leaving=1)).outage == 1
         if end == "leaves":
@@ -89,9 +90,11 @@ def test_what_was_spent_of_a_budget_stays_spent(back_end: BackEnd, time: Time) -
 
     numbers = count(1)
 
-    def asks(member: str, limit: float, **more: Any) -> list[float]:
-        more["number"] = next(numbers)
-        told = LeaseAsk(member=member, caps=[limit, 0.0, 0.0, 0.0], money=1, **more)
+    def asks(member: str, limit: float, drawn: float = 0.0, **more: Any) -> list[float]:
+        more["totals"] = Totals(number=next(numbers), drawn=drawn)
+        told = LeaseAsk(
+            member=member, limits=MemberLimits(caps=[limit, 0.0, 0.0, 0.0]), kind=QuotaKind.BUDGET, **more
+        )
         return back_end.exchange(key, told).granted
 
     wants = {"least": [0.3, 0.0, 0.0, 0.0], "wanted": [0.3, 0.0, 0.0, 0.0]}
@@ -108,7 +111,13 @@ def test_a_cost_above_the_whole_budget_gets_nothing(back_end: BackEnd, time: Tim
     """Also where nothing is spent yet; a call above a whole rate goes once its bucket is full."""
     key = hidden(back_end.prepare(), f"budget {uuid4()}")
     more = [2.0, 0.0, 0.0, 0.0]
-    asked = LeaseAsk(member="one", caps=[1.0, 0.0, 0.0, 0.0], least=more, wanted=more, money=1)
+    asked = LeaseAsk(
+        member="one",
+        limits=MemberLimits(caps=[1.0, 0.0, 0.0, 0.0]),
+        least=more,
+        wanted=more,
+        kind=QuotaKind.BUDGET,
+    )
     grant = back_end.exchange(key, asked)
     assert grant.granted[0] == 0.0
     assert grant.left[0] == 1.0
@@ -119,23 +128,23 @@ def test_money_that_a_forgotten_client_gives_back_is_there_again(back_end: BackE
     """It was silent for longer than those that live are; what it held stayed taken until then."""
     key = hidden(back_end.prepare(), f"budget {uuid4()}")
     limit, half = [1.0, 0.0, 0.0, 0.0], [0.5, 0.0, 0.0, 0.0]
-    asks = partial(LeaseAsk, caps=limit, money=1)
-    back_end.exchange(key, asks("one", number=1, least=half, wanted=half))
+    asks = partial(LeaseAsk, limits=MemberLimits(caps=limit), kind=QuotaKind.BUDGET)
+    back_end.exchange(key, asks("one", totals=Totals(number=1), least=half, wanted=half))
     time.now += 3600.0
-    assert back_end.exchange(key, asks("other", number=1)).left[0] == 0.5
-    assert back_end.exchange(key, asks("one", number=2, drawn=0.5, given=0.5)).left[0] == 1.0
+    assert back_end.exchange(key, asks("other", totals=Totals(number=1))).left[0] == 0.5
+    assert back_end.exchange(key, asks("one", totals=Totals(2, 0.5, 0.5))).left[0] == 1.0
 
 
 def test_an_exchange_of_money_that_comes_late_or_twice_is_refused(back_end: BackEnd) -> None:
     """Nothing changes by it: its client gave it up, and has made another since."""
     key = hidden(back_end.prepare(), f"budget {uuid4()}")
     limit, half = [1.0, 0.0, 0.0, 0.0], [0.5, 0.0, 0.0, 0.0]
-    asks = partial(LeaseAsk, "one", caps=limit, money=1)
-    assert back_end.exchange(key, asks(number=2, least=half, wanted=half)).left[0] == 0.5
+    asks = partial(LeaseAsk, "one", limits=MemberLimits(caps=limit), kind=QuotaKind.BUDGET)
+    assert back_end.exchange(key, asks(totals=Totals(number=2), least=half, wanted=half)).left[0] == 0.5
     for number in (1, 2):
         with pytest.raises(BackEndUnavailable, match=r"cannot be used"):
-            back_end.exchange(key, asks(number=number, least=half, wanted=half))
-    assert back_end.exchange(key, asks(number=3, drawn=0.5, kept=half)).left[0] == 0.5
+            back_end.exchange(key, asks(totals=Totals(number=number), least=half, wanted=half))
+    assert back_end.exchange(key, asks(totals=Totals(number=3, drawn=0.5), kept=half)).left[0] == 0.5
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -146,7 +155,7 @@ def test_two_processes_find_the_same_salt_and_the_same_record(
     one, other = (open_back_end(address, lambda: 100.0) for _ in range(2))
     assert one.prepare() == other.prepare()
     key = hidden(one.prepare(), str(uuid4()))
-    limit = {"caps": [100.0, 0.0, 0.0, 0.0], "rates": [1.0, 0.0, 0.0, 0.0]}
+    limit = {"limits": MemberLimits([100.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0])}
     wants = {"least": [1.0, 0.0, 0.0, 0.0], "wanted": [100.0, 0.0, 0.0, 0.0]}
     first = one.exchange(key, LeaseAsk("one", **limit, **wants))
     second = other.exchange(key, LeaseAsk("other", **limit, **wants))
@@ -173,7 +182,12 @@ def test_no_change_is_lost_where_many_exchange_at_once(
             back_end.prepare()
             for number in range(20):
                 ask = LeaseAsk(
-                    member, caps=limit, money=1, number=number + 1, drawn=number, least=one, wanted=one
+                    member,
+                    limits=MemberLimits(caps=limit),
+                    kind=QuotaKind.BUDGET,
+                    totals=Totals(number=number + 1, drawn=number),
+                    least=one,
+                    wanted=one,
                 )
                 grant = back_end.exchange(key, ask)
                 assert grant.granted[0] == 1.0

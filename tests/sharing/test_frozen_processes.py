@@ -17,7 +17,7 @@ from sharing.servers import KINDS, address_of, redis_server
 
 from smartbatch import BatchingClient
 from smartbatch._clock import RealClock
-from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
+from smartbatch.core.limits.lease_ask import LeaseAsk, LeaseGrant, MemberLimits, QuotaKind, Totals
 from smartbatch.events import Event, SharedLimitsLost
 from smartbatch.sharing.addresses import open_back_end
 from smartbatch.sharing.back_end import TIMEOUT, BackEnd, BackEndBusy
@@ -44,14 +44,15 @@ back_end.exchange = freeze
 
 EXCHANGE = """
 from smartbatch._clock import RealClock
-from smartbatch.core.limits.shared_record import LeaseAsk
+from smartbatch.core.limits.lease_ask import MemberLimits, LeaseAsk, QuotaKind, Totals
 from smartbatch.sharing.addresses import open_back_end
 
 address, key = sys.argv[1:]
 opened = open_back_end(address, RealClock.now)
 opened.prepare()
 money = [0.6, 0.0, 0.0, 0.0]
-ask = LeaseAsk("frozen", money=1, number=1, caps=[1.0, 0.0, 0.0, 0.0], least=money, wanted=money)
+limits, totals = MemberLimits([1.0, 0.0, 0.0, 0.0]), Totals(number=1)
+ask = LeaseAsk("frozen", QuotaKind.BUDGET, limits=limits, totals=totals, least=money, wanted=money)
 try:
     print(opened.exchange(key, ask).granted[0])
 except back_end.BackEndUnavailable as error:
@@ -107,18 +108,25 @@ def test_money_that_a_frozen_process_was_about_to_take_is_taken_once(
     back_end = open_back_end(address, RealClock.now)
     back_end.prepare()
     money = [0.6, 0.0, 0.0, 0.0]
-    ask = partial(LeaseAsk, "other", money=1, caps=[1.0, 0.0, 0.0, 0.0], least=money, wanted=money)
+    ask = partial(
+        LeaseAsk,
+        "other",
+        kind=QuotaKind.BUDGET,
+        limits=MemberLimits(caps=[1.0, 0.0, 0.0, 0.0]),
+        least=money,
+        wanted=money,
+    )
     with frozen(EXCHANGE, address, key) as process:
         began = RealClock.now()
         if kind == "sqlite":
             with pytest.raises(BackEndBusy):
-                back_end.exchange(key, ask(number=1))
+                back_end.exchange(key, ask(totals=Totals(number=1)))
         else:
-            assert in_turn(back_end, key, ask(number=1)).granted[0] == 0.6
+            assert in_turn(back_end, key, ask(totals=Totals(number=1))).granted[0] == 0.6
         assert RealClock.now() - began <= TIMEOUT + 1.0
         refused = {"sqlite": "0.6", "redis": "0.0", "postgresql": "BackEndUnavailable"}
         assert woken(process) == refused[kind]
-    later = back_end.exchange(key, ask(number=2, drawn=0.0 if kind == "sqlite" else 0.6))
+    later = back_end.exchange(key, ask(totals=Totals(2, 0.0 if kind == "sqlite" else 0.6)))
     assert (later.granted[0], later.left[0]) == (0.0, 0.4)
     back_end.close()
 

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 from sharing.servers import RedisServer, address_of, redis_server
 
-from smartbatch.core.limits.shared_record import LeaseAsk
+from smartbatch.core.limits.lease_ask import LeaseAsk, MemberLimits, QuotaKind, Totals
 from smartbatch.sharing import postgres_back_end
 from smartbatch.sharing.back_end import BackEndUnavailable, Incompatible, hidden
 from smartbatch.sharing.postgres_back_end import PostgresBackEnd
@@ -90,7 +90,7 @@ def test_an_exchange_whose_answer_is_lost_is_not_repeated(proxy: Proxy) -> None:
     """The package would repeat it by itself: the server would lease twice, and nobody would know."""
     back_end = RedisBackEnd(proxy.address)
     key = hidden(back_end.prepare(), str(uuid4()))
-    asks = partial(LeaseAsk, "one", caps=LIMIT)
+    asks = partial(LeaseAsk, "one", limits=MemberLimits(caps=LIMIT))
     assert back_end.exchange(key, asks(least=QUARTER, wanted=QUARTER)).left[0] == 75.0
     proxy.loses = True
     with pytest.raises(BackEndUnavailable, match="cannot be used"):
@@ -105,13 +105,17 @@ def test_money_of_an_exchange_whose_answer_is_lost_is_not_lost(proxy: Proxy) -> 
     """The next exchange tells what the client got and gave; the server sees what it did not get."""
     back_end = RedisBackEnd(proxy.address)
     key = hidden(back_end.prepare(), str(uuid4()))
-    asks = partial(LeaseAsk, "one", caps=LIMIT, money=1)
-    assert back_end.exchange(key, asks(number=1, least=QUARTER, wanted=QUARTER)).left[0] == 75.0
+    asks = partial(LeaseAsk, "one", limits=MemberLimits(caps=LIMIT), kind=QuotaKind.BUDGET)
+    assert (
+        back_end.exchange(key, asks(totals=Totals(number=1), least=QUARTER, wanted=QUARTER)).left[0] == 75.0
+    )
     proxy.loses = True
     with pytest.raises(BackEndUnavailable, match="cannot be used"):
-        back_end.exchange(key, asks(number=2, drawn=25.0, given=25.0, least=QUARTER, wanted=QUARTER))
+        back_end.exchange(
+            key, asks(totals=Totals(number=2, drawn=25.0, given=25.0), least=QUARTER, wanted=QUARTER)
+        )
     proxy.loses = False
-    assert back_end.exchange(key, asks(number=3, drawn=25.0, given=25.0)).left[0] == 100.0
+    assert back_end.exchange(key, asks(totals=Totals(number=3, drawn=25.0, given=25.0))).left[0] == 100.0
     back_end.close()
 
 
@@ -124,7 +128,7 @@ def test_a_postgresql_that_stands_still_is_unavailable_and_is_used_again(
     back_end = PostgresBackEnd(f"{address}&application_name={name}")
     request.addfinalizer(back_end.close)
     key = hidden(back_end.prepare(), str(uuid4()))
-    asks = partial(LeaseAsk, "one", caps=LIMIT)
+    asks = partial(LeaseAsk, "one", limits=MemberLimits(caps=LIMIT))
     with psycopg.connect(str(request.getfixturevalue("postgres_address"))) as other:
         [(pid,)] = other.execute("SELECT pid FROM pg_stat_activity WHERE application_name = %s", (name,))
     monkeypatch.setattr(postgres_back_end, "TIMEOUT", 0.1)

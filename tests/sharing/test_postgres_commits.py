@@ -10,7 +10,7 @@ from psycopg.rows import scalar_row
 from sharing.servers import address_of
 
 from smartbatch._postgres import Address
-from smartbatch.core.limits.shared_record import LeaseAsk
+from smartbatch.core.limits.lease_ask import LeaseAsk, MemberLimits, QuotaKind
 from smartbatch.sharing.addresses import open_back_end
 
 _NOTES = """
@@ -33,7 +33,14 @@ def test_no_process_waits_for_the_disk_for_a_rate(request: pytest.FixtureRequest
     with psycopg.connect(**address.parameters, autocommit=True, row_factory=scalar_row) as session:
         session.execute(_NOTES.format(schema=address.schema).encode())
         for money in (0, 1, 0):
-            back_end.exchange(f"key {money}", LeaseAsk(member="one", caps=[1.0, 0, 0, 0], money=money))
+            back_end.exchange(
+                f"key {money}",
+                LeaseAsk(
+                    member="one",
+                    limits=MemberLimits(caps=[1.0, 0, 0, 0]),
+                    kind=QuotaKind.BUDGET if money else QuotaKind.RATE,
+                ),
+            )
         noted = session.execute(f"SELECT commits FROM {address.schema}.noted ORDER BY place".encode())
         assert noted.fetchall() == ["off", "on", "off"]
     back_end.close()

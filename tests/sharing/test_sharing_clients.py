@@ -16,7 +16,7 @@ from sharing.servers import KINDS, address_of, redis_server
 
 from smartbatch._clock import RealClock, VirtualClock
 from smartbatch._postgres import Address
-from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
+from smartbatch.core.limits.lease_ask import Findings, LeaseAsk, LeaseGrant, MemberLimits
 from smartbatch.errors import BudgetExceeded, ConfigError, ErrorKind, ProviderError, ProviderUnavailable
 from smartbatch.events import BreakerChanged, Event, SharedLimitsLost, SharedLimitsRestored
 from smartbatch.observe.participants import participant_of
@@ -30,7 +30,7 @@ from smartbatch.types import Answer, LimitReport, Usage
 
 __all__ = ["redis_server"]  # a fixture
 
-LIMIT = {"caps": [594.0, 0.0, 0.0, 0.0], "rates": [9.95, 0.0, 0.0, 0.0]}
+LIMIT = {"limits": MemberLimits([594.0, 0.0, 0.0, 0.0], [9.95, 0.0, 0.0, 0.0])}
 
 
 @pytest.fixture
@@ -53,7 +53,9 @@ class Neighbour:
 
     def tells(self, outage: int) -> None:
         known = self._back_end.exchange(self._key, LeaseAsk("neighbour", **LIMIT)).generation
-        self._back_end.exchange(self._key, LeaseAsk("neighbour", generation=known, outage=outage, **LIMIT))
+        self._back_end.exchange(
+            self._key, LeaseAsk("neighbour", generation=known, findings=Findings(outage=outage), **LIMIT)
+        )
 
     def sees(self) -> float:
         return self._back_end.exchange(self._key, LeaseAsk("neighbour", **LIMIT)).left[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from smartbatch.core.limits.shared_record import LeaseAsk
+from smartbatch.core.limits.lease_ask import LeaseAsk, MemberLimits, QuotaKind
 from smartbatch.sharing import sqlite_back_end
 from smartbatch.sharing.addresses import open_back_end
 
@@ -40,7 +40,14 @@ def test_money_is_on_the_disk_when_it_is_told_and_a_rate_takes_nothing_of_it_awa
     back_end.prepare()
     levels.clear()
     for money in (0, 1, 0):
-        back_end.exchange(f"key {money}", LeaseAsk(member="one", caps=[1.0, 0, 0, 0], money=money))
+        back_end.exchange(
+            f"key {money}",
+            LeaseAsk(
+                member="one",
+                limits=MemberLimits(caps=[1.0, 0, 0, 0]),
+                kind=QuotaKind.BUDGET if money else QuotaKind.RATE,
+            ),
+        )
     back_end.publish("one", '{"sums": {}}', {})
     back_end.close()
     assert levels == [NORMAL, FULL, NORMAL, NORMAL]

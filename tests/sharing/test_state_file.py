@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from smartbatch import BatchingClient
-from smartbatch.core.limits.shared_record import LeaseAsk
+from smartbatch.core.limits.lease_ask import LeaseAsk, MemberLimits
 from smartbatch.events import Event, SharedLimitsLost
 from smartbatch.sharing.addresses import open_back_end
 from smartbatch.sharing.back_end import BackEndUnavailable
@@ -65,7 +65,7 @@ def test_a_damaged_record_is_unavailable_and_stays(record: str, tmp_path: Path) 
     place = tmp_path / "limits.db"
     back_end = open_back_end(f"sqlite:///{place}", lambda: 100.0)
     back_end.prepare()
-    ask = LeaseAsk("one", caps=[1.0, 0.0, 0.0, 0.0], rates=[0.0] * 4)
+    ask = LeaseAsk("one", limits=MemberLimits(caps=[1.0, 0.0, 0.0, 0.0], rates=[0.0] * 4))
     back_end.exchange("damaged", ask)
     with closing(sqlite3.connect(place)) as connection, connection:
         connection.execute("UPDATE records SET record = ?", (record,))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant, first
+from smartbatch.core.limits.lease_ask import LeaseAsk, LeaseGrant, MemberLimits, QuotaKind, Totals, first
 
 _OFTEN, _RENEW, _IDLE, _HEARTBEAT = 0.1, 1.0, 0.5, 5.0
 """Seconds between two exchanges at least, of a client that spends, after which unused money goes back, and of
@@ -143,14 +143,12 @@ class BudgetLease:
         self._number += 1
         return LeaseAsk(
             member=self._member,
-            caps=first(0.0 if is_idle else self._limit),
+            kind=QuotaKind.BUDGET,
+            limits=MemberLimits(caps=first(0.0 if is_idle else self._limit)),
             kept=first(kept),
             least=first(least),
             wanted=first(wanted),
-            money=1,
-            number=self._number,
-            drawn=self._drawn / _NANO,
-            given=self._given / _NANO,
+            totals=Totals(number=self._number, drawn=self._drawn / _NANO, given=self._given / _NANO),
             leaving=int(leaving),
         )
 

@@ -14,7 +14,14 @@ from operator import add, sub
 from attrs import define, frozen
 
 from smartbatch.core.limits.bucket import Bucket, spaced_capacity
-from smartbatch.core.limits.shared_record import DIMENSIONS, LeaseAsk, LeaseGrant
+from smartbatch.core.limits.lease_ask import (
+    DIMENSIONS,
+    Findings,
+    LeaseAsk,
+    LeaseGrant,
+    MemberLimits,
+    Remaining,
+)
 
 Amounts = tuple[float, float, float, float]
 """What one call needs: requests, tokens, input tokens, output tokens."""
@@ -57,9 +64,6 @@ _LATE = 0.25
 
 _SLACK = 1e-3
 """Units that may be lacking, for rounding."""
-
-_ROUNDING = 1e-9
-"""Share by which a rate may differ from the one that was told, for rounding in the back end."""
 
 _LONGEST_WAIT = 1.0
 """Seconds after which a process that waits for its share asks again at the latest, to keep its place."""
@@ -341,13 +345,17 @@ class LimitLease:
         return LeaseAsk(
             member=self.member,
             generation=0 if self.grant is None else self.grant.generation,
-            caps=list(facts.caps),
-            rates=list(facts.rates),
-            learned_caps=list(facts.learned_caps),
-            learned_rates=list(facts.learned_rates),
-            at_most=list(facts.at_most),
-            at_least=list(facts.remaining) if then is not None else [0.0] * DIMENSIONS,
-            then=then or [0.0] * DIMENSIONS,
+            limits=MemberLimits(
+                caps=list(facts.caps),
+                rates=list(facts.rates),
+                learned_caps=list(facts.learned_caps),
+                learned_rates=list(facts.learned_rates),
+            ),
+            remaining=Remaining(
+                at_most=list(facts.at_most),
+                at_least=list(facts.remaining) if then is not None else [0.0] * DIMENSIONS,
+                then=then or [0.0] * DIMENSIONS,
+            ),
             kept=kept,
             returned=returned,
             least=least,
@@ -355,12 +363,14 @@ class LimitLease:
             urgent=int(self._urgent_lacks),
             slots=_SLOTS if active and self._few_slots else 0.0,
             accepted=float(facts.accepted),
-            cooled=cooled,
-            spaced=-1.0 if self._spaced > 0.0 == facts.spaced else facts.spaced,
-            lowered=int(lowered),
-            found=int(facts.found),
-            outage=0 if own_outage is None else 1 if own_outage else -1,
-            opened=facts.opened,
+            findings=Findings(
+                cooled=cooled,
+                spaced=-1.0 if self._spaced > 0.0 == facts.spaced else facts.spaced,
+                lowered=int(lowered),
+                found=int(facts.found),
+                outage=0 if own_outage is None else 1 if own_outage else -1,
+                opened=facts.opened,
+            ),
             leaving=int(leaving),
         )
 
@@ -404,12 +414,9 @@ class LimitLease:
         if self.outage != bool(grant.outage):
             self.outage = bool(grant.outage)
             self.outages += 1
-        # Redis keeps 14 digits: a rate of this process's own must not come back as another one
-        own = math.isclose(grant.spaced, self._told_spaced, rel_tol=_ROUNDING)
-        spaced = self._told_spaced if own else grant.spaced
-        if spaced < self._spaced:
+        if grant.spaced < self._spaced:
             self._slots.clear()
-        self._spaced = spaced
+        self._spaced = grant.spaced
         if grant.slots:
             begin, step = now + grant.slots_in, 1.0 / grant.spaced
             self._slots.append(_Slots(begin, grant.slots, begin + (grant.slots + 1.0) * step + _LATE))

@@ -33,8 +33,8 @@ from smartbatch.core.limits.concurrency_cap import PROBES, ConcurrencyCap
 from smartbatch.core.limits.configured_limits import ConfiguredLimits
 from smartbatch.core.limits.header_limits import HeaderLimits, Reservation, Traffic, amounts_of, surplus_of
 from smartbatch.core.limits.lease import LimitLease, QuotaFacts
+from smartbatch.core.limits.lease_ask import NO_BOUND
 from smartbatch.core.limits.refusal_evidence import RefusalEvidence
-from smartbatch.core.limits.shared_record import NO_BOUND
 from smartbatch.core.limits.spacing import Spacing
 from smartbatch.types import LimitReport
 

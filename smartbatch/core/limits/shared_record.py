@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import math
 
-from attrs import define, field, frozen
+from attrs import define, field
 
-DIMENSIONS = 4
-"""Requests, tokens, input tokens and output tokens, in this order; a budget uses the first alone, in USD."""
-
-NO_BOUND = 1e15
-"""More than any level."""
+from smartbatch.core.limits.lease_ask import DIMENSIONS, NO_BOUND, LeaseAsk, LeaseGrant, QuotaKind, nothing
 
 GONE = 15.0
 """Seconds without a word after which a process is taken to be dead, and what it leased goes back."""
@@ -61,127 +57,6 @@ _SLACK, _MONEY_SLACK = 1e-3, 1e-10
 time it was given."""
 
 
-def first(amount: float) -> list[float]:
-    """Return an amount of the first dimension, and nothing of the others."""
-    return [amount, *[0.0] * (DIMENSIONS - 1)]
-
-
-def _none() -> list[float]:
-    return [0.0] * DIMENSIONS
-
-
-@frozen
-class LeaseAsk:
-    """What a process tells and asks in one exchange. Lists have one number for each dimension.
-
-    Attributes:
-        member: the process, by a name of its own.
-        version: of the record's form and rules.
-        generation: of the record, as the process saw it last.
-        caps: the limits it knows, in units; 0 where it knows none.
-        rates: their refill, units a second.
-        learned_caps: those of these limits that the provider named, which hold for processes that come
-            later, too; negative where it names none, or nobody enforces it; 0 where nothing is known.
-        learned_rates: their refill, units a second.
-        at_most: what the provider said is left, less what this process used since; :data:`NO_BOUND` where it
-            said nothing.
-        at_least: what the provider said was left after the exchange that told ``then``; 0 where it said
-            nothing since.
-        then: as that exchange told it, see :class:`LeaseGrant`.
-        kept: what it holds and keeps.
-        returned: what it gives back; negative where calls needed more than was expected. 0 for a budget.
-        least: what it needs besides what it keeps, so that the next call can go; all 0 where none waits.
-        wanted: what it wants, that included; all 0 for nothing.
-        slots: calls at the spaced rate that are wanted, where calls are spaced; 0 for none.
-        urgent: 1 where that call is urgent, else 0.
-        accepted: calls that were answered since its start.
-        cooled: seconds of a cooldown that began since the last exchange; 0 for none.
-        spaced: calls a second to which calls are spaced; 0 for not at all, -1 for no longer.
-        lowered: 1 where that rate was proven or lowered since the last exchange, else 0.
-        found: 1 where that rate is about the limit, 0 while it is searched.
-        outage: 1 where its breaker opened since the last exchange, -1 where it closed, else 0.
-        opened: calls in flight to which it opened without a refusal, while no limit was known; else 0.
-        money: 1 for a budget, else 0: what a dead process leased does not come back, and nothing refills.
-        lasting: 1 for a quota that does not refill and is held for long, as that of enqueued tokens, else 0:
-            there is as much left as nobody holds, and what is no longer told as kept is there again.
-        number: of the exchange, counted by the process; of a budget.
-        drawn, given: USD that it got of a budget and gave back, since its start. Totals, and not what is new:
-            of an exchange whose answer was lost nobody knows whether it was made.
-        leaving: 1 for the last exchange of a process, else 0.
-    """
-
-    member: str
-    version: int = 1
-    generation: int = 0
-    caps: list[float] = field(factory=_none)
-    rates: list[float] = field(factory=_none)
-    learned_caps: list[float] = field(factory=_none)
-    learned_rates: list[float] = field(factory=_none)
-    at_most: list[float] = field(factory=lambda: [NO_BOUND] * DIMENSIONS)
-    at_least: list[float] = field(factory=_none)
-    then: list[float] = field(factory=_none)
-    kept: list[float] = field(factory=_none)
-    returned: list[float] = field(factory=_none)
-    least: list[float] = field(factory=_none)
-    wanted: list[float] = field(factory=_none)
-    slots: float = 0.0
-    urgent: int = 0
-    accepted: float = 0.0
-    cooled: float = 0.0
-    spaced: float = 0.0
-    lowered: int = 0
-    found: int = 0
-    outage: int = 0
-    opened: float = 0.0
-    money: int = 0
-    lasting: int = 0
-    number: int = 0
-    drawn: float = 0.0
-    given: float = 0.0
-    leaving: int = 0
-
-
-@frozen
-class LeaseGrant:
-    """What an exchange gives and tells.
-
-    Attributes:
-        members: the processes that share the limit, this one included.
-        granted: further units, by dimension.
-        slots: further calls at the spaced rate; 0 where calls are not spaced.
-        slots_in: seconds until the first of them.
-        wait: seconds after which asking again makes sense, where nothing was granted; else 0.
-        cool: seconds that the cooldown of all lasts.
-        generation: of the record now.
-        caps, rates: the limits of all.
-        left: what nobody leased.
-        then: what was ever granted, less what all hold now. What all use from now on is at most what was ever
-            granted at a later time, less this.
-        spaced: calls a second to which all calls are spaced; 0 for not at all.
-        found: 1 where that rate is about the limit, 0 while it is searched.
-        accepted: calls that the other processes had answered since their starts.
-        outage: 1 while a process found the provider down, else 0.
-        opened: calls in flight to which processes opened without a refusal; 0 where none is known.
-    """
-
-    members: int
-    granted: list[float]
-    slots: float
-    slots_in: float
-    wait: float
-    cool: float
-    generation: int
-    caps: list[float]
-    rates: list[float]
-    left: list[float]
-    then: list[float]
-    spaced: float
-    found: int
-    accepted: float
-    outage: int
-    opened: float
-
-
 @define
 class Member:
     """A process in a record: when it was heard last, what it holds and knows, and since when it waits."""
@@ -225,12 +100,12 @@ class SharedRecord:
 
     at: float = 0.0
     generation: int = 0
-    caps: list[float] = field(factory=_none)
-    rates: list[float] = field(factory=_none)
-    learned_caps: list[float] = field(factory=_none)
-    learned_rates: list[float] = field(factory=_none)
-    levels: list[float] = field(factory=_none)
-    granted: list[float] = field(factory=_none)
+    caps: list[float] = field(factory=nothing)
+    rates: list[float] = field(factory=nothing)
+    learned_caps: list[float] = field(factory=nothing)
+    learned_rates: list[float] = field(factory=nothing)
+    levels: list[float] = field(factory=nothing)
+    granted: list[float] = field(factory=nothing)
     cool_until: float = 0.0
     spaced: float = 0.0
     found: int = 0
@@ -269,7 +144,7 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
         LateExchange: of a budget; the record is as it was.
     """
     account = record.accounts.get(ask.member)
-    if account is not None and ask.number <= account.number:
+    if account is not None and ask.totals.number <= account.number:
         raise LateExchange("it was given up, and another was made since")
     if now < record.at - CLOCK_STEP:
         _set_back(record, record.at - now)
@@ -279,26 +154,28 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
     back = _forget_gone(record, ask, now, known=mine is not None)
     if elapsed > QUIET and (mine is not None or record.members):
         elapsed = 0.0
+    if ask.kind is QuotaKind.BUDGET:
+        back = nothing()  # what dead processes leased stays taken
     for d in range(DIMENSIONS):
-        _refill(record, ask, d, elapsed * record.rates[d] + (0.0 if ask.money else back[d]))
+        _refill(record, ask, d, elapsed * record.rates[d] + back[d])
         if record.caps[d] > 0.0:
             given = _given_back(ask, d, account, forgotten=mine is None)
             _correct(record, ask, d, record.levels[d] + given)
     _note_events(record, ask, now)
-    record.opened = max(record.opened, ask.opened)
+    record.opened = max(record.opened, ask.findings.opened)
     if ask.leaving:
         _note_account(record, ask, now, 0.0)
-        return _grant(record, now, 1 + len(record.members), _none())
+        return _grant(record, now, 1 + len(record.members), nothing())
     since = mine.since if mine is not None and mine.since > 0.0 else now
-    granted, slots, slots_in, wait = _none(), 0.0, 0.0, 0.0
+    granted, slots, slots_in, wait = nothing(), 0.0, 0.0, 0.0
     if max(*ask.wanted, ask.slots) > 0.0:
         granted, slots, slots_in, wait = _lease(record, ask, now, since)
     record.members[ask.member] = Member(
         seen=now,
         held=[kept + more for kept, more in zip(ask.kept, granted, strict=True)],
-        caps=ask.caps,
-        rates=ask.rates,
-        least=ask.least if wait > 0.0 else _none(),
+        caps=ask.limits.caps,
+        rates=ask.limits.rates,
+        least=ask.least if wait > 0.0 else nothing(),
         urgent=ask.urgent,
         since=since if wait > 0.0 else 0.0,
         accepted=ask.accepted,
@@ -324,7 +201,7 @@ def _forget_gone(record: SharedRecord, ask: LeaseAsk, now: float, *, known: bool
     Args:
         known: whether the process that asks was there before.
     """
-    back, after = _none(), LASTING if ask.lasting else GONE
+    back, after = nothing(), LASTING if ask.kind is QuotaKind.ENQUEUED else GONE
     for name, member in list(record.members.items()):
         if now - member.seen > after:
             del record.members[name]
@@ -341,15 +218,15 @@ def _given_back(ask: LeaseAsk, d: int, account: Account | None, *, forgotten: bo
     """Return what a process gives back: of a budget by the totals, so that an answer that was lost counts,
     too; what a forgotten process held came back then."""
     if d == 0 and account is not None:
-        return account.drawn - ask.drawn + ask.given - account.given
+        return account.drawn - ask.totals.drawn + ask.totals.given - account.given
     return min(ask.returned[d], 0.0) if forgotten else ask.returned[d]
 
 
 def _note_account(record: SharedRecord, ask: LeaseAsk, now: float, granted: float) -> None:
     """Note what a client has of a budget after an exchange. What an unknown one drew and gave was settled."""
-    if ask.money:
-        drawn, held = ask.drawn + granted, ask.kept[0] + granted
-        record.accounts[ask.member] = Account(now, ask.number, drawn, ask.given, held)
+    if ask.kind is QuotaKind.BUDGET:
+        drawn, held = ask.totals.drawn + granted, ask.kept[0] + granted
+        record.accounts[ask.member] = Account(now, ask.totals.number, drawn, ask.totals.given, held)
 
 
 def _refill(record: SharedRecord, ask: LeaseAsk, d: int, more: float) -> None:
@@ -367,12 +244,12 @@ def _refill(record: SharedRecord, ask: LeaseAsk, d: int, more: float) -> None:
     either.
     """
     told = [(m.caps[d], m.rates[d]) for m in record.members.values() if m.caps[d] > 0.0]
-    if ask.caps[d] > 0.0:
-        told.append((ask.caps[d], ask.rates[d]))
-    if ask.learned_caps[d] != 0.0:
-        record.learned_caps[d] = max(0.0, ask.learned_caps[d])
-        record.learned_rates[d] = ask.learned_rates[d]
-    if not told and (ask.money or ask.lasting):
+    if ask.limits.caps[d] > 0.0:
+        told.append((ask.limits.caps[d], ask.limits.rates[d]))
+    if ask.limits.learned_caps[d] != 0.0:
+        record.learned_caps[d] = max(0.0, ask.limits.learned_caps[d])
+        record.learned_rates[d] = ask.limits.learned_rates[d]
+    if not told and ask.kind is not QuotaKind.RATE:
         told.append((record.caps[d], record.rates[d]))
     elif not told and record.learned_caps[d] > 0.0:
         told.append((record.learned_caps[d], record.learned_rates[d]))
@@ -383,12 +260,12 @@ def _refill(record: SharedRecord, ask: LeaseAsk, d: int, more: float) -> None:
     cap = min(cap for cap, _ in told)
     if record.caps[d] == 0.0 and record.rates[d] == 0.0:
         record.levels[d] = cap
-    elif ask.money:
+    elif ask.kind is QuotaKind.BUDGET:
         record.levels[d] += cap - record.caps[d]
     record.caps[d] = cap
     record.rates[d] = min(rate for _, rate in told)
     held = ask.kept[d] + sum(member.held[d] for member in record.members.values())
-    if ask.lasting:
+    if ask.kind is QuotaKind.ENQUEUED:
         record.levels[d] = cap - held
         return
     full = max(cap - held, min(record.levels[d], cap))
@@ -402,12 +279,12 @@ def _correct(record: SharedRecord, ask: LeaseAsk, d: int, level: float) -> None:
     2. The provider has less than the level and what the others hold: other programs use the limit, too.
     3. It had more than all processes can have used since: calls need less than was expected.
     """
-    bound = ask.at_most[d]
+    bound = ask.remaining.at_most[d]
     if bound < NO_BOUND:
         others = sum(member.held[d] for member in record.members.values())
         level = min(level, bound - others) if record.members else bound - ask.kept[d]
-        if ask.at_least[d] > 0.0:
-            level = max(level, ask.at_least[d] - (record.granted[d] - ask.then[d]))
+        if ask.remaining.at_least[d] > 0.0:
+            level = max(level, ask.remaining.at_least[d] - (record.granted[d] - ask.remaining.then[d]))
     record.levels[d] = min(record.caps[d], level)
 
 
@@ -415,21 +292,22 @@ def _note_events(record: SharedRecord, ask: LeaseAsk, now: float) -> None:
     """Note what happened to a process. Where others told first, it is news only that calls are spaced at all,
     or at a far lower rate: that was measured, and theirs was not.
     """
+    told = ask.findings
     if ask.generation != record.generation:
-        if ask.lowered == 1 and (record.spaced == 0.0 or ask.spaced < MEASURED * record.spaced):
-            record.spaced, record.found, record.opened = ask.spaced, ask.found, 0.0
+        if told.lowered == 1 and (record.spaced == 0.0 or told.spaced < MEASURED * record.spaced):
+            record.spaced, record.found, record.opened = told.spaced, told.found, 0.0
             record.generation += 1
         return
-    outage = record.outage if ask.outage == 0 else max(ask.outage, 0)
-    news = ask.cooled > 0.0 or ask.lowered == 1 or outage != record.outage
-    if ask.cooled > 0.0:
-        record.cool_until = max(record.cool_until, now + ask.cooled)
-    if ask.lowered == 1:
-        record.spaced, record.found, record.opened = ask.spaced, ask.found, 0.0
-    elif ask.spaced < 0.0:
+    outage = record.outage if told.outage == 0 else max(told.outage, 0)
+    news = told.cooled > 0.0 or told.lowered == 1 or outage != record.outage
+    if told.cooled > 0.0:
+        record.cool_until = max(record.cool_until, now + told.cooled)
+    if told.lowered == 1:
+        record.spaced, record.found, record.opened = told.spaced, told.found, 0.0
+    elif told.spaced < 0.0:
         record.spaced = 0.0
-    elif ask.spaced > record.spaced > 0.0:
-        record.spaced, record.found = ask.spaced, ask.found
+    elif told.spaced > record.spaced > 0.0:
+        record.spaced, record.found = told.spaced, told.found
     record.outage = outage
     record.generation += news
 
@@ -446,15 +324,16 @@ def _lease(
     2. Otherwise of each limited dimension what is wanted, within a slice of it and what is left, but never
        less than the next call needs; where calls are spaced, slots as well.
     """
+    is_money = ask.kind is QuotaKind.BUDGET
     count = 1.0 + len(record.members)
     alone = ADVANCE if count == 1.0 else 0.0
-    ahead = _none()
+    ahead = nothing()
     for member in record.members.values():
         first = member.urgent > ask.urgent or (member.urgent == ask.urgent and member.since < since)
         if member.since > 0.0 and now - member.seen <= WAITING and first:
             for d, least in enumerate(member.least):
                 # money does not come by waiting, so what is there for others is not kept for more than it
-                if not ask.money:
+                if not is_money:
                     ahead[d] += min(least, record.caps[d])
                 elif least <= record.levels[d]:
                     ahead[d] += least
@@ -462,25 +341,25 @@ def _lease(
     for d in range(DIMENSIONS):
         if record.caps[d] > 0.0:
             # a call larger than the whole rate goes once the bucket is full; one larger than a budget never
-            least = ask.least[d] if ask.money else min(ask.least[d], record.caps[d])
+            least = ask.least[d] if is_money else min(ask.least[d], record.caps[d])
             lacking = least + ahead[d] - record.levels[d] - alone * record.rates[d]
-            if lacking > (_MONEY_SLACK if ask.money else _SLACK):
+            if lacking > (_MONEY_SLACK if is_money else _SLACK):
                 wait = max(wait, lacking / record.rates[d] if record.rates[d] > 0.0 else GONE)
     start = max(record.next_slot, now)
     is_spaced = record.spaced > 0.0 and ask.slots > 0.0
     if is_spaced:
         wait = max(wait, start - now - SLOTS_AHEAD)
     if wait > 0.0:
-        return _none(), 0.0, 0.0, wait
-    granted = _none()
+        return nothing(), 0.0, 0.0, wait
+    granted = nothing()
     for d in range(DIMENSIONS):
         if record.caps[d] > 0.0:
             most = record.caps[d] / (SLICES * count)
-            if ask.money:
+            if is_money:
                 most = record.levels[d] / (MONEY_SLICES * count)
             left = record.levels[d] - ahead[d] + alone * record.rates[d]
             amount = max(ask.least[d], min(ask.wanted[d], most, left))
-            if d == 0 and not ask.money:
+            if d == 0 and not is_money:
                 amount = max(ask.least[d], float(math.floor(amount)))
             granted[d] = amount
             record.levels[d] -= amount

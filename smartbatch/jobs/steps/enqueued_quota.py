@@ -20,7 +20,7 @@ import math
 from attrs import asdict, frozen
 
 from smartbatch.core.limits.backoff import backoff
-from smartbatch.core.limits.shared_record import LeaseAsk, first
+from smartbatch.core.limits.lease_ask import LeaseAsk, MemberLimits, QuotaKind, first
 from smartbatch.errors import ProviderError
 from smartbatch.jobs.records import ShardRow, ShardState
 from smartbatch.jobs.steps.context import StepContext
@@ -79,11 +79,11 @@ def _exchanged(step: StepContext, enqueued: int, more: int) -> bool:
     limit = known_limit(step)
     asked = LeaseAsk(
         member=_store_name(step),
-        caps=first(limit if math.isfinite(limit) else 0.0),
+        kind=QuotaKind.ENQUEUED,
+        limits=MemberLimits(caps=first(limit if math.isfinite(limit) else 0.0)),
         kept=first(enqueued),
         least=first(more),
         wanted=first(more),
-        lasting=1,
     )
     grant = step.runtime.wiring.exchange_enqueued(step.job.scope, step.job.model, asked)
     return grant is None or not grant.wait

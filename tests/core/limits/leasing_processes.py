@@ -7,8 +7,9 @@ import math
 from attrs import define, field
 
 from smartbatch.core.limits.lease import LimitLease
+from smartbatch.core.limits.lease_ask import LeaseGrant
 from smartbatch.core.limits.quota import Quota
-from smartbatch.core.limits.shared_record import LeaseGrant, SharedRecord, exchange
+from smartbatch.core.limits.shared_record import SharedRecord, exchange
 
 ROUND_TRIP = 0.001
 EPOCH = 1_795_000_000.0  # of the back end's clock

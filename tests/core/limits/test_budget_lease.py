@@ -10,7 +10,8 @@ from attrs import define, field
 
 from smartbatch.core.limits.budget import Budget, SpendReservation
 from smartbatch.core.limits.budget_lease import BudgetLease
-from smartbatch.core.limits.shared_record import LateExchange, LeaseAsk, LeaseGrant, SharedRecord, exchange
+from smartbatch.core.limits.lease_ask import LeaseAsk, LeaseGrant
+from smartbatch.core.limits.shared_record import LateExchange, SharedRecord, exchange
 from tests.levels import sampled
 
 LIMIT = 1.0

@@ -13,7 +13,7 @@ from smartbatch.core.limits.header_limits import (
     Traffic,
     surplus_of,
 )
-from smartbatch.core.limits.shared_record import NO_BOUND
+from smartbatch.core.limits.lease_ask import NO_BOUND
 from smartbatch.types import LimitReport
 
 

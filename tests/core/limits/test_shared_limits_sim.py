@@ -18,8 +18,9 @@ from core.limits.limit_server import constant, lognormal
 from core.limits.metered_server import Client, SecondMeter, Server, Work, fill
 
 from smartbatch.core.limits.lease import LimitLease, QuotaFacts
+from smartbatch.core.limits.lease_ask import NO_BOUND, Findings, LeaseAsk
 from smartbatch.core.limits.quota import Quota
-from smartbatch.core.limits.shared_record import GONE, NO_BOUND, LeaseAsk, SharedRecord, exchange
+from smartbatch.core.limits.shared_record import GONE, SharedRecord, exchange
 from tests.levels import sampled
 
 LATENCIES = {"50 ms": constant(0.05), "400 ms": constant(0.4), "around 2 s": lognormal(2.0)}
@@ -241,12 +242,12 @@ def test_processes_open_up_together_where_nobody_knows_a_limit() -> None:
 def test_a_measured_rate_is_news_where_others_told_of_a_cooldown_or_of_a_step_down() -> None:
     """All of them report one event; the one whose rate is far lower measured it."""
     record = SharedRecord()
-    exchange(record, LeaseAsk("first", cooled=1.0), EPOCH)
-    exchange(record, LeaseAsk("second", spaced=200.0, lowered=1), EPOCH)
+    exchange(record, LeaseAsk("first", findings=Findings(cooled=1.0)), EPOCH)
+    exchange(record, LeaseAsk("second", findings=Findings(spaced=200.0, lowered=1)), EPOCH)
     assert record.spaced == 200.0
-    exchange(record, LeaseAsk("third", spaced=170.0, lowered=1), EPOCH)
+    exchange(record, LeaseAsk("third", findings=Findings(spaced=170.0, lowered=1)), EPOCH)
     assert record.spaced == 200.0
-    exchange(record, LeaseAsk("fourth", spaced=12.0, lowered=1), EPOCH)
+    exchange(record, LeaseAsk("fourth", findings=Findings(spaced=12.0, lowered=1)), EPOCH)
     assert record.spaced == 12.0
 
 
@@ -467,7 +468,7 @@ def test_a_cooldown_of_others_counts_where_it_lasts_a_tenth_of_a_second_longer(
     left: float, own: float, until: float | None
 ) -> None:
     record, lease = SharedRecord(), LimitLease("one", lambda: None)
-    exchange(record, LeaseAsk("other", cooled=left), EPOCH)
+    exchange(record, LeaseAsk("other", findings=Findings(cooled=left)), EPOCH)
     lease.adopt(exchange(record, lease.ask(10.0, Quota().facts(10.0)), EPOCH), 10.0)
     assert lease.cooldown(10.0, own) == until
 
@@ -480,21 +481,6 @@ def test_only_where_calls_are_to_stop_a_back_end_that_does_not_fit_refuses_them(
         assert lease.refusal == refusal
         assert not lease.lose(2.0)
         assert lease.refusal == ""
-
-
-@pytest.mark.parametrize("rate", [9.04123456789012345, 9.04123456789017654])
-def test_a_rate_that_a_back_end_rounds_is_the_same_rate(rate: float) -> None:
-    """Redis keeps 14 digits. Taken for another rate, it was held anew after each exchange, and never grew."""
-    record, quota = SharedRecord(), Quota()
-    lease = LimitLease("first", lambda: None)
-    for now in (1.0, 2.0):
-        ask = lease.ask(now, evolve(quota.facts(now), spaced=rate, found=True))
-        granted = exchange(record, ask, EPOCH + now)
-        record.spaced = float(f"{granted.spaced:.14g}")
-        assert record.spaced != rate
-        lease.adopt(evolve(granted, spaced=record.spaced), now)
-        assert lease.spacing(rate) is None
-    assert ask.lowered == 0
 
 
 def test_a_process_that_paused_asks_who_came_with_its_first_call() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant, SharedRecord, exchange, first
+from smartbatch.core.limits.lease_ask import LeaseAsk, LeaseGrant, MemberLimits, QuotaKind, Totals, first
+from smartbatch.core.limits.shared_record import SharedRecord, exchange
 
 NOW = 1.8e9
 DAY = 86_400.0
@@ -16,11 +17,11 @@ def enqueued(
     """Tell what a store has enqueued at the provider, and ask for more."""
     asked = LeaseAsk(
         member,
-        caps=first(limit),
+        limits=MemberLimits(caps=first(limit)),
         kept=first(kept),
         least=first(wants),
         wanted=first(wants),
-        lasting=1,
+        kind=QuotaKind.ENQUEUED,
     )
     return exchange(record, asked, NOW + at)
 
@@ -60,7 +61,13 @@ def test_the_account_of_a_silent_client_is_kept_for_a_week_or_where_it_holds_not
 ) -> None:
     record = SharedRecord()
     for member, at, kept in (("other", 0.0, held), ("one", silent, 0.0)):
-        asked = LeaseAsk(member, caps=first(8.0), kept=first(kept), drawn=kept, money=1, number=1)
+        asked = LeaseAsk(
+            member,
+            limits=MemberLimits(caps=first(8.0)),
+            kept=first(kept),
+            totals=Totals(drawn=kept, number=1),
+            kind=QuotaKind.BUDGET,
+        )
         exchange(record, asked, NOW + at)
     assert ("other" in record.accounts) is known
     assert record.accounts["one"].number == 1

@@ -7,6 +7,8 @@ import random
 from collections.abc import Callable
 from functools import partial
 
+from attrs import evolve
+
 from smartbatch.core.limits.budget import Budget, SpendReservation
 from smartbatch.core.limits.budget_lease import BudgetLease
 from smartbatch.core.limits.failures import (
@@ -19,8 +21,17 @@ from smartbatch.core.limits.failures import (
     retry_kind,
 )
 from smartbatch.core.limits.lease import Amounts, LimitLease, QuotaFacts
+from smartbatch.core.limits.lease_ask import (
+    NO_BOUND,
+    Findings,
+    LeaseAsk,
+    MemberLimits,
+    QuotaKind,
+    Remaining,
+    Totals,
+)
 from smartbatch.core.limits.quota import Quota, Reservation
-from smartbatch.core.limits.shared_record import NO_BOUND, LeaseAsk, SharedRecord, exchange
+from smartbatch.core.limits.shared_record import SharedRecord, exchange
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.types import LimitReport
 from tests.core.walks.limits import Moments, any_moment, at_eighths
@@ -31,23 +42,22 @@ PASSES = (0.0, 0.0, 0.03125, 0.25, 0.5, 1.0, 2.0, 2.125, 8.0, 8.125, 15.0, 15.12
 NOTHING: Amounts = (0.0, 0.0, 0.0, 0.0)
 
 
-def drawn(
-    rng: random.Random, generations: list[int], money: int, number: int, *, lasting: int = 0
-) -> LeaseAsk:
-    """What a process may ask, likely or not; of a budget where ``money`` is 1, by that exchange."""
+def drawn(rng: random.Random, generations: list[int], kind: QuotaKind, number: int) -> LeaseAsk:
+    """What a process may ask, likely or not; of a budget by the exchange of that number."""
     limited = rng.choice([(1,), (1, 1), (1, 0, 1, 1), (0,)])
     pattern = [*limited, 0, 0, 0, 0][:4]
     caps = [float(on and rng.choice([100, 594.0, 10.0])) for on in pattern]
     costs = [1.0, 350.0, 200.0, 150.0]
     lacks = rng.random() < 0.5
-    return LeaseAsk(
+    ask = LeaseAsk(
         member=rng.choice("abcd"),
+        kind=kind,
         generation=rng.choice(generations),
-        caps=caps,
-        rates=[cap / 60.0 for cap in caps],
-        at_most=[rng.choice([NO_BOUND, rng.uniform(-5, 700)]) for _ in pattern],
-        at_least=[rng.choice([0.0, rng.uniform(0, 700)]) for _ in pattern],
-        then=[rng.uniform(-10, 300) for _ in pattern],
+        remaining=Remaining(
+            at_most=[rng.choice([NO_BOUND, rng.uniform(-5, 700)]) for _ in pattern],
+            at_least=[rng.choice([0.0, rng.uniform(0, 700)]) for _ in pattern],
+            then=[rng.uniform(-10, 300) for _ in pattern],
+        ),
         kept=[rng.choice([0.0, rng.uniform(0, 5)]) for _ in pattern],
         returned=[rng.choice([0.0, rng.uniform(-3, 5)]) for _ in pattern],
         least=costs if lacks else [0.0] * 4,
@@ -55,31 +65,38 @@ def drawn(
         slots=rng.choice([0.0, 1.0, 12.0]),
         urgent=int(rng.random() < 0.2),
         accepted=rng.uniform(0, 20),
-        cooled=rng.choice([0.0, 0.0, 0.0, rng.uniform(0, 3)]),
-        spaced=rng.choice([0.0, 0.0, -1.0, rng.uniform(0.5, 20)]),
-        lowered=int(rng.random() < 0.1),
-        outage=rng.choice([0, 0, 0, 0, 1, -1]),
+        findings=Findings(
+            cooled=rng.choice([0.0, 0.0, 0.0, rng.uniform(0, 3)]),
+            spaced=rng.choice([0.0, 0.0, -1.0, rng.uniform(0.5, 20)]),
+            lowered=int(rng.random() < 0.1),
+            outage=rng.choice([0, 0, 0, 0, 1, -1]),
+        ),
         leaving=int(rng.random() < 0.05),
-        money=money,
-        lasting=lasting,
-        number=number,
-        drawn=rng.uniform(0, 50),
-        given=rng.uniform(0, 50),
-        opened=rng.choice([0.0, 4.0, 17.0]),
-        found=rng.choice((0, 1)),
-        learned_caps=[rng.choice((0.0, 0.0, -1.0, 0.5)) * cap for cap in (100.0, 594.0, 100.0, 10.0)],
-        learned_rates=[1.0, 9.9, 1.0, 0.1],
+        totals=Totals(number=number, drawn=rng.uniform(0, 50), given=rng.uniform(0, 50)),
+    )
+    return evolve(
+        ask,
+        findings=evolve(ask.findings, opened=rng.choice([0.0, 4.0, 17.0]), found=rng.choice((0, 1))),
+        limits=MemberLimits(
+            caps=caps,
+            rates=[cap / 60.0 for cap in caps],
+            learned_caps=[rng.choice((0.0, 0.0, -1.0, 0.5)) * cap for cap in (100.0, 594.0, 100.0, 10.0)],
+            learned_rates=[1.0, 9.9, 1.0, 0.1],
+        ),
     )
 
 
 def _whole(rng: random.Random, generation: int, number: int) -> LeaseAsk:
     """What a process asks of a limit of requests alone: numbers without fractions, so that some are equal."""
     wants = float(rng.choice((0, 1, 1, 2, 10, 40)))
-    return LeaseAsk(
+    ask = LeaseAsk(
         member=rng.choice("abc"),
         generation=generation,
-        caps=[rng.choice((0.0, 1.0, 8.0, 8.0, 64.0)), 0.0, 0.0, 0.0],
-        rates=[rng.choice((0.0, 1.0, 1.0)), 0.0, 0.0, 0.0],
+        limits=MemberLimits(
+            caps=[rng.choice((0.0, 1.0, 8.0, 8.0, 64.0)), 0.0, 0.0, 0.0],
+            rates=[rng.choice((0.0, 1.0, 1.0)), 0.0, 0.0, 0.0],
+            learned_rates=[1.0, 0.0, 0.0, 0.0],
+        ),
         kept=[float(rng.choice((0, 0, 1, 4))), 0.0, 0.0, 0.0],
         returned=[float(rng.choice((0, 0, 0, 1, -1))), 0.0, 0.0, 0.0],
         least=[min(wants, float(rng.choice((0, 1, 2, 9)))), 0.0, 0.0, 0.0],
@@ -87,27 +104,29 @@ def _whole(rng: random.Random, generation: int, number: int) -> LeaseAsk:
         slots=rng.choice((0.0, 0.0, 1.0, 4.0)),
         urgent=int(rng.random() < 0.3),
         accepted=rng.choice((0.0, 2.0)),
-        cooled=rng.choice((0.0,) * 9 + (0.5,)),
-        spaced=rng.choice((0.0, 0.0, 0.0, -1.0, 4.0, 8.0)),
-        lowered=int(rng.random() < 0.1),
-        outage=rng.choice((0, 0, 0, 0, 0, 1, -1)),
+        findings=Findings(
+            cooled=rng.choice((0.0,) * 9 + (0.5,)),
+            spaced=rng.choice((0.0, 0.0, 0.0, -1.0, 4.0, 8.0)),
+            lowered=int(rng.random() < 0.1),
+            outage=rng.choice((0, 0, 0, 0, 0, 1, -1)),
+        ),
         leaving=int(rng.random() < 0.03),
-        number=number,
-        learned_caps=[rng.choice((0.0, 0.0, 0.0, -1.0, 8.0)), 0.0, 0.0, 0.0],
-        learned_rates=[1.0, 0.0, 0.0, 0.0],
+        totals=Totals(number=number),
     )
+    learned = [rng.choice((0.0, 0.0, 0.0, -1.0, 8.0)), 0.0, 0.0, 0.0]
+    return evolve(ask, limits=evolve(ask.limits, learned_caps=learned))
 
 
 def exchanges(rng: random.Random, record: Record) -> None:
     """Processes ask, wait, return and are gone; time passes, stands and is set back."""
-    money, kind = int(rng.random() < 0.25), rng.random()
+    quota, kind = QuotaKind.BUDGET if rng.random() < 0.25 else QuotaKind.RATE, rng.random()
     shared, now, record.epoch = SharedRecord(), EPOCH, EPOCH
     record.note("by default", LeaseAsk("a"), shared)
     for step in range(150):
         now += -rng.choice((1.0, 2.0, 2.125, 60.0)) if rng.random() < 0.03 else rng.choice(PASSES)
         generation = shared.generation - (rng.random() < 0.2)
         number = step - rng.choice((0, 0, 0, 0, 2, 5))
-        ask = drawn(rng, [generation], money, number) if kind < 0.5 else _whole(rng, generation, number)
+        ask = drawn(rng, [generation], quota, number) if kind < 0.5 else _whole(rng, generation, number)
         record.tried("granted", exchange, shared, ask, now)
         record.note(
             "record",
