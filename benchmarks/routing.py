@@ -42,9 +42,8 @@ from benchmarks.routing_world import (
 from smartbatch.core.forecast.forecaster import Forecaster
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.choice import choose
-from smartbatch.core.routing.constraints import Constraints
-from smartbatch.core.routing.offers import BatchOffer, Offer
-from smartbatch.core.routing.throughput import Throughput
+from smartbatch.core.routing.offers import BatchOffer, Offer, Throughput
+from smartbatch.core.routing.options import Constraints
 from smartbatch.core.routing.workload import Rates, Workload
 from smartbatch.prices import Price, PriceBook, Processing
 from smartbatch.routing.history import BATCH, CALL, CANCEL

@@ -12,12 +12,11 @@ from attrs import define, field, frozen
 from benchmarks.routing_world import HALF, INPUT, LARGEST, OUTPUT, Fate, Job, Workers
 from smartbatch.core.forecast.forecaster import Forecaster, Observation
 from smartbatch.core.preparation.tokens import OUTPUT_TOKENS, Calibration
-from smartbatch.core.routing.choice import Infeasible, Option, choose
-from smartbatch.core.routing.constraints import Constraints
-from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer
-from smartbatch.core.routing.rescue import MARGIN, PendingShard, Speed, rescue
-from smartbatch.core.routing.risk import late_penalty
-from smartbatch.core.routing.throughput import Throughput
+from smartbatch.core.routing.choice import Infeasible, choose
+from smartbatch.core.routing.offers import BatchOffer, Offer, Throughput
+from smartbatch.core.routing.options import Constraints, Option
+from smartbatch.core.routing.rescue import MARGIN, PendingShard, Speed, late_penalty, rescue
+from smartbatch.core.routing.workload import Cost, Load
 from smartbatch.routing.history import BATCH, CALL, CANCEL
 from smartbatch.types import Route, Usage
 

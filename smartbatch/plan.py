@@ -8,9 +8,10 @@ from typing import Any, Generic
 from attrs import asdict, evolve
 
 from smartbatch._display import paragraph, table
-from smartbatch.core.routing.choice import Decision, Option
+from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.explanation import asked, chosen_words, explain, option_rows
-from smartbatch.core.routing.offers import expected_usd
+from smartbatch.core.routing.options import Option
+from smartbatch.core.routing.workload import expected_usd
 from smartbatch.errors import ConfigError
 from smartbatch.interrupted import as_interrupted
 from smartbatch.results import ResultList
@@ -43,7 +44,7 @@ class Plan(Generic[T]):
         cost: USD expected; ``None`` where the price is unknown.
         cost_low, cost_high: what 90 of 100 such lists cost between; ``None`` where the price is unknown.
         answers: what the expected lengths of answers rest on, and so the cost: how many were seen, and their
-            mean; see :class:`~smartbatch.core.routing.offers.AnswerLengths`. ``None`` where nothing is
+            mean; see :class:`~smartbatch.core.routing.workload.AnswerLengths`. ``None`` where nothing is
             generated.
         calls, batches: how many are made.
         first: requests of a hybrid that go individually at once.

@@ -16,8 +16,8 @@ from smartbatch.config import BatchingConfig, given_or_loaded
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.model_controls import ModelControls, ModelLimit, Pause, name_of
 from smartbatch.core.preparation.preparer import RequestPreparer
+from smartbatch.core.routing.offers import Throughput
 from smartbatch.core.routing.rescue import Speed
-from smartbatch.core.routing.throughput import Throughput
 from smartbatch.errors import ClientClosed, ConfigError, InvalidRequest, JobNotFound, WrongProcess
 from smartbatch.events import CallFinished
 from smartbatch.jobs.act_records import Act, Acted, JobSelection, actor, cut

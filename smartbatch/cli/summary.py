@@ -12,8 +12,9 @@ from smartbatch.cli.output_lines import Amounts
 from smartbatch.cli.outputs import Recovered
 from smartbatch.cli.prompts import KeyedRow
 from smartbatch.core.limits.error_patterns import pattern_of
-from smartbatch.core.routing.actual_cost import ActualCost, rescue_in_words
-from smartbatch.core.routing.choice import Decision, Option
+from smartbatch.core.routing.choice import Decision
+from smartbatch.core.routing.options import Option
+from smartbatch.core.routing.outcome import ActualCost, rescue_in_words
 from smartbatch.errors import ListStopped, SmartbatchError, kind_name
 from smartbatch.jobs.status import JobStatus, cost_in_words, usd
 from smartbatch.observe.text import escape

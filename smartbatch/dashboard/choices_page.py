@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from attrs import define, field, frozen
 
 from smartbatch._html import Child, Html, el, fragment
-from smartbatch.core.routing.measured import Measured
+from smartbatch.core.routing.outcome import Measured
 from smartbatch.dashboard.job_rows import moment_of
 from smartbatch.dashboard.jobs_page import number_of
 from smartbatch.dashboard.page import Page, Query, Section, no_store_yet

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from smartbatch.core.routing.throughput import Times
+from smartbatch.core.forecast.forecaster import Times
 from smartbatch.jobs.records import OPEN_SHARDS, UNSENT_SHARDS, JobState, ShardRow
 from smartbatch.jobs.store.job_overview import JobLine
 

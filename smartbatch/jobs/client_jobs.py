@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from smartbatch.core.routing.measured import ListDecision
+from smartbatch.core.routing.outcome import ListDecision
 from smartbatch.errors import WrongProcess
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from smartbatch._version import __version__
 from smartbatch.core.limits.error_patterns import pattern_of
-from smartbatch.core.routing.measured import ListDecision
+from smartbatch.core.routing.outcome import ListDecision
 from smartbatch.errors import StoreError, kind_name
 from smartbatch.jobs.batch_timeline import timeline_rows
 from smartbatch.jobs.incident_titles import incident_title

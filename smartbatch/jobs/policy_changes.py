@@ -7,7 +7,7 @@ import sys
 from attrs import evolve
 
 from smartbatch._settings import usd
-from smartbatch.core.routing.constraints import seconds_until
+from smartbatch.core.routing.options import seconds_until
 from smartbatch.errors import InvalidRequest
 from smartbatch.jobs.job_budget import remaining_budget
 from smartbatch.jobs.store import SqlStore

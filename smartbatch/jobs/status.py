@@ -8,9 +8,9 @@ from functools import partial
 from attrs import evolve, field, frozen
 
 from smartbatch._display import bar, counted, facts, short
+from smartbatch.core.forecast.forecaster import Times
 from smartbatch.core.forecast.turnaround import RunningBatch, remaining
 from smartbatch.core.routing.rescue import Speed
-from smartbatch.core.routing.throughput import Times
 from smartbatch.errors import scrub
 from smartbatch.jobs.records import (
     OPEN_SHARDS,

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from smartbatch._clock import Clock
 from smartbatch.core.limits.error_patterns import OTHERS, pattern_of
-from smartbatch.core.routing.measured import ListDecision
+from smartbatch.core.routing.outcome import ListDecision
 from smartbatch.errors import snake_case
 from smartbatch.events import RequestFinished
 from smartbatch.jobs.opened_store import OpenedStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import define, field, frozen
 
 from smartbatch.core.routing.choice import Decision
-from smartbatch.core.routing.measured import Measured
+from smartbatch.core.routing.outcome import Measured
 from smartbatch.types import Usage
 
 

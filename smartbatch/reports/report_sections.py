@@ -8,7 +8,7 @@ from functools import partial
 from attrs import frozen
 
 from smartbatch._html import Child, Html, el, fragment
-from smartbatch.core.routing.choice import Option
+from smartbatch.core.routing.options import Option
 from smartbatch.reports.axes import Axis, moment, seconds, share, usd
 from smartbatch.reports.charts import binned, histogram, thinned, timeline
 from smartbatch.reports.components import facts, progress, section, state, table

@@ -18,13 +18,12 @@ from attrs import define, evolve, field, frozen
 from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig
 from smartbatch.core.forecast.forecaster import ForecastAt
-from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.core.routing.choice import Decision, Infeasible, break_even, choose
-from smartbatch.core.routing.constraints import Constraints
-from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer, expected_usd
+from smartbatch.core.routing.offers import BatchOffer, Offer, Throughput
+from smartbatch.core.routing.options import Constraints
+from smartbatch.core.routing.outcome import ActualCost
 from smartbatch.core.routing.rescue import Speed
-from smartbatch.core.routing.throughput import Throughput
-from smartbatch.core.routing.workload import OtherModel, Workload
+from smartbatch.core.routing.workload import Cost, Load, OtherModel, Workload, expected_usd
 from smartbatch.errors import ConfigError
 from smartbatch.events import BatchEnded, Event, ForecastMoved, RouteChosen, RouteScored, ThresholdMoved
 from smartbatch.observe.text import duration

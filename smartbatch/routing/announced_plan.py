@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from attrs import define, field
 
-from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.core.routing.choice import Decision
+from smartbatch.core.routing.outcome import ActualCost
 from smartbatch.events import RouteScored
 from smartbatch.routing.advisor import Advisor
 from smartbatch.types import Result

@@ -12,7 +12,7 @@ from attrs import evolve, field, frozen
 from smartbatch._fork import run_after_collection
 from smartbatch.core.preparation.preparer import RequestPreparer, row_named, row_of
 from smartbatch.core.preparation.structured import Parsed, read_answer
-from smartbatch.core.routing.constraints import Constraints
+from smartbatch.core.routing.options import Constraints
 from smartbatch.errors import SmartbatchError, named
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.admission import Admission

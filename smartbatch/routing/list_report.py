@@ -8,7 +8,7 @@ from attrs import evolve
 
 from smartbatch._clock import RealClock
 from smartbatch.core.limits.error_patterns import pattern_of
-from smartbatch.core.routing.measured import ListDecision
+from smartbatch.core.routing.outcome import ListDecision
 from smartbatch.errors import kind_name
 from smartbatch.jobs.job_report import figures_of, list_figures, versions
 from smartbatch.reports.report import Report

@@ -10,9 +10,8 @@ from attrs import frozen
 
 from smartbatch._clock import Clock
 from smartbatch._fork import run_after_collection
-from smartbatch.core.routing.actual_cost import rescue_in_words
 from smartbatch.core.routing.choice import Decision
-from smartbatch.core.routing.measured import ListDecision, Measured
+from smartbatch.core.routing.outcome import ListDecision, Measured, rescue_in_words
 from smartbatch.errors import RequestCancelled
 from smartbatch.events import RouteScored
 from smartbatch.interrupted import Interrupted

@@ -17,10 +17,9 @@ from smartbatch.core.limits.equal_failures import EqualFailures
 from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
 from smartbatch.core.preparation.prompt_list import prompt_list
 from smartbatch.core.preparation.validation import check_params
-from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.core.routing.choice import Decision
-from smartbatch.core.routing.constraints import Constraints, seconds_until
-from smartbatch.core.routing.measured import ListDecision
+from smartbatch.core.routing.options import Constraints, seconds_until
+from smartbatch.core.routing.outcome import ActualCost, ListDecision
 from smartbatch.errors import InvalidRequest
 from smartbatch.events import JobFinished
 from smartbatch.interrupted import as_interrupted

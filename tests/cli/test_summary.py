@@ -12,10 +12,10 @@ from smartbatch.cli.outputs import Recovered
 from smartbatch.cli.prompts import KeyedRow
 from smartbatch.cli.standard_output import StandardOutput
 from smartbatch.cli.summary import RunSummary, decision_summary, failure_line
-from smartbatch.core.routing.actual_cost import ActualCost
-from smartbatch.core.routing.choice import Decision, Option
-from smartbatch.core.routing.constraints import Constraints
-from smartbatch.core.routing.offers import Cost, Load
+from smartbatch.core.routing.choice import Decision
+from smartbatch.core.routing.options import Constraints, Option
+from smartbatch.core.routing.outcome import ActualCost
+from smartbatch.core.routing.workload import Cost, Load
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs.status import usd
 from smartbatch.types import Result, Route, Usage, evolve

@@ -14,7 +14,7 @@ from jobs.stores import new_items, new_job, result
 
 from smartbatch._clock import VirtualClock
 from smartbatch.core.routing.explanation import option_rows
-from smartbatch.core.routing.measured import ListDecision, Measured
+from smartbatch.core.routing.outcome import ListDecision, Measured
 from smartbatch.dashboard import app
 from smartbatch.dashboard.choices_page import PAGE
 from smartbatch.errors import ErrorKind, ProviderError

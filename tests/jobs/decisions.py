@@ -6,9 +6,9 @@ from typing import Any
 
 from smartbatch.core.forecast.forecaster import Forecaster
 from smartbatch.core.routing.choice import Decision, choose
-from smartbatch.core.routing.constraints import Constraints
-from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer
-from smartbatch.core.routing.throughput import Throughput
+from smartbatch.core.routing.offers import BatchOffer, Offer, Throughput
+from smartbatch.core.routing.options import Constraints
+from smartbatch.core.routing.workload import Cost, Load
 from smartbatch.routing.history import BATCH, CALL
 from smartbatch.types import Route, Strategy
 

@@ -12,8 +12,8 @@ from smartbatch.config import BatchingConfig
 from smartbatch.core.forecast.forecaster import Forecaster, Prior
 from smartbatch.core.forecast.turnaround import PROMISE
 from smartbatch.core.preparation.tokens import Calibration
+from smartbatch.core.routing.offers import Throughput
 from smartbatch.core.routing.rescue import Speed
-from smartbatch.core.routing.throughput import Throughput
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.runtime import JobRuntime, StepLimits
 from smartbatch.jobs.store import SqlStore

@@ -14,8 +14,8 @@ from jobs.decisions import decision
 from jobs.stores import Bench, bench, led, new_items, result, started, store
 
 from smartbatch.core.limits.error_patterns import OTHERS
-from smartbatch.core.routing.measured import ListDecision, Measured
-from smartbatch.core.routing.offers import expected_usd
+from smartbatch.core.routing.outcome import ListDecision, Measured
+from smartbatch.core.routing.workload import expected_usd
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import NewItem, ShardState

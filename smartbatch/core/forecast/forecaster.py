@@ -25,6 +25,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from itertools import accumulate
 from statistics import NormalDist
+from typing import Protocol
 
 from attrs import Attribute, define, field, frozen
 
@@ -407,6 +408,22 @@ class Forecaster:
         stretch = deviation / self._prior_spread if self._prior_spread else 0.0
         whole = self._whole
         return [(median + stretch * apart, part * weight / whole) for apart, part in self._apart]
+
+
+class Times(Protocol):
+    """How long one thing takes: a call, a batch. All times are seconds."""
+
+    def quantile(self, q: float, size: int) -> float:
+        """Return the seconds that a share ``q`` of things of ``size`` requests stays within."""
+
+    def expected(self, size: int) -> float:
+        """Return the mean."""
+
+    def chance(self, seconds: float, size: int) -> float:
+        """Return the share that is done within ``seconds``: the inverse of :meth:`quantile`."""
+
+    def uncertainty(self) -> float:
+        """Return the standard error of the mean's logarithm."""
 
 
 @frozen(eq=False)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from smartbatch.core.routing.throughput import Times
+from smartbatch.core.forecast.forecaster import Times
 
 LATEST = 86_400.0
 """Seconds after which batches of OpenAI and Anthropic expire; those of Gemini should end by then, and

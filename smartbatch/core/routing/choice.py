@@ -28,9 +28,9 @@ from typing import TypeAlias
 from attrs import evolve, field, frozen
 
 from smartbatch.core.forecast.turnaround import LATEST
-from smartbatch.core.routing.constraints import Constraints
-from smartbatch.core.routing.offers import BatchOffer, Load, Offer, expected_usd
+from smartbatch.core.routing.offers import BatchOffer, Offer
 from smartbatch.core.routing.options import (
+    Constraints,
     Option,
     by_batch,
     individual,
@@ -40,15 +40,10 @@ from smartbatch.core.routing.options import (
     price,
     real_time,
 )
-from smartbatch.core.routing.rescue import Speed, first_rescue
-from smartbatch.core.routing.risk import SURE, chance_within, late_penalty
+from smartbatch.core.routing.rescue import SURE, Speed, chance_within, first_rescue, late_penalty
+from smartbatch.core.routing.workload import Load, expected_usd
 from smartbatch.prices import dollars
 from smartbatch.types import Route, Strategy
-
-_Judge: TypeAlias = "Callable[[Constraints], Sequence[Option]]"
-"""Returns the options of a list under other constraints."""
-
-__all__ = ["Decision", "Infeasible", "Option", "break_even", "choose"]
 
 LONGEST = 2 * LATEST
 """Seconds; with ``prefer="cost"``, no route is feasible whose 95 % quantile is longer."""
@@ -59,6 +54,10 @@ LONGEST_LIST = 1_000_000
 """Requests of the longest list that is considered for :func:`break_even`."""
 EVEN = 0.5
 """Probability to meet the deadline below which no route is taken."""
+
+
+_Judge: TypeAlias = "Callable[[Constraints], Sequence[Option]]"
+"""Returns the options of a list under other constraints."""
 
 
 @frozen

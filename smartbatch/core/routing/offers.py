@@ -1,78 +1,153 @@
-"""What can be chosen from now: routes in real time and the Batch API, each with its throughput and price."""
+"""What can be chosen from now: routes in real time and the Batch API, each with its speed and price."""
 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
+from statistics import NormalDist
 
 from attrs import field, frozen
 
+from smartbatch.core.forecast.forecaster import Times
 from smartbatch.core.forecast.turnaround import LATEST
-from smartbatch.core.routing.throughput import Throughput, Times
+from smartbatch.core.routing.workload import Cost
 from smartbatch.types import Route
 
-
-@frozen
-class Cost:
-    """USD of a whole list: 5 of 100 such lists cost less than ``low``, and 5 more than ``high``."""
-
-    low: float
-    expected: float
-    high: float
-
-    def of(self, share: float) -> Cost:
-        return Cost(self.low * share, self.expected * share, self.high * share)
-
-    def plus(self, other: Cost) -> Cost:
-        return Cost(self.low + other.low, self.expected + other.expected, self.high + other.high)
-
-
-def expected_usd(cost: Cost | None) -> float | None:
-    """Return what is expected to be paid; ``None`` where the price is unknown."""
-    return None if cost is None else cost.expected
+_FIVE = ((0.0469, 0.1185), (0.2308, 0.2393), (0.5, 0.2844), (0.7692, 0.2393), (0.9531, 0.1185))
+"""Levels and weights of Gauss-Legendre quadrature: the mean of a distribution by five quantiles."""
+_WIDEST = 2.0
+"""The widest standard deviation of log seconds; wider ones have a mean that few calls would reach."""
+_HIGHEST = 1 - 1e-9
+_NORMAL = NormalDist()
 
 
 @frozen
-class AnswerLengths:
-    """What the expected lengths of answers rest on.
+class Throughput:
+    """How fast a route in real time answers.
 
     Attributes:
-        seen: answers of the same model to the same kind of request, since their lengths last changed; 0 where
-            the length is assumed.
-        tokens: the length of one on average, before ``max_tokens`` limits it.
-        unlimited: requests of the list without ``max_tokens``.
-        by_schema: whether the answers follow a schema.
+        call: how long one call takes that carries ``per_call`` requests.
+        parallelism: calls at a time.
+        per_call: requests a call, 1 or more.
+        ahead: requests that wait already and go first.
+        tokens: tokens of one request, input and output.
+        rpm, tpm: calls and tokens a minute; infinity where no limit is known.
     """
 
-    seen: int
-    tokens: float
-    unlimited: int = 0
-    by_schema: bool = False
+    call: Times
+    parallelism: int
+    per_call: int = 1
+    ahead: int = 0
+    tokens: float = 0.0
+    rpm: float = math.inf
+    tpm: float = math.inf
+
+    def calls(self, requests: int) -> int:
+        return math.ceil(requests / self.per_call)
+
+    def quota(self, requests: int) -> float | None:
+        """Return the share of the limits that ``requests`` use while they run; ``None`` without a limit."""
+        if self.rpm == self.tpm == math.inf or not requests:
+            return None
+        # limits are per minute: a shorter list uses no larger share
+        minutes = max(self.finish(requests, 0.5) / 60, 1.0)
+        shares = self.calls(requests) / (self.rpm * minutes), requests * self.tokens / (self.tpm * minutes)
+        return min(1.0, max(shares))
+
+    def finish(self, requests: int, q: float) -> float:
+        """Return the seconds within which a share ``q`` of such lists is answered.
+
+        1. No more calls than workers: the slowest of independent calls.
+        2. More calls than workers: the time until the last call begins plus the time until the slowest of the
+           calls in flight then ends. The first is a sum, taken as lognormal; the error of a call's mean adds
+           up over the list instead of evening out, so it is part of its spread. The deviations of the two
+           from their medians are independent, so their squares add up.
+        3. Rate limits are the bottleneck: the time at which they let the last call begin, plus that call.
+        """
+        if requests <= 0:
+            return 0.0
+        size = min(self.per_call, requests)
+        calls = self.calls(self.ahead + requests)
+        if calls <= self.parallelism:
+            working = self.call.quantile(q ** (1 / calls), size)
+        else:
+            middle, sigma, width = self._before_last(calls, size)
+            slow = self.call.quantile(_end(0.5, calls, self.parallelism, width), size)
+            slowest = self.call.quantile(_end(q, calls, self.parallelism, width), size)
+            off = math.hypot(middle * math.expm1(normal_quantile(q) * sigma), slowest - slow)
+            working = max(0.0, middle + slow + math.copysign(off, q - 0.5))
+        return max(working, self._limited(calls, requests) + self.call.quantile(q, size))
+
+    def expected(self, requests: int) -> float:
+        """Return the mean of what :meth:`finish` says; that of the slowest call by five points."""
+        if requests <= 0:
+            return 0.0
+        size = min(self.per_call, requests)
+        calls = self.calls(self.ahead + requests)
+        if calls <= self.parallelism:
+            working = sum(part * self.call.quantile(q ** (1 / calls), size) for q, part in _FIVE)
+        else:
+            middle, sigma, width = self._before_last(calls, size)
+            levels = [(_end(q, calls, self.parallelism, width), part) for q, part in _FIVE]
+            working = middle * math.exp(sigma * sigma / 2)
+            working += sum(part * self.call.quantile(level, size) for level, part in levels)
+        return max(working, self._limited(calls, requests) + self.call.expected(size))
+
+    def _before_last(self, calls: int, size: int) -> tuple[float, float, float]:
+        """Return the median and the log deviation of the time until the last of ``calls`` begins, and the log
+        deviation of one call.
+
+        All calls together take ``calls`` means. Subtracted is what remains when the last one begins: that
+        call, and of each other in flight its rest, which is ``(1 + variance / mean ** 2) / 2`` means on
+        average.
+        """
+        each, uncertainty = self.call.expected(size), self.call.uncertainty()
+        middle, high = self.call.quantile(0.5, size), self.call.quantile(0.95, size)
+        width = round(20 * math.log(high / middle) / normal_quantile(0.95)) / 20 if middle > 0 else 0.0
+        width = min(_WIDEST, width)
+        spread = math.expm1(width * width)
+        begun = calls - 1 - (self.parallelism - 1) * min(calls / self.parallelism, (1 + spread) / 2)
+        sigma = math.sqrt(uncertainty * uncertainty + math.log1p(spread / calls))
+        return begun / self.parallelism * each * math.exp(-sigma * sigma / 2), sigma, width
+
+    def _limited(self, calls: int, requests: int) -> float:
+        """Return the seconds until the rate limits let the last call begin."""
+        tokens = (self.ahead + requests) * self.tokens
+        by_calls = max(0.0, calls - 1) * 60 / self.rpm
+        by_tokens = max(0.0, tokens - tokens / max(1, calls)) * 60 / self.tpm
+        return max(by_calls, by_tokens)
 
 
-@frozen
-class Load:
-    """What a list takes of the provider, in expected tokens.
+@lru_cache(maxsize=64)
+def normal_quantile(q: float) -> float:
+    """Return a quantile of the standard normal distribution; computing one takes microseconds."""
+    return _NORMAL.inv_cdf(q)
 
-    Attributes:
-        cached: further requests, from the cache.
-        duplicates: further requests, with the answers of equal ones.
-        repeats: of the requests, those that equal another one far ahead: a job pays them once, real time may
-            pay them twice.
-        answers: what ``tokens_out`` rests on; ``None`` where nothing is generated.
+
+def _end(q: float, calls: int, workers: int, width: float) -> float:
+    """Return the quantile of a call's time within which a share ``q`` of lists ends after its last call
+    began.
+
+    It is never beyond the slowest of all calls; of many calls, the rest of those in flight is less.
     """
+    return float(min(q ** (1 / calls), _left(q, workers, width)))
 
-    requests: int
-    tokens_in: float = 0.0
-    tokens_out: float = 0.0
-    cached: int = 0
-    answers: AnswerLengths | None = None
-    duplicates: int = 0
-    repeats: int = 0
 
-    @property
-    def by_job(self) -> int:
-        """Requests that are sent where all go in one job."""
-        return self.requests - self.repeats
+@lru_cache(maxsize=4096)
+def _left(q: float, workers: int, width: float) -> float:
+    """Return the quantile within which all calls in flight end, in a share ``q`` of cases, when the last
+    begins.
+
+    The last call is as long as any. Of the others the rest remains, of which a share of
+    ``(mean beyond x) / mean`` is longer than ``x``. Solved by bisection for lognormal times.
+    """
+    low, high = -8.0, 8.0
+    for _ in range(30):
+        z = (low + high) / 2
+        longer = _NORMAL.cdf(width - z) - math.exp(width * z - width * width / 2) * _NORMAL.cdf(-z)
+        within = _NORMAL.cdf(z) * (1 - min(1.0, max(0.0, longer))) ** (workers - 1)
+        low, high = (low, z) if within > q else (z, high)
+    return min(_HIGHEST, max(1 - _HIGHEST, _NORMAL.cdf(high)))
 
 
 @frozen

@@ -1,4 +1,4 @@
-"""The routes that are open for a list, each with its forecast of time and cost.
+"""What a caller asks of a list, and the routes that are open for it, each with its forecast of time and cost.
 
 A batch that is to meet a deadline is cut into a few pieces, which can be taken back one after the other, each
 when real time has capacity for it: that costs less than taking all back as soon as one has to be.
@@ -8,13 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 
 from attrs import evolve, frozen
 
-from smartbatch.core.routing.constraints import Constraints
-from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer, expected_usd
-from smartbatch.core.routing.risk import MARGIN, SURE, best_start, chance_within, late_penalty, rescue_starts
-from smartbatch.types import Route, Strategy
+from smartbatch._settings import EXAMPLES, seconds_in
+from smartbatch.core.routing.offers import BatchOffer, Offer
+from smartbatch.core.routing.rescue import (
+    MARGIN,
+    SURE,
+    best_start,
+    chance_within,
+    late_penalty,
+    rescue_starts,
+)
+from smartbatch.core.routing.workload import Cost, Load, expected_usd
+from smartbatch.errors import ConfigError
+from smartbatch.types import Deadline, Prefer, Route, Strategy
 
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Shares of the requests sent in real time at once that are compared for a hybrid."""
@@ -33,6 +43,59 @@ SELDOM = 0.05
 """Below this probability the batch's price is not taken as the lowest cost."""
 WORTH = 0.005
 """Share of the requests that must additionally be answered by batch for cutting it into pieces to pay."""
+
+
+@frozen(kw_only=True)
+class Constraints:
+    """What a decision has to meet.
+
+    Attributes:
+        strategy: forces a route, or leaves the choice.
+        prefer: ``balanced`` weighs money against time, ``speed`` takes the soonest, ``cost`` the cheapest.
+        deadline: seconds from now; ``None`` for none.
+        budget: USD; ``None`` for none.
+        time_value: USD an hour of waiting is worth: weighed against the cost where there is no deadline, and
+            part of what a missed deadline costs.
+        threshold: fewest requests that may go as a batch alone.
+        at_once: a list of at most so many requests always goes in real time.
+        keep_going: all requests are sent, whatever the first ones come to.
+    """
+
+    strategy: Strategy = Strategy.AUTO
+    prefer: Prefer = "balanced"
+    deadline: float | None = None
+    budget: float | None = None
+    time_value: float = 5.0
+    threshold: int = 10
+    at_once: int = 3
+    keep_going: bool = False
+
+
+def seconds_until(deadline: Deadline | None, wall: float) -> float | None:
+    """Return the seconds from ``wall`` (Unix seconds, now) to ``deadline``; ``None`` when there is none.
+
+    Raises:
+        ConfigError: for a value that is no time, and for a moment that has passed or lacks its time zone.
+    """
+    if deadline is None:
+        return None
+    if isinstance(deadline, datetime):
+        if deadline.tzinfo is None:
+            raise ConfigError(
+                f"deadline = {deadline.isoformat()} has no time zone, so it could mean several moments; add "
+                "one, such as .astimezone()"
+            )
+        seconds = deadline.timestamp() - wall
+        if seconds <= 0:
+            raise ConfigError(f"deadline = {deadline.isoformat()} has passed")
+        return seconds
+    found = seconds_in(deadline)
+    if found is None or not 0 < found < math.inf:
+        raise ConfigError(
+            f"deadline = {deadline!r:.60} is no time from now: write {EXAMPLES}, or a datetime with its time "
+            "zone"
+        )
+    return found
 
 
 @frozen

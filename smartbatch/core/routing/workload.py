@@ -1,17 +1,19 @@
-"""What a list takes, before anything is sent: tokens and money, added up request by request."""
+"""What a list takes, before anything is sent: requests, tokens and money, added up request by request."""
 
 from __future__ import annotations
 
 import math
+from array import array
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Mapping
+from struct import Struct
 from typing import Protocol
 
 from attrs import astuple, define, frozen
 
 from smartbatch.core.preparation.answer_length import FREE, NOTHING, SHAPES, THINKING, AnswerShape, Length
 from smartbatch.core.preparation.tokens import Calibration, estimate_request, estimate_texts
-from smartbatch.core.routing.distinct_keys import DistinctKeys
-from smartbatch.core.routing.offers import AnswerLengths, Cost, Load
 from smartbatch.types import Kind, Request, Usage
 
 _SPREAD = 0.77
@@ -30,6 +32,76 @@ _ALIKE = 4_096
 """Lengths of requests of which it is remembered what they take."""
 _SURE = 1.645
 """Standard deviations within which 90 of 100 sums lie, 5 below and 5 above."""
+NEAR = 1_000
+"""Distinct keys before one that are near it."""
+MOST = 1_500_000
+"""Distinct keys that are remembered, in some 7 MB; further ones are compared with these."""
+_PARTS = 0xFFF
+_PARSE = Struct("<HI")
+
+
+@frozen
+class Cost:
+    """USD of a whole list: 5 of 100 such lists cost less than ``low``, and 5 more than ``high``."""
+
+    low: float
+    expected: float
+    high: float
+
+    def of(self, share: float) -> Cost:
+        return Cost(self.low * share, self.expected * share, self.high * share)
+
+    def plus(self, other: Cost) -> Cost:
+        return Cost(self.low + other.low, self.expected + other.expected, self.high + other.high)
+
+
+def expected_usd(cost: Cost | None) -> float | None:
+    """Return what is expected to be paid; ``None`` where the price is unknown."""
+    return None if cost is None else cost.expected
+
+
+@frozen
+class AnswerLengths:
+    """What the expected lengths of answers rest on.
+
+    Attributes:
+        seen: answers of the same model to the same kind of request, since their lengths last changed; 0 where
+            the length is assumed.
+        tokens: the length of one on average, before ``max_tokens`` limits it.
+        unlimited: requests of the list without ``max_tokens``.
+        by_schema: whether the answers follow a schema.
+    """
+
+    seen: int
+    tokens: float
+    unlimited: int = 0
+    by_schema: bool = False
+
+
+@frozen
+class Load:
+    """What a list takes of the provider, in expected tokens.
+
+    Attributes:
+        cached: further requests, from the cache.
+        duplicates: further requests, with the answers of equal ones.
+        repeats: of the requests, those that equal another one far ahead: a job pays them once, real time may
+            pay them twice.
+        answers: what ``tokens_out`` rests on; ``None`` where nothing is generated.
+    """
+
+    requests: int
+    tokens_in: float = 0.0
+    tokens_out: float = 0.0
+    cached: int = 0
+    answers: AnswerLengths | None = None
+    duplicates: int = 0
+    repeats: int = 0
+
+    @property
+    def by_job(self) -> int:
+        """Requests that are sent where all go in one job."""
+        return self.requests - self.repeats
 
 
 class Rates(Protocol):
@@ -306,3 +378,43 @@ def _input_range(estimated: int, texts: int, learned: Calibration) -> tuple[int,
 def _excess(larger: float, smaller: float) -> float:
     """Return by what share of it one amount exceeds another."""
     return larger / smaller - 1 if smaller > 0 else 0.0
+
+
+class DistinctKeys:
+    """Remembers 44 bits of each key: of a million distinct ones, one in thirty such lists has two that agree.
+
+    Keys are digests of at least 6 bytes. They are spread over 4,096 sorted arrays, so that one is looked up
+    and inserted in less than a microsecond.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[int, array[int]] = {}
+        self._count = 0
+        self._near: set[bytes] = set()
+        self._order: deque[bytes] = deque()
+
+    def is_near(self, key: bytes) -> bool:
+        """Whether ``key`` is one of the latest :data:`NEAR` distinct ones; it is one of them from now on."""
+        near = self._near
+        if key in near:
+            return True
+        near.add(key)
+        self._order.append(key)
+        if len(near) > NEAR:
+            near.remove(self._order.popleft())
+        return False
+
+    def seen(self, key: bytes) -> bool:
+        """Whether ``key`` was asked about before."""
+        part, digest = _PARSE.unpack_from(key)
+        part &= _PARTS
+        known = self._parts.get(part)
+        if known is None:
+            known = self._parts[part] = array("I")
+        at = bisect_left(known, digest)
+        if at < len(known) and known[at] == digest:
+            return True
+        if self._count < MOST:
+            self._count += 1
+            known.insert(at, digest)
+        return False

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from smartbatch.core.routing.rescue import PendingShard, Rescue, margin_of, rescue
-from smartbatch.core.routing.risk import LATE_PENALTY
+from smartbatch.core.routing.rescue import LATE_PENALTY, PendingShard, Rescue, margin_of, rescue
 from smartbatch.events import JobRescued
 from smartbatch.jobs.records import OPEN_SHARDS, UNSENT_SHARDS, ItemState, JobState, ShardRow, ShardState
 from smartbatch.jobs.steps import poll

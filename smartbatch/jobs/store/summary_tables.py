@@ -19,9 +19,9 @@ from attrs import frozen
 
 from smartbatch.core.limits.error_patterns import OTHERS, pattern_of
 from smartbatch.core.routing.choice import Decision
-from smartbatch.core.routing.decision_text import decision_of, decision_text
-from smartbatch.core.routing.measured import ListDecision, Measured
-from smartbatch.core.routing.offers import expected_usd
+from smartbatch.core.routing.explanation import decision_of, decision_text
+from smartbatch.core.routing.outcome import ListDecision, Measured
+from smartbatch.core.routing.workload import expected_usd
 from smartbatch.errors import StoreError, kind_name
 from smartbatch.jobs.payload import decode_error, item_id
 from smartbatch.jobs.records import NewResult, StoredCounts

@@ -10,14 +10,13 @@ from attrs import evolve
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from smartbatch.core.forecast.forecaster import Forecaster, Observation, Prior
-from smartbatch.core.routing.choice import Decision, Infeasible, Option, choose
-from smartbatch.core.routing.constraints import Constraints
+from smartbatch.core.forecast.forecaster import Forecaster, Observation, Prior, Times
+from smartbatch.core.routing.choice import Decision, Infeasible, choose
 from smartbatch.core.routing.explanation import explain
-from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer
-from smartbatch.core.routing.options import PIECES, open_routes
+from smartbatch.core.routing.offers import BatchOffer, Offer, Throughput
+from smartbatch.core.routing.options import PIECES, Constraints, Option, open_routes
 from smartbatch.core.routing.rescue import PendingShard, Speed, rescue
-from smartbatch.core.routing.throughput import Throughput, Times
+from smartbatch.core.routing.workload import Cost, Load
 from smartbatch.routing.history import BATCH, CALL, CANCEL
 from smartbatch.types import Route, Strategy
 from tests.levels import sampled

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.routing.constraints import Deadline, seconds_until
+from smartbatch.core.routing.options import Deadline, seconds_until
 from smartbatch.errors import ConfigError
 
 NOW = 1_800_000_000.0

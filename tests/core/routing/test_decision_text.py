@@ -9,10 +9,10 @@ import pytest
 
 from smartbatch.core.forecast.forecaster import Forecaster
 from smartbatch.core.routing.choice import Decision, choose
-from smartbatch.core.routing.constraints import Constraints
-from smartbatch.core.routing.decision_text import decision_of, decision_text
-from smartbatch.core.routing.offers import AnswerLengths, BatchOffer, Cost, Load, Offer
-from smartbatch.core.routing.throughput import Throughput
+from smartbatch.core.routing.explanation import decision_of, decision_text
+from smartbatch.core.routing.offers import BatchOffer, Offer, Throughput
+from smartbatch.core.routing.options import Constraints
+from smartbatch.core.routing.workload import AnswerLengths, Cost, Load
 from smartbatch.plan import explain
 from smartbatch.routing.history import BATCH, CALL
 from smartbatch.types import Route, Strategy

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.routing import distinct_keys
-from smartbatch.core.routing.distinct_keys import NEAR, DistinctKeys
+from smartbatch.core.routing import workload
+from smartbatch.core.routing.workload import NEAR, DistinctKeys
 
 
 def key(number: int) -> bytes:
@@ -47,7 +47,7 @@ def test_150_000_keys_take_less_than_a_megabyte_and_a_half() -> None:
 
 
 def test_there_is_an_end_to_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distinct_keys, "MOST", 5)
+    monkeypatch.setattr(workload, "MOST", 5)
     keys = DistinctKeys()
     assert [keys.seen(key(number)) for number in range(9)] == [False] * 9
     assert [keys.seen(key(number)) for number in range(9)] == [True] * 5 + [False] * 4

@@ -13,8 +13,7 @@ from levels import sampled
 
 from smartbatch.core.preparation.answer_length import SHAPES
 from smartbatch.core.preparation.tokens import Calibration, estimate_request
-from smartbatch.core.routing.offers import Cost
-from smartbatch.core.routing.workload import Workload
+from smartbatch.core.routing.workload import Cost, Workload
 from smartbatch.types import Generation, Request, Usage
 
 _TOKEN = re.compile(r" ?[A-Za-z]{1,9}|\d{1,3}| ?[^\w\s]+|\s+|\w")

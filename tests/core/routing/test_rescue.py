@@ -10,9 +10,9 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.forecast.forecaster import Forecaster, Prior
+from smartbatch.core.forecast.forecaster import Forecaster, Prior, Times
+from smartbatch.core.routing.offers import Throughput
 from smartbatch.core.routing.rescue import PendingShard, Speed, rescue
-from smartbatch.core.routing.throughput import Throughput, Times
 
 STEADY = Forecaster(Prior.of(1.0, 1.01)).at(0.0)
 """Calls of a second each."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from smartbatch.core.routing.risk import (
+from smartbatch.core.routing.rescue import (
     LATE_PENALTY,
     LEVELS,
     MOST_RISK,

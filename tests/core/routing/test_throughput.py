@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from levels import sampled
 
 from smartbatch.core.forecast.forecaster import Forecaster, Observation, Prior
-from smartbatch.core.routing.throughput import Throughput
+from smartbatch.core.routing.offers import Throughput
 
 NORMAL = NormalDist()
 RUNS = 1000

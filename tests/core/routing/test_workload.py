@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from smartbatch.core.preparation.tokens import Calibration
-from smartbatch.core.routing.distinct_keys import NEAR
-from smartbatch.core.routing.workload import Workload
+from smartbatch.core.routing.workload import NEAR, Workload
 from smartbatch.types import Generation, Request, Usage
 
 

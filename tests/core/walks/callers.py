@@ -12,7 +12,7 @@ from smartbatch.core.limits.classifiers import Classifiers
 from smartbatch.core.limits.model_controls import ALL_MODELS, ModelControls, Pause, name_of
 from smartbatch.core.preparation.preparer import RequestPreparer
 from smartbatch.core.preparation.prompt_list import prompt_list
-from smartbatch.core.routing.constraints import seconds_until
+from smartbatch.core.routing.options import seconds_until
 from smartbatch.errors import ConfigError, ErrorKind, InvalidRequest, ProviderError
 from smartbatch.types import Answer, Embedding, Generation, Message, Request
 from tests.core.walks.record import Record

@@ -13,7 +13,7 @@ from attrs import evolve, fields, has
 from jobs.decisions import decision
 from jobs.stores import new_job
 
-from smartbatch.core.routing.measured import ListDecision, Measured
+from smartbatch.core.routing.outcome import ListDecision, Measured
 from smartbatch.errors import ErrorKind, JobNotFound, ProviderError, StoreError
 from smartbatch.jobs.act_records import JobSelection
 from smartbatch.jobs.payload import encode_error

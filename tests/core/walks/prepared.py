@@ -26,7 +26,7 @@ from smartbatch.core.preparation.validation import (
     admit_defaults,
     normalise,
 )
-from smartbatch.core.routing.actual_cost import ActualCost
+from smartbatch.core.routing.outcome import ActualCost
 from smartbatch.errors import InvalidRequest
 from smartbatch.types import Embedding, Generation, Message, Priority, Request, Result, Route, Usage
 from tests.core.walks.record import Record

@@ -12,14 +12,18 @@ from smartbatch.core.forecast.forecaster import ForecastAt, Forecaster, Observat
 from smartbatch.core.forecast.turnaround import RunningBatch, remaining
 from smartbatch.core.preparation.tokens import OUTPUT_TOKENS, Calibration
 from smartbatch.core.routing.choice import break_even, choose
-from smartbatch.core.routing.constraints import Constraints
-from smartbatch.core.routing.distinct_keys import NEAR
 from smartbatch.core.routing.explanation import explain
-from smartbatch.core.routing.offers import AnswerLengths, BatchOffer, Cost, Load, Offer
-from smartbatch.core.routing.rescue import PendingShard, Speed, first_rescue, rescue
-from smartbatch.core.routing.risk import chance_within, late_penalty
-from smartbatch.core.routing.throughput import Throughput
-from smartbatch.core.routing.workload import Workload
+from smartbatch.core.routing.offers import BatchOffer, Offer, Throughput
+from smartbatch.core.routing.options import Constraints
+from smartbatch.core.routing.rescue import (
+    PendingShard,
+    Speed,
+    chance_within,
+    first_rescue,
+    late_penalty,
+    rescue,
+)
+from smartbatch.core.routing.workload import NEAR, AnswerLengths, Cost, Load, Workload
 from smartbatch.routing.history import BATCH, CALL, CANCEL
 from smartbatch.types import Embedding, Generation, Kind, Prefer, Request, Route, Strategy, Usage
 from tests.core.walks.record import Record
