@@ -490,7 +490,7 @@ class BatchingClient:
         options = JobOptions(key, metadata, batch_fallback)
         try:
             row = running.routing.submit_by_count(requests, params, options)
-            return running.jobs.submission.results_of(self._handle(row), wait, began, requests)
+            return running.jobs.results_of(self._handle(row), wait, began, requests)
         except KeyboardInterrupt as error:
             raise as_interrupted(error) from None
 
@@ -515,7 +515,7 @@ class BatchingClient:
             JobNotFound, StoreError: the store has none, or cannot be used.
         """
         jobs = self._running.jobs
-        return self._handle(jobs.submission.adopt(id_or_key) if reserve else jobs.service.find(id_or_key))
+        return self._handle(jobs.adopt(id_or_key) if reserve else jobs.service.find(id_or_key))
 
     def has_batches(self, kind: Literal["generate", "embed"] = "generate") -> bool:
         """Whether requests for texts, or for vectors, may go through the provider's Batch API.
@@ -561,7 +561,7 @@ class BatchingClient:
 
     def stop_jobs(self) -> None:
         """Begin no further call of any job; what is under way goes on. The first half of :meth:`stop`."""
-        self._running.jobs.halt()
+        self._running.halt_jobs()
 
     def __enter__(self) -> Self:
         return self.start()

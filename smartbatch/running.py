@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import secrets
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from attrs import Factory, asdict, evolve, field, frozen
+from attrs import Factory, evolve, field, frozen
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess, on_exit, on_fork, reentered, run_after_collection
@@ -36,7 +37,6 @@ from smartbatch.events import (
     RetryScheduled,
     ShardChanged,
 )
-from smartbatch.jobs.client_jobs import ClientJobs, JobParts
 from smartbatch.jobs.job_options import checked_key
 from smartbatch.jobs.preconditions import batches_of, check_priced
 from smartbatch.jobs.store_at_start import StoreAtStart
@@ -69,9 +69,9 @@ from smartbatch.sharing.enqueued_tokens import EnqueuedTokens
 from smartbatch.types import Generation, Kind, Prompt, Request
 
 if TYPE_CHECKING:
+    from smartbatch.core.routing.outcome import ListDecision
     from smartbatch.jobs.job_budget import ClientBudget
-    from smartbatch.jobs.records import StoredCounts
-    from smartbatch.jobs.summary_log import SummaryLog
+    from smartbatch.jobs.job_submission import JobSubmission
     from smartbatch.jobs.wiring import JobWiring, RealtimeItem
 
 STEP_GRACE = 30.0
@@ -159,14 +159,13 @@ class RunningState:
     """The parts of a client in one process: real time, jobs, routing, and what they tell each other.
 
     Making it starts nothing and opens nothing. Parts are built in the order in which they need each other;
-    what a part hears of later ones it hears as events. Those of jobs are built with the first job.
+    what a part hears of later ones it hears as events.
 
     Attributes:
         metrics: counts what happens.
         history: forecasts from what was seen.
         realtime: answers single requests.
         advisor: chooses routes, and scores the choices.
-        jobs: stores jobs, and carries them on.
         routing: finds lists their routes.
         deferral: has requests wait for the Batch API, where the user allows it.
         durable: has requests stand in the store.
@@ -181,7 +180,9 @@ class RunningState:
         self._carries_store = config.store is not None
         self._bus = EventBus(settings.observers)
         self._warnings = UserWarnings(self._bus)
-        self.jobs = jobs = ClientJobs(self._make_jobs, self._connect_jobs)
+        self._jobs: JobSubmission | None = None
+        self._jobs_halted = False
+        self._making_jobs = threading.RLock()  # a signal handler may need them while they are made
         self._store_at_start = StoreAtStart(clock)
         self._is_heard = False
         self.metrics = BatchMetrics(
@@ -191,7 +192,7 @@ class RunningState:
             prepare=partial(_learn, weakref.ref(self)),
         )
         self.history = ForecastHistory(
-            clock, self._forecast_moved, store=lambda: jobs.service.store, memory=process_memory()
+            clock, self._forecast_moved, store=lambda: self.jobs.service.store, memory=process_memory()
         )
         self.realtime = realtime = self._new_realtime()
         self.advisor = advisor = Advisor(
@@ -215,11 +216,12 @@ class RunningState:
             fallback=settings.fallback,
             preparer=settings.preparer,
             realtime=realtime,
-            jobs=jobs,
+            jobs=lambda: self.jobs,
+            note=self._note_decision,
             advisor=advisor,
-            keyed=KeyedLists(settings.preparer, jobs, reading),
+            keyed=KeyedLists(settings.preparer, lambda: self.jobs, reading),
         )
-        parts = SingleRequestParts(settings.preparer, realtime, jobs, callbacks, reading)
+        parts = SingleRequestParts(settings.preparer, realtime, lambda: self.jobs, callbacks, reading)
         self.deferral = Deferral(config, clock, parts, model, self.routing)
         self.durable = DurableRequests(clock, parts)
         self.submit = self.deferral.submit if config.deferrable == "batch" else realtime.submit
@@ -244,30 +246,35 @@ class RunningState:
         )
         return Realtime(setup, settings.model, settings.preparer)
 
-    def _make_jobs(self) -> JobParts:
-        """Make what carries jobs on."""
+    @property
+    def jobs(self) -> JobSubmission:
+        """What stores jobs; made with the first job, or when the store is needed. Most clients have none."""
+        if (jobs := self._jobs) is not None:
+            return jobs
+        with self._making_jobs:
+            if self._jobs is None:
+                self._make_jobs()
+            assert self._jobs is not None
+            return self._jobs
+
+    def _make_jobs(self) -> None:
+        """Make what carries jobs on, unless a signal handler makes it meanwhile."""
         from smartbatch.core.limits.budget_reservations import JobReservations
-        from smartbatch.jobs.deferred_jobs import DeferredJobs
         from smartbatch.jobs.job_budget import ClientBudget
         from smartbatch.jobs.job_submission import JobSubmission
-        from smartbatch.jobs.opened_store import OpenedStore
         from smartbatch.jobs.service import JobService
-        from smartbatch.jobs.summary_log import SummaryLog
 
         settings, realtime = self._settings, self.realtime
-        config, clock, model = settings.config, settings.clock, settings.model
-        rng = settings.rng or random.SystemRandom()
-        store = OpenedStore(config.store, wall=clock.wall, rng=rng, counted=self._counted)
-        summaries = SummaryLog(clock, store, part=secrets.randbelow(2**32))
+        config, clock, rng = settings.config, settings.clock, settings.rng or random.SystemRandom()
         budget = ClientBudget(
             JobReservations(realtime.budget, realtime.guard_budget, _account(config), realtime.await_budget),
-            store.get,
+            lambda: service.store,
         )
-        service = JobService(config, clock, rng=rng, store=store, wiring=self._job_wiring(budget, summaries))
-        submission = JobSubmission(
+        service = JobService(config, clock, rng=rng, wiring=self._job_wiring(budget))
+        jobs = JobSubmission(
             config,
             clock,
-            model=model,
+            model=settings.model,
             fallback_model=settings.fallback,
             preparer=settings.preparer,
             service=service,
@@ -275,14 +282,14 @@ class RunningState:
             calibration=self.history.calibration,
             shares=realtime.admission.shares,
         )
-        return JobParts(service, submission, DeferredJobs(config, model, service), budget, summaries)
+        if self._jobs is None:
+            self._bus.subscribe(service.summaries, RequestFinished)
+            self._bus.subscribe(budget, JobResultsStored, JobProgress, JobFinished, ShardChanged)
+            self._jobs = jobs
+            if self._jobs_halted:
+                service.halt()
 
-    def _connect_jobs(self, parts: JobParts) -> None:
-        """Have what carries jobs on hear of what concerns it."""
-        self._bus.subscribe(parts.summaries, RequestFinished)
-        self._bus.subscribe(parts.budget, JobResultsStored, JobProgress, JobFinished, ShardChanged)
-
-    def _job_wiring(self, budget: ClientBudget, summaries: SummaryLog) -> JobWiring:
+    def _job_wiring(self, budget: ClientBudget) -> JobWiring:
         """Return what jobs need of the real-time side of this client."""
         from smartbatch.jobs.wiring import JobWiring
 
@@ -302,7 +309,6 @@ class RunningState:
             calibration=lambda row: history.calibration(row.model, Kind(row.kind)),
             outer_budget=budget.next_to,
             reopen=budget.reopen,
-            save=summaries.save,
             tell_dropped=self._warnings.dropped,
             exchange_enqueued=_enqueued(settings),
             parallelism=lambda: settings.parallelism.calls,
@@ -351,7 +357,7 @@ class RunningState:
     @property
     def uses_store(self) -> bool:
         """Whether what happens is written into a store now."""
-        return self.jobs.uses_store
+        return self._jobs is not None and self._jobs.service.uses_store
 
     @property
     def status(self) -> RealtimeStatus:
@@ -362,7 +368,8 @@ class RunningState:
     @property
     def spent(self) -> float:
         """USD of calls in real time and of what jobs cost otherwise, as far as prices are known."""
-        return self.realtime.budget.spent + self.jobs.unreserved
+        unreserved = 0.0 if self._jobs is None else self._jobs.unreserved
+        return self.realtime.budget.spent + unreserved
 
     def start(self) -> None:
         """Start the threads, also after a stop."""
@@ -370,7 +377,10 @@ class RunningState:
         self.realtime.allow_start()
         self.deferral.open()
         self.durable.open()
-        self.jobs.open()
+        with self._making_jobs:
+            self._jobs_halted = False
+            if self._jobs is not None:
+                self._jobs.service.open()
         self.realtime.start()
 
     def stop_from_anywhere(self, timeout: float | None, *, cancel_waiting: bool) -> None:
@@ -378,8 +388,8 @@ class RunningState:
         client, and in a signal handler that interrupted this library.
         """
         stop = partial(self.stop, timeout, "the client was stopped", cancel_waiting=cancel_waiting)
-        parts = (self.realtime, self.jobs, self.deferral, self.durable)
-        own = any(part.on_own_thread() for part in parts)
+        own = any(part.on_own_thread() for part in (self.realtime, self.deferral, self.durable))
+        own = own or (self._jobs is not None and self._jobs.service.on_own_thread())
         if not own and not reentered():
             stop()
             return
@@ -412,7 +422,7 @@ class RunningState:
             end: the monotonic time at which the time for what is pending is over.
         """
         self._store_at_start.stop()
-        self.jobs.halt()
+        self.halt_jobs()
         try:
             return self.realtime.stop(None if end is None else max(0.0, end - self._clock.now()), reason)
         finally:
@@ -420,12 +430,19 @@ class RunningState:
             if end is not None:
                 until, last = max(end + LAST_STEP, self._clock.now() + LEAST), end + LAST_WORDS
             self.history.hand_over()
-            self.jobs.finish(until, self.history.save)  # with the answers that came meanwhile
+            if self._jobs is not None:  # with the answers that came meanwhile
+                self._jobs.service.finish(until, self.history.save)
             self._callbacks.drain(max(0.0, last - self._clock.now()))
             self._callbacks.close()
             self.realtime.tell_end()
             self.realtime.close_providers()
             logs.user_errors_left()
+
+    def halt_jobs(self) -> None:
+        """Begin no further call of any job. Takes no lock that making jobs holds."""
+        self._jobs_halted = True
+        if self._jobs is not None:
+            self._jobs.service.halt()
 
     def after_fork(self) -> None:
         """In a forked child: end the copies of the parent's futures. The child's state is another one."""
@@ -433,7 +450,8 @@ class RunningState:
         self.realtime.abandon(error)
         self.deferral.abandon(error)
         self.durable.abandon(error)
-        self.jobs.abandon(error)
+        if self._jobs is not None:
+            self._jobs.service.abandon(error)
 
     def at_exit(self, waited: float, *, interrupted: bool) -> None:
         """At the interpreter's end: give what is pending its grace period, fail the rest, and say so."""
@@ -444,7 +462,7 @@ class RunningState:
 
     def forgotten(self) -> None:
         """Nobody holds the client any more: finish what is pending and end, on a thread of its own."""
-        if self.realtime.engine is None and not self.jobs.is_working:
+        if self.realtime.engine is None and not self._carries_jobs:
             return
         self._clock.spawned()  # as a thread of the client's own would be, whose time this one takes
         self._clock.began()
@@ -453,9 +471,14 @@ class RunningState:
         finally:
             self._clock.ended()
 
-    def _counted(self, job_id: str, counts: StoredCounts) -> None:
-        told = JobResultsStored(at=self._clock.now(), job_id=job_id, **asdict(counts, recurse=False))
-        self._bus.tell(told)
+    @property
+    def _carries_jobs(self) -> bool:
+        return self._jobs is not None and self._jobs.service.is_working
+
+    def _note_decision(self, decision: ListDecision) -> None:
+        """Note a decision on a list that is no job, where a store is in use; again when it is measured."""
+        if self._jobs is not None:
+            self._jobs.service.summaries.decided(decision)
 
     def _forecast_moved(self, event: ForecastMoved) -> None:
         self._bus.tell(event)
@@ -464,10 +487,10 @@ class RunningState:
     def _read_controls(self) -> None:
         """Hear of pauses and limits before the first request goes, where there is a store to hear from that
         answers in time."""
-        if not self._carries_store and not self.jobs.is_working:
+        if not self._carries_store and not self._carries_jobs:
             return
         service = self.jobs.service
-        self._is_heard = self.jobs.uses_store or self._store_at_start.opens(lambda: service.store)
+        self._is_heard = self.uses_store or self._store_at_start.opens(lambda: service.store)
         if not self._is_heard:
             return
         try:

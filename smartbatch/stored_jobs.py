@@ -22,7 +22,6 @@ from smartbatch.errors import ClientClosed, ConfigError, InvalidRequest, JobNotF
 from smartbatch.events import CallFinished
 from smartbatch.jobs.act_records import Act, Acted, JobSelection, actor, cut
 from smartbatch.jobs.job import Job
-from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.retried_rows import retry_failed
 from smartbatch.jobs.service import JobService
@@ -243,13 +242,11 @@ class _StoreState:
         self._closed = False
         self._bus = EventBus([logs.LogObserver()])
         self._callbacks = CallbackThread(clock, callback_raised)
-        store = OpenedStore(config.store, wall=clock.wall, rng=random.SystemRandom())
-        self._history = ForecastHistory(clock, self._bus.tell, store=store.get)
+        self._history = ForecastHistory(clock, self._bus.tell, store=lambda: self.service.store)
         self.service = JobService(
             config,
             clock,
             rng=random.SystemRandom(),
-            store=store,
             wiring=JobWiring(
                 parallelism=lambda: self._config.parallelism,
                 providers=(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any, final
 
@@ -13,8 +14,7 @@ from smartbatch._fork import PerProcess, on_fork
 from smartbatch.config import BatchingConfig
 from smartbatch.dashboard.live_summaries import LiveSummaries, together
 from smartbatch.dashboard.shared_view import SharedReader, SharedView
-from smartbatch.jobs.opened_store import OpenedStore
-from smartbatch.jobs.store import SqlStore, is_server, resolved_place
+from smartbatch.jobs.store import SqlStore, is_server, open_store, resolved_place
 from smartbatch.jobs.summary_records import ErrorGroup, Spending
 from smartbatch.prices import PriceBook
 from smartbatch.routing.history import ForecastHistory
@@ -84,7 +84,7 @@ class Source:
         Raises:
             StoreError, ConfigError: it cannot be used.
         """
-        return self._states.get().store.get() if self.file is None or os.path.exists(self.file) else None
+        return self._states.get().store() if self.file is None or os.path.exists(self.file) else None
 
     @property
     def file(self) -> str | None:
@@ -138,11 +138,21 @@ class _State:
 
     def __init__(self, config: BatchingConfig, client: BatchingClient | None, clock: Clock) -> None:
         self.prices = PriceBook(config.prices)
-        self.store = OpenedStore(config.store, wall=clock.wall, rng=random.SystemRandom())
-        self.history = ForecastHistory(clock, lambda _: None, store=self.store.get)
+        self._place = config.store
+        self._clock = clock
+        self._opening = threading.Lock()
+        self._store: SqlStore | None = None
+        self.history = ForecastHistory(clock, lambda _: None, store=self.store)
         self.shared = SharedReader(config.shared, client, clock)
         on_fork(self)
 
     def after_fork(self) -> None:
         """Leave the parent's connections alone."""
-        self.store.abandon()
+        if self._store is not None:
+            self._store.abandon()
+
+    def store(self) -> SqlStore:
+        with self._opening:
+            if self._store is None:
+                self._store = open_store(self._place, wall=self._clock.wall, rng=random.SystemRandom())
+            return self._store

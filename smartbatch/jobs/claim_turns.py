@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from attrs import define, field, frozen
 
@@ -150,12 +150,35 @@ def is_capped(row: JobRow, config: BatchingConfig) -> bool:
     return config.max_parallel_individual is not None and row.policy.route is Route.INDIVIDUAL
 
 
-def gathers_in_queue(row: JobRow, provider: Provider | None, config: BatchingConfig) -> bool:
-    """Whether as many items of a job are claimed as the queue takes, because they share calls there.
+def item_limits(
+    config: BatchingConfig, parallelism: Callable[[], int], provider_of: Callable[[JobRow], Provider | None]
+) -> Callable[[JobRow], ItemLimit]:
+    """Return what says which limit of items under way a job shares. The cases, in order:
 
-    Otherwise there are as many as can be in flight, and as many that come next: what is claimed is uncertain
-    when this process dies.
+    1. Its calls in flight are limited by themselves: as many as may be in flight.
+    2. Its items share calls in the queue: as many as that takes.
+    3. Otherwise as many as can be in flight, and as many that come next: what is claimed is uncertain when
+       this process dies.
     """
+
+    def capped() -> int:
+        return min(config.max_parallel_individual or 1, parallelism())
+
+    def queued() -> int:
+        return config.queue_capacity
+
+    def called() -> int:
+        return 2 * parallelism()
+
+    def limit_of(row: JobRow) -> ItemLimit:
+        if is_capped(row, config):
+            return capped
+        return queued if _gathers_in_queue(row, provider_of(row), config) else called
+
+    return limit_of
+
+
+def _gathers_in_queue(row: JobRow, provider: Provider | None, config: BatchingConfig) -> bool:
     apart = row.policy.on_unknown == "hold" or row.policy.route in (Route.INDIVIDUAL, Route.FLEX)
     if not row.policy.attended or provider is None or apart:
         return False

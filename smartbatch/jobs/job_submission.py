@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any
 
-from attrs import evolve, field, frozen
+from attrs import Factory, evolve, field, frozen
 
 from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig, checked
@@ -19,6 +19,7 @@ from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import ConfigError
 from smartbatch.jobs.acceptance import Items, checked_metadata
+from smartbatch.jobs.deferred_jobs import DeferredJobs
 from smartbatch.jobs.job import LAST_CALLBACKS, Job, interrupted
 from smartbatch.jobs.job_budget import ClientBudget, CostCeiling
 from smartbatch.jobs.job_options import JobOptions, WaitOptions, checked_key
@@ -59,7 +60,11 @@ class _Draft:
 @frozen(eq=False, repr=False)
 class JobSubmission:
     """Stores jobs for one client, within its budget; ``shares`` says of a request whether it gets the answer
-    of an equal one of its job."""
+    of an equal one of its job.
+
+    Attributes:
+        deferred: finds deferred requests in jobs.
+    """
 
     _config: BatchingConfig
     _clock: Clock
@@ -70,6 +75,25 @@ class JobSubmission:
     _budget: ClientBudget = field(kw_only=True)
     _calibration: Callable[[str, Kind], Calibration] = field(kw_only=True)
     _shares: Callable[[Request], bool] = field(kw_only=True)
+
+    deferred: DeferredJobs = field(
+        default=Factory(lambda self: DeferredJobs(self._config, self._model, self._service), takes_self=True),
+        init=False,
+    )
+
+    @property
+    def service(self) -> JobService:
+        """What carries the jobs on."""
+        return self._service
+
+    @property
+    def unreserved(self) -> float:
+        """USD that jobs cost outside of real time and that the client's budget does not count."""
+        return self._budget.unreserved
+
+    def handle(self, row: JobRow) -> Job:
+        """Return a job's handle."""
+        return Job(lambda: self._service, row)
 
     # -- submitting ------------------------------------------------------------------------------------------
 

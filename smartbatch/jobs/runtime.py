@@ -12,6 +12,7 @@ from smartbatch.core.limits.model_controls import Pause
 from smartbatch.events import Event, JobFinished, JobProgress
 from smartbatch.jobs.records import JobRow, JobState
 from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.summary_log import SummaryLog
 from smartbatch.jobs.wiring import JobWiring
 from smartbatch.prices import PriceBook
 from smartbatch.providers.base import Provider
@@ -73,9 +74,11 @@ class JobRuntime:
         pause_of: says whether a person paused a model, ``provider:model``, as far as this process knows.
         tell: takes events; the end of a job is passed on once.
         wiring: what jobs need of the real-time side.
+        summaries: is written every few seconds, and at the end.
     """
 
     store: SqlStore
+    summaries: SummaryLog
     clock: Clock
     rng: Random
     wall: SteadyWall

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from attrs import define, evolve
+from attrs import asdict, define, evolve
 
 from smartbatch._clock import Clock, SteadyWall
 from smartbatch._fork import something_ended, something_started
@@ -22,25 +23,42 @@ from smartbatch.errors import (
     StoreError,
     WrongProcess,
 )
-from smartbatch.events import Event, JobAccepted, JobFinished, JobHeld, JobIncident, JobProgress, ShardChanged
+from smartbatch.events import (
+    Event,
+    JobAccepted,
+    JobFinished,
+    JobHeld,
+    JobIncident,
+    JobProgress,
+    JobResultsStored,
+    ShardChanged,
+)
 from smartbatch.jobs.acceptance import Items, with_further_rows
 from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.live_controls import LiveControls, News
-from smartbatch.jobs.opened_store import OpenedStore
-from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState, NamedPlace, NewItem, ResultRow
+from smartbatch.jobs.records import (
+    ItemState,
+    JobLease,
+    JobRow,
+    JobState,
+    NamedPlace,
+    NewItem,
+    ResultRow,
+    StoredCounts,
+)
 from smartbatch.jobs.runtime import JobRuntime, StepLimits
 from smartbatch.jobs.status import JobStatus, status_of, time_left
-from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.stored_result import placed, read_again, result_of_row
+from smartbatch.jobs.summary_log import SummaryLog
 from smartbatch.jobs.threads import TimedReads, run_within, wait_while
 from smartbatch.jobs.told_states import ToldStates
-from smartbatch.jobs.watcher import ChangeNotifier, Watcher, stored_job
+from smartbatch.jobs.watcher import ChangeNotifier, ItemWaiter, Watcher, stored_job
 from smartbatch.jobs.wiring import JobWiring
 from smartbatch.prices import PriceBook
 from smartbatch.types import Result, T
 
 if TYPE_CHECKING:
-    from smartbatch.jobs.realtime_items import ItemLimit
     from smartbatch.jobs.supervisor import JobSupervisor
 
 ELSEWHERE = 1.0
@@ -56,18 +74,6 @@ WATCHERS = 100
 DRAWS = 10
 """Ids tried for a job; the second is needed with a seeded generator only."""
 _NEWS = (JobAccepted, JobProgress, JobFinished, JobIncident, ShardChanged)
-
-
-class ItemWaiter(Protocol):
-    """Waits for the result of an item, as a future does."""
-
-    def settle(self, result: Result) -> None:
-        """Take the result as it is stored, or one with the error that ended the waiting for it."""
-        ...
-
-    def abandon(self, error: WrongProcess) -> None:
-        """In a forked child: what was waited for belongs to the parent. Takes no inherited lock."""
-        ...
 
 
 @define(eq=False, repr=False)
@@ -97,6 +103,7 @@ class JobService:
         controls: what people set for models, and their acts on jobs.
         serving: finds the provider of a job.
         wiring: what jobs need of the real-time side.
+        summaries: writes what requests in real time came to next to the jobs.
     """
 
     def __init__(
@@ -105,16 +112,18 @@ class JobService:
         clock: Clock,
         *,
         rng: Random,
-        store: OpenedStore,
         wiring: JobWiring,
     ) -> None:
         self._config = config
         self.clock = clock
         self.wall = SteadyWall(clock)
         self._rng = rng
-        self._opened = store
         self.wiring = wiring
         self._lock = threading.Lock()
+        self._store: SqlStore | None = None
+        self._opens = False
+        self._opening = clock.monitor(self._lock)
+        self.summaries = SummaryLog(clock, lambda: self._store, part=secrets.randbelow(2**32))
         self.notifier = ChangeNotifier(clock)
         self._reads = TimedReads(clock)
         self.controls = LiveControls(lambda: self.store, clock, wiring.control, wiring.tell)
@@ -137,7 +146,31 @@ class JobService:
         Raises:
             StoreError, ConfigError: it cannot be used; the text says why.
         """
-        return self._opened.get()
+        if (store := self._store) is not None:
+            return store
+        with self._opening:
+            self._opening.wait_for(lambda: not self._opens)
+            if self._store is not None:
+                return self._store
+            self._opens = True
+        opened: SqlStore | None = None
+        try:  # without the lock: who opens a store may hang
+            wall = self.clock.wall
+            opened = open_store(self._config.store, wall=wall, rng=self._rng, counted=self._counted)
+        finally:
+            with self._opening:
+                self._opens, self._store = False, opened
+                self._opening.notify_all()
+        return opened
+
+    @property
+    def uses_store(self) -> bool:
+        """Whether the store is open."""
+        return self._store is not None
+
+    def _counted(self, job_id: str, counts: StoredCounts) -> None:
+        counted = asdict(counts, recurse=False)
+        self.wiring.tell(JobResultsStored(at=self.clock.now(), job_id=job_id, **counted))
 
     def new_id(self) -> str:
         """Return an id no other job has."""
@@ -321,7 +354,7 @@ class JobService:
 
     def _new_supervisor(self, store: SqlStore) -> JobSupervisor:
         """Return what carries jobs on, which is imported with the first job: most clients have none."""
-        from smartbatch.jobs.claim_turns import gathers_in_queue, is_capped
+        from smartbatch.jobs.claim_turns import is_capped, item_limits
         from smartbatch.jobs.realtime_runner import RealtimeRunner
         from smartbatch.jobs.steps.runner import run_step
         from smartbatch.jobs.supervisor import JobSupervisor
@@ -329,6 +362,7 @@ class JobService:
         config, wiring = self._config, self.wiring
         runtime = JobRuntime(
             store=store,
+            summaries=self.summaries,
             clock=self.clock,
             rng=self._rng,
             wall=self.wall,
@@ -346,23 +380,9 @@ class JobService:
             wiring=wiring,
         )
 
-        def queued() -> int:
-            return config.queue_capacity
-
-        def called() -> int:
-            return 2 * wiring.parallelism()
-
-        def capped() -> int:
-            return min(config.max_parallel_individual or 1, wiring.parallelism())
-
-        def limit_of(row: JobRow) -> ItemLimit:
-            if is_capped(row, config):
-                return capped
-            return queued if gathers_in_queue(row, self.serving.provider_of(row), config) else called
-
         realtime = RealtimeRunner(
             runtime,
-            limit_of=limit_of,
+            limit_of=item_limits(config, wiring.parallelism, self.serving.provider_of),
             is_capped=lambda row: is_capped(row, config),
             request_timeout=config.request_timeout,
             done=self.notify,
@@ -557,7 +577,7 @@ class JobService:
         """
         with self._end:
             wait_while(lambda: self._stops, self._end, self.clock, until - self.clock.now())
-            store = self._opened.peek()
+            store = self._store
             closes = not any(other.closes and other.store is store for other in self._stops)
             if not closes and self._supervisor is None:
                 return
@@ -606,7 +626,7 @@ class JobService:
             if stop.closes:
                 save()
             if store is not None:
-                self.wiring.save(store)
+                self.summaries.save(store)
             if supervisor is not None:
                 supervisor.release(leases)
             if store is not None:
@@ -629,7 +649,10 @@ class JobService:
         """
         with self._end, self._lock:
             stop.closes = stop.closes and self._closed and self._supervisor is None
-            return self._opened.detach() if stop.closes else None
+            if not stop.closes:
+                return None
+            store, self._store = self._store, None
+            return store
 
     def look(
         self, read: Callable[[], T], seconds: float | None, error: Callable[[str], SmartbatchError]
@@ -643,8 +666,9 @@ class JobService:
             return read()
         found = self._reads.read(read, seconds, "smartbatch-look")
         if not found:
+            place = "of the client" if self._store is None else self._store.place
             raise error(
-                f"the store {self._opened.place} has not answered for {seconds:.3g} s: another process may "
+                f"the store {place} has not answered for {seconds:.3g} s: another process may "
                 "hold it, or its server hang; nothing is lost, look again later"
             )
         return found[0]
@@ -653,7 +677,8 @@ class JobService:
         """In a forked child: end the copies of the parent's futures. Takes no inherited lock."""
         self._closed = True
         self.serving.abandon()
-        self._opened.abandon()
+        if self._store is not None:
+            self._store.abandon()
         for watcher in list(self._watchers.values()):
             watcher.abandon(error)
 

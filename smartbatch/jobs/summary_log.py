@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from smartbatch._clock import Clock
@@ -13,7 +13,6 @@ from smartbatch.core.limits.error_patterns import OTHERS, pattern_of
 from smartbatch.core.routing.outcome import ListDecision
 from smartbatch.errors import snake_case
 from smartbatch.events import RequestFinished
-from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.summary_records import Failures, Spending
 from smartbatch.jobs.threads import OwnThreads
@@ -43,13 +42,13 @@ class SummaryLog:
     stored.
 
     Args:
-        store: the client's; it is never opened for this.
+        store: returns the client's, if it is open.
         part: a number of this process.
     """
 
-    def __init__(self, clock: Clock, store: OpenedStore, *, part: int) -> None:
+    def __init__(self, clock: Clock, store: Callable[[], SqlStore | None], *, part: int) -> None:
         self._clock = clock
-        self._opened = store
+        self._store = store
         self._part = part
         self._ended: deque[_Ended] = deque()
         self._decided: deque[ListDecision] = deque(maxlen=DECISIONS)
@@ -61,7 +60,7 @@ class SummaryLog:
     @property
     def is_stored(self) -> bool:
         """Whether what is noted goes into a store, as one is in use; otherwise nothing is noted."""
-        return self._opened.is_open
+        return self._store() is not None
 
     def __call__(self, event: RequestFinished) -> None:
         """Note a request that ended; takes no lock."""
@@ -114,7 +113,7 @@ class SummaryLog:
                 self._fail_locked(failed.values())
 
     def _save_now(self) -> None:
-        store = self._opened.peek()
+        store = self._store()
         if store is not None:
             self.save(store)
 

@@ -304,7 +304,7 @@ class JobSupervisor:
 
     def _claim_jobs(self) -> None:
         """Read the own jobs anew, and claim jobs that no living process owns."""
-        self._runtime.wiring.save(self._store)
+        self._runtime.summaries.save(self._store)
         self._refresh_owned()
         self._claim(self._store.leases.claimable())
 

@@ -115,6 +115,18 @@ class ChangeNotifier:
                 self._waiting.pop(waiter, None)
 
 
+class ItemWaiter(Protocol):
+    """Waits for the result of an item, as a future does."""
+
+    def settle(self, result: Result) -> None:
+        """Take the result as it is stored, or one with the error that ended the waiting for it."""
+        ...
+
+    def abandon(self, error: WrongProcess) -> None:
+        """In a forked child: what was waited for belongs to the parent. Takes no inherited lock."""
+        ...
+
+
 class WatchedService(Protocol):
     """What a watcher needs of :class:`smartbatch.jobs.service.JobService`."""
 

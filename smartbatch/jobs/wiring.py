@@ -16,7 +16,6 @@ from smartbatch.core.routing.rescue import Speed
 from smartbatch.events import Event
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.retried_rows import Reopening, without_client
-from smartbatch.jobs.store import SqlStore
 from smartbatch.providers.base import Provider
 from smartbatch.types import Request, Result, RunCallback, call_now
 
@@ -73,7 +72,6 @@ class JobWiring:
         run_callback: calls the user's callbacks of progress.
         outer_budget: returns the budget that items of a job with a budget of its own spend from as well.
         reopen: has requests of a job asked again within the client's budget.
-        save: writes what is to be in the store's summaries; called every few seconds, and at the end.
         parallelism: returns how many calls the client makes at once.
     """
 
@@ -90,7 +88,6 @@ class JobWiring:
     run_callback: RunCallback = call_now
     outer_budget: Callable[[JobRow], Budget | None]
     reopen: Reopening = without_client
-    save: Callable[[SqlStore], object] = lambda _: None
     tell_dropped: Callable[[str, str], None]
     control: Callable[[ModelControls], None]
     exchange_enqueued: EnqueuedExchange | None = None

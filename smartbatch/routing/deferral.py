@@ -130,7 +130,7 @@ class Deferral:
         if admission.recalled(request, key) is not None:
             return None
         request = evolve(request, id=admission.id_of(request))
-        storable = self._parts.jobs.deferred.storable(request)
+        storable = self._parts.jobs().deferred.storable(request)
         if storable is None:
             return None
         future = ResultFuture(self._parts.callbacks.run_later, self._cancelled, self.cancel_pending)
@@ -153,7 +153,7 @@ class Deferral:
         """Whether there is a store; one that cannot be opened is told once, and left alone until a start."""
         if self._no_store is None:
             try:
-                _ = self._parts.jobs.service.store
+                _ = self._parts.jobs().service.store
             except SmartbatchError as error:
                 self._no_store = error
                 logs.job_error(None, error)
@@ -258,7 +258,7 @@ class Deferral:
         """Let requests join equal ones; return the others."""
         keys = {key for each in group if (key := each.storable.key) is not None}
         try:
-            found = self._parts.jobs.deferred.find(keys)
+            found = self._parts.jobs().deferred.find(keys)
         except StoreError as error:
             logs.job_error(None, error)
             return list(group)
@@ -274,7 +274,7 @@ class Deferral:
                 waiters = of_job.setdefault(place.ix, GatheredWaiters(self._settle, place, first=known.first))
                 waiters.waiting.append(each)
         for job_id, of_job in joined.items():
-            self._parts.jobs.service.carry_on(job_id)
+            self._parts.jobs().service.carry_on(job_id)
             self._deliver(job_id, of_job)
         return others
 
@@ -284,7 +284,7 @@ class Deferral:
         deadline = min(each.deadline for each in group) - self._clock.now()
         key = None
         try:
-            key = self._parts.jobs.deferred.new_key()
+            key = self._parts.jobs().deferred.new_key()
             row = self._routing.submit_gathered(
                 requests, key, deadline=None if deadline == math.inf else deadline
             )
@@ -296,21 +296,21 @@ class Deferral:
             if stored is None:
                 return False
             row = stored  # all the same: sending its requests in real time would pay them twice
-        places = self._parts.jobs.deferred.add(row, [each.storable.key for each in group])
+        places = self._parts.jobs().deferred.add(row, [each.storable.key for each in group])
         waiting = zip(places, group, strict=True)
         self._deliver(row.id, {at.ix: GatheredWaiters(self._settle, at, [each]) for at, each in waiting})
         return True
 
     def _stored(self, key: str) -> JobRow | None:
         try:
-            return self._parts.jobs.service.store.jobs.get(key)
+            return self._parts.jobs().service.store.jobs.get(key)
         except StoreError:
             return None
 
     def _deliver(self, job_id: str, waiters: Mapping[int, _Waiters]) -> None:
         with self._monitor:
             self._under_way.update(each.future for group in waiters.values() for each in group.waiting)
-        self._parts.jobs.service.deliver(job_id, waiters)
+        self._parts.jobs().service.deliver(job_id, waiters)
 
     def _ask(self, group: Iterable[_Deferred]) -> None:
         """Send requests in real time, each with the time that is left to it."""
@@ -343,7 +343,7 @@ class Deferral:
             )
         if stored:
             try:
-                self._parts.jobs.deferred.given(waiters.place)
+                self._parts.jobs().deferred.given(waiters.place)
             except SmartbatchError as error:
                 logs.job_error(waiters.place.job_id, error)
         self._ended(waiters.waiting)

@@ -77,12 +77,12 @@ class DurableRequests:
         if durable is False:
             raise InvalidRequest("key needs durable: leave durable=False out", field="key")
         check_storable(request)
-        _ = self._parts.jobs.service.store  # it is refused here where there is none
+        _ = self._parts.jobs().service.store  # it is refused here where there is none
         prepared = self._parts.preparer.hooked(request)
         if isinstance(prepared, Answer):
             return self._parts.realtime.submit_prepared(request, prepared)
         self._parts.preparer.check(prepared)
-        digest = self._parts.jobs.submission.digest_of(prepared)
+        digest = self._parts.jobs().digest_of(prepared)
         future = stored_future(self._parts.callbacks)
         future.withdraw = self._withdrawn
         self._put(_Waiting(prepared, digest if key is None else f"key {key}", digest, future))
@@ -123,7 +123,7 @@ class DurableRequests:
                 waiters.waiting = [each for each in waiters.waiting if each.future is not future]
                 del self._stored[future]
                 return True
-        return self._parts.jobs.service.cancel_item(waiters.place.job_id, waiters.place.ix)
+        return self._parts.jobs().service.cancel_item(waiters.place.job_id, waiters.place.ix)
 
     # -- storing ---------------------------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ class DurableRequests:
         # a context may be any object, and stays here
         requests = {name: evolve(each.request, context=None) for name, each in named.items()}
         digests = [each.digest for each in named.values()]
-        opened, places = self._parts.jobs.submission.submit_named(
+        opened, places = self._parts.jobs().submit_named(
             kind, requests, digests, join=self._open_jobs.get(kind)
         )
         if opened is not None:
@@ -178,9 +178,9 @@ class DurableRequests:
                 each.stored = True
         for job_id, of_job in found.items():
             try:
-                self._parts.jobs.service.carry_on(job_id)
+                self._parts.jobs().service.carry_on(job_id)
                 after = min(waiters.place.after for waiters in of_job.values())
-                self._parts.jobs.service.deliver(job_id, of_job, after=after)
+                self._parts.jobs().service.deliver(job_id, of_job, after=after)
             except BaseException as raised:
                 self._fail(of_job.values(), raised)
         for each in conflicting:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from attrs import define, evolve, field, frozen
 
 from smartbatch.core.preparation.preparer import RequestPreparer
 from smartbatch.errors import SmartbatchError, WrongProcess
-from smartbatch.jobs.client_jobs import ClientJobs
 from smartbatch.observe import logs
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.realtime import Realtime
@@ -17,18 +16,22 @@ from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.routing.list_job import Reading
 from smartbatch.types import Request, Result
 
+if TYPE_CHECKING:
+    from smartbatch.jobs.job_submission import JobSubmission
+
 
 @frozen(eq=False, repr=False)
 class SingleRequestParts:
     """The parts of a client that its single requests of jobs need.
 
     Attributes:
+        jobs: returns what stores them as jobs.
         reading: makes of a stored result what the caller asked for.
     """
 
     preparer: RequestPreparer
     realtime: Realtime
-    jobs: ClientJobs
+    jobs: Callable[[], JobSubmission]
     callbacks: CallbackThread
     reading: Reading
 

@@ -10,13 +10,15 @@ from attrs import frozen
 from smartbatch.core.preparation.preparer import RequestPreparer, row_named, row_of
 from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import InvalidRequest
-from smartbatch.jobs.client_jobs import ClientJobs
 from smartbatch.jobs.job_options import JobOptions
 from smartbatch.realtime.bounded_map import ListOptions
 from smartbatch.routing.list_job import CheckedList, JobResults, Kept, Reading, keyed_parts
 from smartbatch.types import Request
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smartbatch.jobs.job_submission import JobSubmission
     from smartbatch.jobs.records import JobRow
 
 
@@ -26,12 +28,12 @@ class KeyedLists:
 
     Args:
         preparer: runs the hooks.
-        jobs: stores them, and carries them on.
+        jobs: returns what stores them and carries them on.
         reading: makes of what is stored what the caller asked for.
     """
 
     _preparer: RequestPreparer
-    _jobs: ClientJobs
+    _jobs: Callable[[], JobSubmission]
     _reading: Reading
 
     def earlier(self, key: str) -> JobRow | None:
@@ -40,7 +42,7 @@ class KeyedLists:
         Raises:
             StoreError, ConfigError: the store cannot be used.
         """
-        return self._jobs.service.store.jobs.get(key)
+        return self._jobs().service.store.jobs.get(key)
 
     def results(self, asked: CheckedList, decision: Decision | None, options: ListOptions) -> JobResults:
         """Store a list, or find it in the store, and return its results.
@@ -58,14 +60,14 @@ class KeyedLists:
         assert asked.key is not None
         parts = keyed_parts(asked.requests, self._preparer, self._reading.admission)
         earlier = self.earlier(asked.key)
-        paid = 0 if earlier is None else self._jobs.service.store.items.last_sequence(earlier.id)
+        paid = 0 if earlier is None else self._jobs().service.store.items.last_sequence(earlier.id)
         options_of_job = JobOptions(asked.key)
-        submission = self._jobs.submission
+        submission = self._jobs()
         if earlier is not None:
             from smartbatch.jobs.retried_rows import has_stopped  # late: a new list reads no stored rows
 
-            if has_stopped(self._jobs.service.store, earlier):
-                self._jobs.handle(earlier).retry_failed()
+            if has_stopped(self._jobs().service.store, earlier):
+                self._jobs().handle(earlier).retry_failed()
             rows = parts.rows(attended=earlier.policy.attended)
             row = submission.add_rows(rows, asked.params, asked.kind, earlier)
             submission.adopt(row.id)  # this client reserves the money that the job can still spend
@@ -75,8 +77,8 @@ class KeyedLists:
         else:
             rows = parts.rows(attended=True)
             row = submission.submit_attended_list(rows, asked.params, asked.kind, options_of_job, decision)
-        kept = Kept(paid, self._jobs.service.let_go)
-        return JobResults(self._jobs.handle(row), parts, options=options, reading=self._reading, kept=kept)
+        kept = Kept(paid, self._jobs().service.let_go)
+        return JobResults(self._jobs().handle(row), parts, options=options, reading=self._reading, kept=kept)
 
 
 def check_storable(request: Request) -> None:

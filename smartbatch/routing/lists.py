@@ -23,7 +23,6 @@ from smartbatch.core.routing.outcome import ActualCost, ListDecision
 from smartbatch.errors import InvalidRequest
 from smartbatch.events import JobFinished
 from smartbatch.interrupted import as_interrupted
-from smartbatch.jobs.client_jobs import ClientJobs
 from smartbatch.jobs.job_options import JobOptions, checked_key
 from smartbatch.jobs.preconditions import batches_of, check_priced
 from smartbatch.observe.progress import new_display
@@ -59,6 +58,7 @@ from smartbatch.types import (
 )
 
 if TYPE_CHECKING:
+    from smartbatch.jobs.job_submission import JobSubmission
     from smartbatch.jobs.records import JobRow
 
 _NEED_ALL = ("batch", "hybrid", "threshold")
@@ -102,7 +102,8 @@ class ListRouter:
         fallback: answers while the breaker of ``model`` is open; ``None`` where there is none.
         preparer: checks every request.
         realtime: takes the routes in real time.
-        jobs: stores what goes by batch, and carries it on.
+        jobs: returns what stores and carries on what goes by batch; made with the first job.
+        note: notes a decision on a list that is no job; again when it is measured.
         advisor: chooses.
         keyed: keeps the lists that have a key.
     """
@@ -113,7 +114,8 @@ class ListRouter:
     _fallback: OpenedModel | None
     _preparer: RequestPreparer
     _realtime: Realtime
-    _jobs: ClientJobs
+    _jobs: Callable[[], JobSubmission]
+    _note: Callable[[ListDecision], object]
     _advisor: Advisor
     _keyed: KeyedLists
     _decided: dict[str, tuple[str, Decision]] = field(factory=dict, init=False)
@@ -256,7 +258,7 @@ class ListRouter:
         api, _ = batches_of(self._config, self._model, Kind.GENERATE)
         if not by_batch or not waits or api is None:
             return self._realtime.stream(request)
-        job = self._jobs.handle(self._jobs.submission.submit([request], {}, JobOptions()))
+        job = self._jobs().handle(self._jobs().submit([request], {}, JobOptions()))
         (future,) = job.futures()
         return stored_stream(self._clock, future, job.cancel)
 
@@ -324,7 +326,7 @@ class ListRouter:
         requests, params = _prompts(requests, params)
         plain, given = _split(params, JobParams.__optional_keys__)
         if not given:
-            return self._jobs.submission.submit(requests, plain, options)
+            return self._jobs().submit(requests, plain, options)
         asked = self._checked(requests, plain, {"strategy": "batch", **given}, options.fallback)
         rows = self._preparer.rows_for_job(asked.requests)
         return self._submit_decided(asked, rows, self._considered(asked), options)
@@ -354,11 +356,11 @@ class ListRouter:
     ) -> JobRow:
         """Tell a decision and store the job; the decision is scored when the job is done."""
         number = self._advisor.for_model(asked.model).tell(decision, common_purpose(asked.requests))
-        row = self._jobs.submission.submit_decided(rows, asked.params, decision, asked.kind, options)
+        row = self._jobs().submit_decided(rows, asked.params, decision, asked.kind, options)
         self._decided[row.id] = number, decision
         for earliest in list(self._decided)[:-DECIDED]:
             self._decided.pop(earliest, None)
-        if self._jobs.service.is_done(row.id):
+        if self._jobs().service.is_done(row.id):
             self._decided.pop(row.id, None)  # it is an earlier job, or ended within this moment
         return row
 
@@ -368,7 +370,7 @@ class ListRouter:
         requests, params = _prompts(requests, params)
         plain, given = _split(params, JobParams.__optional_keys__)
         if not given:
-            return self._jobs.submission.submit_by_count(requests, plain, options)
+            return self._jobs().submit_by_count(requests, plain, options)
         return self.submit_batch(requests, {**plain, "strategy": "threshold", **given}, options)
 
     def submit_planned(self, requests: Prompts, plan: Plan, options: JobOptions) -> JobRow:
@@ -379,8 +381,8 @@ class ListRouter:
         """
         listed: Iterable[Prompt] = prompt_list(requests)
         if not plan.route.by_batch:
-            return self._jobs.submission.submit_attended(listed, options, plan.decision)
-        return self._jobs.submission.submit_planned(listed, plan.decision, options)
+            return self._jobs().submit_attended(listed, options, plan.decision)
+        return self._jobs().submit_planned(listed, plan.decision, options)
 
     # -- considering -----------------------------------------------------------------------------------------
 
@@ -417,7 +419,7 @@ class ListRouter:
 
     def _check_forced(self, given: Mapping[str, Any], kind: Kind, fallback: str | None) -> None:
         if given.get("strategy") in (Strategy.BATCH.value, Strategy.HYBRID.value):
-            self._jobs.submission.check_batches(kind, fallback)
+            self._jobs().check_batches(kind, fallback)
 
     def _constraints(self, given: Mapping[str, Any]) -> Constraints:
         config = self._config
@@ -487,7 +489,7 @@ class ListRouter:
         take = partial(way if asked.key is None else self._keyed.results, asked, decision, options)
         if by_batch:
             take = partial(self._told_by_batch, take, asked.key, decision)
-        note = None if asked.key is not None or by_batch else self._jobs.note  # else its job has the decision
+        note = None if asked.key is not None or by_batch else self._note  # else its job has the decision
         advisor = self._advisor.for_model(asked.model)
         return RoutedResults(advisor, self._clock, asked, decision, take, note)
 
@@ -546,8 +548,8 @@ class ListRouter:
         job = None
         if parts.sent:
             rows = parts.rows(attended=False)
-            submit = self._jobs.submission.submit_decided
-            job = self._jobs.handle(submit(rows, asked.params, decision, asked.kind, JobOptions()))
+            submit = self._jobs().submit_decided
+            job = self._jobs().handle(submit(rows, asked.params, decision, asked.kind, JobOptions()))
         reading = Reading(realtime.admission, realtime.process)
         return JobResults(job, parts, options=options, reading=reading)
 

@@ -17,6 +17,7 @@ from smartbatch.core.routing.rescue import Speed
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.runtime import JobRuntime, StepLimits
 from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.summary_log import SummaryLog
 from smartbatch.jobs.wiring import JobWiring
 from smartbatch.observe import logs
 from smartbatch.prices import PriceBook
@@ -60,6 +61,7 @@ def job_runtime(store: SqlStore, clock: object, rng: random.Random, **parts: Any
     """Return a runtime without a provider, with ``parts`` of it or of its wiring."""
     own = {name: parts.pop(name) for name in list(parts) if name in fields_dict(JobRuntime)}
     usual: dict[str, Any] = {
+        "summaries": SummaryLog(cast(Clock, clock), lambda: store, part=1),
         "wall": SteadyWall(cast(Clock, clock)),
         "prices": PriceBook(),
         "limits": step_limits(),

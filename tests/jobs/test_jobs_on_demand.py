@@ -12,7 +12,7 @@ from together import run_together
 
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed
-from smartbatch.jobs.client_jobs import ClientJobs, JobParts
+from smartbatch.jobs import service
 
 ClientOf = Callable[..., BatchingClient]
 
@@ -45,40 +45,40 @@ def test_without_a_job_no_store_is_opened_and_there_is_nothing_to_give_back(
 ) -> None:
     client = client_of(remote, store=None)
     assert client.submit("a").result(LONG).ok
-    assert (client.uses_store, inside(client).jobs.is_working) == (False, False)
+    assert (client.uses_store, inside(client)._jobs) == (False, None)
     client.stop()
     assert client.spent == 0.0
 
 
-def test_a_signal_handler_that_needs_them_while_they_are_made_makes_those_that_stay() -> None:
-    """It runs on the very thread that makes them. Only those hear of what happens."""
-    parts: list[Any] = []
-    connected: list[Any] = []
+def test_a_signal_handler_that_needs_them_while_they_are_made_makes_those_that_stay(
+    client: BatchingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs on the very thread that makes them."""
+    made: list[object] = []
+    really = service.JobService.__init__
 
-    def make() -> JobParts:
-        if not parts:
-            parts.append(object())
-            parts.append(jobs.get())  # as a handler would
-        made: Any = object()
-        return made
+    def interrupted(self: service.JobService, *args: Any, **options: Any) -> None:
+        really(self, *args, **options)
+        made.append(self)
+        if len(made) == 1:
+            inside(client).jobs  # noqa: B018  # as a handler would
 
-    jobs = ClientJobs(make, connected.append)
-    assert jobs.get() is parts[1]
-    assert connected == [parts[1]]
+    monkeypatch.setattr(service.JobService, "__init__", interrupted)
+    (result,) = client.submit_batch(["a"]).results(timeout=LONG)
+    assert result.ok
+    assert len(made) == 2
+    assert inside(client).jobs.service is made[1]
 
 
-def test_what_fails_to_be_made_is_made_by_the_next_who_needs_it() -> None:
-    made: Any = object()
-    tries: list[Any] = [OSError("no space"), made]
+def test_what_fails_to_be_made_is_made_by_the_next_who_needs_it(
+    client: BatchingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError("no space")
 
-    def make() -> JobParts:
-        outcome = tries.pop(0)
-        if isinstance(outcome, OSError):
-            raise outcome
-        done: JobParts = outcome
-        return done
-
-    jobs = ClientJobs(make, lambda _: None)
-    with pytest.raises(OSError, match="no space"):
-        jobs.get()
-    assert jobs.get() is made
+    with monkeypatch.context() as patched:
+        patched.setattr(service.JobService, "__init__", fails)
+        with pytest.raises(OSError, match="no space"):
+            client.submit_batch(["a"])
+    (result,) = client.submit_batch(["a"]).results(timeout=LONG)
+    assert result.ok

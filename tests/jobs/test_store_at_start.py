@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from jobs.remote import LONG, Remote
@@ -12,7 +13,7 @@ from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import StoreError
 from smartbatch.events import Event, PauseChanged
-from smartbatch.jobs.opened_store import OpenedStore
+from smartbatch.jobs import service
 from smartbatch.jobs.store import SqlStore
 
 ClientOf = Callable[..., BatchingClient]
@@ -25,17 +26,16 @@ class Server:
 
     def __init__(self, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
         self.there, self.hangs, self.asked = False, HANGS, 0
-        really = OpenedStore.get
+        really = service.open_store
 
-        def get(opened: OpenedStore) -> SqlStore:
-            if not opened.is_open:
-                self.asked += 1
-                clock.sleep(self.hangs)
-                if not self.there:
-                    raise StoreError("the store cannot be reached")
-            return really(opened)
+        def opened(*args: Any, **options: Any) -> SqlStore:
+            self.asked += 1
+            clock.sleep(self.hangs)
+            if not self.there:
+                raise StoreError("the store cannot be reached")
+            return really(*args, **options)
 
-        monkeypatch.setattr(OpenedStore, "get", get)
+        monkeypatch.setattr(service, "open_store", opened)
 
 
 @pytest.fixture

@@ -226,7 +226,7 @@ def test_errors_in_real_time_are_grouped_with_an_example(
 def test_a_client_without_a_store_keeps_nothing(client_of: ClientOf, clock: VirtualClock) -> None:
     client = client_of(Remote(clock, batches=False))
     client.generate(PROMPTS)
-    log = inside(client).jobs.get().summaries
+    log = inside(client).jobs.service.summaries
     assert (len(log._ended), len(log._decided), log._spent) == (0, 0, {})
 
 
@@ -256,6 +256,6 @@ def test_many_requests_between_two_writes_take_little_memory(
     monkeypatch.setattr(summary_log, "FOLDED_AT", 5)
     for number in range(12):
         client.submit(f"prompt {number}").result()
-    assert len(inside(client).jobs.get().summaries._ended) < 5
+    assert len(inside(client).jobs.service.summaries._ended) < 5
     clock.sleep(SOON)
     assert spent(other) == {"individual": (12, 0)}
