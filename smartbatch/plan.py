@@ -7,15 +7,17 @@ from typing import Any, Generic
 
 from attrs import asdict, evolve
 
-from smartbatch._display import paragraph, table
 from smartbatch.core.routing.choice import Decision
-from smartbatch.core.routing.explanation import asked, chosen_words, explain, option_rows
+from smartbatch.core.routing.decision_parts import decision_parts
+from smartbatch.core.routing.explanation import explain
 from smartbatch.core.routing.options import Option
 from smartbatch.core.routing.workload import expected_usd
 from smartbatch.errors import ConfigError
 from smartbatch.interrupted import as_interrupted
 from smartbatch.results import ResultList
 from smartbatch.types import Route, T
+from smartbatch.views.model import Section, View
+from smartbatch.views.notebook import in_cell
 
 __all__ = ["Plan"]
 
@@ -80,17 +82,8 @@ class Plan(Generic[T]):
         return f"<Plan {self.requests:,} requests, {self.route.value}, {self.p50:.0f} s, {cost}>"
 
     def _repr_html_(self) -> str:
-        from smartbatch.reports.decision_view import trade_off_of  # late: only a notebook shows it
-
-        decision = self.decision
-        head, *rows = option_rows(decision)
-        chosen = next(at for at, option in enumerate(decision.options) if option is decision.chosen)
-        return (
-            "".join(map(paragraph, asked(decision)))
-            + table(head, ([cell.strip("> ") for cell in row] for row in rows), chosen)
-            + trade_off_of(decision)
-            + "".join(map(paragraph, chosen_words(decision)))
-        )
+        parts = tuple(decision_parts(self.decision))
+        return in_cell(View(repr(self).strip("<>"), (Section("routes", "Routes", parts),)))
 
     def explain(self) -> str:
         """Return the plan in words and figures that can be checked by hand."""

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import evolve
 
-from smartbatch._display import paragraph, short, table
+from smartbatch._display import short
 from smartbatch.errors import AllRequestsFailed, ListStopped, RowSkipped
 from smartbatch.tables.answer_columns import answer_columns, as_rows, fits, has_samples, rows_of, with_answers
 from smartbatch.tables.columns import to_arrow, to_pandas, to_polars
 from smartbatch.tables.kinds import index_of, table_of
 from smartbatch.types import DEFECTS, Result, Route, T, Usage, Vector
+from smartbatch.views.model import Cell, DataTable, Section, View
+from smartbatch.views.notebook import in_cell
 
 if TYPE_CHECKING:
     import pandas
@@ -250,8 +252,9 @@ class ResultList(list[Result[T]]):
         places: list[int | None] = list(range(len(self)))
         if len(self) > 2 * SHOWN + 1:
             places = [*places[:SHOWN], None, *places[-SHOWN:]]
-        rows = [("…",) * len(_HEAD) if at is None else (str(at), *_row(self[at])) for at in places]
-        return paragraph(_summary(self)) + table(_HEAD, rows)
+        rows = [("…",) * 6 if at is None else (str(at), *_row(self[at])) for at in places]
+        table = DataTable.of("Results", "row, answer, route, tokens, cost:money, error", rows)
+        return in_cell(View(_summary(self), (Section("results", "Results", (table,)),)))
 
     def raise_if_all_failed(self) -> None:
         """Raise ``AllRequestsFailed`` when there are requests and not one was answered."""
@@ -288,7 +291,6 @@ def of_prompts(results: ResultList[T], prompts: object) -> ResultList[T]:
 
 SHOWN = 5
 """Results at each end of a list that a notebook shows."""
-_HEAD = ("", "answer", "route", "tokens", "USD", "error")
 
 
 def _summary(results: ResultList[T]) -> str:
@@ -318,7 +320,7 @@ def _way(result: Result[T]) -> str:
     return "outcome unknown" if result.cost is None else "not sent"
 
 
-def _row(result: Result[T]) -> tuple[str, ...]:
+def _row(result: Result[T]) -> tuple[Cell, ...]:
     answer = result.text
     if answer is None and result.embedding is not None:
         answer = f"a vector of {len(result.embedding):,}"
@@ -328,7 +330,7 @@ def _row(result: Result[T]) -> tuple[str, ...]:
         answer,
         "" if result.route is None else result.route.value,
         tokens_in_words(result.usage),
-        "unknown" if result.cost is None else f"{result.cost:.6f}",
+        "unknown" if result.cost is None else result.cost,
         "" if result.error is None else f"{type(result.error).__name__}: {result.error}",
     )
 

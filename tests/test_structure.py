@@ -50,6 +50,7 @@ BELOW_CLIENT = NOUNS | {
     "reports",
     "routing",
     "tables",
+    "views",
 }
 
 ALLOWED: dict[str, frozenset[str]] = {
@@ -72,23 +73,24 @@ ALLOWED: dict[str, frozenset[str]] = {
     "types": frozenset({"attempt", "chats", "errors"}),
     "events": frozenset({"types", "errors"}),
     "tables": frozenset({"chats", "types", "errors", "events"}),  # tables in, and results as tables
-    "results": frozenset({"types", "errors", "tables"}),
+    "views": frozenset(),  # what people see, without where it comes from
+    "results": frozenset({"types", "errors", "tables", "views"}),
     "interrupted": frozenset({"results"}),
     "prices": frozenset({"errors", "types"}),
     "config": frozenset({"errors", "prices", "types"}),
     # decisions: pure
-    "core": NOUNS | {"config", "prices", "tables"},
+    "core": NOUNS | {"config", "prices", "tables", "views"},
     # adapters of APIs, and listeners to events
     "providers": NOUNS | {"emulator"},  # those that only simulate one: see SIMULATED
-    "observe": NOUNS | {"core", "config", "prices"},
+    "observe": NOUNS | {"core", "config", "prices", "views"},
     "reports": NOUNS | {"core"},  # parts of pages, charts, and the report of a job
     # limits and budgets that processes share
     "sharing": NOUNS | {"config", "core", "observe"},
     # the two ways to an answer; they do not know each other
     "realtime": NOUNS | {"config", "prices", "core", "providers", "observe", "sharing"},
-    "jobs": NOUNS | {"config", "prices", "core", "providers", "observe", "reports"},
+    "jobs": NOUNS | {"config", "prices", "core", "providers", "observe", "reports", "views"},
     # a list's way
-    "plan": NOUNS | {"core", "reports"},
+    "plan": NOUNS | {"core", "views"},
     "routing": NOUNS
     | {"config", "prices", "plan", "core", "providers", "observe", "realtime", "jobs", "reports", "tables"},
     # the front door
@@ -118,6 +120,7 @@ FOLDERS: dict[str, frozenset[str]] = {
     "providers": frozenset({"http", "openai", "anthropic", "gemini", "sim"}),
     "observe": frozenset(),
     "reports": frozenset(),
+    "views": frozenset({"templates"}),
     "dashboard": frozenset({"static"}),
     "tables": frozenset(),
     "emulator": frozenset({"openai", "anthropic", "gemini", "batches", "http"}),

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any, TextIO
 
 from smartbatch._clock import RealClock
-from smartbatch.cli.top_frame import TopLine
+from smartbatch.views.terminal import TextLine
 
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"
 """The second screen, no cursor, and no wrapping: a window that is made narrow would scroll."""
@@ -58,7 +58,7 @@ class FullScreen:
         """Return columns and lines of the terminal at this moment."""
         return os.get_terminal_size(self._stream.fileno())
 
-    def show(self, lines: Sequence[TopLine], size: os.terminal_size) -> None:
+    def show(self, lines: Sequence[TextLine], size: os.terminal_size) -> None:
         """Draw a frame, made for a size, over the last one."""
         parts = ["\x1b[2J" if size != self._size else "", "\x1b[H"]
         self._size = size

@@ -15,6 +15,7 @@ from typing import IO, Any, Final
 from attrs import asdict
 
 from smartbatch._clock import RealClock
+from smartbatch._display import escape
 from smartbatch.cli.clients import config_of, missing_store
 from smartbatch.cli.followed_jobs import GRACE, FollowedJobs
 from smartbatch.cli.jobs_of_run import jobs_named
@@ -25,17 +26,13 @@ from smartbatch.cli.standard_output import ReaderLeft, binary_output, print_out,
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import InputError, JobNotFound, StoreError
 from smartbatch.jobs.job import Job
-from smartbatch.jobs.records import IncidentRow
-from smartbatch.jobs.status import JobStatus, ShardStatus, span, usd
+from smartbatch.jobs.status import JobStatus, span, usd
 from smartbatch.observe.progress import Progress
-from smartbatch.observe.text import escape
 from smartbatch.stored_jobs import StoredJobs
 from smartbatch.tables.result_files import CsvFormulas, UnwritableTable, stored_lines, write_stored
 
 _ALL: Final = 1_000_000
 """Jobs of a store that are listed: all of them."""
-_MAX_INCIDENTS: Final = 20
-"""Incidents in the text of a job; JSON has all of them."""
 _NOT_IN_JSON: Final = frozenset({"shards", "incidents", "created_at", "cancelling"})
 """Fields of a status that JSON leaves out, or has in another form."""
 _OF_ACTION: Final = {"deadline": "set-deadline", "budget": "set-budget", "billed": "retry-failed"}
@@ -266,7 +263,7 @@ class _Jobs:
 
     def _print_status(self, status: JobStatus) -> None:
         with suppress(ReaderLeft):  # the exit code says how the job stands all the same
-            print_out(_as_json(status) if self._args.json else _as_text(status, time.time()))
+            print_out(_as_json(status) if self._args.json else str(status))
 
     def _code(self, statuses: Iterable[JobStatus]) -> int:
         return int(any(not status.done or status.completed < status.total for status in statuses))
@@ -360,32 +357,6 @@ def _named(stored: StoredJobs, name: str) -> Job:
         ids = ", ".join(job.id for job in found)
         raise JobNotFound(f"{escape(name)} has the answers of several jobs; name one by its id: {ids}")
     return found[0]
-
-
-def _as_text(status: JobStatus, wall: float) -> str:
-    """Return everything about a job, its incidents one a line."""
-    lines = [escape(line) for line in str(status).split("\n")]
-    ended = [shard for shard in status.shards if shard.state in ("settled", "dead")]
-    lines += [_ended_batch(shard) for shard in ended]
-    lines += [_incident(incident, wall) for incident in status.incidents[-_MAX_INCIDENTS:]]
-    more = len(status.incidents) - _MAX_INCIDENTS
-    if more > 0:
-        lines.append(f"and {more:,} earlier incidents (--json shows all)")
-    return "\n".join(lines)
-
-
-def _ended_batch(shard: ShardStatus) -> str:
-    named = f" as {shard.batch_id}" if shard.batch_id else ""
-    cost = "" if shard.cost is None else f", {usd(shard.cost)} USD"
-    word = f" ({shard.word})" if shard.word else ""
-    why = f": {shard.note}" if shard.note else ""
-    return escape(f"batch {shard.no}: {shard.size:,} requests, {shard.state}{named}{word}{cost}{why}")
-
-
-def _incident(incident: IncidentRow, wall: float) -> str:
-    money = "" if incident.money is None else f", {incident.money:.6f} USD"
-    ago = span(max(0.0, wall - incident.at))
-    return escape(f"incident {incident.kind} {ago} ago{money}: {incident.detail}")
 
 
 def _as_json(status: JobStatus) -> str:

@@ -6,6 +6,7 @@ import logging
 import sys
 from typing import Final
 
+from smartbatch._display import escape
 from smartbatch.events import (
     BreakerChanged,
     CooldownStarted,
@@ -15,7 +16,7 @@ from smartbatch.events import (
     PauseChanged,
     RetryScheduled,
 )
-from smartbatch.observe.text import SafeStream, escape
+from smartbatch.observe.text import SafeStream
 
 _CLEAR_LINE: Final = "\r\x1b[K"
 

@@ -11,6 +11,7 @@ from typing import IO, Any
 
 from attrs import evolve
 
+from smartbatch._display import escape
 from smartbatch.cli.output_lines import defects_of, figures_of, is_answer, number_of, sample_of
 from smartbatch.cli.result_tables import read_table, table_format
 from smartbatch.core.limits.error_patterns import pattern_of
@@ -19,7 +20,6 @@ from smartbatch.errors import InputError, RowSkipped, snake_case
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.job_report import list_figures, versions
 from smartbatch.jobs.summary_records import StoredDecision
-from smartbatch.observe.text import escape
 from smartbatch.reports.report_data import ReportData, ReportedJob
 from smartbatch.reports.sampling import EvenSample, FailureGroups, RequestFigures
 

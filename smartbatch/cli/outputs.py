@@ -27,6 +27,7 @@ from typing import IO, Any, Final, TypeAlias
 
 from attrs import define, field
 
+from smartbatch._display import escape
 from smartbatch._files import is_foreign_link, lock_file, require_locks, sync_folder
 from smartbatch.cli.output_lines import (
     HEAD,
@@ -46,7 +47,6 @@ from smartbatch.cli.output_lines import (
 from smartbatch.cli.prompts import HALF, KeyedRow, RowKeys
 from smartbatch.cli.result_tables import FORMATS, check_format
 from smartbatch.errors import InputError
-from smartbatch.observe.text import escape
 from smartbatch.providers.http.json_text import decode_json
 from smartbatch.tables.result_files import to_line
 from smartbatch.types import Defect

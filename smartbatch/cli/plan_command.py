@@ -9,6 +9,7 @@ import tempfile
 from contextlib import ExitStack
 
 from smartbatch._clock import RealClock
+from smartbatch._display import escape
 from smartbatch.cli.clients import answers_each, client_of, embedding_of, missing_store, params_of
 from smartbatch.cli.inputs import RowSource
 from smartbatch.cli.jobs_of_run import RunIdentity
@@ -20,7 +21,6 @@ from smartbatch.cli.standard_output import print_out
 from smartbatch.cli.table_output import look_at_output
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ConfigError
-from smartbatch.observe.text import escape
 from smartbatch.plan import Plan
 
 _NO_KEY = "none-as-a-plan-sends-nothing"

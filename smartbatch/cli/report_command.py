@@ -51,11 +51,11 @@ def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the report and return the exit code."""
     # late: other subcommands need none of it
+    from smartbatch._display import escape
     from smartbatch.cli.messages import say
     from smartbatch.cli.outputs import replaced
     from smartbatch.cli.screenshot import browser, screenshot
     from smartbatch.errors import InputError
-    from smartbatch.observe.text import escape
 
     path = args.output
     _check(path)
@@ -81,8 +81,8 @@ def _check(path: str) -> None:
     Raises:
         InputError: of these; the file stays as it is.
     """
+    from smartbatch._display import escape
     from smartbatch.errors import InputError
-    from smartbatch.observe.text import escape
 
     if os.path.splitext(path)[1].lower() not in (".html", ".htm"):
         raise InputError(f"{escape(path)}: a report is HTML: let its name end in .html")
@@ -102,12 +102,12 @@ def _report(args: argparse.Namespace) -> Report:
     Raises:
         JobNotFound: there is neither.
     """
+    from smartbatch._display import escape
     from smartbatch.cli.clients import config_of, missing_store
     from smartbatch.cli.followed_jobs import GRACE
     from smartbatch.cli.jobs_of_run import jobs_of_output, output_key
     from smartbatch.cli.output_report import ended_runs, output_report, reported_jobs
     from smartbatch.errors import JobNotFound
-    from smartbatch.observe.text import escape
     from smartbatch.reports.report import Report
     from smartbatch.stored_jobs import StoredJobs
 

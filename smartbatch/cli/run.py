@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from smartbatch._clock import RealClock
+from smartbatch._display import escape
 from smartbatch.cli.clients import answers_each, client_of, embedding_of, params_of
 from smartbatch.cli.inputs import RowSource
 from smartbatch.cli.jobs_of_run import RunIdentity
@@ -24,7 +25,6 @@ from smartbatch.cli.table_output import TableOutput, open_output
 from smartbatch.errors import ConfigError, InputError
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Progress
-from smartbatch.observe.text import escape
 from smartbatch.types import DEFECTS, Usage, evolve
 
 if TYPE_CHECKING:

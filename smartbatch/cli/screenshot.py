@@ -9,8 +9,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from smartbatch._display import escape
 from smartbatch.errors import ConfigError, InputError
-from smartbatch.observe.text import escape
 
 _BROWSERS = (
     "chromium",

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-from smartbatch.cli.text_table import fitted
+from smartbatch._display import escape
 from smartbatch.errors import InputError, SmartbatchError
-from smartbatch.observe.text import escape
+from smartbatch.views.terminal import fitted
 
 if TYPE_CHECKING:  # most commands print a few lines, and need none of it
     from smartbatch.cli.outputs import OutputRow

@@ -8,6 +8,7 @@ from typing import Final
 
 from attrs import Factory, define, evolve
 
+from smartbatch._display import escape
 from smartbatch.cli.output_lines import Amounts
 from smartbatch.cli.outputs import Recovered
 from smartbatch.cli.prompts import KeyedRow
@@ -17,7 +18,6 @@ from smartbatch.core.routing.options import Option
 from smartbatch.core.routing.outcome import ActualCost, rescue_in_words
 from smartbatch.errors import ListStopped, SmartbatchError, kind_name
 from smartbatch.jobs.status import JobStatus, cost_in_words, usd
-from smartbatch.observe.text import escape
 from smartbatch.results import defects_in_words
 from smartbatch.types import Result, Route
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from attrs import frozen
-
-from smartbatch.cli.text_table import Column, fitted, text_table
+from smartbatch._display import escape
 from smartbatch.dashboard.attention import needs_of
 from smartbatch.dashboard.outlook import outlook, risk_of
 from smartbatch.dashboard.shared_view import SharedView, failures_of
@@ -18,7 +16,8 @@ from smartbatch.jobs.status import span, usd
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.job_overview import JobFilter, JobLine
 from smartbatch.observe.participants import LaneStatus, RealtimeStatus, merged
-from smartbatch.observe.text import escape
+from smartbatch.views.model import Column
+from smartbatch.views.terminal import TextLine, fitted, table_lines
 
 _JOBS, _LANES, _PROCESSES, _NEEDS = 10, 12, 8, 6
 """Rows of each kind."""
@@ -31,55 +30,43 @@ _JOB_COLUMNS = (
     Column("job"),
     Column("state", drop=2),
     Column("done"),
-    Column("requests", right=True, drop=3),
-    Column("left", right=True, drop=1),
-    Column("cost", right=True, drop=4),
+    Column("requests", "number", 3),
+    Column("left", "number", 1),
+    Column("cost", "number", 4),
     Column("deadline", drop=5),
     Column("model", drop=6),
 )
 _LANE_COLUMNS = (
     Column("model"),
-    Column("requests/min", right=True, drop=2),
-    Column("tokens/min", right=True, drop=3),
-    Column("waiting", right=True, drop=1),
-    Column("in flight", right=True, drop=1),
+    Column("requests/min", "number", 2),
+    Column("tokens/min", "number", 3),
+    Column("waiting", "number", 1),
+    Column("in flight", "number", 1),
     Column("waits for", drop=4),
 )
 _PROCESS_COLUMNS = (
     Column("process"),
     Column("state"),
-    Column("waiting", right=True, drop=1),
-    Column("in flight", right=True, drop=1),
-    Column("USD", right=True, drop=2),
+    Column("waiting", "number", 1),
+    Column("in flight", "number", 1),
+    Column("USD", "number", 2),
     Column("version", drop=3),
 )
 
 
-@frozen
-class TopLine:
-    """A line of a frame.
-
-    Attributes:
-        style: ``title``, ``bad``, ``head``, or empty.
-    """
-
-    text: str
-    style: str = ""
-
-
-def frame(source: Source, width: int, height: int | None) -> list[TopLine]:
+def frame(source: Source, width: int, height: int | None) -> list[TextLine]:
     """Return what there is to see now, at most ``height`` lines of ``width`` cells.
 
     What cannot be read is told in its place.
     """
     lines = list(_lines(source, width))
     if height is not None and len(lines) > height:
-        more = TopLine(fitted(f"… {len(lines) - height + 1} more lines: a taller window shows them", width))
+        more = TextLine(fitted(f"… {len(lines) - height + 1} more lines: a taller window shows them", width))
         lines = [*lines[: max(0, height - 1)], more]
     return lines
 
 
-def _lines(source: Source, width: int) -> Iterator[TopLine]:
+def _lines(source: Source, width: int) -> Iterator[TextLine]:
     shared = source.participants()
     status = merged([one.realtime for one in shared.found.living])
     now = datetime.fromtimestamp(source.clock.wall(), UTC)
@@ -92,46 +79,46 @@ def _lines(source: Source, width: int) -> Iterator[TopLine]:
     except SmartbatchError as error:
         place, jobs, spending = str(source.config.store), [], ""
         needs = [f"The store cannot be read: {error.message}"]
-    yield TopLine(fitted(escape(f"smartbatch  {now:%H:%M:%S} UTC  {place}"), width), "title")
+    yield TextLine(fitted(escape(f"smartbatch  {now:%H:%M:%S} UTC  {place}"), width), "title")
     yield from _needs(needs, width)
     yield from jobs
     yield from _lanes(status, width)
     yield from _realtime(status, width)
-    yield TopLine(fitted(f"money      {_money(status)}{spending}", width))
+    yield TextLine(fitted(f"money      {_money(status)}{spending}", width))
     yield from _failures(shared, width)
     yield from _processes(shared, width)
 
 
-def _needs(needs: Sequence[str], width: int) -> Iterator[TopLine]:
+def _needs(needs: Sequence[str], width: int) -> Iterator[TextLine]:
     if not needs:
-        yield TopLine(fitted("needs a person: nothing", width))
+        yield TextLine(fitted("needs a person: nothing", width))
     for need in needs[:_NEEDS]:
-        yield TopLine(fitted(escape(f"! {need}"), width), "bad")
+        yield TextLine(fitted(escape(f"! {need}"), width), "bad")
     if len(needs) > _NEEDS:
-        yield TopLine(fitted(f"! and {len(needs) - _NEEDS} more", width), "bad")
+        yield TextLine(fitted(f"! and {len(needs) - _NEEDS} more", width), "bad")
 
 
-def _table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Iterator[TopLine]:
-    head, *told = text_table(columns, rows, width)
-    yield TopLine("")
-    yield TopLine(head, "head")
-    yield from map(TopLine, told)
+def _table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Iterator[TextLine]:
+    head, *told = table_lines(columns, rows, width)
+    yield TextLine("")
+    yield TextLine(head, "head")
+    yield from map(TextLine, told)
 
 
 # -- jobs and money
 
 
-def _jobs(source: Source, store: SqlStore | None, width: int) -> Iterator[TopLine]:
+def _jobs(source: Source, store: SqlStore | None, width: int) -> Iterator[TextLine]:
     if store is None:
-        yield TopLine(fitted(escape(f"jobs       there is no store yet at {source.place}"), width))
+        yield TextLine(fitted(escape(f"jobs       there is no store yet at {source.place}"), width))
         return
     lines = store.overview.page(JobFilter(unfinished=True), limit=_JOBS + 1)
     if not lines:
-        yield TopLine(fitted("jobs       none is under way", width))
+        yield TextLine(fitted("jobs       none is under way", width))
         return
     yield from _table(_JOB_COLUMNS, [_job(source, store, line) for line in lines[:_JOBS]], width)
     if len(lines) > _JOBS:
-        yield TopLine(fitted("and more: smartbatch jobs", width))
+        yield TextLine(fitted("and more: smartbatch jobs", width))
 
 
 def _job(source: Source, store: SqlStore, line: JobLine) -> tuple[str, ...]:
@@ -187,7 +174,7 @@ def _spending(source: Source) -> str:
 # -- real time
 
 
-def _lanes(status: RealtimeStatus, width: int) -> Iterator[TopLine]:
+def _lanes(status: RealtimeStatus, width: int) -> Iterator[TextLine]:
     if status.lanes:
         yield from _table(_LANE_COLUMNS, [_lane(lane) for lane in status.lanes[:_LANES]], width)
 
@@ -215,22 +202,22 @@ def _level(used: float, limit: float) -> str:
     return f"{used:,.0f} of {limit:,.0f}" if limit else f"{used:,.0f}"
 
 
-def _realtime(status: RealtimeStatus, width: int) -> Iterator[TopLine]:
+def _realtime(status: RealtimeStatus, width: int) -> Iterator[TextLine]:
     waits = ", ".join(f"{name} {count:,}" for name, count in status.waits.items())
     pending = ", ".join(_pending(status, name) for name, count in status.pending.items() if count)
-    yield TopLine("")
+    yield TextLine("")
     oldest = f", the oldest for {span(status.oldest_wait)}" if status.waiting else ""
     words = f"real time  {status.waiting:,} waiting{oldest}, {status.in_flight:,} in flight"
-    yield TopLine(fitted(f"{words}, {status.workers:,} threads", width))
+    yield TextLine(fitted(f"{words}, {status.workers:,} threads", width))
     if pending:
-        yield TopLine(fitted(escape(f"           by priority: {pending}"), width))
+        yield TextLine(fitted(escape(f"           by priority: {pending}"), width))
     if waits:
-        yield TopLine(fitted(escape(f"           waiting for: {waits}"), width))
+        yield TextLine(fitted(escape(f"           waiting for: {waits}"), width))
     calls = sum(lane.requests_used for lane in status.lanes)
     if calls:
         tokens = sum(lane.tokens_used for lane in status.lanes)
         told = f"           {calls:,.0f} calls and {tokens:,.0f} tokens in the last minute"
-        yield TopLine(fitted(told, width))
+        yield TextLine(fitted(told, width))
 
 
 def _pending(status: RealtimeStatus, name: str) -> str:
@@ -238,21 +225,21 @@ def _pending(status: RealtimeStatus, name: str) -> str:
     return f"{name} {status.pending[name]:,}" + ("" if wait is None else f" (the oldest {span(wait)})")
 
 
-def _failures(shared: SharedView, width: int) -> Iterator[TopLine]:
+def _failures(shared: SharedView, width: int) -> Iterator[TextLine]:
     found = failures_of(shared)
     told = ", ".join(
         f"{one.kind} {max(one.calls, one.requests):,.0f}"
         + ("" if one.age is None else f" ({span(one.age)} ago)")
         for one in found
     )
-    yield TopLine(fitted(escape(f"failures   {told or 'none, as far as processes told'}"), width))
+    yield TextLine(fitted(escape(f"failures   {told or 'none, as far as processes told'}"), width))
 
 
-def _processes(shared: SharedView, width: int) -> Iterator[TopLine]:
+def _processes(shared: SharedView, width: int) -> Iterator[TextLine]:
     found = shared.found.processes
     if not found:
         why = "they share nothing" if shared.is_off else "none was heard in the last ten minutes"
-        yield TopLine(fitted(f"processes  {why}", width))
+        yield TextLine(fitted(f"processes  {why}", width))
         return
     rows = [
         (
@@ -267,4 +254,4 @@ def _processes(shared: SharedView, width: int) -> Iterator[TopLine]:
     ]
     yield from _table(_PROCESS_COLUMNS, rows, width)
     if len(found) > _PROCESSES:
-        yield TopLine(fitted(f"and {len(found) - _PROCESSES:,} more", width))
+        yield TextLine(fitted(f"and {len(found) - _PROCESSES:,} more", width))

@@ -8,7 +8,7 @@ from smartbatch._html import Child, Html, el
 from smartbatch.dashboard import act_forms
 from smartbatch.dashboard.job_rows import moment_of
 from smartbatch.dashboard.jobs_page import number_of
-from smartbatch.dashboard.page import Page, Query, Section, no_store_yet
+from smartbatch.dashboard.page import Page, PageSection, Query, no_store_yet
 from smartbatch.dashboard.source import Source
 from smartbatch.jobs.act_records import Act
 from smartbatch.jobs.store import SqlStore
@@ -21,10 +21,10 @@ ACTS = 50
 def page(source: Source, query: Query) -> Page:
     """Return the page."""
     store = source.store
-    forms = Section("forms", "Pause a model, or limit it", act_forms.of_models(query), live=False)
+    forms = PageSection("forms", "Pause a model, or limit it", act_forms.of_models(query), live=False)
     if store is None:
         told = el("p", no_store_yet(source))
-        return Page("Acts", (Section("acts", "Who did what", told), forms))
+        return Page("Acts", (PageSection("acts", "Who did what", told), forms))
     controls = store.controls.controls()
     paused = [
         (one.model, one.reason or "–", one.by, moment_of(one.since), act_forms.unpause(one.model, query))
@@ -43,10 +43,10 @@ def page(source: Source, query: Query) -> Page:
     return Page(
         "Acts",
         (
-            Section("paused", "Paused", _table("Paused models", _PAUSED, paused, "No model is paused.")),
-            Section("limits", "Limits", _table("Limits", _LIMITS, limits, "The settings' limits hold.")),
+            PageSection("paused", "Paused", _table("Paused models", _PAUSED, paused, "No model is paused.")),
+            PageSection("limits", "Limits", _table("Limits", _LIMITS, limits, "The settings' limits hold.")),
             forms,
-            Section("acts", "Who did what", _acts(store, query)),
+            PageSection("acts", "Who did what", _acts(store, query)),
         ),
     )
 

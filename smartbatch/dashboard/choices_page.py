@@ -10,7 +10,7 @@ from smartbatch._html import Child, Html, el, fragment
 from smartbatch.core.routing.outcome import Measured
 from smartbatch.dashboard.job_rows import moment_of
 from smartbatch.dashboard.jobs_page import number_of
-from smartbatch.dashboard.page import Page, Query, Section, no_store_yet
+from smartbatch.dashboard.page import Page, PageSection, Query, no_store_yet
 from smartbatch.dashboard.source import Source
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.summary_records import StoredDecision
@@ -58,9 +58,9 @@ def page(source: Source, query: Query) -> Page:
     return Page(
         "Choices",
         (
-            Section("calibration", "Forecasts and what came", _calibration(figures)),
-            Section("saved", "Saved and lost, by route", _saved(figures)),
-            Section("decisions", "Decisions", _decisions(store, query)),
+            PageSection("calibration", "Forecasts and what came", _calibration(figures)),
+            PageSection("saved", "Saved and lost, by route", _saved(figures)),
+            PageSection("decisions", "Decisions", _decisions(store, query)),
         ),
         every=EVERY,
     )
@@ -75,14 +75,14 @@ def page_of_one(source: Source, query: Query) -> Page:
     return Page(
         f"Choice of {one.route} for {one.requests:,} requests",
         (
-            Section("outcome", "Forecast and outcome", _outcome(one, query)),
-            Section("routes", "Routes that were compared", _routes(one)),
+            PageSection("outcome", "Forecast and outcome", _outcome(one, query)),
+            PageSection("routes", "Routes that were compared", _routes(one)),
         ),
     )
 
 
 def _alone(title: str, text: str) -> Page:
-    return Page(title, (Section("decisions", "Decisions", el("p", text)),))
+    return Page(title, (PageSection("decisions", "Decisions", el("p", text)),))
 
 
 # -- sums ----------------------------------------------------------------------------------------------------

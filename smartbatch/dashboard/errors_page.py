@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from smartbatch._html import Child, Html, el, fragment
 from smartbatch.dashboard.job_rows import moment_of
-from smartbatch.dashboard.page import Page, Query, Section, no_store_yet
+from smartbatch.dashboard.page import Page, PageSection, Query, no_store_yet
 from smartbatch.dashboard.source import Source
 from smartbatch.jobs.summary_records import ErrorGroup
 from smartbatch.reports import components
@@ -22,14 +22,16 @@ def page(source: Source, query: Query) -> Page:
     """Return the page."""
     if source.store is None and source.client is None:
         told = el("p", no_store_yet(source))
-        return Page("Errors", (Section("errors", "Errors", told),))
+        return Page("Errors", (PageSection("errors", "Errors", told),))
     groups = source.error_groups()
     kind = query.values.get("kind", "")
     return Page(
         "Errors",
         (
-            Section("kinds", "Kinds", _kinds(groups, kind, query)),
-            Section("errors", "Errors", _errors([each for each in groups if kind in ("", each.kind)], query)),
+            PageSection("kinds", "Kinds", _kinds(groups, kind, query)),
+            PageSection(
+                "errors", "Errors", _errors([each for each in groups if kind in ("", each.kind)], query)
+            ),
         ),
         every=EVERY,
     )

@@ -10,7 +10,7 @@ from smartbatch.dashboard.downloads import formats, may_download
 from smartbatch.dashboard.job_rows import deadline_of, moment_of, progress_of, state_of, time_of
 from smartbatch.dashboard.jobs_page import number_of
 from smartbatch.dashboard.outlook import course, outlook, risk_of
-from smartbatch.dashboard.page import Page, Query, Section
+from smartbatch.dashboard.page import Page, PageSection, Query
 from smartbatch.dashboard.source import Source
 from smartbatch.errors import JobNotFound, kind_name
 from smartbatch.jobs.batch_timeline import timeline_rows
@@ -46,12 +46,14 @@ def page(source: Source, query: Query) -> Page:
     return Page(
         f"Job {line.key or line.id}",
         (
-            Section("job", "How it stands", _facts(source, store, line, shards)),
-            Section("batches", "Batches", _batches(source, line, shards)),
-            Section("incidents", "Incidents", _incidents(store.overview.incidents(line.id, limit=INCIDENTS))),
-            Section("failed", "Failed requests", _failed(store, line, query)),
-            Section("results", "Results", _downloads(source, line, query)),
-            Section("act", "Act", act_forms.of_job(line, query), live=False),
+            PageSection("job", "How it stands", _facts(source, store, line, shards)),
+            PageSection("batches", "Batches", _batches(source, line, shards)),
+            PageSection(
+                "incidents", "Incidents", _incidents(store.overview.incidents(line.id, limit=INCIDENTS))
+            ),
+            PageSection("failed", "Failed requests", _failed(store, line, query)),
+            PageSection("results", "Results", _downloads(source, line, query)),
+            PageSection("act", "Act", act_forms.of_job(line, query), live=False),
         ),
     )
 

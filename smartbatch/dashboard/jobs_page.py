@@ -5,7 +5,7 @@ from __future__ import annotations
 from smartbatch._html import Html, el, fragment
 from smartbatch.dashboard import act_forms
 from smartbatch.dashboard.job_rows import jobs_table
-from smartbatch.dashboard.page import Page, Query, Section, no_store_yet
+from smartbatch.dashboard.page import Page, PageSection, Query, no_store_yet
 from smartbatch.dashboard.source import Source
 from smartbatch.jobs.records import JobState
 from smartbatch.jobs.store import SqlStore
@@ -31,15 +31,15 @@ def page(source: Source, query: Query) -> Page:
     store = source.store
     if store is None:
         told = el("p", no_store_yet(source))
-        return Page("Jobs", (Section("jobs", "Jobs", told),))
+        return Page("Jobs", (PageSection("jobs", "Jobs", told),))
     forms = act_forms.of_jobs(filter_of(query), query)
     return Page(
         "Jobs",
         (
-            Section("counts", "How many", _counts(store)),
-            Section("filter", "Which", _form(query), live=False),
-            Section("jobs", "Jobs", _jobs(source, store, query)),
-            *(() if forms is None else (Section("act", "Act on them", forms, live=False),)),
+            PageSection("counts", "How many", _counts(store)),
+            PageSection("filter", "Which", _form(query), live=False),
+            PageSection("jobs", "Jobs", _jobs(source, store, query)),
+            *(() if forms is None else (PageSection("act", "Act on them", forms, live=False),)),
         ),
         every=EVERY,
     )

@@ -10,7 +10,7 @@ from attrs import define, field
 
 from smartbatch._html import Child, Html, el, fragment
 from smartbatch.dashboard.job_rows import moment_of
-from smartbatch.dashboard.page import Page, Query, Section
+from smartbatch.dashboard.page import Page, PageSection, Query
 from smartbatch.dashboard.shared_view import SharedView
 from smartbatch.dashboard.source import Source
 from smartbatch.jobs.store import SqlStore
@@ -59,10 +59,10 @@ def page(source: Source, query: Query) -> Page:  # noqa: ARG001 - the same for a
     return Page(
         "Models",
         (
-            Section("latency", "How long calls took", _latency(times, left_out)),
-            Section("turnaround", "How long batches took, by the hour of the day", _turnaround(times)),
-            Section("limits", "Limits that were told or learned", _limits(shared)),
-            Section("prices", "Prices", _prices(source, sorted(_models(source, times, shared)))),
+            PageSection("latency", "How long calls took", _latency(times, left_out)),
+            PageSection("turnaround", "How long batches took, by the hour of the day", _turnaround(times)),
+            PageSection("limits", "Limits that were told or learned", _limits(shared)),
+            PageSection("prices", "Prices", _prices(source, sorted(_models(source, times, shared)))),
         ),
         every=EVERY,
     )

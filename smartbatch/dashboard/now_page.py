@@ -10,7 +10,7 @@ from attrs import evolve
 from smartbatch._html import Child, Html, el, fragment
 from smartbatch.dashboard.attention import Need, needs_of
 from smartbatch.dashboard.job_rows import jobs_table
-from smartbatch.dashboard.page import Page, Query, Section, no_store_yet
+from smartbatch.dashboard.page import Page, PageSection, Query, no_store_yet
 from smartbatch.dashboard.shared_view import SharedView, failures_of
 from smartbatch.dashboard.source import Source
 from smartbatch.jobs.status import span
@@ -52,14 +52,14 @@ def page(source: Source, query: Query) -> Page:
     return Page(
         "Now",
         (
-            Section("attention", "Needs a person", _attention(source, query, shared)),
-            Section("going", "Jobs under way", _going(source, store, query)),
-            Section("limits", "Limits", _limits(status, shared)),
-            Section("queue", "Requests in real time", _queue(status)),
-            Section("rates", "Requests and tokens", _rates(source, status)),
-            Section("money", "Money", _money(source, store, shared, query)),
-            Section("failures", "Failures", _failures(shared)),
-            Section("processes", "Processes", _processes(shared)),
+            PageSection("attention", "Needs a person", _attention(source, query, shared)),
+            PageSection("going", "Jobs under way", _going(source, store, query)),
+            PageSection("limits", "Limits", _limits(status, shared)),
+            PageSection("queue", "Requests in real time", _queue(status)),
+            PageSection("rates", "Requests and tokens", _rates(source, status)),
+            PageSection("money", "Money", _money(source, store, shared, query)),
+            PageSection("failures", "Failures", _failures(shared)),
+            PageSection("processes", "Processes", _processes(shared)),
         ),
     )
 

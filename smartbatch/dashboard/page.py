@@ -51,7 +51,7 @@ class Query:
 
 
 @frozen
-class Section:
+class PageSection:
     """A part of a page whose body is replaced as a whole when it has changed.
 
     Attributes:
@@ -78,7 +78,7 @@ class Page:
     """
 
     title: str
-    sections: tuple[Section, ...]
+    sections: tuple[PageSection, ...]
     every: float = EVERY
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from smartbatch._display import paragraph, short
+from smartbatch._display import short
 from smartbatch._settings import count_of, seconds_of
 from smartbatch.errors import JobTimeout, RequestCancelled, SmartbatchError, StoreError
 from smartbatch.interrupted import Interrupted
@@ -26,6 +26,8 @@ from smartbatch.jobs.watcher import PAGE, SeenChanges, stored_job
 from smartbatch.observe.progress import Progress, new_display
 from smartbatch.results import ResultList, as_kept
 from smartbatch.types import Deadline, Duration, Result, T
+from smartbatch.views.model import View
+from smartbatch.views.notebook import in_cell
 
 if TYPE_CHECKING:
     from smartbatch.jobs.service import JobService
@@ -92,7 +94,7 @@ class Job:
         try:
             return self.status(SHOWN_WITHIN)._repr_html_()
         except SmartbatchError as error:
-            return paragraph(repr(self)) + paragraph(str(error))
+            return in_cell(View(repr(self), (), subtitle=str(error)))
 
     # -- looking ---------------------------------------------------------------------------------------------
 

@@ -7,11 +7,12 @@ from functools import partial
 
 from attrs import evolve, field, frozen
 
-from smartbatch._display import bar, counted, facts, short
+from smartbatch._display import counted, short
 from smartbatch.core.forecast.forecaster import Times
 from smartbatch.core.forecast.turnaround import RunningBatch, remaining
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.errors import scrub
+from smartbatch.jobs.incident_titles import incident_title
 from smartbatch.jobs.records import (
     OPEN_SHARDS,
     UNSENT_SHARDS,
@@ -24,6 +25,10 @@ from smartbatch.jobs.records import (
 )
 from smartbatch.jobs.store import SqlStore
 from smartbatch.results import defects_in_words
+from smartbatch.views.model import Cell, DataTable, Facts, Note, Part, ProgressBar, Section, State, Tile, View
+from smartbatch.views.notebook import in_cell
+from smartbatch.views.terminal import text_of
+from smartbatch.views.words import UNKNOWN, duration, money, plural
 
 _S = ShardState
 MINUTE = 60.0
@@ -32,8 +37,10 @@ READING = 2.0
 """Seconds to read results of batches that have ended."""
 _TINY = 1e-9
 """USD by which sums of floats may differ."""
-SHOWN = 10
-"""Batches under way that a notebook shows."""
+NOTEBOOK_BATCHES, MAX_BATCHES = 10, 1_000
+"""Batches that a notebook and other views show."""
+MAX_INCIDENTS = 20
+"""Incidents that a view shows; JSON has all of them."""
 SOON = 1.0
 """Least seconds while anything is left."""
 
@@ -139,19 +146,19 @@ class JobStatus:
         """USD that the job cost less than the tokens of its results in real time; below 0 for more."""
         return self.realtime_cost - self.cost - self.wasted
 
-    def _repr_html_(self) -> str:
-        rows = list(_rows(self))
-        batches = [row for row in rows if row[0].startswith("batch ")]
-        hidden = [] if len(batches) <= SHOWN else batches[SHOWN:]
-        shown = [row for row in rows if row not in hidden]
-        if hidden:
-            shown.append(("further batches", f"{len(hidden):,}"))
-        return bar(self.finished, self.total) + facts(shown)
-
     def __str__(self) -> str:
-        rows = list(_rows(self))
-        width = max(len(name) for name, _ in rows)
-        return "\n".join(f"{name:<{width}}  {words}" for name, words in rows)
+        return text_of(self.view())
+
+    def _repr_html_(self) -> str:
+        return in_cell(self.view(batches=NOTEBOOK_BATCHES))
+
+    def view(self, *, batches: int = MAX_BATCHES) -> View:
+        """Return the status as a view of facts, batches and incidents.
+
+        Args:
+            batches: shown at most; those that have not ended come first.
+        """
+        return job_view(self, batches)
 
 
 def status_of(
@@ -240,62 +247,114 @@ def _shard(shard: ShardRow, wall: float, *, done: bool) -> ShardStatus:
     )
 
 
-def _rows(s: JobStatus) -> Iterator[tuple[str, str]]:
-    named = f" ({s.key})" if s.key else ""
-    yield "job", f"{s.id}{named}, {s.model}, {s.state}"
-    yield (
-        "requests",
-        f"{s.total:,} in all: {s.submitted:,} submitted, {s.completed:,} completed, {s.failed:,} failed"
-        + (f", {s.cancelled:,} cancelled" if s.cancelled else "")
-        + (f", {s.running:,} done at the provider" if s.running else ""),
-    )
-    if defects := defects_in_words(s):
-        yield "answers", defects
-    left = "" if s.done or s.remaining is None else f", about {span(s.remaining)} left"
-    yield "time", f"{span(s.elapsed)}{left}"
-    yield "cost", cost_in_words(s)
-    for shard in s.shards:
-        if not s.done and shard.state not in ("settled", "dead"):
-            yield f"batch {shard.no}", _shard_words(shard)
+# -- the view ------------------------------------------------------------------------------------------------
+
+
+def job_view(s: JobStatus, batches: int) -> View:
+    """Return a job as a view."""
+    named = f"Job {s.key or s.id}"
+    sections = [Section("job", "Status", (Facts(tuple(_facts(s))),))]
+    if s.shards:
+        sections.append(Section("batches", "Batches", tuple(batch_parts(s, batches))))
     if s.incidents:
-        yield "incidents", ", ".join(_counted(s.incidents))
+        sections.append(Section("incidents", "Incidents", tuple(incident_parts(s.incidents))))
+    return View(named, tuple(sections), state=state_of(s), subtitle=s.model, tiles=tuple(job_tiles(s)))
+
+
+def state_of(s: JobStatus) -> State:
+    """Return the state of a job with its tone."""
+    if s.cancelling:
+        return State("cancelling", "warn")
+    return State(s.state, "bad" if s.state == JobState.HELD.value else "good" if s.done else "")
+
+
+def job_tiles(s: JobStatus) -> Iterator[Tile]:
+    """Yield the key figures of a job."""
+    bar = ProgressBar("requests with a result", s.finished, s.total)
+    yield Tile("Done", f"{s.finished:,} of {s.total:,}", progress=bar)
+    yield Tile("Failed", f"{s.failed:,}", tone="bad" if s.failed else "")
+    if s.done or s.remaining is None:
+        yield Tile("Time", duration(s.elapsed), "" if s.done else "so far")
+    else:
+        yield Tile("Time left", f"about {duration(s.remaining)}", f"{duration(s.elapsed)} so far")
+    yield Tile("Cost", UNKNOWN if s.unpriced and not s.cost else money(s.cost), _saved(s))
+
+
+def _facts(s: JobStatus) -> Iterator[tuple[str, Cell]]:
+    yield "id", s.id
+    counts = [f"{s.total:,} total", f"{s.submitted:,} submitted", f"{s.completed:,} completed"]
+    counts.append(f"{s.failed:,} failed")
+    counts += [f"{s.cancelled:,} cancelled"] if s.cancelled else []
+    counts += [f"{s.running:,} done at the provider"] if s.running else []
+    yield "requests", ", ".join(counts)
+    if defects := defects_in_words(s):
+        yield "answers", State(defects, "warn")
+    left = "" if s.done or s.remaining is None else f", about {duration(s.remaining)} left"
+    yield "time", f"{duration(s.elapsed)}{left}"
+    yield "cost", cost_in_words(s)
     if s.rescue:
         yield "rescued", f"requests of a batch were sent in real time instead: {s.rescue}"
     if s.note:
-        yield "note", s.note
+        yield "note", State(s.note, "warn")
+
+
+def batch_parts(s: JobStatus, most: int) -> Iterator[Part]:
+    """Yield the table of a job's batches, those that have not ended first."""
+    ended = ("settled", "dead")
+    ordered = sorted(s.shards, key=lambda shard: shard.state in ended)
+    yield DataTable.of(
+        "Batches",
+        "batch:number, state, requests:number, done:number/3, age:duration/2, provider status/4, id/5, "
+        "cost:money/6, note/1",
+        [
+            (
+                shard.no,
+                State(shard.state, "good" if shard.state == "settled" else ""),
+                shard.size,
+                shard.done,
+                shard.age,
+                shard.word,
+                shard.batch_id,
+                shard.cost,
+                shard.note,
+            )
+            for shard in ordered[:most]
+        ],
+    )
+    if len(ordered) > most:
+        yield Note(f"{len(ordered) - most:,} more batches")
+
+
+def incident_parts(incidents: Sequence[IncidentRow]) -> Iterator[Part]:
+    """Yield the table of what should not have happened, newest first."""
+    newest = incidents[: -MAX_INCIDENTS - 1 : -1]
+    rows = [(one.at, incident_title(one.kind), one.money, one.detail) for one in newest]
+    yield DataTable.of("Incidents, newest first", "at (UTC):time, incident, cost:money, detail", rows)
+    if len(incidents) > len(newest):
+        yield Note(f"{len(incidents) - len(newest):,} earlier incidents")
+
+
+def cost_in_words(s: JobStatus) -> str:
+    """Return the cost compared with the real-time price, and how many prices are unknown."""
+    words = money(s.cost)
+    if s.wasted > _TINY:
+        words += f" and {money(s.wasted)} for answers of no use"
+    if saved := _saved(s):
+        words += f", {saved}"
+    if s.unpriced:
+        words += f"; cost of {plural(s.unpriced, 'result')} unknown"
+    return words
+
+
+def _saved(s: JobStatus) -> str:
+    if abs(s.saved) <= _TINY:
+        return ""
+    return f"{money(abs(s.saved))} {'less' if s.saved > 0 else 'more'} than in real time"
 
 
 def usd(amount: float, digits: int = 6) -> str:
     """Return an amount rounded; the same for sums that differ only in the order of their floats."""
     return f"{round(amount, 12):.{digits}f}"
-
-
-def cost_in_words(s: JobStatus) -> str:
-    """Return the cost compared with the real-time price, and how many prices are unknown."""
-    words = f"{usd(s.cost)} USD"
-    if s.wasted > _TINY:
-        words += f" and {usd(s.wasted)} USD for answers of no use"
-    if abs(s.saved) > _TINY:
-        words += f", {usd(abs(s.saved))} USD {'less' if s.saved > 0 else 'more'} than in real time"
-    if s.unpriced:
-        words += f"; cost of {s.unpriced:,} result{'s' if s.unpriced > 1 else ''} unknown"
-    return words
-
-
-def _shard_words(shard: ShardStatus) -> str:
-    words = f"{shard.size:,} requests, {shard.state}"
-    if shard.batch_id is not None:
-        words += f" as {shard.batch_id}"
-    if shard.word:
-        words += f" ({shard.word}" + (f", {shard.done:,} done)" if shard.done else ")")
-    if shard.age is not None:
-        words += f", for {span(shard.age)}"
-    return words
-
-
-def _counted(incidents: Sequence[IncidentRow]) -> Iterator[str]:
-    for kind in dict.fromkeys(incident.kind for incident in incidents):
-        yield f"{kind} {sum(incident.kind == kind for incident in incidents):,}"
 
 
 def span(seconds: float) -> str:

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from attrs import asdict, frozen, has
 
-from smartbatch._display import table
 from smartbatch.errors import ErrorKind
 from smartbatch.events import (
     BreakerChanged,
@@ -54,6 +53,8 @@ from smartbatch.observe.metric import (
     times,
 )
 from smartbatch.types import Route, Usage
+from smartbatch.views.model import DataTable, Section, View
+from smartbatch.views.notebook import in_cell
 
 _LOCAL: Final = Route.LOCAL  # looking it up takes longer than all else that counts a request
 
@@ -408,7 +409,9 @@ class MetricsSnapshot:
     def _repr_html_(self) -> str:
         rows = [(one.name, getattr(self, one.name), one.help) for one in metrics_of(type(self))]
         told = [(name, _words(value), help) for name, value, help in rows if value]
-        return table(("figure", "value", "what it is"), [row for row in told if row[1]])
+        rows_shown = [row for row in told if row[1]]
+        table = DataTable.of("Metrics", "figure, value, meaning", rows_shown)
+        return in_cell(View(repr(self).strip("<>"), (Section("metrics", "Metrics", (table,)),)))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures as plain dicts, numbers and strings; ``total`` and ``retries`` included."""

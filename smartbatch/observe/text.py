@@ -1,16 +1,9 @@
-"""Text on a screen: escapes, durations, and streams that may break."""
+"""Text on a screen: durations, and streams that may break."""
 
 from __future__ import annotations
 
 import math
 from typing import Any, TextIO
-
-
-def escape(text: str) -> str:
-    """Return ``text`` with what is not printable (escape sequences, line ends, bidi marks) as ``\\x1b``."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def duration(seconds: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,8 +75,9 @@ def test_a_job_is_shown_by_its_key_in_text_and_as_json(done: Job, capfd: pytest.
     """An unknown name is an error; the jobs after it are shown as well."""
     assert jobs("show", "nobody", "letters") == 1
     shown = capfd.readouterr()
-    assert f"{done.id} (letters), {SIM.partition('?')[0]}" in shown.out
-    assert "batch 1: 3 requests, settled as " in shown.out
+    assert shown.out.startswith(f"Job letters  done\n{SIM.partition('?')[0]}\nDone 3 of 3")
+    assert re.search(rf"^id +{done.id}$", shown.out, re.MULTILINE)
+    assert re.search(r"^ +1  settled +3 +3 .* completed +batch_", shown.out, re.MULTILINE)
     assert "nobody" in shown.err
     assert jobs("show", done.id, "--json") == 0
     assert json.loads(capfd.readouterr().out)["key"] == "letters"

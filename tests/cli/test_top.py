@@ -21,9 +21,10 @@ from realtime.scenes import eventually
 
 from smartbatch import BatchingClient
 from smartbatch.cli.main import main
-from smartbatch.cli.text_table import Column, cells_of, fitted, text_table
 from smartbatch.cli.top_frame import frame
 from smartbatch.dashboard.source import Source
+from smartbatch.views.model import Column
+from smartbatch.views.terminal import cells_of, fitted, table_lines
 from tests.hostile import HOSTILE
 from tests.levels import sampled
 
@@ -105,18 +106,18 @@ def test_a_low_terminal_is_told_what_it_does_not_show(client: BatchingClient) ->
 def test_no_name_reaches_the_terminal_as_a_control() -> None:
     for text in HOSTILE.values():
         columns = (Column("a"), Column("b"))
-        assert all(line.isprintable() for line in text_table(columns, [(text[:500], "x")], 80))
+        assert all(line.isprintable() for line in table_lines(columns, [(text[:500], "x")], 80))
 
 
 def test_a_narrow_table_loses_columns_before_its_first_one_is_unreadable() -> None:
-    columns = (Column("name"), Column("kept", right=True), Column("dropped", drop=1))
+    columns = (Column("name"), Column("kept", "number"), Column("dropped", drop=1))
     rows = [("a long name of a job", "12", "further")]
-    assert text_table(columns, rows, 40) == [
+    assert table_lines(columns, rows, 40) == [
         "name                  kept  dropped",
         "a long name of a job    12  further",
     ]
-    assert text_table(columns, rows, 26) == ["name         kept  dropped", "a long nam…    12  further"]
-    assert text_table(columns, rows, 14) == ["name      kept", "a long …    12"]
+    assert table_lines(columns, rows, 26) == ["name         kept  dropped", "a long nam…    12  further"]
+    assert table_lines(columns, rows, 14) == ["name      kept", "a long …    12"]
     assert fitted("見出し", 4) == "見…"
 
 

@@ -12,7 +12,7 @@ import pytest
 from smartbatch._clock import VirtualClock
 from smartbatch._html import Html
 from smartbatch.dashboard import app, live
-from smartbatch.dashboard.page import EVERY, Page, Section
+from smartbatch.dashboard.page import EVERY, Page, PageSection
 from smartbatch.dashboard.source import Source
 from smartbatch.errors import StoreError
 from smartbatch.jobs.store import SqlStore
@@ -21,7 +21,7 @@ from tests.jobs.stores import Bench, new_items
 
 
 def page_of(**bodies: str) -> Page:
-    return Page("t", tuple(Section(name, name, Html(body)) for name, body in bodies.items()))
+    return Page("t", tuple(PageSection(name, name, Html(body)) for name, body in bodies.items()))
 
 
 def events_of(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
@@ -41,7 +41,7 @@ def test_a_version_names_what_is_shown() -> None:
 
 
 def test_a_section_that_is_filled_in_is_left_alone() -> None:
-    page = Page("t", (Section("form", "f", Html("x"), live=False), Section("a", "a", Html("1"))))
+    page = Page("t", (PageSection("form", "f", Html("x"), live=False), PageSection("a", "a", Html("1"))))
     assert live.changed(page, "") == {"a": "1"}
 
 
@@ -64,7 +64,7 @@ def test_a_page_that_costs_more_is_looked_at_less_often() -> None:
 
     def render() -> Page:
         made.append(clock.now())
-        return Page("t", (Section("a", "a", Html(str(len(made)))),), every=5.0)
+        return Page("t", (PageSection("a", "a", Html(str(len(made)))),), every=5.0)
 
     events = events_of(live.stream(render, "", clock, lambda: False))
     assert [next(events)["sections"] for _ in range(3)] == [{"a": "1"}, {"a": "2"}, {"a": "3"}]
@@ -77,7 +77,9 @@ def test_what_is_written_after_a_quiet_look_is_seen_at_once_and_noise_is_not() -
 
     def render() -> Page:
         looks.append(clock.now())
-        return Page("t", (Section("a", "a", Html("2" if clock.now() >= began + 60.6 else "1")),), every=50.0)
+        return Page(
+            "t", (PageSection("a", "a", Html("2" if clock.now() >= began + 60.6 else "1")),), every=50.0
+        )
 
     began = clock.now()
     noise = range(70, 90)
@@ -106,7 +108,7 @@ def test_the_time_of_the_last_write_changes_with_it(opened: SqlStore, shelf: Ben
 
 def test_a_stop_ends_a_stream_that_waits_for_its_next_look() -> None:
     clock = VirtualClock()
-    page = Page("t", (Section("a", "a", Html("1")),), every=1_000.0)
+    page = Page("t", (PageSection("a", "a", Html("1")),), every=1_000.0)
     stopped_at = clock.now() + 3.0
     began = clock.now()
     list(live.stream(lambda: page, "", clock, lambda: clock.now() >= stopped_at))

@@ -20,6 +20,7 @@ from smartbatch.jobs.records import ShardRow
 from smartbatch.jobs.steps import collect
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.wire_ids import parse_wire_id
+from smartbatch.views.words import money
 from tests.faults.world import MINUTE, PROVIDERS, Seen, World, in_batch, texts, world
 from tests.levels import sampled
 
@@ -260,7 +261,7 @@ def test_c11_of_two_answers_under_one_id_the_first_counts(
         status = job.status()
         assert status.wasted == incident.money
         assert status.saved == pytest.approx(status.realtime_cost - status.cost - status.wasted)
-        assert f"and {status.wasted:.6f} USD for answers of no use" in str(status)
+        assert f"and {money(status.wasted)} for answers of no use" in str(status)
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
 

@@ -1,0 +1,224 @@
+"""Views as lines of text, for a terminal of any width."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, TypeAlias
+
+from attrs import frozen
+
+from smartbatch._display import escape
+from smartbatch.views import words
+from smartbatch.views.drawings import Drawing, drawing, thinned
+from smartbatch.views.model import (
+    BarsOverTime,
+    Bullets,
+    Cell,
+    Chart,
+    Column,
+    DataTable,
+    Facts,
+    Folded,
+    Form,
+    Kind,
+    Link,
+    Links,
+    Moment,
+    Note,
+    Part,
+    ProgressBar,
+    Section,
+    State,
+    Tile,
+    Value,
+    View,
+)
+
+Style: TypeAlias = Literal["", "title", "head", "bad", "warn"]
+
+WIDE = 1_000
+"""Cells of a line where nothing limits it, as in a file."""
+_GAP = 2
+_LEAST = 8
+"""Cells to which the first column is cut before further columns are left out."""
+_BAR = 10
+"""Cells of a progress bar."""
+_SPARKS = "▁▂▃▄▅▆▇█"
+_SPARK_WIDTH = 30
+_NUMERIC = ("number", "money", "duration")
+_PREFIXES = {"bad": "! ", "warn": "! "}
+
+
+@frozen
+class TextLine:
+    """A line of a view; a terminal with colours shows its style."""
+
+    text: str
+    style: Style = ""
+
+
+def text_of(view: View) -> str:
+    """Return a view as text whose lines are as long as they need to be."""
+    return "\n".join(line.text for line in lines_of(view, WIDE))
+
+
+def lines_of(view: View, width: int) -> list[TextLine]:
+    """Return a view as lines of at most ``width`` cells. No text in it reaches a terminal as a control."""
+    return [TextLine(fitted(escape(line.text), width), line.style) for line in _lines(view, width)]
+
+
+def cells_of(text: str) -> int:
+    """Return how many cells of a terminal a text takes."""
+    return len(text) if text.isascii() else sum(map(_cells, text))
+
+
+def fitted(text: str, width: int) -> str:
+    """Return a text that takes at most ``width`` cells; one that is cut ends in an ellipsis."""
+    if cells_of(text) <= width:
+        return text
+    kept, room = [], max(0, width - 1)
+    for sign in text:
+        room -= _cells(sign)
+        if room < 0:
+            break
+        kept.append(sign)
+    return "".join(kept) + "…" if width > 0 else ""
+
+
+def table_lines(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], width: int) -> list[str]:
+    """Return a table as lines of at most ``width`` cells, its head first.
+
+    Where it is too wide, its first column is cut, then columns are left out, then that column is cut further.
+    """
+    told = [
+        [escape(cell_text(cell, column.kind)) for column, cell in zip(columns, row, strict=True)]
+        for row in rows
+    ]
+    kept = list(range(len(columns)))
+    while True:
+        widths = {at: max([cells_of(columns[at].title), *(cells_of(row[at]) for row in told)]) for at in kept}
+        over = sum(widths.values()) + _GAP * (len(kept) - 1) - width
+        if over <= 0:
+            break
+        spare = widths[kept[0]] - _LEAST
+        last = max(kept, key=lambda at: columns[at].drop)
+        if spare >= over or not columns[last].drop:
+            widths[kept[0]] = max(1, widths[kept[0]] - over)
+            break
+        kept.remove(last)
+    lines = [[columns[at].title for at in kept], *([row[at] for at in kept] for row in told)]
+    return [fitted(_line(line, kept, widths, columns), width) for line in lines]
+
+
+def cell_text(cell: Cell, kind: Kind = "text") -> str:
+    """Return the text of a cell; values below each other are separated by commas."""
+    if isinstance(cell, tuple):
+        return ", ".join(found for one in cell if (found := cell_text(one, kind)) != "-")
+    return _value_text(cell, kind)
+
+
+def _value_text(value: Value, kind: Kind) -> str:
+    match value:
+        case None | "":
+            return "-"
+        case State() | Link():
+            return value.text
+        case ProgressBar():
+            filled = round(_BAR * value.share)
+            return f"{'#' * filled}{'.' * (_BAR - filled)} {int(100 * value.share):3d}%"
+        case Moment():
+            return words.moment(value.at)
+        case Form():
+            return ""
+        case str():
+            return value
+    if kind == "time":
+        return words.moment(value)
+    return words.worded(value, "number" if kind == "text" else kind)
+
+
+# -- views ---------------------------------------------------------------------------------------------------
+
+
+def _lines(view: View, width: int) -> Iterator[TextLine]:
+    state = "" if view.state is None else f"  {view.state.text}"
+    yield TextLine(f"{view.title}{state}", "title")
+    if view.subtitle:
+        yield TextLine(view.subtitle)
+    if view.tiles:
+        yield TextLine("   ".join(map(_tile, view.tiles)))
+    for section in view.sections:
+        yield from _section(section, width)
+
+
+def _tile(tile: Tile) -> str:
+    return f"{tile.label} {tile.figure}" + (f" ({tile.note})" if tile.note else "")
+
+
+def _section(section: Section, width: int) -> Iterator[TextLine]:
+    body = [line for part in section.parts for line in _part(part, width)]
+    yield TextLine("")
+    if body:
+        yield TextLine(section.title, "head")
+        yield from body
+    else:
+        yield TextLine(f"{section.title}: {section.empty}")
+
+
+def _part(part: Part, width: int) -> Iterator[TextLine]:
+    match part:
+        case Note():
+            yield _toned(part.text, part.tone)
+        case Bullets():
+            yield from (_toned("".join(map(cell_text, row)), part.tone) for row in part.rows)
+        case Facts():
+            wide = max((cells_of(name) for name, _ in part.rows), default=0)
+            yield from (
+                TextLine(f"{name}{' ' * (wide - cells_of(name))}  {cell_text(what)}")
+                for name, what in part.rows
+            )
+        case DataTable():
+            yield from map(TextLine, table_lines(part.columns, part.rows, width))
+        case Folded():
+            yield TextLine(part.summary)
+        case Links() | Form():
+            return
+        case _:
+            yield from _chart(part)
+
+
+def _chart(chart: Chart) -> Iterator[TextLine]:
+    drawn = drawing(chart)
+    if drawn is not None:
+        sparks = f"  {_sparks(drawn)}" if isinstance(chart, BarsOverTime) else ""
+        yield TextLine(f"{drawn.title}{sparks}  {drawn.summary}")
+
+
+def _sparks(drawn: Drawing) -> str:
+    """Return bars as one line of blocks."""
+    heights = [box.height for box in thinned(drawn.boxes, _SPARK_WIDTH)]
+    most = max(heights) or 1.0
+    return "".join(_SPARKS[min(len(_SPARKS) - 1, int(height / most * len(_SPARKS)))] for height in heights)
+
+
+def _toned(text: str, tone: str) -> TextLine:
+    style: Style = "bad" if tone == "bad" else "warn" if tone == "warn" else ""
+    return TextLine(f"{_PREFIXES.get(tone, '')}{text}", style)
+
+
+def _cells(sign: str) -> int:
+    if unicodedata.combining(sign):
+        return 0
+    return 2 if unicodedata.east_asian_width(sign) in "WF" else 1
+
+
+def _line(
+    cells: Sequence[str], kept: Sequence[int], widths: dict[int, int], columns: Sequence[Column]
+) -> str:
+    parts = []
+    for at, cell in zip(kept, cells, strict=True):
+        shown = fitted(cell, widths[at])
+        blank = " " * (widths[at] - cells_of(shown))
+        parts.append(blank + shown if columns[at].kind in _NUMERIC else shown + blank)
+    return (" " * _GAP).join(parts).rstrip()
