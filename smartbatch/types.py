@@ -7,6 +7,7 @@ import enum
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from operator import attrgetter
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeAlias, TypedDict
 
@@ -551,6 +552,7 @@ _COMMON = (
     *("text", "embedding", "finish_reason", "provider_request_id", "dropped"),
     *("tool_calls", "reasoning", "logprobs", "extra"),
 )
+_values_of = attrgetter(*_COMMON)
 
 
 def own_parts(answer: Answer | Result) -> dict[str, Any]:
@@ -567,7 +569,7 @@ def own_parts(answer: Answer | Result) -> dict[str, Any]:
 
 def answer_fields(answer: Answer | Result) -> dict[str, Any]:
     """Return the fields that answers and results have in common, but for usage, cost and model."""
-    return {name: getattr(answer, name) for name in _COMMON}
+    return dict(zip(_COMMON, _values_of(answer), strict=True))
 
 
 class GenerationParams(TypedDict, Generic[T], total=False):

@@ -39,25 +39,19 @@ class CallBill:
     Attributes:
         usage: the tokens of all its outcomes; ``None`` where nothing was said of any.
         parts: what each outcome cost.
+        known: USD of the parts whose cost is known.
+        unconfirmed: USD that the other parts may have cost.
     """
 
     usage: Usage | None = None
     parts: Sequence[Bill] = ()
+    known: float = 0.0
+    unconfirmed: float = 0.0
 
     @property
     def cost(self) -> float | None:
         """USD; ``None`` when one part of it is unknown."""
-        return None if any(part.cost is None for part in self.parts) else self.known
-
-    @property
-    def known(self) -> float:
-        """USD of the parts whose cost is known."""
-        return sum(part.cost or 0.0 for part in self.parts)
-
-    @property
-    def unconfirmed(self) -> float:
-        """USD that the other parts may have cost."""
-        return sum(part.unconfirmed for part in self.parts)
+        return None if None in [part.cost for part in self.parts] else self.known
 
 
 NO_BILL = CallBill()
@@ -68,7 +62,12 @@ def bill(lane: Lane, tickets: Sequence[Ticket], outcomes: Sequence[Outcome]) -> 
     usages = _usages(tickets, outcomes)
     parts = [_bill_of(lane, *each) for each in zip(tickets, outcomes, usages, strict=True)]
     told = [usage for usage in usages if usage is not None]
-    return CallBill(sum(told, NO_USAGE) if told else None, parts)
+    return CallBill(
+        sum(told[1:], told[0]) if told else None,
+        parts,
+        known=sum([part.cost or 0.0 for part in parts]),
+        unconfirmed=sum([part.unconfirmed for part in parts]),
+    )
 
 
 def _usages(tickets: Sequence[Ticket], outcomes: Sequence[Outcome]) -> list[Usage | None]:

@@ -52,14 +52,21 @@ class Admission:
         """Return the request's own id, or one that no other client and process has."""
         return request.id if request.id is not None else f"{self._prefix}{next(self._numbers)}"
 
-    def fingerprint(self, request: Request) -> bytes | None:
-        """Return what identifies the answer of a request, for those that share it and for the cache; ``None``
-        for one that neither shares nor keeps it."""
+    def keys(self, request: Request) -> tuple[bytes | None, bytes | None]:
+        """Return what identifies the answer of a request for those that share it, and for the cache; ``None``
+        where it does not share the answer, and where it does not keep it."""
+        shares, keeps = self.shares(request), self.cache is not None
         if request.deduplicate is False or request.call is not None or not self._hooks.shareable:
-            return None
-        if self.cache is None and not self.shares(request):
-            return None
-        return fingerprint(request, self._model.of(request).name, self._model.provider.scope)
+            keeps = False
+        if not shares and not keeps:
+            return None, None
+        key = fingerprint(request, self._model.of(request).name, self._model.provider.scope)
+        return key if shares else None, key if keeps else None
+
+    def fingerprint(self, request: Request) -> bytes | None:
+        """Return one of :meth:`keys`; ``None`` for a request that neither shares nor keeps its answer."""
+        shared, kept = self.keys(request)
+        return shared or kept
 
     def shares(self, request: Request) -> bool:
         """Whether a request shares one answer with equal ones in flight, in a list and in a job."""

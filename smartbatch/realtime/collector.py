@@ -168,15 +168,14 @@ class Collector:
             self._gates.end(permit, Ending.DROPPED, now)
             effects.freed.append(lane.quota)
             return now
-        opened = min(ticket.due for ticket in starting)
         batch: Batch[Ticket, Outcome] = Batch(
             f"batch-{next(self._numbers)}",
             lane.label,
-            opened,
+            min([ticket.due for ticket in starting]),
             head.batch_key,
             starting,
             int(demand.tokens),
-            min(ticket.must_start for ticket in starting),
+            min([ticket.must_start for ticket in starting]),
         )
         batch.move(BatchState.READY)
         lane.started(batch.id, len(batch), now)

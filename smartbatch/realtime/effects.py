@@ -270,7 +270,7 @@ def answered(ticket: Ticket, answer: Answer, *, seconds: float, parsed: object, 
         route=route,
         model=ticket.lane.label,
         context=waiter.request.context if waiter else None,
-        **answer_fields(evolve(answer, dropped=(*answer.dropped, *ticket.dropped))),
+        **{**answer_fields(answer), "dropped": (*answer.dropped, *ticket.dropped)},
     )
 
 

@@ -102,6 +102,7 @@ class RealtimeEngine:
         if future is None:
             future = ResultFuture(self._run_later, self._cancelled, self._interrupted)
         waiter = Waiter.of(submission, future, now)
+        waiter.running = known and future.running()
         ticket = Ticket.of(submission, waiter)
         if ticket.stream is not None:
             ticket.stream.request_id = submission.request_id

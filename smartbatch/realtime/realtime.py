@@ -189,9 +189,10 @@ class Realtime:
         model = options.model.of(request)
         streamed = options.stream is not None
         own = self.model.of(request).is_same(model.provider, model.name)
-        key = None if streamed or not own else admission.fingerprint(request)
-        recalls = not hooks.middleware  # one that there is sees what is kept as well: see its layer
-        known = admission.recalled(request, key) if recalls else None
+        shared, kept = (None, None) if streamed or not own else admission.keys(request)
+        if hooks.middleware:  # it sees what is kept as well: see its layer
+            kept = None
+        known = admission.recalled(request, kept)
         if known is not None:
             result = hooks.process(known) if known.ok and not options.raw else known
             return self._settled(request, result, options, future)
@@ -200,9 +201,10 @@ class Realtime:
         lane = engine.lanes.of(model.provider, model.name, request.embedding, flex=flex)
         if not streamed:
             lane = lane.lane_for(request, self._clock.now())
-        shared = None if key is None else object_key(key, request)
-        if shared is not None and lane.standard is not None:
-            shared += b"flex"  # who pays for speed must not wait for an answer of the slower tier
+        if shared is not None:
+            shared = object_key(shared, request)
+            if lane.standard is not None:
+                shared += b"flex"  # who pays for speed must not wait for an answer of the slower tier
         estimated = estimate_request(request)
         # without a budget nothing depends on the cost: it is not computed
         priced = options.own_budget is not None or config.budget is not None
@@ -215,8 +217,8 @@ class Realtime:
                 admission.id_of(request),
                 lane,
                 options,
-                fingerprint=shared if shared is not None and admission.shares(request) else None,
-                cache_key=key if admission.cache is not None and recalls else None,
+                fingerprint=shared,
+                cache_key=kept,
                 input_tokens=estimated,
                 tokens=tokens,
                 reserve=reserve,

@@ -88,7 +88,7 @@ class InFlightCall:
     Attributes:
         started: when the call began, monotonic seconds; until then when the permit was taken.
         bill: what it used and cost, once it has ended.
-        end: how it ended, once the limits were told.
+        end: how it ended, once its outcomes are there.
         requests: those who wait for it, as events name them.
     """
 
@@ -143,17 +143,16 @@ class ResponseRouter:
         self._rng = setup.rng
 
     def prepare(self, call: InFlightCall, now: float) -> list[Reading]:
-        """Add up usage and cost, learn how the provider counts tokens, and read the answers; the worker owns
-        the tickets, so it needs no lock.
+        """Say how the call ended, add up usage and cost, learn how the provider counts tokens, and read the
+        answers; the worker owns the tickets, so it needs no lock.
         """
-        size = len(call.batch.items)
-        learns = (
-            call.batch.items[0].request.call is None and _ending(call.batch.outcomes)[0] is Ending.SUCCESS
-        )
+        tickets = call.batch.items
+        size = len(tickets)
+        call.end = end = _end_of(call)
+        learns = tickets[0].request.call is None and end.ending is Ending.SUCCESS
         seconds = now - call.started
         readings: list[Reading] = []
-        ended = zip(call.batch.items, call.batch.outcomes, call.bill.parts, strict=True)
-        for ticket, outcome, cost in ended:
+        for ticket, outcome, cost in zip(tickets, call.batch.outcomes, call.bill.parts, strict=True):
             ticket.attempts += not is_kept(outcome)
             ticket.seconds = seconds
             ticket.route = route = route_of(ticket.lane, outcome, size)
@@ -169,7 +168,7 @@ class ResponseRouter:
 
     def end_quota(self, call: InFlightCall, now: float) -> None:
         """Tell the limits how ``call`` ended. They have a lock of their own, so the monitor is not needed."""
-        call.end = end = _end_of(call)
+        end = _end_of(call) if call.end is None else call.end
         self._gates.end_quota(call.permit, end.ending, now, end.used)
 
     def route_locked(self, call: InFlightCall, readings: Sequence[Reading], effects: DeferredEffects) -> None:

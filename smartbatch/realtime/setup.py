@@ -46,16 +46,17 @@ class UserHooks:
         middleware: layers around each call, outermost first.
         classifiers: own verdicts on errors, asked before the provider's.
         run_callback: calls ``post_process`` and callbacks.
+        shareable: whether one call may answer several who ask the same: every middleware says so itself.
     """
 
     post_process: PostProcess | None = None
     middleware: tuple[Middleware, ...] = ()
     classifiers: Classifiers = field(factory=lambda: Classifiers(()))
     run_callback: RunCallback = call_now
+    shareable: bool = field(init=False)
 
-    @property
-    def shareable(self) -> bool:
-        """Whether one call may answer several who ask the same: every middleware says so itself."""
+    @shareable.default
+    def _all_shareable(self) -> bool:
         return all(getattr(layer, "shareable", False) is True for layer in self.middleware)
 
     def process(self, result: Result) -> Result:

@@ -226,7 +226,6 @@ class Waiter:
         request, options = submission.request, submission.options
         deadline = None if request.timeout is None else submitted + request.timeout
         waiter = cls(request, submission.request_id, future, submitted, deadline, options.sink, options.raw)
-        waiter.running = future.running()
         future.waiter = waiter
         return waiter
 

@@ -470,8 +470,7 @@ class ListRouter:
 
     def _shared_key(self, request: Request) -> bytes | None:
         """Return what equal requests of a list have in common, where they share an answer."""
-        admission = self._realtime.admission
-        return admission.fingerprint(request) if admission.shares(request) else None
+        return self._realtime.admission.keys(request)[0]
 
     def _flexible(self, requests: Sequence[Request]) -> bool:
         """Whether the provider has a slower tier, and no request names one by itself."""

@@ -20,7 +20,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class BatchState(enum.Enum):
+class BatchState(enum.StrEnum):
     """The state of a batch; :data:`TRANSITIONS` says which may follow."""
 
     ACCUMULATING = "accumulating"
@@ -37,20 +37,20 @@ class IllegalTransition(SmartbatchError):
 
 
 _S = BatchState
-TRANSITIONS: dict[BatchState, frozenset[BatchState]] = {
+TRANSITIONS: dict[BatchState, tuple[BatchState, ...]] = {
     # full, window over, max wait reached, urgent, idle lane or flushed; or all its requests were cancelled
-    _S.ACCUMULATING: frozenset({_S.READY, _S.FAILED}),
+    _S.ACCUMULATING: (_S.READY, _S.FAILED),
     # permits were taken and a worker runs it; or the client stopped first
-    _S.READY: frozenset({_S.SENDING, _S.FAILED}),
+    _S.READY: (_S.SENDING, _S.FAILED),
     # the call is being made; or every request was cancelled or timed out before it
-    _S.SENDING: frozenset({_S.AWAITING_RESPONSE, _S.FAILED}),
+    _S.SENDING: (_S.AWAITING_RESPONSE, _S.FAILED),
     # an outcome came back, or an error broke the call off
-    _S.AWAITING_RESPONSE: frozenset({_S.PROCESSING_RESPONSE, _S.FAILED}),
+    _S.AWAITING_RESPONSE: (_S.PROCESSING_RESPONSE, _S.FAILED),
     # every request has its verdict; at least one was answered, or none was
-    _S.PROCESSING_RESPONSE: frozenset({_S.COMPLETED, _S.FAILED}),
+    _S.PROCESSING_RESPONSE: (_S.COMPLETED, _S.FAILED),
     # final: a batch ends once
-    _S.COMPLETED: frozenset(),
-    _S.FAILED: frozenset(),
+    _S.COMPLETED: (),
+    _S.FAILED: (),
 }
 
 

@@ -258,10 +258,11 @@ def _digest(text: str) -> str:
 
 def _own_schema(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return the schema in a provider's own ``response_format``."""
-    found: object = response_format
-    for name in ("json_schema", "schema"):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found if isinstance(found, Mapping) else None
+    if response_format is None:
+        return None
+    outer = response_format.get("json_schema")
+    schema = outer.get("schema") if isinstance(outer, Mapping) else None
+    return schema if isinstance(schema, Mapping) else None
 
 
 SHAPES = AnswerShapes()
