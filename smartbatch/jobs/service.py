@@ -356,7 +356,7 @@ class JobService:
         """Return what carries jobs on, which is imported with the first job: most clients have none."""
         from smartbatch.jobs.claim_turns import is_capped, item_limits
         from smartbatch.jobs.realtime_runner import RealtimeRunner
-        from smartbatch.jobs.steps.runner import run_step
+        from smartbatch.jobs.steps.step import run_step
         from smartbatch.jobs.supervisor import JobSupervisor
 
         config, wiring = self._config, self.wiring

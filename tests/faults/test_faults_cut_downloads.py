@@ -15,7 +15,7 @@ from attrs import evolve
 
 from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.jobs.steps import collect
-from smartbatch.jobs.steps.context import StepContext
+from smartbatch.jobs.steps.context import Step
 from tests.faults.world import HOUR, MINUTE, PROVIDERS, Seen, World, in_batch, texts, world
 from tests.levels import sampled
 
@@ -135,13 +135,13 @@ def test_c9_no_more_is_written_than_the_results_of_the_batch_can_be(
     monkeypatch.setattr(collect, "LARGEST_ANSWER", 20_000)
     written = []
 
-    def counted(self: StepContext, path: Path, pieces: Iterable[bytes]) -> None:
+    def counted(self: Step, path: Path, pieces: Iterable[bytes]) -> None:
         sizes: list[int] = []
         written.append(sizes)
         write_file(self, path, (sizes.append(len(piece)) or piece for piece in pieces))  # type: ignore[func-returns-value]
 
-    write_file = StepContext.write_file
-    monkeypatch.setattr(StepContext, "write_file", counted)
+    write_file = Step.write_file
+    monkeypatch.setattr(Step, "write_file", counted)
     with world(provider, tmp_path) as w:
         cut_downloads(
             w, lambda body: body + (b"x" if line else b"{}\n") * 2_000_000, lambda number: number > 3

@@ -18,7 +18,7 @@ from smartbatch.core.preparation.tokens import estimate
 from smartbatch.errors import ProviderError
 from smartbatch.jobs.records import ShardRow
 from smartbatch.jobs.steps import collect
-from smartbatch.jobs.steps.context import StepContext
+from smartbatch.jobs.steps.context import Step
 from smartbatch.jobs.wire_ids import parse_wire_id
 from smartbatch.views.words import money
 from tests.faults.world import MINUTE, PROVIDERS, Seen, World, in_batch, texts, world
@@ -131,7 +131,7 @@ def test_c9_results_that_vanish_from_our_disk_while_they_are_read_are_fetched_ag
     with world(provider, tmp_path) as w:
         usual, cleared = collect.store_results, []
 
-        def store_results(work: StepContext, shard: ShardRow, paths: list[Path]) -> Any:
+        def store_results(work: Step, shard: ShardRow, paths: list[Path]) -> Any:
             if not cleared:
                 cleared.extend(paths)
                 for path in paths:

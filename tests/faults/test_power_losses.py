@@ -18,7 +18,7 @@ from smartbatch.client import BatchingClient
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.records import ShardRow
 from smartbatch.jobs.steps import collect
-from smartbatch.jobs.steps.context import StepContext
+from smartbatch.jobs.steps.context import Step
 from smartbatch.jobs.store import open_store
 from tests.jobs.remote import Remote
 from tests.levels import sampled
@@ -157,7 +157,7 @@ def test_files_on_their_way_are_on_the_disk_before_they_are_used(
         survives(source)
         return upload(name, source, timeout)
 
-    def stored(work: StepContext, shard: ShardRow, paths: list[Path]) -> collect.ResultTotals:
+    def stored(work: Step, shard: ShardRow, paths: list[Path]) -> collect.ResultTotals:
         for path in paths:
             survives(path)
         return read(work, shard, paths)

@@ -16,8 +16,8 @@ from smartbatch.events import Event, ShardChanged
 from smartbatch.jobs.acceptance import Items
 from smartbatch.jobs.payload import Shared, decode_result, encode_params
 from smartbatch.jobs.records import JobLease, JobRow, JobState, ShardState
-from smartbatch.jobs.steps.context import StepContext, StepResult
-from smartbatch.jobs.steps.runner import run_step
+from smartbatch.jobs.steps.context import Step, StepResult
+from smartbatch.jobs.steps.step import run_step
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.providers import create
@@ -117,7 +117,7 @@ def test_a_discarded_batch_is_a_try_of_its_requests_where_they_were_sent(
     job, api = store.jobs.get("job-1"), bench.provider.batches()
     assert job is not None
     assert api is not None
-    step = StepContext(runtime=bench.runtime, api=api, job=job, lease=bench.lease)
+    step = Step(runtime=bench.runtime, api=api, job=job, lease=bench.lease)
     step.discard(store.shards.of_job("job-1")[0], "a test", **counted)  # type: ignore[arg-type]
     assert {item.tries for item in store.items.in_state("job-1")} == {tries}
 

@@ -11,12 +11,13 @@ import pytest
 from attrs import evolve
 from jobs.remote import LONG, Remote
 
+from smartbatch import _files
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, JobTimeout, ProviderError
 from smartbatch.jobs.records import ShardRow
-from smartbatch.jobs.steps import collect, spool_files
-from smartbatch.jobs.steps.context import StepContext
+from smartbatch.jobs.steps import collect
+from smartbatch.jobs.steps.context import Step
 from smartbatch.providers.batch_api import RemoteFile
 
 ClientOf = Callable[..., BatchingClient]
@@ -28,7 +29,7 @@ def test_results_that_are_deleted_while_they_are_read_are_fetched_again(
     """As by a process that had the job before and deletes late; it is not reported."""
     store_results, left = collect.store_results, [1]
 
-    def robbed(work: StepContext, shard: ShardRow, paths: list[Path]) -> collect.ResultTotals:
+    def robbed(work: Step, shard: ShardRow, paths: list[Path]) -> collect.ResultTotals:
         if left.pop() if left else 0:
             collect.clear(work, shard)
         return store_results(work, shard, paths)
@@ -137,5 +138,5 @@ def test_a_file_that_a_successor_deleted_is_no_full_disk(tmp_path: Path) -> None
         partial.unlink()
 
     with pytest.raises(FileNotFoundError):
-        spool_files.write_whole(path, partial, pieces())
+        _files.write_whole(path, partial, pieces())
     assert not path.exists()

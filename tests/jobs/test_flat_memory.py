@@ -23,7 +23,7 @@ from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import JobRow, JobState, NewItem
 from smartbatch.jobs.status import JobStatus
-from smartbatch.jobs.steps.runner import run_step
+from smartbatch.jobs.steps.step import run_step
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.supervisor import JobSupervisor
 from smartbatch.jobs.watcher import REMEMBERED, ChangeNotifier, Watcher

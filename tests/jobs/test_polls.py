@@ -12,8 +12,8 @@ from attrs import evolve
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs.records import ShardState
 from smartbatch.jobs.steps import poll as polls
-from smartbatch.jobs.steps.create import repeats_a_prompt
 from smartbatch.jobs.steps.poll import poll
+from smartbatch.jobs.steps.refusals import repeats_a_prompt
 from smartbatch.jobs.versioned_records import RemoteProgress
 from smartbatch.providers.batch_api import RemoteState
 from smartbatch.types import Generation, Request
@@ -191,7 +191,7 @@ def test_a_batch_that_runs_is_polled_sooner_after_a_cancel(
 ) -> None:
     """Most cancels take seconds. A day after it was sent a note says that it is late."""
     monkeypatch.setattr(polls.enqueued_quota, "tell", lambda *_, ended: None)
-    monkeypatch.setattr(polls.duplicates, "search_once", lambda _, shard, __: shard.remote)
+    monkeypatch.setattr(polls.listing, "search_duplicates_once", lambda _, shard, __: shard.remote)
     known = evolve(SEEN, cancel_sent_at=None if asked is None else SENT + asked)
     facts = {"word": "running", "completed": 3, "failed": None, "outputs": ()}
     step: Any = Step(SENT + age, batch=SimpleNamespace(state=RemoteState.RUNNING, **facts))

@@ -13,7 +13,7 @@ from attrs import asdict
 from smartbatch.jobs.records import ItemSize, NewResult
 from smartbatch.jobs.runtime import StepLimits
 from smartbatch.jobs.steps.collect import PEEK, ResultTotals, nonces_in
-from smartbatch.jobs.steps.context import StepContext
+from smartbatch.jobs.steps.context import Step
 from smartbatch.jobs.steps.result_lines import OddLines, ends_in_a_line, nonces_of, pages_of, read_lines
 from smartbatch.jobs.store.rows import fitting
 from smartbatch.jobs.wire_ids import wire_id
@@ -161,7 +161,7 @@ def test_results_that_lack_lines_are_read_again_for_a_minute() -> None:
     """Each pause is four times as long as the one before, and the last one ends with the minute."""
     limits = StepLimits(poll_interval=60.0, timeout=1.0, settle=1.0, max_requests=1, enqueued_tokens=None)
     step: Any = SimpleNamespace(limits=limits)
-    assert [StepContext.reread_pause(step, times) for times in range(5)] == [2.0, 8.0, 32.0, 18.0, None]
+    assert [Step.reread_pause(step, times) for times in range(5)] == [2.0, 8.0, 32.0, 18.0, None]
 
 
 def test_a_job_waits_as_its_documentation_says() -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from jobs.remote import Remote
 
+from smartbatch import _files
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import StoreError
-from smartbatch.jobs.steps import spool_files
 from smartbatch.jobs.store import open_store
 from tests.levels import sampled
 
@@ -114,7 +114,7 @@ def test_files_on_their_way_are_for_their_owner_only(tmp_path: Path) -> None:
     partial.symlink_to(target)
     before = os.umask(0)
     try:
-        spool_files.write_whole(path, partial, [b"prompts"])
+        _files.write_whole(path, partial, [b"prompts"])
     finally:
         os.umask(before)
     assert path.read_bytes() == b"prompts"
@@ -140,7 +140,7 @@ def test_a_file_on_its_way_is_not_written_where_somebody_plants_one_at_the_last_
 
     monkeypatch.setattr(Path, "unlink", planting)
     with pytest.raises(StoreError):
-        spool_files.write_whole(path, partial, [b"prompts"])
+        _files.write_whole(path, partial, [b"prompts"])
     assert target.read_text() == "precious"
     assert not path.exists()
     assert partial.read_bytes() in (b"precious", b"")

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 
 from smartbatch.errors import ProviderError
 from smartbatch.jobs.records import OPEN_SHARDS, UNSENT_SHARDS, ItemState, JobState, ShardRow, ShardState
-from smartbatch.jobs.steps import collect, create, job_rescue, orphans, poll, recover, settle
-from smartbatch.jobs.steps.context import StepContext, StepResult, has_realtime, is_paused
-from smartbatch.jobs.steps.shard import plan_shards
+from smartbatch.jobs.steps import collect, create, job_rescue, orphans, poll, reconcile, recover
+from smartbatch.jobs.steps.context import Step, StepResult, has_realtime, is_paused
+from smartbatch.jobs.steps.planning import plan_shards
 
 _S = ShardState
-_STEPS: Mapping[ShardState, Callable[[StepContext, ShardRow], ShardRow]] = {
+_STEPS: Mapping[ShardState, Callable[[Step, ShardRow], ShardRow]] = {
     _S.PLANNED: create.begin,
     _S.UPLOADING: create.resume_upload,
     _S.READY: create.submit,
@@ -22,13 +22,13 @@ _STEPS: Mapping[ShardState, Callable[[StepContext, ShardRow], ShardRow]] = {
     _S.FENCED: recover.search,
     _S.SUBMITTED: poll.poll,
     _S.ENDED: collect.fetch,
-    _S.INGESTING: settle.settle,
+    _S.INGESTING: reconcile.settle,
     _S.DEAD: orphans.watch_dead_shard,
-    _S.SETTLED: settle.clean_up,
+    _S.SETTLED: orphans.clean_up,
 }
 
 
-def run_batch_step(step: StepContext) -> StepResult:
+def run_batch_step(step: Step) -> StepResult:
     """Run the step that is due first, if one is due. The cases, in order:
 
     1. The job is held because of uncertain creates whose outcome is known by now: it goes on.
@@ -46,7 +46,7 @@ def run_batch_step(step: StepContext) -> StepResult:
     return _step(step)
 
 
-def _step(step: StepContext) -> StepResult:
+def _step(step: Step) -> StepResult:
     """Run the step that is due of the shards there are: cases 3 and 4 of :func:`run_batch_step`. In order:
 
     1. A batch was taken back because the job is late: look again at once.
@@ -89,7 +89,7 @@ def _step(step: StepContext) -> StepResult:
     return StepResult(step.wall, realtime)
 
 
-def _due_at(step: StepContext, shard: ShardRow) -> float:
+def _due_at(step: Step, shard: ShardRow) -> float:
     """Return when a shard is due. A wall clock that was set back must not turn a pause into hours, and what a
     cancelled job has at the provider is cancelled without waiting for its next poll."""
     limits = step.limits

@@ -7,7 +7,7 @@ Results are matched by id, never by position, and reading them again changes not
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from smartbatch.errors import ErrorKind, ProviderError, StoreError
 from smartbatch.events import ParameterDropped
 from smartbatch.jobs.payload import decode_params, item_id
 from smartbatch.jobs.records import NewResult, ShardRow, ShardState, StoredItem
-from smartbatch.jobs.steps.context import StepContext
+from smartbatch.jobs.steps.context import Step
 from smartbatch.jobs.steps.result_lines import (
     MAX_LINE,
     OddLines,
@@ -46,7 +46,7 @@ PEEK = 1 << 20
 """Most bytes of each output of a candidate that are read to see whose it is."""
 
 
-def fetch(step: StepContext, shard: ShardRow) -> ShardRow:
+def fetch(step: Step, shard: ShardRow) -> ShardRow:
     """``ENDED``: fetch every output, whole. The cases, in order:
 
     1. The results may be deleted by now, and there are none: they are gone.
@@ -74,7 +74,7 @@ def fetch(step: StepContext, shard: ShardRow) -> ShardRow:
     return step.advance(shard, ShardState.INGESTING, remote=remote)
 
 
-def _not_fetched(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardRow:
+def _not_fetched(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow:
     if error.code == TOO_LARGE:
         _tell_at_risk(step, shard, f"are larger than {shard.size:,} requests can have")
     if error.kind is ErrorKind.CLIENT_ERROR and no_longer_kept(step, shard):
@@ -85,7 +85,7 @@ def _not_fetched(step: StepContext, shard: ShardRow, error: ProviderError) -> Sh
     return step.retry_later(shard, error)
 
 
-def fetch_cut_again(step: StepContext, shard: ShardRow, size: int) -> ShardRow:
+def fetch_cut_again(step: Step, shard: ShardRow, size: int) -> ShardRow:
     """Have results fetched again that were cut, after a pause that grows from one time to the next.
 
     Args:
@@ -104,7 +104,7 @@ def fetch_cut_again(step: StepContext, shard: ShardRow, size: int) -> ShardRow:
     return again
 
 
-def _tell_at_risk(step: StepContext, shard: ShardRow, what: str) -> None:
+def _tell_at_risk(step: Step, shard: ShardRow, what: str) -> None:
     kept = ""
     if shard.results_until is not None:
         until = time.strftime("%Y-%m-%d %H:%M", time.gmtime(shard.results_until))
@@ -112,18 +112,18 @@ def _tell_at_risk(step: StepContext, shard: ShardRow, what: str) -> None:
     step.incident("results_at_risk", f"the results of batch {shard.batch_id} {what}{kept}", shard)
 
 
-def _gone(step: StepContext, shard: ShardRow) -> ShardRow:
+def _gone(step: Step, shard: ShardRow) -> ShardRow:
     """Settle a shard whose results were not fetched while the provider kept them: its items are lost."""
     remote = evolve(shard.remote, outputs=(), results_gone=True, results_fetched=True)
     return step.advance(shard, ShardState.INGESTING, remote=remote)
 
 
-def no_longer_kept(step: StepContext, shard: ShardRow) -> bool:
+def no_longer_kept(step: Step, shard: ShardRow) -> bool:
     """Whether the provider may have deleted the results of a shard by now."""
     return shard.results_until is not None and step.wall >= shard.results_until
 
 
-def ingest(step: StepContext, shard: ShardRow) -> ResultTotals | None:
+def ingest(step: Step, shard: ShardRow) -> ResultTotals | None:
     """Read the files into the store, or fetch them again where they are not on this machine.
 
     Returns:
@@ -140,7 +140,7 @@ def ingest(step: StepContext, shard: ShardRow) -> ResultTotals | None:
     return None
 
 
-def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> ResultTotals:
+def store_results(step: Step, shard: ShardRow, paths: Sequence[Path]) -> ResultTotals:
     """Read result files of a shard into the store; results that are stored already stay as they are.
 
     There are two passes. The first one finds what is odd about the lines, and whether the tokens that were
@@ -176,7 +176,7 @@ def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> 
     lines = iter(read) if size <= HELD else read_lines(step, shard, paths, OddLines())
     for page in pages_of(lines, measures):
         items = step.store.shards.items_at(shard.id, [line.position for line in page])
-        results = _results(reader, items, page)
+        results = reader.results(items, page)
         stored = step.store.shards.ingest(step.lease, shard, results, at=step.wall)
         final = frozenset(stored.final)
         totals.add(results, final, frozenset(stored.doubled))
@@ -189,7 +189,7 @@ def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> 
     return totals
 
 
-def _tell_mismatch(step: StepContext, shard: ShardRow, check: Crosscheck) -> None:
+def _tell_mismatch(step: Step, shard: ShardRow, check: Crosscheck) -> None:
     """Tell once of a batch that its answers may be exchanged. All are kept: nothing says which are right."""
     if check.unrelated:
         what = "the tokens billed have nothing to do with the lengths of the prompts"
@@ -202,7 +202,7 @@ def _tell_mismatch(step: StepContext, shard: ShardRow, check: Crosscheck) -> Non
 
 
 def _tell_dropped(
-    step: StepContext, items: Iterable[StoredItem], final: Collection[int], reader: ResultReader
+    step: Step, items: Iterable[StoredItem], final: Collection[int], reader: ResultReader
 ) -> None:
     """Tell which parameters were left out of the requests whose results were stored now, and which ones the
     server rejected.
@@ -224,28 +224,7 @@ def _tell_dropped(
     reader.rejected.clear()
 
 
-def _results(
-    reader: ResultReader, items: Mapping[int, StoredItem], page: Iterable[ResultLine]
-) -> list[NewResult]:
-    reader.dropped.clear()
-    return [
-        reader.result(items[line.position], line.line, line.digest) for line in page if line.position in items
-    ]
-
-
-def cost_of(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ResultTotals:
-    """Fetch and read the results of a second batch of a shard that is settled, only for what they cost."""
-    paths = download_whole(step, shard, batch)
-    reader = ResultReader(step, shard.submitted_at)
-    totals = ResultTotals()
-    for page in pages_of(read_lines(step, shard, paths, OddLines()), step.store.shards.measures(shard.id)):
-        items = step.store.shards.items_at(shard.id, [line.position for line in page])
-        totals.add(_results(reader, items, page), frozenset())
-    clear(step, shard)
-    return totals
-
-
-def nonces_in(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> set[str | None]:
+def nonces_in(step: Step, shard: ShardRow, batch: RemoteBatch) -> set[str | None]:
     """Return the nonces in the first megabyte of a batch's results; ``None`` stands for ids of another form.
 
     Not of the first line alone: a line may be garbled, or foreign. An empty set proves nothing.
@@ -256,34 +235,13 @@ def nonces_in(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> set[str
     found: set[str | None] = set()
     cut = False
     for output in batch.outputs:
-        with closing(_received(step, batch, output)) as pieces:
+        with closing(received(step, batch, output)) as pieces:
             first = b"".join(_first(pieces, PEEK))
         found |= nonces_of(step, [first])
         cut |= len(first) < PEEK and ends_in_a_line(step, first)
     if cut and shard.nonce not in found:
         raise _was_cut()
     return found
-
-
-def are_gone(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> bool:
-    """Whether the provider refuses results of a second batch of a shard, or of its orphan, which it keeps no
-    longer.
-
-    Raises:
-        Exception: whatever else the provider's adapter raised.
-    """
-    since = max(shard.submitted_at or 0.0, batch.created_at or 0.0)
-    if step.wall < since + step.api.abilities.retention:
-        return False
-    try:
-        for output in batch.outputs:
-            with closing(_received(step, batch, output)) as pieces:
-                next(pieces, None)
-    except Exception as error:
-        if step.api.classify(error).kind is ErrorKind.CLIENT_ERROR:
-            return True
-        raise
-    return False
 
 
 @define
@@ -347,7 +305,7 @@ class ResultTotals:
             self.twice += result.cost if result.ix in doubled else 0.0
 
 
-def _tell_odd_lines(step: StepContext, shard: ShardRow, odd: OddLines, reader: ResultReader) -> None:
+def _tell_odd_lines(step: Step, shard: ShardRow, odd: OddLines, reader: ResultReader) -> None:
     _tell(step, shard, "malformed_line", odd.malformed, "lines of the results could not be read")
     foreign = "lines of the results carry ids that were never sent; not delivered"
     _tell(step, shard, "foreign_line", odd.foreign, foreign)
@@ -358,14 +316,12 @@ def _tell_odd_lines(step: StepContext, shard: ShardRow, odd: OddLines, reader: R
     _tell(step, shard, "doubled_line", odd.doubled, twice, money)
 
 
-def _tell(
-    step: StepContext, shard: ShardRow, kind: str, count: int, text: str, money: float | None = None
-) -> None:
+def _tell(step: Step, shard: ShardRow, kind: str, count: int, text: str, money: float | None = None) -> None:
     if count:
         step.incident(kind, f"{count:,} {text}", shard, money)
 
 
-def download_all(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> list[Path]:
+def download_all(step: Step, shard: ShardRow, batch: RemoteBatch) -> list[Path]:
     """Fetch every output of a batch into a local file.
 
     Raises:
@@ -375,7 +331,7 @@ def download_all(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> list
     paths = _paths(step, shard, batch)
     most = 2 * shard.bytes + shard.size * LARGEST_ANSWER  # a line may repeat its request
     for path, output in zip(paths, batch.outputs, strict=True):
-        with closing(_received(step, batch, output)) as pieces:
+        with closing(received(step, batch, output)) as pieces:
             step.write_file(path, _within(most, pieces))
         most -= path.stat().st_size
     return paths
@@ -390,7 +346,7 @@ def _within(most: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
         yield piece
 
 
-def download_whole(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> list[Path]:
+def download_whole(step: Step, shard: ShardRow, batch: RemoteBatch) -> list[Path]:
     """Fetch every output as :func:`download_all` does.
 
     Raises:
@@ -410,7 +366,7 @@ def _was_cut() -> ProviderError:
     return ProviderError(text, kind=ErrorKind.NETWORK_ERROR, code="truncated")
 
 
-def _received(step: StepContext, batch: RemoteBatch, output: str) -> Generator[bytes, None, None]:
+def received(step: Step, batch: RemoteBatch, output: str) -> Generator[bytes, None, None]:
     """Yield the pieces of a download; closing the generator ends the download."""
     yield from step.api.download(batch, output, step.limits.transfer_timeout)
 
@@ -423,12 +379,12 @@ def _first(pieces: Iterator[bytes], most: int) -> Iterator[bytes]:
             return
 
 
-def _paths(step: StepContext, shard: ShardRow, remote: RemoteBatch | RemoteProgress) -> list[Path]:
+def _paths(step: Step, shard: ShardRow, remote: RemoteBatch | RemoteProgress) -> list[Path]:
     """Return the local file of each output."""
     return [step.spool_path(shard, f"out{number}") for number in range(len(remote.outputs))]
 
 
-def clear(step: StepContext, shard: ShardRow) -> None:
+def clear(step: Step, shard: ShardRow) -> None:
     """Delete the shard's local files."""
     for path in Path(step.store.spool).glob(f"{shard.id}.*"):
         path.unlink(missing_ok=True)

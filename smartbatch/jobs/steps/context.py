@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from attrs import evolve, frozen
 
+from smartbatch._files import write_whole
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.errors import ProviderError, SmartbatchError, StoreError
 from smartbatch.events import JobIncident, ShardChanged
@@ -21,16 +22,13 @@ from smartbatch.jobs.records import (
     JobState,
     LeaseLost,
     NewResult,
-    NewShard,
     ShardRow,
     ShardState,
 )
 from smartbatch.jobs.runtime import JobRuntime, StepLimits
-from smartbatch.jobs.steps.spool_files import write_whole
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.verdicts import held_note
 from smartbatch.jobs.versioned_records import JobPolicy
-from smartbatch.jobs.wire_ids import new_nonce
 from smartbatch.observe import logs
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.types import Request
@@ -42,7 +40,7 @@ REREAD_GROWTH = 4
 
 
 @frozen(kw_only=True, eq=False, repr=False)
-class StepContext:
+class Step:
     """The circumstances of one step. Made anew for every step; holds nothing that lasts.
 
     Attributes:
@@ -77,7 +75,7 @@ class StepContext:
     def model(self) -> str:
         return self.job.model.partition(":")[2]
 
-    def for_model(self, label: str) -> StepContext:
+    def for_model(self, label: str) -> Step:
         """Return the circumstances of a step for requests of one model of the job, as ``provider:model``."""
         return self if label == self.job.model else evolve(self, job=evolve(self.job, model=label))
 
@@ -129,17 +127,6 @@ class StepContext:
             self.lease, shard, shard.state, **{"due_at": self.wall + seconds, **changes}
         )
 
-    def plan(self, ixs: Iterable[int], *, bytes: int = 0, tokens: int = 0, reserved: float = 0.0) -> ShardRow:
-        """Put open items into a new shard with a nonce of its own.
-
-        Raises:
-            OverJobBudget: the job's budget has no room for what it can cost.
-        """
-        nonce = new_nonce(self.runtime.rng)
-        model = self.job.model
-        new = NewShard(f"shard-{nonce}", nonce, tuple(ixs), bytes, tokens, self.wall, reserved, model)
-        return self.store.shards.plan(self.lease, new)
-
     def discard(
         self,
         shard: ShardRow,
@@ -176,11 +163,6 @@ class StepContext:
         self.tell_change(shard, dead, note)
         self.runtime.tell_progress(self.job)
         return dead
-
-    def fail_open(self, ixs: Collection[int], error: SmartbatchError) -> None:
-        """End open items, of which no batch is made, as failed with ``error``."""
-        self.store.items.fail_open(self.lease, ixs, encode_error(error), at=self.wall)
-        self.runtime.tell_progress(self.job)
 
     def reread_pause(self, rereads: int) -> float | None:
         """Return the pause before results are read again that were read ``rereads`` times more than once;
@@ -222,7 +204,7 @@ class StepContext:
     @contextlib.contextmanager
     def provider_calls(self) -> Iterator[None]:
         """Raise whatever a provider's adapter raises inside as a ``ProviderError``, for which
-        :func:`~smartbatch.jobs.steps.runner.run_step` has the step tried again later; errors of the store
+        :func:`run_step` has the step tried again later; errors of the store
         stay what they are.
         """
         try:

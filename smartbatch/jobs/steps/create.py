@@ -2,13 +2,11 @@
 
 The intent is stored before anything is sent: the shard is ``SUBMITTING`` in the store before its create, and
 the create is sent once. Its outcome is ``SUBMITTED``, a definite refusal (``READY`` or ``DEAD``), or unknown
-(``UNCERTAIN``, see
-:mod:`smartbatch.jobs.steps.recover`).
+(``UNCERTAIN``, see :mod:`smartbatch.jobs.steps.recover`).
 """
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,14 +16,13 @@ from attrs import evolve
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs.records import ItemState, ShardRow, ShardState
 from smartbatch.jobs.runtime import MINUTE
-from smartbatch.jobs.steps import enqueued_quota, refusals, server_limits
-from smartbatch.jobs.steps.context import StepContext
+from smartbatch.jobs.steps import enqueued_quota, refusals
+from smartbatch.jobs.steps.context import Step
 from smartbatch.jobs.steps.listing import find_orphans
 from smartbatch.jobs.verdicts import ACCOUNT_ERRORS
 from smartbatch.jobs.versioned_records import RemoteProgress
 from smartbatch.jobs.wire_ids import file_name, wire_id
 from smartbatch.providers.batch_api import Creation, RemoteBatch
-from smartbatch.providers.foreign_text import echoes, texts
 from smartbatch.types import Kind
 
 _REPEAT = frozenset(
@@ -43,8 +40,6 @@ _FILE_NOT_YET = re.compile(
     r"(?:no such|unknown|missing|could not find|cannot find|no batch|wait for the).{0,30}\bfile\b",
     re.I | re.S,
 )
-LEAST = 8
-"""Least characters of a prompt that is searched for in texts: single words occur in every error."""
 PAGE_TRIES = 6
 """Failed tries in a row, a minute in all, before a page instead of an answer is noted as an incident."""
 MISSING_TRIES = 3
@@ -56,15 +51,14 @@ _NOT_OFFERED = (403, *_NO_SUCH_PATH)
 """Statuses of an account or a server without a Batch API."""
 _PAGE = "waits for the Batch API: the server answers with a web page"
 _PAGE_REMEDY = "If it has no batches, cancel the job and send its requests in real time"
-_LEFT_OUT = "(its text is left out, it repeats a prompt)"
 
 
-def begin(step: StepContext, shard: ShardRow) -> ShardRow:
+def begin(step: Step, shard: ShardRow) -> ShardRow:
     """``PLANNED``: upload the input, or go on to the create where the input is part of it.
 
     A shard above a limit that another one has met since it was cut is cut anew.
     """
-    if server_limits.is_above(step, shard):
+    if refusals.is_above_limits(step, shard):
         return step.discard(shard, refusals.ABOVE)
     remote = evolve(shard.remote, omitted=step.api.omitted(model=step.model))
     if not step.api.abilities.files:
@@ -73,7 +67,7 @@ def begin(step: StepContext, shard: ShardRow) -> ShardRow:
     return _send_file(step, shard)  # nothing was sent before, so no file is searched for
 
 
-def resume_upload(step: StepContext, shard: ShardRow) -> ShardRow:
+def resume_upload(step: Step, shard: ShardRow) -> ShardRow:
     """``UPLOADING`` as it was found: an earlier upload may have been under way. The cases, in order:
 
     1. The file was uploaded, and is not listed yet: look again, some times.
@@ -107,7 +101,7 @@ def _input_name(shard: ShardRow) -> str:
     return file_name(shard.nonce, shard.remote.uploads)
 
 
-def _send_file(step: StepContext, shard: ShardRow) -> ShardRow:
+def _send_file(step: Step, shard: ShardRow) -> ShardRow:
     source = _spool(step, shard)
     try:
         file = step.api.upload(_input_name(shard), source, step.limits.transfer_timeout)
@@ -118,7 +112,7 @@ def _send_file(step: StepContext, shard: ShardRow) -> ShardRow:
     return step.advance(shard, ShardState.READY, file_id=file.id)
 
 
-def _call_failed(step: StepContext, shard: ShardRow, failure: Exception) -> ShardRow:
+def _call_failed(step: Step, shard: ShardRow, failure: Exception) -> ShardRow:
     """Go on after a call that costs nothing, before anything is created. The cases, in order:
 
     1. A page with 404, 405, 410 or 501: from a server without batches, but also from a gateway whose server
@@ -128,7 +122,7 @@ def _call_failed(step: StepContext, shard: ShardRow, failure: Exception) -> Shar
        the job may fall back.
     3. Otherwise it is refused.
     """
-    error, tries = _redacted(step, shard, failure), shard.tries + 1
+    error, tries = refusals.redacted(step, shard, failure), shard.tries + 1
     missing = error.status in _NO_SUCH_PATH and error.maybe_billed
     failing = error.kind is ErrorKind.SERVER_ERROR and (error.status or 0) >= 500 and tries >= FAILING_TRIES
     if step.falls_back and ((missing and tries >= MISSING_TRIES) or failing):
@@ -142,7 +136,7 @@ def _call_failed(step: StepContext, shard: ShardRow, failure: Exception) -> Shar
     return _refused(step, shard, error)
 
 
-def submit(step: StepContext, shard: ShardRow) -> ShardRow:
+def submit(step: Step, shard: ShardRow) -> ShardRow:
     """``READY``: send the one create. The cases, in order:
 
     1. It is above a limit that another shard has met since it was cut: it is cut anew.
@@ -155,7 +149,7 @@ def submit(step: StepContext, shard: ShardRow) -> ShardRow:
        nothing was sent, so the shard goes back to ``READY``.
     8. The create is sent, and its outcome is adopted, refused, or unknown.
     """
-    if server_limits.is_above(step, shard):
+    if refusals.is_above_limits(step, shard):
         return step.discard(shard, refusals.ABOVE)
     wait = enqueued_quota.room_for(step, shard)
     if wait > 0:
@@ -198,11 +192,11 @@ def submit(step: StepContext, shard: ShardRow) -> ShardRow:
     try:
         batch = step.api.create(creation, step.limits.transfer_timeout)
     except Exception as error:
-        return _create_failed(step, intended, _redacted(step, intended, error))
+        return _create_failed(step, intended, refusals.redacted(step, intended, error))
     return adopt(step, intended, batch)
 
 
-def adopt(step: StepContext, shard: ShardRow, batch: RemoteBatch, reason: str = "") -> ShardRow:
+def adopt(step: Step, shard: ShardRow, batch: RemoteBatch, reason: str = "") -> ShardRow:
     """Record the batch of a shard: ``SUBMITTED``."""
     step.spool_path(shard, "in").unlink(missing_ok=True)
     submitted = shard.submitted_at or step.wall
@@ -219,7 +213,7 @@ def adopt(step: StepContext, shard: ShardRow, batch: RemoteBatch, reason: str = 
     )
 
 
-def _turn(step: StepContext, shard: ShardRow) -> float:
+def _turn(step: Step, shard: ShardRow) -> float:
     """Return the seconds after which the shard may be created, 0 for now.
 
     Where batches have no labels, one create of an account is settled before the next is sent. One whose
@@ -238,7 +232,7 @@ def _turn(step: StepContext, shard: ShardRow) -> float:
     return step.limits.poll_interval if long else min(step.limits.poll_interval, 5.0)
 
 
-def _create_failed(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardRow:
+def _create_failed(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow:
     """Go on after a create that raised. The cases, in order:
 
     1. The batch may exist: ``UNCERTAIN``. In all other cases it certainly does not: back to ``READY``. A
@@ -284,9 +278,9 @@ def _is_about_file(error: ProviderError) -> bool:
     return error.status in (400, 409, 422) and _FILE_NOT_YET.search(error.message) is not None
 
 
-def _input_is_gone(step: StepContext, shard: ShardRow) -> bool:
+def _input_is_gone(step: Step, shard: ShardRow) -> bool:
     """Whether a refusal is explained by an input file that expired or was deleted, and not too often."""
-    if shard.file_id is None or tries_of(step, shard) + 1 >= step.limits.max_tries:
+    if shard.file_id is None or refusals.tries_of(step, shard) + 1 >= step.limits.max_tries:
         return False
     try:
         return step.api.find_file(_input_name(shard), step.limits.call_timeout) is None
@@ -295,12 +289,7 @@ def _input_is_gone(step: StepContext, shard: ShardRow) -> bool:
         return False
 
 
-def tries_of(step: StepContext, shard: ShardRow) -> int:
-    """Return how often the items of a shard were sent before, at most."""
-    return max((item.tries for item in step.store.shards.unsettled(shard.id)), default=0)
-
-
-def _refused(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardRow:
+def _refused(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow:
     """End a shard that was refused for good. The cases, in order:
 
     1. There is no Batch API for this account, and the job may fall back: real time.
@@ -316,14 +305,14 @@ def _refused(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardR
     return refusals.sort_out(step, shard, error) or step.give_up(shard, error, error.message)
 
 
-def _do_without(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardRow:
+def _do_without(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow:
     """Send the requests of a shard in real time, because there is no Batch API, or it does not work."""
     reason = f"the Batch API cannot be used ({error.status})"
     step.incident("no_batch_api", f"{reason}: {shard.size:,} requests go in real time", shard)
     return step.discard(shard, f"{reason}: {error.message}", to=ItemState.REALTIME)
 
 
-def _spool(step: StepContext, shard: ShardRow) -> Path:
+def _spool(step: Step, shard: ShardRow) -> Path:
     """Return the file of the shard's lines; made again with the same bytes where it is missing.
 
     Raises:
@@ -336,35 +325,10 @@ def _spool(step: StepContext, shard: ShardRow) -> Path:
     return path
 
 
-def _lines(step: StepContext, shard: ShardRow) -> Iterator[bytes]:
+def _lines(step: Step, shard: ShardRow) -> Iterator[bytes]:
     for position, request in step.requests_of(shard):
         wire = wire_id(shard.nonce, position)
         yield step.api.encode(request, model=step.model, wire_id=wire) + b"\n"
 
 
 # -- texts of the provider -----------------------------------------------------------------------------------
-
-
-def _redacted(step: StepContext, shard: ShardRow, failure: Exception) -> ProviderError:
-    """Return the error of a failed call about a shard, without the provider's text where it repeats a prompt.
-
-    An adapter that sends one request searches its error for the prompt. A batch is sent as a file, so the
-    texts about it are searched here for all its prompts.
-    """
-    error = step.api.classify(failure)
-    ours = error.kind in (ErrorKind.NETWORK_ERROR, ErrorKind.TIMEOUT)
-    if ours or not repeats_a_prompt(step, shard, error.message):
-        return error
-    quiet = copy.copy(error)
-    before = error.message.partition(": ")[0]
-    quiet.message = f"the call was refused {_LEFT_OUT}"
-    if before != error.message and not repeats_a_prompt(step, shard, before):
-        quiet.message = f"{before}: {_LEFT_OUT}"
-    quiet.args = (quiet.message,)
-    return quiet
-
-
-def repeats_a_prompt(step: StepContext, shard: ShardRow, text: str) -> bool:
-    """Whether a text of the provider's repeats a prompt of a shard, or a good piece of one."""
-    prompts = (prompt for _, request in step.requests_of(shard) for prompt in texts((request,)))
-    return echoes(text, (prompt for prompt in prompts if len(prompt) >= LEAST))

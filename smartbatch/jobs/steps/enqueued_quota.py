@@ -23,7 +23,7 @@ from smartbatch.core.limits.backoff import backoff
 from smartbatch.core.limits.lease_ask import LeaseAsk, MemberLimits, QuotaKind, first
 from smartbatch.errors import ProviderError
 from smartbatch.jobs.records import ShardRow, ShardState
-from smartbatch.jobs.steps.context import StepContext
+from smartbatch.jobs.steps.context import Step
 from smartbatch.providers.batch_api import enqueued_limit
 
 ALONE = 3
@@ -45,7 +45,7 @@ ENQUEUED = (
 )
 
 
-def known_limit(step: StepContext, named: float = math.inf) -> float:
+def known_limit(step: Step, named: float = math.inf) -> float:
     """Return the most tokens of the job's model that may be enqueued, or infinity.
 
     Args:
@@ -55,7 +55,7 @@ def known_limit(step: StepContext, named: float = math.inf) -> float:
     return min(limit or math.inf, step.limits.enqueued_tokens or math.inf)
 
 
-def room_for(step: StepContext, shard: ShardRow) -> float:
+def room_for(step: Step, shard: ShardRow) -> float:
     """Return 0 when the shard may be created now, else the seconds after which to check again."""
     ours = sum(_ours(step, shard))
     if ours and ours + shard.tokens > known_limit(step):
@@ -65,13 +65,13 @@ def room_for(step: StepContext, shard: ShardRow) -> float:
     return pause or (0.0 if _exchanged(step, ours, shard.tokens) else step.limits.poll_interval)
 
 
-def tell(step: StepContext, shard: ShardRow, *, ended: bool) -> None:
+def tell(step: Step, shard: ShardRow, *, ended: bool) -> None:
     """Tell the processes with other stores what is enqueued now; a shard whose batch has ended is not."""
     if step.runtime.wiring.exchange_enqueued is not None:
         _exchanged(step, sum(_ours(step, shard)) + (0 if ended else shard.tokens), 0)
 
 
-def _exchanged(step: StepContext, enqueued: int, more: int) -> bool:
+def _exchanged(step: Step, enqueued: int, more: int) -> bool:
     """Tell the processes with other stores what this one has enqueued, and return whether they leave room for
     ``more`` tokens. A limit that any of them knows holds for all."""
     if step.runtime.wiring.exchange_enqueued is None:
@@ -89,7 +89,7 @@ def _exchanged(step: StepContext, enqueued: int, more: int) -> bool:
     return grant is None or not grant.wait
 
 
-def _store_name(step: StepContext) -> str:
+def _store_name(step: Step) -> str:
     """Return a name of the store that no other has, on any machine."""
     facts = step.store.facts
     if facts.recall(_STORE) is None:
@@ -97,7 +97,7 @@ def _store_name(step: StepContext) -> str:
     return str(facts.recall(_STORE))
 
 
-def refused(step: StepContext, shard: ShardRow, error: ProviderError | None, reason: str | None) -> bool:
+def refused(step: Step, shard: ShardRow, error: ProviderError | None, reason: str | None) -> bool:
     """Remember a refusal: the limit it names, and a pause that grows while others use the quota. The cases:
 
     1. The shard is above the limit that the refusal names, or the known one: it will not pass as it is.
@@ -126,12 +126,12 @@ def refused(step: StepContext, shard: ShardRow, error: ProviderError | None, rea
     return too_large
 
 
-def known_most(step: StepContext, otherwise: int) -> int:
+def known_most(step: Step, otherwise: int) -> int:
     """Return the most requests of a shard where larger ones were refused with no other batch enqueued."""
     return _known(step).most or otherwise
 
 
-def admitted(step: StepContext) -> None:
+def admitted(step: Step) -> None:
     """Forget the pauses, and let shards grow again: a batch passed."""
     known = _known(step)
     if not (known.refusals or known.most):
@@ -141,7 +141,7 @@ def admitted(step: StepContext) -> None:
     _remember(step, _Known(known.limit, most=grown))
 
 
-def _ours(step: StepContext, shard: ShardRow) -> list[int]:
+def _ours(step: Step, shard: ShardRow) -> list[int]:
     """Return the tokens of each other shard of the model that is enqueued."""
     return [
         other.tokens
@@ -167,14 +167,14 @@ class _Known:
     most: int | None = None
 
 
-def _known(step: StepContext) -> _Known:
+def _known(step: Step) -> _Known:
     learned = step.store.facts.recall(_key(step))
     return _Known(**learned) if isinstance(learned, dict) else _Known()
 
 
-def _remember(step: StepContext, known: _Known) -> None:
+def _remember(step: Step, known: _Known) -> None:
     step.store.facts.remember(_key(step), asdict(known))
 
 
-def _key(step: StepContext) -> str:
+def _key(step: Step) -> str:
     return f"enqueued:{step.job.scope}:{step.job.model}"

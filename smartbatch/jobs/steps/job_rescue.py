@@ -9,13 +9,13 @@ from smartbatch.core.routing.rescue import LATE_PENALTY, PendingShard, Rescue, m
 from smartbatch.events import JobRescued
 from smartbatch.jobs.records import OPEN_SHARDS, UNSENT_SHARDS, ItemState, JobState, ShardRow, ShardState
 from smartbatch.jobs.steps import poll
-from smartbatch.jobs.steps.context import StepContext
+from smartbatch.jobs.steps.context import Step
 
 _S = ShardState
 _UNKNOWN = frozenset({_S.SUBMITTING, _S.UNCERTAIN, _S.PROVISIONAL, _S.FENCED})
 
 
-def rescue_late_job(step: StepContext, shards: Sequence[ShardRow]) -> float:
+def rescue_late_job(step: Step, shards: Sequence[ShardRow]) -> float:
     """Take back what would be late; return the Unix seconds of the next check, infinity for never.
 
     The cases, in order:
@@ -51,7 +51,7 @@ def rescue_late_job(step: StepContext, shards: Sequence[ShardRow]) -> float:
     return min(step.wall + decision.wait, leave_at)
 
 
-def _decision(step: StepContext, deadline: float, pending: Sequence[ShardRow]) -> Rescue:
+def _decision(step: Step, deadline: float, pending: Sequence[ShardRow]) -> Rescue:
     backlog = step.job.total - step.job.finished - sum(shard.size for shard in pending)
     margin = margin_of(deadline - step.job.created_at)
     return rescue(
@@ -85,7 +85,7 @@ def _pending(shard: ShardRow, wall: float) -> PendingShard:
     )
 
 
-def _take_back(step: StepContext, shard: ShardRow, deadline: float, decision: Rescue) -> None:
+def _take_back(step: Step, shard: ShardRow, deadline: float, decision: Rescue) -> None:
     left = max(0.0, deadline - step.wall)
     reason = (
         f"taken back for the deadline: {left:.0f} s are left, and what is not answered needs up to "
@@ -108,7 +108,7 @@ def _take_back(step: StepContext, shard: ShardRow, deadline: float, decision: Re
     )
 
 
-def _tell_risk(step: StepContext, pending: Sequence[ShardRow]) -> None:
+def _tell_risk(step: Step, pending: Sequence[ShardRow]) -> None:
     """Say once of each shard that holds up a deadline and cannot be taken back."""
     for shard in pending:
         if shard.state in _UNKNOWN:

@@ -1,19 +1,26 @@
-"""The provider's list of batches: what was created since a shard's intent, and which of it are orphans.
+"""The provider's list of batches: what was created since a shard's intent, and what of it is not meant.
 
 An orphan is a batch of a shard that was given up (``DEAD``) and that exists all the same. Every list that is
 read for any reason is searched for orphans: by the label where batches have labels, by the size of a dead
 shard where they have none. The step of the dead shard handles what was found.
+
+A duplicate is a second batch of one shard. A shard's create is sent once, and nothing of ours repeats it; a
+proxy or a gateway might: the answer to the first is lost on the way, the second is answered, and both run.
+So the list is searched once after each create. A second batch with the shard's label is cancelled; without
+labels one of its size is examined when it has ended. An incident says what it cost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
+from smartbatch.errors import ProviderError
 from smartbatch.jobs.records import ShardRow, ShardState
-from smartbatch.jobs.steps.context import StepContext
+from smartbatch.jobs.steps.context import Step
+from smartbatch.jobs.versioned_records import RemoteProgress
 from smartbatch.providers.batch_api import RemoteBatch
 
 SLACK = 600.0
@@ -33,7 +40,7 @@ class NewerBatches:
     batches: list[RemoteBatch] = field(factory=list)
 
 
-def newer_than_intent(step: StepContext, shard: ShardRow) -> NewerBatches:
+def newer_than_intent(step: Step, shard: ShardRow) -> NewerBatches:
     """Return every batch of the account that was created after the shard's watermark.
 
     The list is read page by page: absence counts only when all of it was seen.
@@ -55,7 +62,7 @@ def newer_than_intent(step: StepContext, shard: ShardRow) -> NewerBatches:
         page = step.api.page(after, step.limits.call_timeout)
 
 
-def find_orphans(step: StepContext, batches: Sequence[RemoteBatch]) -> None:
+def find_orphans(step: Step, batches: Sequence[RemoteBatch]) -> None:
     """Search ``batches`` for those of the job's dead shards, and note what is found on each shard.
 
     A shard that has a candidate already, or is no longer watched, is left out.
@@ -78,12 +85,12 @@ def find_orphans(step: StepContext, batches: Sequence[RemoteBatch]) -> None:
             step.reschedule(shard, 0.0, candidate=found.id)
 
 
-def is_watched(step: StepContext, shard: ShardRow) -> bool:
+def is_watched(step: Step, shard: ShardRow) -> bool:
     """Whether a batch of a dead shard may still appear: its create may have been sent, not long ago."""
     return shard.uncertain_since is not None and is_young(step, shard)
 
 
-def is_young(step: StepContext, shard: ShardRow) -> bool:
+def is_young(step: Step, shard: ShardRow) -> bool:
     """Whether a batch of a dead shard may still run: it was given up not long ago."""
     return shard.died_at is not None and step.wall - shard.died_at < step.limits.orphan_watch
 
@@ -95,7 +102,7 @@ def has_label(batch: RemoteBatch, shard: ShardRow) -> bool:
     return shard.file_id is not None and batch.file_id == shard.file_id
 
 
-def unclaimed(step: StepContext, shard: ShardRow, batches: Sequence[RemoteBatch]) -> list[RemoteBatch]:
+def unclaimed(step: Step, shard: ShardRow, batches: Sequence[RemoteBatch]) -> list[RemoteBatch]:
     """Return the batches without a label that could be the shard's: of its size, and no other shard's."""
     claimed = step.store.shards.claimed_batches(shard.scope, [batch.id for batch in batches])
     return [batch for batch in batches if _could_be(batch, shard, claimed)]
@@ -121,3 +128,53 @@ def _long_before(batch: RemoteBatch, shard: ShardRow) -> bool:
     if batch.created_at is None or shard.server_time is None:
         return False
     return batch.created_at < shard.server_time - SLACK
+
+
+# -- duplicates ----------------------------------------------------------------------------------------------
+
+
+def search_duplicates_once(step: Step, shard: ShardRow, batch: RemoteBatch) -> RemoteProgress:
+    """Search once for duplicates of a shard's batch: when all are in the list by now, or it has ended.
+
+    Returns:
+        What the shard is to remember. A list that cannot be read delays nothing: it is tried again as long
+        as the batch runs.
+    """
+    known = shard.remote
+    age = step.wall - (shard.submitted_at or step.wall)
+    if known.checked_for_duplicates or not (batch.state.ended or age >= step.limits.visibility):
+        return known
+    try:
+        with step.provider_calls():
+            found = _found(step, shard, batch)
+    except ProviderError as error:
+        step.ignored("list of batches", error)
+        return known
+    return evolve(known, checked_for_duplicates=True, suspected_duplicates=[other.id for other in found])
+
+
+def _found(step: Step, shard: ShardRow, batch: RemoteBatch) -> list[RemoteBatch]:
+    """Return the duplicates of a shard's batch, cancelled; without labels those that could be some."""
+    others = [other for other in newer_than_intent(step, shard).batches if other.id != batch.id]
+    if not step.api.abilities.labels:
+        return unclaimed(step, shard, others)
+    labelled = [other for other in others if has_label(other, shard)]
+    cancel_duplicates(step, shard, labelled)
+    return labelled
+
+
+def cancel_duplicates(step: Step, shard: ShardRow, duplicates: Iterable[RemoteBatch]) -> None:
+    """Cancel duplicates of a shard's batch, and write an incident for each.
+
+    Raises:
+        Exception: whatever the provider's adapter raised.
+    """
+    for duplicate in duplicates:
+        if not duplicate.state.ended:
+            step.api.cancel(duplicate.id, step.limits.call_timeout)
+        step.incident(
+            "double_submission",
+            f"batch {duplicate.id} was created a second time for the same requests and cancelled; something "
+            "between here and the provider repeats requests",
+            shard,
+        )

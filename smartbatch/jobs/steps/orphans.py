@@ -1,24 +1,33 @@
-"""A shard that is ``DEAD``: its orphan is watched for and handled, and its remote file is deleted.
+"""What is left of a shard that has ended: batches that exist besides, and what the provider keeps of it.
 
-A proven orphan is cancelled while it runs. Its answers, which are paid for, are used for items that are still
-open, and an incident says what it cost.
+A shard that was given up (``DEAD``) is watched for its orphan, a batch of it that exists all the same. A
+proven orphan is cancelled while it runs. Its answers, which are paid for, are used for items that are still
+open, and an incident says what it cost. A shard that is ``SETTLED`` may have a second batch, see
+:mod:`.listing`; it is examined once it has ended. What the provider keeps is deleted when the user's
+retention is over, and never before.
 """
 
 from __future__ import annotations
 
-from smartbatch.jobs.records import ShardRow
+from contextlib import closing
+
+from attrs import evolve
+
+from smartbatch.errors import ErrorKind
+from smartbatch.jobs.records import JobState, ShardRow
 from smartbatch.jobs.runtime import HOUR
-from smartbatch.jobs.steps import collect, settle
-from smartbatch.jobs.steps.context import StepContext
+from smartbatch.jobs.steps import collect
+from smartbatch.jobs.steps.context import Step
 from smartbatch.jobs.steps.listing import is_watched, is_young, newer_than_intent
 from smartbatch.jobs.steps.recover import tell_unreadable
+from smartbatch.jobs.steps.result_lines import OddLines, ResultReader, pages_of, read_lines
 from smartbatch.providers.batch_api import RemoteBatch
 
 LOOKS = 4
 """How often a batch that could be ours is asked for before it counts as gone."""
 
 
-def watch_dead_shard(step: StepContext, shard: ShardRow) -> ShardRow:
+def watch_dead_shard(step: Step, shard: ShardRow) -> ShardRow:
     """``DEAD``, not cleaned up. The cases, in order:
 
     1. An orphan was salvaged: what the provider keeps of it is deleted as of a batch that was settled.
@@ -28,7 +37,7 @@ def watch_dead_shard(step: StepContext, shard: ShardRow) -> ShardRow:
        is cleaned up.
     """
     if shard.candidate is not None and shard.candidate == shard.batch_id:
-        return settle.clean_up(step, shard)
+        return clean_up(step, shard)
     with step.provider_calls():
         if shard.candidate is not None:
             return _handle_orphan(step, shard, shard.candidate)
@@ -44,7 +53,7 @@ def watch_dead_shard(step: StepContext, shard: ShardRow) -> ShardRow:
     return step.reschedule(shard, 0.0, cleaned_up=True)
 
 
-def _handle_orphan(step: StepContext, shard: ShardRow, batch_id: str) -> ShardRow:
+def _handle_orphan(step: Step, shard: ShardRow, batch_id: str) -> ShardRow:
     """Deal with a batch that is, or could be, the shard's. The cases, in order:
 
     1. It is not there: read again a few times; then somebody deleted it, and it is remembered as foreign.
@@ -71,7 +80,7 @@ def _handle_orphan(step: StepContext, shard: ShardRow, batch_id: str) -> ShardRo
         if not is_young(step, shard):
             return _stop_looking(step, shard, batch)
         return step.reschedule(shard, step.limits.poll_interval)
-    gone = collect.are_gone(step, shard, batch)
+    gone = _are_gone(step, shard, batch)
     if gone and labels:
         tell_unreadable(step, shard, batch)
         collect.clear(step, shard)
@@ -87,7 +96,7 @@ def _handle_orphan(step: StepContext, shard: ShardRow, batch_id: str) -> ShardRo
     return _salvage_orphan(step, shard, batch)
 
 
-def _stop_looking(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
+def _stop_looking(step: Step, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
     if shard.remote.cancel_sent_at is None:  # that of a batch that was left behind was told when it was
         step.incident(
             "maybe_billed",
@@ -100,14 +109,14 @@ def _stop_looking(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> Sha
     return step.reschedule(shard, 0.0, cleaned_up=True, batch_id=batch.id if shard.cancelled else None)
 
 
-def _discard(step: StepContext, shard: ShardRow, batch_id: str) -> ShardRow:
+def _discard(step: Step, shard: ShardRow, batch_id: str) -> ShardRow:
     """Remember that a batch is not the shard's, and go on watching."""
     return step.reschedule(
         shard, 0.0, candidate=None, tries=0, foreign_batches=(*shard.foreign_batches, batch_id)
     )
 
 
-def _salvage_orphan(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
+def _salvage_orphan(step: Step, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
     """Use the orphan's answers for items that are still open: they are paid for. Say what it cost."""
     totals = collect.store_results(step, shard, collect.download_whole(step, shard, batch))
     if totals.billed:
@@ -122,3 +131,108 @@ def _salvage_orphan(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> S
     wasted = shard.reserved if totals.wasted is None else totals.wasted  # used answers are charged already
     cleaned_up = step.policy.retention is None
     return step.reschedule(shard, 0.0, cleaned_up=cleaned_up, batch_id=batch.id, reserved=wasted)
+
+
+# -- shards that are settled ---------------------------------------------------------------------------------
+
+
+def clean_up(step: Step, shard: ShardRow) -> ShardRow:
+    """``SETTLED``, not cleaned up. The cases, in order:
+
+    1. There may be a second batch of the shard: examine it first.
+    2. The user sets no retention: nothing is deleted, and the shard is cleaned up.
+    3. The job is not done, or its retention is not over: later.
+    4. Delete the outputs, the batch and the input at the provider.
+    """
+    if shard.remote.suspected_duplicates:
+        return _examine_suspect(step, shard)
+    retention = step.policy.retention
+    if retention is None:
+        return step.reschedule(shard, 0.0, cleaned_up=True)
+    if step.job.state is not JobState.DONE:
+        return step.reschedule(shard, step.limits.longest_pause)
+    rest = (step.job.finished_at or step.wall) + retention - step.wall
+    if rest > 0:
+        return step.reschedule(shard, min(rest, step.limits.longest_pause))
+    with step.provider_calls():
+        batch = None if shard.batch_id is None else step.api.get(shard.batch_id, step.limits.call_timeout)
+        if batch is not None:
+            for file_id in step.api.output_files(batch):
+                step.api.delete_file(file_id, step.limits.call_timeout)
+            step.api.delete_batch(batch.id, step.limits.call_timeout)
+        if shard.file_id is not None:
+            step.api.delete_file(shard.file_id, step.limits.call_timeout)
+    return step.reschedule(shard, 0.0, cleaned_up=True)
+
+
+def _examine_suspect(step: Step, shard: ShardRow) -> ShardRow:
+    """``SETTLED``, with suspects: examine the first of them. The cases, in order:
+
+    1. It runs: later.
+    2. It has results of which none can be read: read again a few times, then nothing can be found out.
+    3. Its results carry the shard's ids: it is a duplicate, and an incident says what it cost.
+    4. It, or its results, are gone, unreadable, or foreign: nothing more is to be done.
+    """
+    suspect, *others = shard.remote.suspected_duplicates
+    twice = 0.0
+    with step.provider_calls():
+        batch = step.api.get(suspect, step.limits.call_timeout)
+        if batch is not None and not batch.state.ended:
+            return step.reschedule(shard, step.limits.poll_interval, tries=0)
+        gone = batch is None or _are_gone(step, shard, batch)
+        nonces = set() if batch is None or gone else collect.nonces_in(step, shard, batch)
+        pause = step.reread_pause(shard.tries)
+        if not (nonces or gone) and batch is not None and batch.outputs and pause is not None:
+            return step.reschedule(shard, pause, tries=shard.tries + 1)
+        if batch is not None and shard.nonce in nonces:
+            twice = _tell_cost(step, shard, batch)
+    remote = evolve(shard.remote, suspected_duplicates=others)
+    return step.reschedule(shard, 0.0, tries=0, remote=remote, reserved=shard.reserved + twice)
+
+
+def _tell_cost(step: Step, shard: ShardRow, duplicate: RemoteBatch) -> float:
+    """Say what a second batch cost, and return it, USD; what is not known counts nothing."""
+    money = _cost_of(step, shard, duplicate)
+    if money.billed:
+        step.incident(
+            "double_submission",
+            f"batch {duplicate.id} was created a second time for the same requests: {money.billed:,} of "
+            f"them were run by it, for {money.price}; something between here and the provider repeats "
+            "requests",
+            shard,
+            money.usd,
+        )
+    return money.usd or 0.0
+
+
+def _cost_of(step: Step, shard: ShardRow, batch: RemoteBatch) -> collect.ResultTotals:
+    """Fetch and read the results of a second batch of a shard that is settled, only for what they cost."""
+    paths = collect.download_whole(step, shard, batch)
+    reader = ResultReader(step, shard.submitted_at)
+    totals = collect.ResultTotals()
+    for page in pages_of(read_lines(step, shard, paths, OddLines()), step.store.shards.measures(shard.id)):
+        items = step.store.shards.items_at(shard.id, [line.position for line in page])
+        totals.add(reader.results(items, page), frozenset())
+    collect.clear(step, shard)
+    return totals
+
+
+def _are_gone(step: Step, shard: ShardRow, batch: RemoteBatch) -> bool:
+    """Whether the provider refuses results of a second batch of a shard, or of its orphan, which it keeps no
+    longer.
+
+    Raises:
+        Exception: whatever else the provider's adapter raised.
+    """
+    since = max(shard.submitted_at or 0.0, batch.created_at or 0.0)
+    if step.wall < since + step.api.abilities.retention:
+        return False
+    try:
+        for output in batch.outputs:
+            with closing(collect.received(step, batch, output)) as pieces:
+                next(pieces, None)
+    except Exception as error:
+        if step.api.classify(error).kind is ErrorKind.CLIENT_ERROR:
+            return True
+        raise
+    return False

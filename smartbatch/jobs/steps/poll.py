@@ -12,8 +12,8 @@ from smartbatch.events import BatchEnded
 from smartbatch.jobs import turnaround_log
 from smartbatch.jobs.records import ItemState, ShardRow, ShardState
 from smartbatch.jobs.runtime import HOUR
-from smartbatch.jobs.steps import collect, create, duplicates, enqueued_quota, refusals
-from smartbatch.jobs.steps.context import StepContext
+from smartbatch.jobs.steps import collect, enqueued_quota, listing, refusals
+from smartbatch.jobs.steps.context import Step
 from smartbatch.jobs.verdicts import ACCOUNT_ERRORS
 from smartbatch.jobs.versioned_records import RemoteProgress
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
@@ -42,7 +42,7 @@ _LOOKS = 4
 """Polls within the time after which a new batch is visible."""
 
 
-def poll(step: StepContext, shard: ShardRow) -> ShardRow:
+def poll(step: Step, shard: ShardRow) -> ShardRow:
     """``SUBMITTED``: poll the batch. The cases, in order:
 
     1. The job was cancelled, the batch takes too long, or an orphan has answered all of its requests: cancel
@@ -75,7 +75,7 @@ def poll(step: StepContext, shard: ShardRow) -> ShardRow:
     if batch is None:
         return _vanished(step, shard)
     enqueued_quota.tell(step, shard, ended=batch.state.ended)
-    remote = _progress(duplicates.search_once(step, shard, batch), batch)
+    remote = _progress(listing.search_duplicates_once(step, shard, batch), batch)
     if batch.state.ended:
         return _ended(step, shard, batch, remote)
     late = step.wall - (shard.submitted_at or step.wall) > PROMISE
@@ -89,7 +89,7 @@ def poll(step: StepContext, shard: ShardRow) -> ShardRow:
     return moved
 
 
-def cancel(step: StepContext, shard: ShardRow, reason: str, *, rescues: bool = True) -> ShardRow:
+def cancel(step: Step, shard: ShardRow, reason: str, *, rescues: bool = True) -> ShardRow:
     """Cancel a batch. Its finished requests are kept; nothing is sent again before it has ended.
 
     That it is to be cancelled is stored first: after a crash nobody takes it for a cancel of somebody else's.
@@ -112,7 +112,7 @@ def cancel(step: StepContext, shard: ShardRow, reason: str, *, rescues: bool = T
     return step.reschedule(shard, pause, tries=0, cancelled=True, note=reason, remote=remote)
 
 
-def _not_cancelled(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardRow:
+def _not_cancelled(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow:
     """A cancel failed with ``error``. The cases, in order:
 
     1. The batch is not to be looked at either: the cancel is tried again later.
@@ -130,11 +130,13 @@ def _not_cancelled(step: StepContext, shard: ShardRow, error: ProviderError) -> 
         return _vanished(step, shard)
     if batch is not None and batch.state.ended:
         enqueued_quota.tell(step, shard, ended=True)
-        return _ended(step, shard, batch, _progress(duplicates.search_once(step, shard, batch), batch))
+        return _ended(
+            step, shard, batch, _progress(listing.search_duplicates_once(step, shard, batch), batch)
+        )
     return step.retry_later(shard, error)
 
 
-def is_overdue(step: StepContext, shard: ShardRow) -> bool:
+def is_overdue(step: Step, shard: ShardRow) -> bool:
     """Whether the requests of a shard should go in real time because it takes too long: since its create, or
     where that was not sent, since the job was submitted. A deadline has its own rescue."""
     since = step.job.created_at if shard.submitted_at is None else shard.submitted_at
@@ -142,7 +144,7 @@ def is_overdue(step: StepContext, shard: ShardRow) -> bool:
     return timed and step.wall - since >= step.timeout
 
 
-def _reason_to_cancel(step: StepContext, shard: ShardRow) -> str | None:
+def _reason_to_cancel(step: Step, shard: ShardRow) -> str | None:
     if step.job.cancel_requested:
         return "the job was cancelled"
     if is_overdue(step, shard) and not is_being_cancelled(shard):
@@ -152,7 +154,7 @@ def _reason_to_cancel(step: StepContext, shard: ShardRow) -> str | None:
     return None
 
 
-def leave_at(step: StepContext, shard: ShardRow) -> float:
+def leave_at(step: Step, shard: ShardRow) -> float:
     """Return when a batch that we cancelled is waited for no longer, and its requests go in real time:
     infinity for never."""
     asked, deadline = shard.remote.cancel_sent_at, step.policy.deadline
@@ -166,7 +168,7 @@ def leave_at(step: StepContext, shard: ShardRow) -> float:
     return max(asked + SHORTEST, deadline - needs - margin_of(deadline - step.job.created_at))
 
 
-def leave_behind(step: StepContext, shard: ShardRow) -> ShardRow:
+def leave_behind(step: Step, shard: ShardRow) -> ShardRow:
     """Send the requests of a batch in real time although it was cancelled and has not ended.
 
     What still comes of it is handled as of any orphan: it is counted, and overwrites nothing. One that never
@@ -190,7 +192,7 @@ def is_being_cancelled(shard: ShardRow) -> bool:
     return shard.remote.state is RemoteState.ENDING and "cancel" in (shard.remote.status or "").lower()
 
 
-def _ended(step: StepContext, shard: ShardRow, batch: RemoteBatch, remote: RemoteProgress) -> ShardRow:
+def _ended(step: Step, shard: ShardRow, batch: RemoteBatch, remote: RemoteProgress) -> ShardRow:
     if batch.state is RemoteState.FAILED and not batch.outputs:
         return _failed(step, shard, batch)
     enqueued_quota.admitted(step)
@@ -198,7 +200,7 @@ def _ended(step: StepContext, shard: ShardRow, batch: RemoteBatch, remote: Remot
     return step.advance(shard, ShardState.ENDED, batch.word, ended_at=step.wall, remote=remote)
 
 
-def _learn(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> None:
+def _learn(step: Step, shard: ShardRow, batch: RemoteBatch) -> None:
     """Tell how long a batch took, and store it: who hears of it may read the store before it learns from
     it."""
     if shard.submitted_at is None:
@@ -224,7 +226,7 @@ def _learn(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> None:
         step.store.facts.observe_turnarounds(name, [row])
 
 
-def _failed(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
+def _failed(step: Step, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
     """The batch was refused at validation: nothing was run, nothing billed. The cases, in order:
 
     1. Lines of it are wrong, or it is above a limit: see :func:`.refusals.sort_out`.
@@ -237,7 +239,7 @@ def _failed(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
     error = batch.error or ProviderError(reason, kind=ErrorKind.CLIENT_ERROR, code=batch.code)
     if (sorted_out := refusals.sort_out(step, shard, error)) is not None:
         return sorted_out
-    if create.repeats_a_prompt(step, shard, f"{reason} {error.message}"):
+    if refusals.repeats_a_prompt(step, shard, f"{reason} {error.message}"):
         reason = "the provider failed the batch as a whole (its text is left out, it repeats a prompt)"
         error = ProviderError(reason, kind=error.kind, code=error.code)
     if batch.code in enqueued_quota.QUOTA_CODES:
@@ -247,12 +249,12 @@ def _failed(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
         step.hold(error)
         return step.discard(shard, reason, tried=False)
     refusals_allowed = step.limits.max_tries if error.kind is ErrorKind.SERVER_ERROR else REFUSALS
-    if create.tries_of(step, shard) + 1 < refusals_allowed:
+    if refusals.tries_of(step, shard) + 1 < refusals_allowed:
         return step.discard(shard, reason, tried=True)
     return step.give_up(shard, error, reason, tried=True)
 
 
-def _vanished(step: StepContext, shard: ShardRow) -> ShardRow:
+def _vanished(step: Step, shard: ShardRow) -> ShardRow:
     """The provider does not know the batch. The cases, in order:
 
     1. It no longer keeps batches of that age: go on as with an ended one.
@@ -294,7 +296,7 @@ def _progress(known: RemoteProgress, batch: RemoteBatch) -> RemoteProgress:
     )
 
 
-def _running(step: StepContext) -> int:
+def _running(step: Step) -> int:
     """Return the requests that the provider has run, of shards whose results are not stored yet."""
     shards = step.store.shards.of_job(step.job.id, states=[ShardState.SUBMITTED, ShardState.ENDED])
     return sum(shard.remote.done or 0 for shard in shards)

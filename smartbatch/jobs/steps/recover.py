@@ -15,9 +15,9 @@ from attrs import evolve
 
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.jobs.records import JobState, ShardRow, ShardState
-from smartbatch.jobs.steps import duplicates
+from smartbatch.jobs.steps import listing
 from smartbatch.jobs.steps.collect import nonces_in
-from smartbatch.jobs.steps.context import StepContext
+from smartbatch.jobs.steps.context import Step
 from smartbatch.jobs.steps.create import adopt
 from smartbatch.jobs.steps.listing import NewerBatches, has_label, newer_than_intent, unclaimed
 from smartbatch.jobs.versioned_records import RemoteProgress
@@ -33,7 +33,7 @@ SEARCHED = (
 )
 
 
-def resume_if_known(step: StepContext) -> bool:
+def resume_if_known(step: Step) -> bool:
     """Resume a job that is held because of creates, once the outcome of each is known.
 
     Their shards are marked with ``held_job``. The marks are removed after the job is resumed, so that a job
@@ -55,14 +55,14 @@ def resume_if_known(step: StepContext) -> bool:
     return True
 
 
-def mark_uncertain(step: StepContext, shard: ShardRow) -> ShardRow:
+def mark_uncertain(step: Step, shard: ShardRow) -> ShardRow:
     """``SUBMITTING`` as it was found: the process that sent the create ended before it stored the outcome."""
     return step.advance(
         shard, ShardState.UNCERTAIN, "its sender was lost with the answer", uncertain_since=step.wall
     )
 
 
-def search(step: StepContext, shard: ShardRow) -> ShardRow:
+def search(step: Step, shard: ShardRow) -> ShardRow:
     """``UNCERTAIN`` or ``FENCED``: search the provider's list for the batch. The cases, in order:
 
     1. The list cannot be read: nothing is concluded, and it is read again later.
@@ -87,7 +87,7 @@ def search(step: StepContext, shard: ShardRow) -> ShardRow:
     return _send_again(step, shard)
 
 
-def verify(step: StepContext, shard: ShardRow) -> ShardRow:
+def verify(step: Step, shard: ShardRow) -> ShardRow:
     """``PROVISIONAL``: a batch without a label could be the shard's; its results tell. The cases, in order:
 
     1. It runs: later.
@@ -132,7 +132,7 @@ def verify(step: StepContext, shard: ShardRow) -> ShardRow:
     )
 
 
-def tell_unreadable(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> None:
+def tell_unreadable(step: Step, shard: ShardRow, batch: RemoteBatch) -> None:
     """Write an incident: a batch that may be the shard's, and may have been paid for, cannot be read."""
     step.incident(
         "maybe_billed",
@@ -142,7 +142,7 @@ def tell_unreadable(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> N
     )
 
 
-def _search_unlabelled(step: StepContext, shard: ShardRow, newer: NewerBatches) -> ShardRow:
+def _search_unlabelled(step: Step, shard: ShardRow, newer: NewerBatches) -> ShardRow:
     """Search by size for a batch without a label. The cases, in order:
 
     1. One new batch of the shard's size belongs to no other shard, and the workspace is exclusive: adopt it.
@@ -161,15 +161,15 @@ def _search_unlabelled(step: StepContext, shard: ShardRow, newer: NewerBatches) 
     return _search_again(step, shard, rest, newer.at) if rest > 0 else _send_again(step, shard)
 
 
-def _take_oldest(step: StepContext, shard: ShardRow, mine: list[RemoteBatch]) -> ShardRow:
+def _take_oldest(step: Step, shard: ShardRow, mine: list[RemoteBatch]) -> ShardRow:
     """Adopt the oldest batch with the label; others, made by a proxy that repeats creates, are cancelled."""
     oldest = min(reversed(mine), key=lambda batch: batch.created_at or math.inf)
     with step.provider_calls():
-        duplicates.cancel_all(step, shard, [batch for batch in mine if batch.id != oldest.id])
+        listing.cancel_duplicates(step, shard, [batch for batch in mine if batch.id != oldest.id])
     return adopt(step, shard, oldest, "found in the list")
 
 
-def _fence(step: StepContext, shard: ShardRow, listed: float | None) -> ShardRow:
+def _fence(step: Step, shard: ShardRow, listed: float | None) -> ShardRow:
     assert shard.file_id is not None
     before = step.wall
     with step.provider_calls():
@@ -186,12 +186,12 @@ def _fence(step: StepContext, shard: ShardRow, listed: float | None) -> ShardRow
     )
 
 
-def _send_again(step: StepContext, shard: ShardRow) -> ShardRow:
+def _send_again(step: Step, shard: ShardRow) -> ShardRow:
     reason = "not found in time; its requests go again"
     return step.discard(shard, reason, maybe_billed=shard.fenced_at is None)
 
 
-def _waited(step: StepContext, shard: ShardRow, listed: float | None) -> float:
+def _waited(step: Step, shard: ShardRow, listed: float | None) -> float:
     """Return the seconds for which the shard's batch has been searched for.
 
     Args:
@@ -200,7 +200,7 @@ def _waited(step: StepContext, shard: ShardRow, listed: float | None) -> float:
     return _elapsed(step, shard.uncertain_since, shard.remote.searched_since, listed)
 
 
-def _elapsed(step: StepContext, since: float | None, told: float | None, listed: float | None) -> float:
+def _elapsed(step: Step, since: float | None, told: float | None, listed: float | None) -> float:
     """Return the seconds since a moment that another process may have written down: what our clock and the
     provider's agree on, as ours may have been set in between, and a server may tell a wrong date. Where ours
     was set back behind that moment, or the provider's tells nothing, the other one counts.
@@ -217,7 +217,7 @@ def _elapsed(step: StepContext, since: float | None, told: float | None, listed:
     return theirs if ours < 0 else min(ours, theirs)
 
 
-def _rest(step: StepContext, shard: ShardRow, listed: float | None) -> float:
+def _rest(step: Step, shard: ShardRow, listed: float | None) -> float:
     """Return the seconds that a batch must still be absent before anything follows from it."""
     waited = _waited(step, shard, listed)
     if shard.state is not ShardState.FENCED:
@@ -226,11 +226,11 @@ def _rest(step: StepContext, shard: ShardRow, listed: float | None) -> float:
     return max(step.limits.visibility - fenced, step.settle_time - waited)
 
 
-def _can_fence(step: StepContext, shard: ShardRow) -> bool:
+def _can_fence(step: Step, shard: ShardRow) -> bool:
     return step.api.abilities.fence and shard.file_id is not None
 
 
-def _until(step: StepContext, shard: ShardRow) -> float:
+def _until(step: Step, shard: ShardRow) -> float:
     """Return the seconds that a batch must be absent in all while there is no fence. The cases, in order:
 
     1. The job is held because of it: until every batch that could exist has ended.
@@ -243,14 +243,14 @@ def _until(step: StepContext, shard: ShardRow) -> float:
     return min(settle, step.limits.visibility) if _can_fence(step, shard) else settle
 
 
-def _holds(step: StepContext, shard: ShardRow) -> bool:
+def _holds(step: Step, shard: ShardRow) -> bool:
     """Whether the job's policy is to wait for a person, and nobody has resumed it since."""
     if step.policy.on_unknown != "hold" or shard.state is ShardState.FENCED:
         return False
     return not (shard.remote.held_job and step.job.state is JobState.ACTIVE)
 
 
-def _search_again(step: StepContext, shard: ShardRow, rest: float, listed: float | None) -> ShardRow:
+def _search_again(step: Step, shard: ShardRow, rest: float, listed: float | None) -> ShardRow:
     remote = _dated(shard, listed)
     if _holds(step, shard) and not remote.held_job and _waited(step, shard, listed) > step.limits.visibility:
         step.store.jobs.note(step.lease, HELD, hold=True)
@@ -265,13 +265,13 @@ def _dated(shard: ShardRow, listed: float | None) -> RemoteProgress:
     return known if known.searched_since is not None else evolve(known, searched_since=listed)
 
 
-def _note_orphan(step: StepContext, nonce: str | None, batch_id: str) -> None:
+def _note_orphan(step: Step, nonce: str | None, batch_id: str) -> None:
     """Note a batch on the dead shard of this job that it belongs to, if any; that shard's step handles it."""
     other = None if nonce is None else step.store.shards.with_nonce(nonce)
     if other is not None and other.state is ShardState.DEAD and other.job_id == step.job.id:
         step.reschedule(other, 0.0, candidate=batch_id)
 
 
-def _search_pause(step: StepContext, shard: ShardRow) -> float:
+def _search_pause(step: Step, shard: ShardRow) -> float:
     """Return the seconds to the next search: few at first, when a batch is likely to appear, then more."""
     return backoff(shard.tries + 1, step.runtime.rng, first=1.0, longest=max(1.0, step.limits.poll_interval))

@@ -1,26 +1,35 @@
 """Batches that were refused before anything of them was run, because of some of their lines or of their size.
 
 Neither costs anything. A request whose line was refused ends with the provider's reason, and the others go
-again without it. Of a batch that is too large for the server, the requests go again in halves.
+again without it. Of a batch that is too large for the server, the requests go again in shards of half the
+size, again and again until the server takes one; the limit is remembered for its account and model, and later
+jobs are cut that small from the beginning.
 """
 
 from __future__ import annotations
 
-from smartbatch.errors import ParameterRejected, ProviderError
+import copy
+import math
+
+from attrs import asdict, evolve, frozen
+
+from smartbatch.errors import ErrorKind, ParameterRejected, ProviderError
 from smartbatch.events import ParameterDropped
 from smartbatch.jobs.payload import decode_params, decode_request, encode_result, item_id
 from smartbatch.jobs.records import NewResult, ShardRow
-from smartbatch.jobs.steps import server_limits
-from smartbatch.jobs.steps.context import StepContext
+from smartbatch.jobs.steps.context import Step
 from smartbatch.jobs.wire_ids import parse_wire_id
 from smartbatch.providers.batch_refusals import BatchRefused, Measure
-from smartbatch.providers.foreign_text import without_echo
+from smartbatch.providers.foreign_text import echoes, texts, without_echo
 from smartbatch.types import Result, Route
 
 ABOVE = "above what the server takes in a batch; its requests go again in smaller parts"
+LEAST = 8
+"""Least characters of a prompt that is searched for in texts: single words occur in every error."""
+_LEFT_OUT = "(its text is left out, it repeats a prompt)"
 
 
-def sort_out(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardRow | None:
+def sort_out(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow | None:
     """End a shard whose refusal explains itself; ``None`` where it does not. The cases, in order:
 
     1. The server rejects a parameter, which is omitted from now on: all requests go again without it.
@@ -36,7 +45,7 @@ def sort_out(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardR
         exceeded = error.exceeds
         lines = _named_lines(shard, error)
     if exceeded is not None and shard.size > 1:
-        server_limits.halve(step, shard, exceeded)
+        _halve(step, shard, exceeded)
         return step.discard(shard, ABOVE)
     if not lines or (step.falls_back and len(lines) == shard.size):
         return None
@@ -49,7 +58,7 @@ def sort_out(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardR
     return dead
 
 
-def _without_parameter(step: StepContext, shard: ShardRow, error: ParameterRejected) -> ShardRow | None:
+def _without_parameter(step: Step, shard: ShardRow, error: ParameterRejected) -> ShardRow | None:
     """Have the requests of a shard sent again, which their next batch encodes without what was rejected; that
     is no try of theirs. ``None`` if its lines lacked it already, so that the next batch would fare alike.
     """
@@ -84,7 +93,7 @@ def _named_lines(shard: ShardRow, error: BatchRefused) -> dict[int, ProviderErro
     return found
 
 
-def _failed(step: StepContext, shard: ShardRow, lines: dict[int, ProviderError]) -> list[NewResult]:
+def _failed(step: Step, shard: ShardRow, lines: dict[int, ProviderError]) -> list[NewResult]:
     shared = decode_params(step.job.params)
     results = []
     for position, item in step.store.shards.items_at(shard.id, lines).items():
@@ -98,3 +107,75 @@ def _failed(step: StepContext, shard: ShardRow, lines: dict[int, ProviderError])
             )
         )
     return results
+
+
+# -- limits that a server turned out to have -----------------------------------------------------------------
+
+
+@frozen(kw_only=True)
+class ServerLimits:
+    """The most that a batch may have, by what was refused; infinity where nothing was."""
+
+    requests: float = math.inf
+    bytes: float = math.inf
+    tokens: float = math.inf
+
+
+def limits_met(step: Step) -> ServerLimits:
+    """Return what is known of the job's account and model."""
+    learned = step.store.facts.recall(_key(step))
+    return ServerLimits(**learned) if isinstance(learned, dict) else ServerLimits()
+
+
+def _halve(step: Step, shard: ShardRow, exceeded: Measure) -> None:
+    """Remember that a shard was above a limit: half of it is what is tried next."""
+    limits = limits_met(step)
+    sizes = {"requests": shard.size, "bytes": shard.bytes, "tokens": shard.tokens}
+    half = max(1, sizes[exceeded] // 2)
+    limits = evolve(limits, **{exceeded: min(getattr(limits, exceeded), half)})
+    kept = {name: limit for name, limit in asdict(limits).items() if math.isfinite(limit)}
+    step.store.facts.remember(_key(step), kept)
+
+
+def is_above_limits(step: Step, shard: ShardRow) -> bool:
+    """Whether a shard that was cut earlier is above a limit that was learned since; one request never is."""
+    limits = limits_met(step)
+    over = shard.size > limits.requests or shard.bytes > limits.bytes or shard.tokens > limits.tokens
+    return shard.size > 1 and over
+
+
+def _key(step: Step) -> str:
+    return f"most:{step.job.scope}:{step.job.model}"
+
+
+# -- texts of the provider -----------------------------------------------------------------------------------
+
+
+def redacted(step: Step, shard: ShardRow, failure: Exception) -> ProviderError:
+    """Return the error of a failed call about a shard, without the provider's text where it repeats a prompt.
+
+    An adapter that sends one request searches its error for the prompt. A batch is sent as a file, so the
+    texts about it are searched here for all its prompts.
+    """
+    error = step.api.classify(failure)
+    ours = error.kind in (ErrorKind.NETWORK_ERROR, ErrorKind.TIMEOUT)
+    if ours or not repeats_a_prompt(step, shard, error.message):
+        return error
+    quiet = copy.copy(error)
+    before = error.message.partition(": ")[0]
+    quiet.message = f"the call was refused {_LEFT_OUT}"
+    if before != error.message and not repeats_a_prompt(step, shard, before):
+        quiet.message = f"{before}: {_LEFT_OUT}"
+    quiet.args = (quiet.message,)
+    return quiet
+
+
+def repeats_a_prompt(step: Step, shard: ShardRow, text: str) -> bool:
+    """Whether a text of the provider's repeats a prompt of a shard, or a good piece of one."""
+    prompts = (prompt for _, request in step.requests_of(shard) for prompt in texts((request,)))
+    return echoes(text, (prompt for prompt in prompts if len(prompt) >= LEAST))
+
+
+def tries_of(step: Step, shard: ShardRow) -> int:
+    """Return how often the items of a shard were sent before, at most."""
+    return max((item.tries for item in step.store.shards.unsettled(shard.id)), default=0)

@@ -21,7 +21,7 @@ from smartbatch.errors import ErrorKind, ParameterRejected, ProviderError, Smart
 from smartbatch.jobs.job_budget import CostCeiling
 from smartbatch.jobs.payload import Shared, decode_params, decode_request, encode_result
 from smartbatch.jobs.records import ItemSize, NewResult, ShardRow, StoredItem
-from smartbatch.jobs.steps.context import StepContext
+from smartbatch.jobs.steps.context import Step
 from smartbatch.jobs.wire_ids import parse_wire_id
 from smartbatch.prices import RateCard
 from smartbatch.providers.batch_api import Line, LineOutcome
@@ -123,9 +123,7 @@ class ResultLine:
         return self.line.outcome is LineOutcome.FAILED and not billed
 
 
-def read_lines(
-    step: StepContext, shard: ShardRow, paths: Iterable[Path], odd: OddLines
-) -> Iterator[ResultLine]:
+def read_lines(step: Step, shard: ShardRow, paths: Iterable[Path], odd: OddLines) -> Iterator[ResultLine]:
     """Yield the first line of each request in a shard's files, and count odd lines in ``odd``.
 
     The cases of a line, in order: too long or unreadable; an id that is not the shard's; the same request a
@@ -171,7 +169,7 @@ def _is_unended(file: IO[bytes]) -> bool:
     return bool(file.read().rpartition(b"\n")[2].strip())
 
 
-def ends_in_a_line(step: StepContext, data: bytes) -> bool:
+def ends_in_a_line(step: Step, data: bytes) -> bool:
     """Whether a download ends in the middle of a line: what is behind the last newline cannot be read."""
     tail = data.rpartition(b"\n")[2].strip()
     if not tail:
@@ -198,7 +196,7 @@ def pages_of(lines: Iterator[ResultLine], measures: Mapping[int, ItemSize]) -> I
         yield page
 
 
-def nonces_of(step: StepContext, pieces: Iterable[bytes]) -> set[str | None]:
+def nonces_of(step: Step, pieces: Iterable[bytes]) -> set[str | None]:
     """Return the nonces in the ids of the lines in ``pieces``; ``None`` stands for ids of another form."""
     kind = Kind(step.job.kind)
     found: set[str | None] = set()
@@ -221,13 +219,13 @@ class ResultReader:
         sends_again: whether requests that were refused are sent again.
 
     Attributes:
-        dropped: parameters that were left out, with the reasons, by the index of their item;
-            of one page, which its reader clears.
+        dropped: parameters that were left out, with the reasons, by the index of their item; of the latest
+            page.
         rejected: parameters that the server does not take, with their reasons, and an item each that was
             refused for it.
     """
 
-    def __init__(self, step: StepContext, submitted_at: float | None, *, sends_again: bool = False) -> None:
+    def __init__(self, step: Step, submitted_at: float | None, *, sends_again: bool = False) -> None:
         self._step = step
         self._outcomes = {**_OUTCOMES, LineOutcome.FAILED: "again"} if sends_again else _OUTCOMES
         now, accepted = step.wall, step.job.created_at
@@ -241,7 +239,16 @@ class ResultReader:
         self.dropped: dict[int, tuple[tuple[str, str], ...]] = {}
         self.rejected: dict[tuple[str, str], StoredItem] = {}
 
-    def result(self, item: StoredItem, line: Line, digest: bytes) -> NewResult:
+    def results(self, items: Mapping[int, StoredItem], page: Iterable[ResultLine]) -> list[NewResult]:
+        """Return what the lines of a page mean for ``items``, by their positions in the shard."""
+        self.dropped.clear()
+        return [
+            self._result(items[line.position], line.line, line.digest)
+            for line in page
+            if line.position in items
+        ]
+
+    def _result(self, item: StoredItem, line: Line, digest: bytes) -> NewResult:
         """Return what ``line`` means for ``item``: its end, or that it is sent again. The cases, in order:
 
         1. The line holds an error: the item fails, is sent again, or was not run, as the adapter read it.

@@ -24,8 +24,7 @@ from smartbatch import _fork
 from smartbatch._fork import PerProcess
 from smartbatch.jobs import wire_ids
 from smartbatch.jobs.accounts import Serving
-from smartbatch.jobs.steps import batch_step, collect, create, listing, recover, result_lines
-from smartbatch.jobs.steps.context import StepContext
+from smartbatch.jobs.steps import batch_step, collect, create, listing, planning, recover, result_lines
 from smartbatch.jobs.store.shard_table import ShardTable
 from smartbatch.providers.http.transport import Transport
 from smartbatch.realtime.ticket import ResultFuture
@@ -132,8 +131,8 @@ MUTANTS = (
         "one nonce for the whole job",
         (
             (
-                StepContext.plan,
-                (("new_nonce(self.runtime.rng)", "new_nonce(type(self.runtime.rng)(self.job.id))"),),
+                planning._plan_model,
+                (("new_nonce(step.runtime.rng)", "new_nonce(type(step.runtime.rng)(step.job.id))"),),
             ),
         ),
     ),

@@ -12,7 +12,7 @@ from smartbatch.events import Event
 from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.payload import decode_params, decode_request, encode_error, encode_result
 from smartbatch.jobs.records import JobLease, JobState, LeaseLost, NewResult, StoredItem
-from smartbatch.jobs.steps.runner import run_step
+from smartbatch.jobs.steps.step import run_step
 from smartbatch.jobs.store import SqlStore
 from smartbatch.prices import Price, PriceBook
 from smartbatch.providers.base import Provider

@@ -1,7 +1,4 @@
-"""Settlement of a shard: every item has a result, or goes elsewhere, in one transaction.
-
-The remote files of a settled shard are deleted when the user's retention is over, and never before.
-"""
+"""Settlement of a shard: every item has a result, or goes elsewhere, in one transaction."""
 
 from __future__ import annotations
 
@@ -19,14 +16,14 @@ from smartbatch.errors import (
 )
 from smartbatch.jobs.job_budget import CostCeiling, pages
 from smartbatch.jobs.payload import decode_error, decode_result, encode_result
-from smartbatch.jobs.records import JobState, NewResult, ShardRow, UnsettledItem
-from smartbatch.jobs.steps import collect, duplicates, refusals
-from smartbatch.jobs.steps.context import StepContext
+from smartbatch.jobs.records import NewResult, ShardRow, UnsettledItem
+from smartbatch.jobs.steps import collect, refusals
+from smartbatch.jobs.steps.context import Step
 from smartbatch.providers.batch_api import RemoteState
 from smartbatch.types import Result, Route, Usage
 
 
-def settle(step: StepContext, shard: ShardRow) -> ShardRow:
+def settle(step: Step, shard: ShardRow) -> ShardRow:
     """``INGESTING``: read the results that were fetched, and settle the shard unless they have to be fetched
     again. The cases of items without a result, in order:
 
@@ -74,7 +71,7 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
     return _settle_with(step, shard, items, unused, None if shard.remote.results_gone else read.usd)
 
 
-def _lost_cost(step: StepContext, shard: ShardRow, ixs: Sequence[int]) -> float:
+def _lost_cost(step: Step, shard: ShardRow, ixs: Sequence[int]) -> float:
     """Return the most that items of a shard can have cost whose answers are lost, USD."""
     if not shard.reserved:
         return 0.0
@@ -84,7 +81,7 @@ def _lost_cost(step: StepContext, shard: ShardRow, ixs: Sequence[int]) -> float:
     return min(shard.reserved, most)
 
 
-def _paid_twice(step: StepContext, shard: ShardRow, read: collect.ResultTotals) -> float:
+def _paid_twice(step: Step, shard: ShardRow, read: collect.ResultTotals) -> float:
     """Return what answers cost whose requests had another one already, such as that of an orphan, USD; an
     incident says so."""
     if not read.doubled:
@@ -94,7 +91,7 @@ def _paid_twice(step: StepContext, shard: ShardRow, read: collect.ResultTotals) 
     return shard.reserved if read.twice is None else read.twice
 
 
-def _fetch_again(step: StepContext, shard: ShardRow, pause: float, size: int, missing: int) -> ShardRow:
+def _fetch_again(step: Step, shard: ShardRow, pause: float, size: int, missing: int) -> ShardRow:
     """Have results that were not complete fetched again after a pause; ``size`` bytes came of them."""
     rereads = shard.remote.results_refetched + 1
     again = step.reschedule(
@@ -108,7 +105,7 @@ def _fetch_again(step: StepContext, shard: ShardRow, pause: float, size: int, mi
 
 
 def _settle_with(
-    step: StepContext, shard: ShardRow, items: _Outcomes, unused: float, cost: float | None
+    step: Step, shard: ShardRow, items: _Outcomes, unused: float, cost: float | None
 ) -> ShardRow:
     """Store where the items go, and that the shard is settled; tell it.
 
@@ -144,7 +141,7 @@ def _settle_with(
     return settled
 
 
-def _was_cut(step: StepContext, shard: ShardRow, read: collect.ResultTotals) -> bool:
+def _was_cut(step: Step, shard: ShardRow, read: collect.ResultTotals) -> bool:
     """Whether results that were read are to be fetched again because they end too early. The cases, in order:
 
     1. The results are gone or no longer kept, or the job is cancelled: what came is all there is.
@@ -198,9 +195,7 @@ class _Outcomes:
     no_money: ProviderError | None = None
 
 
-def _hold_where_cancelled_elsewhere(
-    step: StepContext, shard: ShardRow, rest: Sequence[UnsettledItem]
-) -> bool:
+def _hold_where_cancelled_elsewhere(step: Step, shard: ShardRow, rest: Sequence[UnsettledItem]) -> bool:
     """Hold the job of a batch that somebody cancelled at the provider before all of it had run; return
     whether somebody did."""
     if step.job.cancel_requested or shard.remote.cancel_sent_at is not None:
@@ -227,7 +222,7 @@ def _says_cancelled(item: UnsettledItem) -> bool:
 
 
 def _classified(
-    step: StepContext,
+    step: Step,
     shard: ShardRow,
     items: Sequence[UnsettledItem],
     *,
@@ -284,7 +279,7 @@ def _classified(
 
 
 def _end(
-    step: StepContext, item: UnsettledItem, outcome: str, error: SmartbatchError, *, unknown: bool
+    step: Step, item: UnsettledItem, outcome: str, error: SmartbatchError, *, unknown: bool
 ) -> NewResult:
     """Return the end of an item without an answer.
 
@@ -315,32 +310,3 @@ def _exhausted(shard: ShardRow, item: UnsettledItem) -> ProviderError:
         "submit it again, or send it in real time",
         kind=ErrorKind.SERVER_ERROR,
     )
-
-
-def clean_up(step: StepContext, shard: ShardRow) -> ShardRow:
-    """``SETTLED``, not cleaned up. The cases, in order:
-
-    1. There may be a second batch of the shard: examine it first.
-    2. The user sets no retention: nothing is deleted, and the shard is cleaned up.
-    3. The job is not done, or its retention is not over: later.
-    4. Delete the outputs, the batch and the input at the provider.
-    """
-    if shard.remote.suspected_duplicates:
-        return duplicates.examine_suspect(step, shard)
-    retention = step.policy.retention
-    if retention is None:
-        return step.reschedule(shard, 0.0, cleaned_up=True)
-    if step.job.state is not JobState.DONE:
-        return step.reschedule(shard, step.limits.longest_pause)
-    rest = (step.job.finished_at or step.wall) + retention - step.wall
-    if rest > 0:
-        return step.reschedule(shard, min(rest, step.limits.longest_pause))
-    with step.provider_calls():
-        batch = None if shard.batch_id is None else step.api.get(shard.batch_id, step.limits.call_timeout)
-        if batch is not None:
-            for file_id in step.api.output_files(batch):
-                step.api.delete_file(file_id, step.limits.call_timeout)
-            step.api.delete_batch(batch.id, step.limits.call_timeout)
-        if shard.file_id is not None:
-            step.api.delete_file(shard.file_id, step.limits.call_timeout)
-    return step.reschedule(shard, 0.0, cleaned_up=True)

@@ -11,7 +11,7 @@ from smartbatch.errors import RequestCancelled
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState
 from smartbatch.jobs.runtime import JobRuntime
-from smartbatch.jobs.steps.context import StepContext, StepResult, has_realtime
+from smartbatch.jobs.steps.context import Step, StepResult, has_realtime
 
 
 def run_step(runtime: JobRuntime, lease: JobLease) -> StepResult:
@@ -42,7 +42,7 @@ def run_step(runtime: JobRuntime, lease: JobLease) -> StepResult:
         return StepResult(None, has_realtime(runtime, job), finished=job.state is JobState.DONE)
     from smartbatch.jobs.steps.batch_step import run_batch_step  # late: a run in real time needs none of it
 
-    return run_batch_step(StepContext(runtime=runtime, api=api, job=job, lease=lease))
+    return run_batch_step(Step(runtime=runtime, api=api, job=job, lease=lease))
 
 
 def _uses_batches(runtime: JobRuntime, job: JobRow) -> bool:

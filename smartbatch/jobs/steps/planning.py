@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from smartbatch.core.batching.sharding import cut
-from smartbatch.errors import InvalidRequest
+from smartbatch.errors import InvalidRequest, SmartbatchError
 from smartbatch.jobs.job_budget import (
     SENT,
     TINY,
@@ -16,16 +16,18 @@ from smartbatch.jobs.job_budget import (
     pages,
     remaining_budget,
 )
-from smartbatch.jobs.payload import model_of
-from smartbatch.jobs.records import OPEN_SHARDS, ItemState, OpenItem, OverJobBudget
-from smartbatch.jobs.steps import enqueued_quota, server_limits
-from smartbatch.jobs.steps.context import PAGE, StepContext
+from smartbatch.jobs.payload import encode_error, model_of
+from smartbatch.jobs.records import OPEN_SHARDS, ItemState, NewShard, OpenItem, OverJobBudget
+from smartbatch.jobs.steps import enqueued_quota, refusals
+from smartbatch.jobs.steps.context import Step
+from smartbatch.jobs.steps.result_lines import PAGE
+from smartbatch.jobs.wire_ids import new_nonce
 
 PORTION = 100_000
 """Items cut at a time: some 10 MB of numbers."""
 
 
-def plan_shards(step: StepContext) -> bool:
+def plan_shards(step: Step) -> bool:
     """Put the job's open items into shards, as far as its budget reaches; return whether anything changed.
 
     The cases, in order:
@@ -54,7 +56,7 @@ def plan_shards(step: StepContext) -> bool:
     return True
 
 
-def _affordable(step: StepContext, items: Sequence[OpenItem]) -> dict[int, float]:
+def _affordable(step: Step, items: Sequence[OpenItem]) -> dict[int, float]:
     """Return the open items that the budget has room for, with the most each can cost.
 
     None while batches are under way: when they have ended below their reservations there is room for more,
@@ -71,7 +73,7 @@ def _affordable(step: StepContext, items: Sequence[OpenItem]) -> dict[int, float
     return chosen
 
 
-def _end_unaffordable(step: StepContext, items: Sequence[OpenItem]) -> bool:
+def _end_unaffordable(step: Step, items: Sequence[OpenItem]) -> bool:
     """End open items for which there is no room and never will be; return whether anything changed.
 
     Room comes when something under way costs less than its reservation, so everything else has to end first.
@@ -82,11 +84,11 @@ def _end_unaffordable(step: StepContext, items: Sequence[OpenItem]) -> bool:
     least = min(most for _, most in _priced(step, items))
     if least <= remaining_budget(row) + TINY:
         return True  # there is room since just now
-    step.fail_open([item.ix for item in items], exceeded(row, len(items), least))
+    _fail_open(step, [item.ix for item in items], exceeded(row, len(items), least))
     return True
 
 
-def _priced(step: StepContext, items: Sequence[OpenItem]) -> Iterator[tuple[OpenItem, float]]:
+def _priced(step: Step, items: Sequence[OpenItem]) -> Iterator[tuple[OpenItem, float]]:
     ceiling = CostCeiling.of(step.runtime, step.job)
     for page in pages(items):
         bodies = step.store.items.bodies(step.job.id, [item.ix for item in page])
@@ -94,7 +96,7 @@ def _priced(step: StepContext, items: Sequence[OpenItem]) -> Iterator[tuple[Open
             yield item, ceiling.in_batch(bodies[item.ix])
 
 
-def _by_model(step: StepContext, items: Sequence[OpenItem]) -> dict[str, Sequence[OpenItem]]:
+def _by_model(step: Step, items: Sequence[OpenItem]) -> dict[str, Sequence[OpenItem]]:
     """Return items by the model of their requests: a batch is for one model."""
     if not step.policy.models:
         return {step.job.model: items}
@@ -109,10 +111,10 @@ def _by_model(step: StepContext, items: Sequence[OpenItem]) -> dict[str, Sequenc
     return dict(groups)
 
 
-def _plan_model(step: StepContext, items: Sequence[OpenItem], costs: Mapping[int, float]) -> bool:
+def _plan_model(step: Step, items: Sequence[OpenItem], costs: Mapping[int, float]) -> bool:
     """Cut items of one model into shards and store these; False where the job's budget had no room left, so
     that the rest is cut anew."""
-    abilities, server = step.api.abilities, server_limits.known(step)
+    abilities, server = step.api.abilities, refusals.limits_met(step)
     most = min(
         step.policy.max_requests or step.limits.max_requests,
         abilities.max_requests,
@@ -137,13 +139,19 @@ def _plan_model(step: StepContext, items: Sequence[OpenItem], costs: Mapping[int
     by_ix = {item.ix: item for item in items}
     for ixs in pieces.shards:
         members = [by_ix[ix] for ix in ixs]
+        nonce = new_nonce(step.runtime.rng)
+        new = NewShard(
+            f"shard-{nonce}",
+            nonce,
+            tuple(ixs),
+            bytes=sum(item.size + 1 for item in members),
+            tokens=sum(item.tokens for item in members),
+            due_at=step.wall,
+            reserved=sum(costs.get(ix, 0.0) for ix in ixs),
+            model=step.job.model,
+        )
         try:
-            step.plan(
-                ixs,
-                bytes=sum(item.size + 1 for item in members),
-                tokens=sum(item.tokens for item in members),
-                reserved=sum(costs.get(ix, 0.0) for ix in ixs),
-            )
+            step.store.shards.plan(step.lease, new)
         except OverJobBudget:  # items in real time took the room meanwhile
             return False
     if pieces.too_big:
@@ -151,7 +159,7 @@ def _plan_model(step: StepContext, items: Sequence[OpenItem], costs: Mapping[int
     return True
 
 
-def _refuse_too_big(step: StepContext, ixs: tuple[int, ...]) -> None:
+def _refuse_too_big(step: Step, ixs: tuple[int, ...]) -> None:
     """End items that are too big for a batch, or run them in real time where the job allows that."""
     if step.falls_back:
         step.store.items.move_to_realtime(step.lease, ixs)
@@ -162,4 +170,10 @@ def _refuse_too_big(step: StepContext, ixs: tuple[int, ...]) -> None:
         f"the request alone is above what a batch may have ({step.api.abilities.max_bytes:,} bytes{tokens}); "
         "shorten it or send it in real time"
     )
-    step.fail_open(ixs, error)
+    _fail_open(step, ixs, error)
+
+
+def _fail_open(step: Step, ixs: Collection[int], error: SmartbatchError) -> None:
+    """End open items, of which no batch is made, as failed with ``error``."""
+    step.store.items.fail_open(step.lease, ixs, encode_error(error), at=step.wall)
+    step.runtime.tell_progress(step.job)
