@@ -583,11 +583,11 @@ class BatchingClient:
         error :class:`RequestCancelled`, and a lazily read iterable ends. Jobs, and lists with a ``key``,
         continue.
         """
-        return self._running.deferral.cancel_pending()
+        return self._running.stored.cancel_pending()
 
     def flush(self) -> None:
         """Send what waits in windows now."""
-        self._running.deferral.flush()
+        self._running.stored.flush()
 
     # -- looking ---------------------------------------------------------------------------------------------
 

@@ -56,14 +56,13 @@ from smartbatch.realtime.setup import Parallelism, RealtimeSetup, UserHooks
 from smartbatch.realtime.submission import CallOptions
 from smartbatch.realtime.ticket import ResultFuture, of_the_parent
 from smartbatch.routing.advisor import Advisor
-from smartbatch.routing.deferral import Deferral
-from smartbatch.routing.durable import DurableRequests
-from smartbatch.routing.gathered import SingleRequestParts
+from smartbatch.routing.awaited_places import AwaitedPlaces
 from smartbatch.routing.history import ForecastHistory, process_memory
 from smartbatch.routing.keyed_lists import KeyedLists
 from smartbatch.routing.list_job import Reading
 from smartbatch.routing.lists import ListRouter
 from smartbatch.routing.several_answers import AnswerFutures
+from smartbatch.routing.stored_requests import StoredRequests
 from smartbatch.sharing.addresses import check_address
 from smartbatch.sharing.enqueued_tokens import EnqueuedTokens
 from smartbatch.types import Generation, Kind, Prompt, Request
@@ -167,8 +166,7 @@ class RunningState:
         realtime: answers single requests.
         advisor: chooses routes, and scores the choices.
         routing: finds lists their routes.
-        deferral: has requests wait for the Batch API, where the user allows it.
-        durable: has requests stand in the store.
+        stored: has single requests stand in the store, or wait for the Batch API where the user allows it.
         submit: takes a normalised request, and returns its future.
     """
 
@@ -221,10 +219,18 @@ class RunningState:
             advisor=advisor,
             keyed=KeyedLists(settings.preparer, lambda: self.jobs, reading),
         )
-        parts = SingleRequestParts(settings.preparer, realtime, lambda: self.jobs, callbacks, reading)
-        self.deferral = Deferral(config, clock, parts, model, self.routing)
-        self.durable = DurableRequests(clock, parts)
-        self.submit = self.deferral.submit if config.deferrable == "batch" else realtime.submit
+        self.stored = StoredRequests(
+            config,
+            clock,
+            model=model,
+            preparer=settings.preparer,
+            realtime=realtime,
+            jobs=lambda: self.jobs,
+            callbacks=callbacks,
+            places=AwaitedPlaces(clock, lambda: self.jobs, reading),
+            routing=self.routing,
+        )
+        self.submit = self.stored.defer if config.deferrable == "batch" else realtime.submit
         self._subscribe()
         on_fork(self)
         on_exit(self)
@@ -346,12 +352,12 @@ class RunningState:
 
             def submit_numbered(request: Request, number: int) -> ResultFuture:
                 own = key if key is None or not number else f"{key}#{number + 1}"
-                return self.durable.submit(request, own, durable=durable)
+                return self.stored.submit(request, own, durable=durable)
 
         samples = preparer.samples(request)
         if len(samples) == 1:
             return submit_numbered(samples[0], 0)
-        run_later, on_interrupt = self._callbacks.run_later, self.deferral.cancel_pending
+        run_later, on_interrupt = self._callbacks.run_later, self.stored.cancel_pending
         return AnswerFutures(samples, submit_numbered, run_later, on_interrupt).whole
 
     @property
@@ -375,8 +381,7 @@ class RunningState:
         """Start the threads, also after a stop."""
         self._store_at_start.open()
         self.realtime.allow_start()
-        self.deferral.open()
-        self.durable.open()
+        self.stored.open()
         with self._making_jobs:
             self._jobs_halted = False
             if self._jobs is not None:
@@ -388,7 +393,7 @@ class RunningState:
         client, and in a signal handler that interrupted this library.
         """
         stop = partial(self.stop, timeout, "the client was stopped", cancel_waiting=cancel_waiting)
-        own = any(part.on_own_thread() for part in (self.realtime, self.deferral, self.durable))
+        own = any(part.on_own_thread() for part in (self.realtime, self.stored))
         own = own or (self._jobs is not None and self._jobs.service.on_own_thread())
         if not own and not reentered():
             stop()
@@ -403,14 +408,12 @@ class RunningState:
         finished, and jobs of deferred requests are left in the store.
         """
         if cancel_waiting:
-            self.deferral.cancel_pending()
+            self.stored.cancel_pending()
         began = self._clock.now()
         try:
-            self.deferral.finish(timeout, wait=not cancel_waiting)
-            left = None if timeout is None else max(0.0, began + timeout - self._clock.now())
-            self.durable.finish(left, wait=not cancel_waiting)
+            self.stored.finish(timeout, wait=not cancel_waiting)
         except BaseException:  # Ctrl-C: wait no longer, but end every request
-            self.deferral.cancel_pending()
+            self.stored.cancel_pending()
             self._stop_parts(self._clock.now() + self._grace, reason)
             raise
         return self._stop_parts(None if timeout is None else began + timeout, reason)
@@ -448,8 +451,7 @@ class RunningState:
         """In a forked child: end the copies of the parent's futures. The child's state is another one."""
         error = of_the_parent()
         self.realtime.abandon(error)
-        self.deferral.abandon(error)
-        self.durable.abandon(error)
+        self.stored.abandon(error)
         if self._jobs is not None:
             self._jobs.service.abandon(error)
 

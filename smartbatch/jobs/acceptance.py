@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from attrs import define, evolve, field
@@ -15,7 +15,7 @@ from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import InvalidRequest, JobConflict, StoreError
 from smartbatch.jobs.payload import RunningDigest, Shared, difference, encode_request
-from smartbatch.jobs.records import JobRow, NewItem
+from smartbatch.jobs.records import ItemName, JobRow, NewItem
 from smartbatch.jobs.retried_rows import PolicyChange, Reopening
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.versioned_records import JobPolicy
@@ -54,6 +54,7 @@ class Items:
         tell_dropped: takes the name of a field that has no effect in a batch, and why.
         priced: returns the most an item can cost, USD.
         within: takes what all can cost at most, and returns the job's budget.
+        names: of the rows, in order; empty where none has one.
         decision: by which the job goes, where its route was chosen.
         count: rows read so far.
     """
@@ -68,6 +69,7 @@ class Items:
     _tell_dropped: Callable[[str, str], None] = field(default=lambda _name, _why: None, kw_only=True)
     _priced: Callable[[NewItem], float] | None = field(default=None, kw_only=True)
     _within: Callable[[float], float] | None = field(default=None, kw_only=True)
+    _names: Sequence[ItemName | None] = field(default=(), kw_only=True)
     decision: Decision | None = field(default=None, kw_only=True)
     count: int = field(default=0, init=False)
     _most: float = field(default=0.0, init=False)
@@ -124,7 +126,9 @@ class Items:
                 self._tell_dropped("priority", _NO_ORDER)
             encode, model = self._api.encode, request.model or self._job.model.partition(":")[2]
             size = len(row_named(row, lambda: encode(request, model=model, wire_id=_SOME_WIRE_ID)))
-        return NewItem(request.id, payload, size, estimate_request(request), realtime=in_real_time)
+        name = self._names[row] if self._names else None
+        tokens = estimate_request(request)
+        return NewItem(request.id, payload, size, tokens, realtime=in_real_time, name=name)
 
 
 def with_further_rows(

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any
 
-from attrs import Factory, evolve, field, frozen
+from attrs import evolve, field, frozen
 
 from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig, checked
@@ -19,13 +19,12 @@ from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import ConfigError
 from smartbatch.jobs.acceptance import Items, checked_metadata
-from smartbatch.jobs.deferred_jobs import DeferredJobs
 from smartbatch.jobs.job import LAST_CALLBACKS, Job, interrupted
 from smartbatch.jobs.job_budget import ClientBudget, CostCeiling
 from smartbatch.jobs.job_options import JobOptions, WaitOptions, checked_key
 from smartbatch.jobs.payload import Shared, encode_params
 from smartbatch.jobs.preconditions import batches_of, check_priced
-from smartbatch.jobs.records import JobRow, NamedPlace, NewItem
+from smartbatch.jobs.records import ItemName, JobRow, NamedPlace, NewItem
 from smartbatch.jobs.service import JobService
 from smartbatch.jobs.versioned_records import Fallback, JobPolicy
 from smartbatch.observe.trace_context import traceparent
@@ -46,6 +45,7 @@ class _Draft:
         realtime: how many, counted from the first, go in real time from the beginning; all do where that is
             ``None`` or there is no Batch API.
         decision: by which it goes, where its route was chosen.
+        names: of the requests, in order; empty where none has one.
     """
 
     kind: Kind
@@ -55,15 +55,13 @@ class _Draft:
     options: JobOptions
     realtime: int | None = field(kw_only=True)
     decision: Decision | None = field(default=None, kw_only=True)
+    names: Sequence[ItemName | None] = field(default=(), kw_only=True)
 
 
 @frozen(eq=False, repr=False)
 class JobSubmission:
     """Stores jobs for one client, within its budget; ``shares`` says of a request whether it gets the answer
     of an equal one of its job.
-
-    Attributes:
-        deferred: finds deferred requests in jobs.
     """
 
     _config: BatchingConfig
@@ -75,11 +73,6 @@ class JobSubmission:
     _budget: ClientBudget = field(kw_only=True)
     _calibration: Callable[[str, Kind], Calibration] = field(kw_only=True)
     _shares: Callable[[Request], bool] = field(kw_only=True)
-
-    deferred: DeferredJobs = field(
-        default=Factory(lambda self: DeferredJobs(self._config, self._model, self._service), takes_self=True),
-        init=False,
-    )
 
     @property
     def service(self) -> JobService:
@@ -129,13 +122,15 @@ class JobSubmission:
         decision: Decision,
         kind: Kind,
         options: JobOptions,
+        names: Sequence[ItemName | None] = (),
     ) -> JobRow:
-        """Store prepared requests as a job whose route was chosen; raises as :meth:`submit`."""
+        """Store prepared requests, with their ``names``, as a job whose route was chosen; raises as
+        :meth:`submit`."""
         chosen = decision.chosen
         policy = self._decided_policy(decision, options.fallback)
         realtime = chosen.first if chosen.route.by_batch else None
         return self._accept(
-            _Draft(kind, requests, params, policy, options, realtime=realtime, decision=decision)
+            _Draft(kind, requests, params, policy, options, realtime=realtime, decision=decision, names=names)
         )
 
     def submit_planned(self, requests: Iterable[Prompt], decision: Decision, options: JobOptions) -> JobRow:
@@ -200,17 +195,11 @@ class JobSubmission:
         return self._accept(_Draft(kind, requests, params, policy, options, realtime=None, decision=decision))
 
     def submit_named(
-        self,
-        kind: Kind,
-        requests: Mapping[str, Request],
-        digests: Sequence[str],
-        *,
-        join: str | None = None,
-    ) -> tuple[str | None, dict[str, NamedPlace]]:
-        """Store prepared requests of one kind, by their names, as :meth:`submit_attended` does.
+        self, kind: Kind, requests: Sequence[Request], names: Sequence[ItemName], *, join: str | None = None
+    ) -> tuple[str | None, list[NamedPlace]]:
+        """Store prepared requests of one kind under their names, as :meth:`submit_attended` does.
 
         Args:
-            digests: of what is sent, in the order of the requests.
             join: a job of this client's that takes them while it is running.
 
         Returns:
@@ -221,11 +210,9 @@ class JobSubmission:
             ClientClosed, StoreError: as :meth:`submit`.
         """
         policy = evolve(self._policy(None), attended=True)
-        draft = _Draft(kind, iter(requests.values()), {}, policy, JobOptions(), realtime=None)
+        draft = _Draft(kind, iter(requests), {}, policy, JobOptions(), realtime=None, names=names)
         job, items = self._rows_of(draft, None)
-        names = list(zip(requests, digests, strict=True))
-        job_id, places = self._service.accept_named(job, items, names, join=join)
-        return job_id, dict(zip(requests, places, strict=True))
+        return self._service.accept_named(job, items, join=join)
 
     def digest_of(self, request: Request) -> str:
         """Return a digest of what is sent for a request, and of who is asked; the same in every process."""
@@ -382,6 +369,7 @@ class JobSubmission:
             priced=None if within is None else self._most_of(job),
             within=within,
             decision=draft.decision,
+            names=draft.names,
         )
         return job, items
 

@@ -120,6 +120,14 @@ class OverJobBudget(SmartbatchError):
 
 
 @frozen
+class ItemName:
+    """The name by which an item is found in the store, whatever job it is in."""
+
+    text: str
+    digest: str  # of what is sent, as hexadecimal text
+
+
+@frozen
 class NewItem:
     """An item to be accepted, in its job's order.
 
@@ -130,6 +138,7 @@ class NewItem:
         tokens: estimated input tokens.
         realtime: True when it is sent in real time from the beginning.
         leader: position of the equal item before it whose result it gets; ``None`` where it is sent itself.
+        name: under which its place can be found; ``None`` where it has none.
     """
 
     user_id: str | None
@@ -138,6 +147,7 @@ class NewItem:
     tokens: int
     realtime: bool = False
     leader: int | None = None
+    name: ItemName | None = None
 
 
 @frozen
@@ -420,14 +430,14 @@ class NamedPlace:
 
     Attributes:
         digest: of what is sent, as hexadecimal text.
-        answered: it had its result before it was named here.
+        outcome: of the result that it had when it was found; ``None`` where it had none.
         after: sequence number of a result of the job that is older than its own; 0 if none is known.
     """
 
     job_id: str
     ix: int
     digest: str
-    answered: bool = False
+    outcome: str | None = None
     after: int = 0
 
 

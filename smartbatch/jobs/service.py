@@ -220,12 +220,11 @@ class JobService:
         self,
         job: JobRow,
         items: Iterable[NewItem],
-        names: Sequence[tuple[str, str]],
         *,
         join: str | None = None,
     ) -> tuple[str | None, list[NamedPlace]]:
-        """Store the items whose names, given with their digests, are new: in the job ``join`` if that is
-        still running, otherwise as ``job``.
+        """Store the items whose names are new: in the job ``join`` if that is still running, otherwise as
+        ``job``.
 
         Returns:
             the id of the job that has the new items, ``None`` if there are none; and the place of each item.
@@ -233,7 +232,7 @@ class JobService:
         if self._closed:
             raise _closed()
         self.store.require_folders()
-        row, places = self.store.jobs.accept_named(job, list(items), names, join=join)
+        row, places = self.store.jobs.accept_named(job, list(items), join=join)
         if row is None:
             return None, places
         if row.id == job.id:

@@ -166,6 +166,10 @@ class Reading:
     admission: Admission
     process: Callable[[Result], Result]
 
+    def key_of(self, request: Request) -> bytes | None:
+        """Return the key under which the cache keeps the answer to a request; ``None`` where it does not."""
+        return None if self.admission.cache is None else self.admission.fingerprint(request)
+
     def own(self, request: Request, result: Result, key: bytes | None) -> Result:
         """Return the result of ``request``, whose answer the cache keeps under ``key``."""
         cache = self.admission.cache

@@ -59,7 +59,7 @@ from smartbatch.types import (
 
 if TYPE_CHECKING:
     from smartbatch.jobs.job_submission import JobSubmission
-    from smartbatch.jobs.records import JobRow
+    from smartbatch.jobs.records import ItemName, JobRow
 
 _NEED_ALL = ("batch", "hybrid", "threshold")
 """Strategies that need to know the whole list."""
@@ -331,9 +331,16 @@ class ListRouter:
         rows = self._preparer.rows_for_job(asked.requests)
         return self._submit_decided(asked, rows, self._considered(asked), options)
 
-    def submit_gathered(self, requests: Sequence[Request], key: str, *, deadline: float | None) -> JobRow:
-        """Store prepared requests of many callers as a job for the Batch API; raises as
-        :meth:`submit_batch`.
+    def submit_gathered(
+        self,
+        requests: Sequence[Request],
+        key: str,
+        *,
+        deadline: float | None,
+        names: Sequence[ItemName | None],
+    ) -> JobRow:
+        """Store prepared requests of many callers, with their ``names``, as a job for the Batch API; raises
+        as :meth:`submit_batch`.
 
         Args:
             requests: of one kind, at least one.
@@ -349,14 +356,20 @@ class ListRouter:
             ceilings = self._advisor.for_model(asked.model).ceilings(requests, kind)
             constraints = evolve(constraints, budget=None if ceilings is None else sum(ceilings))
             decision = evolve(decision, constraints=constraints)
-        return self._submit_decided(asked, iter(requests), decision, JobOptions(key))
+        return self._submit_decided(asked, iter(requests), decision, JobOptions(key), names)
 
     def _submit_decided(
-        self, asked: CheckedList, rows: Iterator[Request], decision: Decision, options: JobOptions
+        self,
+        asked: CheckedList,
+        rows: Iterator[Request],
+        decision: Decision,
+        options: JobOptions,
+        names: Sequence[ItemName | None] = (),
     ) -> JobRow:
         """Tell a decision and store the job; the decision is scored when the job is done."""
         number = self._advisor.for_model(asked.model).tell(decision, common_purpose(asked.requests))
-        row = self._jobs().submit_decided(rows, asked.params, decision, asked.kind, options)
+        submit = self._jobs().submit_decided
+        row = submit(rows, asked.params, decision, asked.kind, options, names)
         self._decided[row.id] = number, decision
         for earliest in list(self._decided)[:-DECIDED]:
             self._decided.pop(earliest, None)

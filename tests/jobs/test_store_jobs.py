@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from attrs import asdict
+from attrs import asdict, evolve
 from jobs.sample_records import POLICY, PROGRESS
 from jobs.stores import Bench, bench, ingesting, new_items, result, started, store
 from realtime.scenes import eventually
 
 from smartbatch.errors import InvalidRequest, JobNotFound, StoreError
 from smartbatch.jobs.act_records import JobSelection
-from smartbatch.jobs.records import IncidentRow, JobState, NewItem
+from smartbatch.jobs.records import IncidentRow, ItemName, JobState, NamedPlace, NewItem
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store import job_table as jobs_module
 from smartbatch.jobs.versioned_records import JobPolicy
@@ -410,9 +410,33 @@ def test_what_is_done_to_one_job_leaves_the_others_as_they_are(store: SqlStore, 
     ]
 
 
-def test_jobs_are_found_by_the_beginning_of_their_keys_newest_first(store: SqlStore, bench: Bench) -> None:
-    keys = ["a-1", "b-1", None, "a", "a-\udc80", "a-\U0010ffff", "a.", "A-1"]
-    for key in keys:
-        store.jobs.accept(bench.job(key=key), new_items(1))
-    assert [job.key for job in store.jobs.with_keys("a-", limit=9)] == ["a-\U0010ffff", "a-\udc80", "a-1"]
-    assert [job.key for job in store.jobs.with_keys("a-", limit=1)] == ["a-\U0010ffff"]
+def test_items_of_a_job_are_found_by_their_names(store: SqlStore, bench: Bench) -> None:
+    """Among any number, until their names are released; a name that has another place meanwhile stays."""
+    names = [ItemName(f"name {n}\udc80", f"digest {n}") for n in range(1_200)]
+    items = [evolve(item, name=name) for item, name in zip(new_items(1_200), names, strict=True)]
+    job, _ = store.jobs.accept(bench.job(), items)
+    store.jobs.accept(bench.job(), new_items(3))
+    asked = [name.text for name in names]
+    found = store.jobs.find_named([*asked, "unknown"])
+    assert found == {name.text: NamedPlace(job.id, ix, name.digest) for ix, name in enumerate(names)}
+    other, _ = store.jobs.accept(bench.job(), items[:1])
+    store.jobs.release({name: found[name] for name in asked[:1_000]})
+    assert store.jobs.find_named(asked) == {
+        asked[0]: NamedPlace(other.id, 0, "digest 0"),
+        **{name: found[name] for name in asked[1_000:]},
+    }
+
+
+def test_a_name_says_whether_its_item_had_its_result(store: SqlStore, bench: Bench) -> None:
+    items = [evolve(item, name=ItemName(str(ix), "digest")) for ix, item in enumerate(new_items(3))]
+    job, _ = store.jobs.accept(bench.job(), items)
+    lease = store.leases.claim(job.id, 60.0)
+    assert lease is not None
+    store.items.fail_open(lease, [1], b"why", at=1.0)
+    store.acts.cancel(JobSelection(ids=(job.id,)), "ada")
+    assert {name: place.outcome for name, place in store.jobs.find_named(["0", "1"]).items()} == {
+        "0": None,
+        "1": "failed",
+    }
+    store.items.drop_unsent(lease, b"cancelled", at=2.0)
+    assert list(store.jobs.find_named(["0", "1", "2"])) == ["1"]

@@ -21,7 +21,7 @@ from realtime.scenes import eventually
 
 from smartbatch._postgres import SCHEMA_LOCK, Address
 from smartbatch.errors import ConfigError, StoreError
-from smartbatch.jobs.records import IncidentRow, LeaseLost, NamedPlace, NewItem, ShardState
+from smartbatch.jobs.records import IncidentRow, ItemName, LeaseLost, NamedPlace, NewItem, ShardState
 from smartbatch.jobs.store import SqlStore, job_table, open_store, postgres
 from smartbatch.jobs.store.postgres import PostgresDatabase, SessionLocks
 from smartbatch.jobs.versioned_records import JobPolicy
@@ -298,22 +298,25 @@ def test_of_two_that_store_one_name_at_once_the_second_finds_the_firsts(bench: B
     one, other = bench.open(), bench.open()
     seconds: list[Future[list[NamedPlace]]] = []
 
+    def named(count: int) -> list[NewItem]:
+        names = [ItemName("shared", "digest"), ItemName("own", "digest")]
+        return [evolve(item, name=name) for item, name in zip(new_items(count), names, strict=False)]
+
     class Slow(list[NewItem]):
         """Items of the first, which are read in its transaction; before the last of them the second comes."""
 
         def __iter__(self) -> Iterator[NewItem]:
             yield self[0]
-            seconds.append(pool.submit(accept, other, new_items(1)))
+            seconds.append(pool.submit(accept, other, named(1)))
             while bench.behind("SELECT count(*) FROM pg_locks WHERE NOT granted") == [(0,)]:
                 """The second waits for the first."""
             yield self[1]
 
     def accept(store: SqlStore, items: list[NewItem]) -> list[NamedPlace]:
-        names = [("shared", "digest"), ("own", "digest")][: len(items)]
-        return store.jobs.accept_named(bench.job(), items, names)[1]
+        return store.jobs.accept_named(bench.job(), items)[1]
 
     with ThreadPoolExecutor(1) as pool:
-        first = accept(one, Slow(new_items(2)))
+        first = accept(one, Slow(named(2)))
         assert seconds[0].result() == first[:1]
     assert [job.total for job in one.jobs.latest()] == [2]
 

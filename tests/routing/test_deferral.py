@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import closing
 from functools import partial
@@ -23,13 +23,11 @@ from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed, ConfigError, QueueFull, StoreError, WrongProcess
 from smartbatch.events import Event, RequestFinished, RouteChosen, RouteScored
-from smartbatch.jobs import deferred_jobs
-from smartbatch.jobs.deferred_jobs import DeferredJobs
 from smartbatch.jobs.store.job_table import JobTable
 from smartbatch.prices import Price
 from smartbatch.providers.batch_api import Line
 from smartbatch.realtime.ticket import ResultFuture
-from smartbatch.routing.deferral import Deferral
+from smartbatch.routing.stored_requests import StoredRequests
 from smartbatch.types import Answer, Kind, Priority, Request, Result, Route
 
 ClientOf = Callable[..., BatchingClient]
@@ -228,10 +226,9 @@ def test_clients_of_one_store_take_part_in_each_others_batches(
 
 
 def test_answers_of_a_process_that_ended_are_found_among_any_number_of_other_jobs(
-    deferring: ClientOf, remote: Remote, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+    deferring: ClientOf, remote: Remote, clock: VirtualClock
 ) -> None:
     """Durable requests, say, of which each group is a job of its own."""
-    monkeypatch.setattr(deferred_jobs, "LOOKED_AT", 3)
     first, second = (deferring(remote) for _ in range(2))
     deferred(first, 12)
     first.flush()
@@ -261,6 +258,29 @@ def test_an_answer_that_was_given_is_not_given_again(client: BatchingClient, rem
     for _ in range(2):
         results(deferred(client, 12))
     assert batches(remote) == [12, 12]
+
+
+def test_an_answer_that_was_given_is_not_given_to_another_client(
+    deferring: ClientOf, remote: Remote, clock: VirtualClock
+) -> None:
+    """Also while the first one runs; the store says so once nobody waits any more."""
+    first, second = deferring(remote), deferring(remote, seed_of_rng=2)
+    results(deferred(first, 12))
+    assert {answer.deduplicated for answer in results(deferred(second, 12))} == {False}
+    assert batches(remote) == [12, 12]
+
+
+def test_requests_of_a_cancelled_job_are_sent_again(
+    deferring: ClientOf, remote: Remote, clock: VirtualClock
+) -> None:
+    first, second = deferring(remote), deferring(remote, seed_of_rng=2)
+    deferred(first, 12)
+    first.flush()
+    clock.sleep(5.0)
+    first.stop(cancel_waiting=True)
+    second.jobs()[0].cancel()
+    assert all(answer.ok for answer in results(deferred(second, 12)))
+    assert batches(remote) == [0, 12]
 
 
 def test_hooks_see_the_answers_of_a_batch(deferring: ClientOf, remote: Remote) -> None:
@@ -410,13 +430,13 @@ def test_a_request_that_is_cancelled_on_its_way_to_real_time_is_not_sent_and_end
     seen: list[Event] = []
     client = deferring(remote, observers=[seen.append])
     futures: list[Future[Result]] = []
-    find = DeferredJobs.find
+    find = JobTable.find_named
 
-    def cancelled_meanwhile(self: DeferredJobs, keys: Collection[str]) -> Any:
+    def cancelled_meanwhile(self: JobTable, names: Sequence[str]) -> Any:
         futures[0].cancel()
-        return find(self, keys)
+        return find(self, names)
 
-    monkeypatch.setattr(DeferredJobs, "find", cancelled_meanwhile)
+    monkeypatch.setattr(JobTable, "find_named", cancelled_meanwhile)
     futures += deferred(client, 3)
     client.flush()
     assert routes(futures[1:]) == {Route.INDIVIDUAL}
@@ -447,13 +467,13 @@ def test_cancelling_all_reaches_those_that_are_just_being_sent(
 ) -> None:
     """They were looked for in the store when it came, and are neither stored nor asked."""
     cancelled: list[int] = []
-    find = DeferredJobs.find
+    find = JobTable.find_named
 
-    def meanwhile(self: DeferredJobs, keys: Collection[str]) -> Any:
+    def meanwhile(self: JobTable, names: Sequence[str]) -> Any:
         cancelled.append(client.cancel_pending())
-        return find(self, keys)
+        return find(self, names)
 
-    monkeypatch.setattr(DeferredJobs, "find", meanwhile)
+    monkeypatch.setattr(JobTable, "find_named", meanwhile)
     for count in (3, 13):
         futures = deferred(client, count)
         client.flush()
@@ -478,7 +498,7 @@ def test_a_forked_child_has_no_future_of_requests_that_are_just_being_sent(
 
         return forking
 
-    monkeypatch.setattr(DeferredJobs, "find", forked(DeferredJobs.find))
+    monkeypatch.setattr(JobTable, "find_named", forked(JobTable.find_named))
     futures += deferred(client, 1)
     client.flush()
     assert futures[0].result(LONG).ok
@@ -494,11 +514,11 @@ def test_a_group_is_found_at_every_step_of_being_taken(
     futures: list[Future[Result]] = []
 
     def step(frame: FrameType, event: str, _: Any) -> Any:
-        if frame.f_code is not Deferral._next.__code__:
+        if frame.f_code is not StoredRequests._next.__code__:
             return None
         frame.f_trace_opcodes = True
         found.clear()
-        inside(client).deferral.abandon(WrongProcess("forked"))
+        inside(client).stored.abandon(WrongProcess("forked"))
         missed.extend([frame.f_lineno] * bool({one for one in futures if not one.done()} - {*found}))
         return step
 

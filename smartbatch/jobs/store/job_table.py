@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from attrs import evolve, frozen
@@ -26,6 +26,7 @@ from smartbatch.jobs.store.rows import (
     PAGE_BYTES,
     bare,
     damaged,
+    decoded,
     encoded,
     job_row,
     number,
@@ -40,6 +41,8 @@ PAGE_ITEMS = 5_000
 little memory and keeps other writers waiting for a moment only."""
 MAX_JOINED_ITEMS = 1_000
 """Named items that share a job: each job has a lease and a thread that watches it."""
+PAGE_NAMES = 500
+"""Names that are looked for at a time."""
 Digest = Callable[[], bytes] | None
 """Returns the digest of a job once all its items were read."""
 _NAMED = "named-item "
@@ -106,7 +109,7 @@ class JobTable:
         kept = False
         try:
             while not last:
-                self.db.write(partial(_store_page, early=early, owner=owner, start=total, page=page))
+                self.db.write(partial(_store_page, early=early, owner=owner, job=job, start=total, page=page))
                 total += len(page)
                 page, last = next(pages)
             if policy is not None:
@@ -123,8 +126,7 @@ class JobTable:
     def accept_named(
         self,
         job: JobRow,
-        items: Sequence[NewItem],
-        names: Sequence[tuple[str, str]],
+        items: Iterable[NewItem],
         *,
         join: str | None = None,
     ) -> tuple[JobRow | None, list[NamedPlace]]:
@@ -132,8 +134,7 @@ class JobTable:
         it is running and has fewer than :data:`MAX_JOINED_ITEMS` items; otherwise they become ``job``.
 
         Args:
-            items: as few as fit into one page.
-            names: of the items, in order, no two alike, each with the digest of what is sent.
+            items: as few as fit into one page, each with a name, no two alike.
 
         Returns:
             the job that has the new items, ``None`` if there are none; and the place of each item.
@@ -146,20 +147,20 @@ class JobTable:
             job_id = job.id if joined is None or join is None else join
             places: list[NamedPlace] = []
             new: list[NewItem] = []
-            for item, (name, digest) in zip(items, names, strict=True):
-                if (place := _named_place(tx, name)) is None:
-                    place = NamedPlace(job_id, start + len(new), digest, after=seq)
+            named = [(item, item.name) for item in items if item.name is not None]
+            known = _named_places(tx, [name.text for _, name in named])
+            for item, name in named:
+                if (place := known.get(name.text)) is None:
+                    place = NamedPlace(job_id, start + len(new), name.digest, after=seq)
                     new.append(item)
-                    fact = [place.job_id, place.ix, digest]
-                    tx.change(REMEMBER, encoded(_NAMED + name), bare(fact))
                 places.append(place)
             if not new:
                 return None, places
             if joined is None:
                 no = _new_number(tx, "")
-                _store_items(tx, no, 0, new)
+                _store_items(tx, no, job_id, 0, new)
                 return _store_job(tx, no, "", job, None, len(new)), places
-            _store_items(tx, no, start, new)
+            _store_items(tx, no, job_id, start, new)
             tx.change("UPDATE job SET total = total + ? WHERE no = ?", len(new), no)
             [row] = tx.rows(_BY_ID, job_id)
             return job_row(row), places
@@ -186,7 +187,7 @@ class JobTable:
             if found is None:
                 return None
             no, start = found
-            _store_items(tx, no, start, items)
+            _store_items(tx, no, job.id, start, items)
             tx.change(_EXTEND, len(items), digest, record_text(policy), no)
             followers: dict[int, list[int]] = {}
             for ix, item in enumerate(items, start):
@@ -210,11 +211,23 @@ class JobTable:
         those = "WHERE j.state <> {done} " if unfinished else ""
         return [job_row(row) for row in self.db.rows(f"{JOBS}{those}ORDER BY j.no DESC LIMIT ?", limit)]
 
-    def with_keys(self, beginning: str, *, limit: int) -> list[JobRow]:
-        """Return jobs whose keys begin with a text, newest first."""
-        low = beginning.encode()
-        found = f"{JOBS}WHERE j.user_key >= ? AND j.user_key < ? ORDER BY j.no DESC LIMIT ?"
-        return [job_row(row) for row in self.db.rows(found, low, low + b"\xff", limit)]
+    def find_named(self, names: Sequence[str]) -> dict[str, NamedPlace]:
+        """Return where the items of names stand, but for those that were cancelled, or whose job was
+        deleted."""
+        places: dict[str, NamedPlace] = {}
+        for start in range(0, len(names), PAGE_NAMES):
+            places |= _named_places(self.db, names[start : start + PAGE_NAMES])
+        return places
+
+    def release(self, places: Mapping[str, NamedPlace]) -> None:
+        """Forget the names of items, given with their places; one that has another place keeps it."""
+        forget = "DELETE FROM fact WHERE name = ? AND value = ?"
+
+        def work(tx: Transaction) -> None:
+            for name, place in places.items():
+                tx.change(forget, encoded(_NAMED + name), bare([place.job_id, place.ix, place.digest]))
+
+        self.db.write(work)
 
     def forget(self, job_id: str, by: str | None = None, *, keep_decision: bool = False) -> None:
         """Delete a finished job with everything it has, and give the room back.
@@ -293,24 +306,29 @@ def _known(reader: Reader, job: JobRow) -> JobRow | None:
     return None if found is None else job_row(found)
 
 
-def _named_place(tx: Transaction, name: str) -> NamedPlace | None:
-    """Return where the item of a name stands; ``None`` where it was cancelled, or its job deleted."""
-    fact = tx.row("SELECT value FROM fact WHERE name = ?", encoded(_NAMED + name))
-    if fact is None:
-        return None
-    [kept] = fact
-    try:
-        job_id, ix, digest = json.loads(kept)
-    except DAMAGES:
-        raise damaged("name of a request") from None
-    found = tx.row("SELECT no FROM job WHERE id = ?", job_id)
-    if found is None:
-        return None
-    [no] = found
-    result = tx.row("SELECT outcome FROM result WHERE no = ?", number(no, ix))
-    if result == ("cancelled",):
-        return None
-    return NamedPlace(job_id, ix, digest, answered=result is not None)
+def _named_places(reader: Reader, names: Sequence[str]) -> dict[str, NamedPlace]:
+    """Return where the items of names stand, but for those that were cancelled, or whose job was deleted."""
+    found: dict[str, tuple[str, int, str]] = {}
+    marks = ", ".join("?" * len(names))
+    facts = f"SELECT name, value FROM fact WHERE name IN ({marks})"
+    for kept, value in reader.rows(facts, *(encoded(_NAMED + name) for name in names)) if names else ():
+        try:
+            job_id, ix, digest = json.loads(value)
+        except DAMAGES:
+            raise damaged("name of a request") from None
+        found[(decoded(kept) or "").removeprefix(_NAMED)] = job_id, ix, digest
+    ids = list({job_id for job_id, _, _ in found.values()})
+    jobs: dict[str, int] = dict(reader.rows("SELECT id, no FROM job WHERE id IN {texts}", ids)) if ids else {}
+    numbers = [number(jobs[job_id], ix) for job_id, ix, _ in found.values() if job_id in jobs]
+    ended: dict[int, str] = (
+        dict(reader.rows("SELECT no, outcome FROM result WHERE no IN {numbers}", numbers)) if jobs else {}
+    )
+    places: dict[str, NamedPlace] = {}
+    for name, (job_id, ix, digest) in found.items():
+        outcome = ended.get(number(jobs[job_id], ix)) if job_id in jobs else "cancelled"
+        if outcome != "cancelled":
+            places[name] = NamedPlace(job_id, ix, digest, outcome)
+    return places
 
 
 def _new_number(tx: Transaction, owner: str) -> int:
@@ -319,16 +337,18 @@ def _new_number(tx: Transaction, owner: str) -> int:
     return int(no)
 
 
-def _store_page(tx: Transaction, early: int, owner: str, start: int, page: Sequence[NewItem]) -> None:
+def _store_page(
+    tx: Transaction, early: int, owner: str, job: JobRow, start: int, page: Sequence[NewItem]
+) -> None:
     """Store items of a job to be; nobody takes its number from the owner meanwhile."""
     held = "SELECT no FROM incomplete_job WHERE no = ? AND owner = ?{for_update}"
     if tx.row(held, early, owner) is None:
         raise _swept()
-    _store_items(tx, early, start, page)
+    _store_items(tx, early, job.id, start, page)
 
 
-def _store_items(tx: Transaction, job: int, start: int, page: Sequence[NewItem]) -> None:
-    """Store items at the positions from ``start`` on."""
+def _store_items(tx: Transaction, job: int, job_id: str, start: int, page: Sequence[NewItem]) -> None:
+    """Store items at the positions from ``start`` on, with their names."""
     numbered = [(number(job, ix), item) for ix, item in enumerate(page, start)]
     tx.insert(
         "item",
@@ -343,6 +363,10 @@ def _store_items(tx: Transaction, job: int, start: int, page: Sequence[NewItem])
         ("no", "user_id", "body"),
         ((no, encoded(item.user_id), item.payload) for no, item in numbered),
     )
+    for ix, item in enumerate(page, start):
+        if item.name is not None:
+            fact = bare([job_id, ix, item.name.digest])
+            tx.change(REMEMBER, encoded(_NAMED + item.name.text), fact)
 
 
 def _state(item: NewItem) -> ItemState:
@@ -367,7 +391,7 @@ def _store_last(
     if (found := _known(tx, job)) is not None:
         return found, False
     no = early or _new_number(tx, owner)
-    _store_items(tx, no, start, page)
+    _store_items(tx, no, job.id, start, page)
     if decision is not None:
         summary_tables.store_decision(tx, no, decision, job.model, job.created_at)
     return _store_job(tx, no, owner, job, digest, start + len(page)), True

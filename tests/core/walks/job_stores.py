@@ -21,6 +21,7 @@ from smartbatch.jobs.records import (
     OPEN_SHARDS,
     TRANSITIONS,
     IncidentRow,
+    ItemName,
     ItemState,
     JobLease,
     JobNote,
@@ -122,8 +123,8 @@ class _Walk:
     def accept_named(self) -> Any:
         names = [(f"name {self._rng.randrange(5)}", "same"), (f"name {5 + self._rng.randrange(5)}", "same")]
         job = new_job(self._new(), created_at=self._now)
-        items = [NewItem(name, b"ask", 10, 5, True) for name, _ in names]
-        row, places = self._store.jobs.accept_named(job, items, names)
+        items = [NewItem(name, b"ask", 10, 5, True, name=ItemName(name, digest)) for name, digest in names]
+        row, places = self._store.jobs.accept_named(job, items)
         if row is not None:
             self._jobs.append(row.id)
         return row, places

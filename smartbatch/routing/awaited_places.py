@@ -1,0 +1,216 @@
+"""Single requests that stand in the store, and who in this process waits for their results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from attrs import define, evolve, field
+
+from smartbatch._clock import Clock, Monitor
+from smartbatch.errors import ClientClosed, JobNotFound, SmartbatchError, StoreError, WrongProcess
+from smartbatch.jobs.threads import OwnThreads
+from smartbatch.observe import logs
+from smartbatch.realtime.ticket import ResultFuture
+from smartbatch.results import as_kept
+from smartbatch.routing.list_job import Reading
+from smartbatch.types import Request, Result
+
+if TYPE_CHECKING:
+    from smartbatch.jobs.job_submission import JobSubmission
+    from smartbatch.jobs.records import ItemName, NamedPlace
+
+
+@define(eq=False)
+class StoredRequest:
+    """A request on its way into a job, or in one."""
+
+    request: Request  # as the hooks left it
+    name: ItemName | None  # None where its answer is for itself alone
+    future: ResultFuture
+    deadline: float = math.inf  # the moment at which its time-out is over
+    placed: bool = False  # whether it stands in the store
+
+
+@define(eq=False)
+class _Waiters:
+    """Those who wait for one item of a job; its result is handed to them together."""
+
+    settle_all: Callable[[_Waiters, Result], None]
+    place: NamedPlace
+    durable: bool
+    waiting: list[StoredRequest] = field(factory=list)
+    paying: int = 1  # how many of the first are told what it cost; the others took part in it
+    given: bool = False  # whether all of them have it
+
+    def settle(self, result: Result) -> None:
+        """Settle every future."""
+        self.settle_all(self, result)
+
+    def abandon(self, error: WrongProcess) -> None:
+        """In a forked child: end the copies of the parent's futures."""
+        for each in self.waiting:
+            each.future.abandon(error)
+
+
+@define(eq=False, repr=False)
+class AwaitedPlaces:
+    """Settles the futures of requests by what the store has at their places. Safe from any thread.
+
+    Args:
+        reading: makes of a stored result what the caller asked for.
+    """
+
+    _clock: Clock
+    _jobs: Callable[[], JobSubmission]
+    _reading: Reading
+    _threads: OwnThreads = field(init=False)
+    _monitor: Monitor = field(init=False)
+    _waiters: dict[tuple[str, int], _Waiters] = field(factory=dict, init=False)  # by job and position
+    _awaited: dict[ResultFuture, _Waiters] = field(factory=dict, init=False)
+    _given: dict[tuple[str, int], _Waiters] = field(factory=dict, init=False)  # still named in the store
+
+    def __attrs_post_init__(self) -> None:
+        self._threads = OwnThreads(self._clock)
+        self._monitor = self._clock.monitor()
+
+    def await_results(self, placed: Iterable[tuple[StoredRequest, NamedPlace]], *, durable: bool) -> None:
+        """Have the results at places of the store settle the futures of requests."""
+        found: dict[str, dict[int, _Waiters]] = {}
+        with self._monitor:
+            for each, place in placed:
+                at = (place.job_id, place.ix)
+                waiters = self._waiters.get(at)
+                if waiters is None:
+                    waiters = self._waiters[at] = _Waiters(self._settle, place, durable)
+                    waiters.paying = 0 if at in self._given else 1
+                    found.setdefault(place.job_id, {})[place.ix] = waiters
+                waiters.waiting.append(each)
+                self._awaited[each.future] = waiters
+                each.placed = True
+        for job_id, of_job in found.items():
+            try:
+                self._jobs().service.carry_on(job_id)
+                after = min(waiters.place.after for waiters in of_job.values())
+                self._jobs().service.deliver(job_id, of_job, after=after)
+            except BaseException as raised:
+                problem = "the request is stored, but its result could not be waited for; submit it again"
+                for waiters in of_job.values():
+                    self._take_out(waiters)
+                    fail(waiters.waiting, raised, problem, sent=True)
+                    self._end(waiters)
+
+    def withdraw(self, future: ResultFuture) -> bool:
+        """Withdraw a durable request that is to be cancelled, and return whether that worked. The cases, in
+        order:
+
+        1. Its future is completed, or it is not stored yet: no.
+        2. Others wait for the same answer: they keep it.
+        3. Its call has not started, and no other process runs its job: it ends in the store as cancelled.
+        """
+        with self._monitor:
+            waiters = self._awaited.get(future)
+            if waiters is None:
+                return False
+            if len(waiters.waiting) > 1:
+                waiters.waiting = [each for each in waiters.waiting if each.future is not future]
+                del self._awaited[future]
+                return True
+        return self._jobs().service.cancel_item(waiters.place.job_id, waiters.place.ix)
+
+    def was_given(self, place: NamedPlace) -> bool:
+        """Whether the answer of a deferrable request was given to somebody here."""
+        with self._monitor:
+            return (place.job_id, place.ix) in self._given
+
+    def release(self) -> None:
+        """Have the store forget the names of deferrable requests whose answers were given. Where it cannot,
+        the answers stand ready once more for another process."""
+        with self._monitor:
+            given = {at: waiters for at, waiters in self._given.items() if waiters.given}
+        places = {
+            each.name.text: waiters.place
+            for waiters in given.values()
+            for each in waiters.waiting
+            if each.name is not None
+        }
+        try:
+            if places:
+                self._jobs().service.store.jobs.release(places)
+        except SmartbatchError as error:
+            logs.job_error(None, error)
+            return
+        with self._monitor:
+            for at in given:
+                self._given.pop(at, None)
+
+    def wait(self, timeout: float | None) -> None:
+        """Wait up to ``timeout`` seconds until nobody waits for a result."""
+        with self._monitor:
+            self._monitor.wait_for(lambda: not self._awaited, timeout)
+
+    def on_own_thread(self) -> bool:
+        """Whether the caller runs on a thread that settles, where it must not wait for the end."""
+        return self._threads.has_current()
+
+    def abandon(self, error: WrongProcess) -> None:
+        """In a forked child: end the copies of the parent's futures. Takes no inherited lock."""
+        for future in list(self._awaited):
+            future.abandon(error)
+
+    # -- settling --------------------------------------------------------------------------------------------
+
+    def _settle(self, waiters: _Waiters, result: Result) -> None:
+        """Settle the futures of those who wait for one request. The first has its cost, unless the answer of
+        a durable request was there before; the others took part in it."""
+        stored = not isinstance(result.error, ClientClosed | JobNotFound | StoreError)
+        self._take_out(waiters, given=stored and not waiters.durable)
+        paying = waiters.paying
+        if waiters.durable and waiters.place.outcome is not None:
+            result, paying = as_kept(result), len(waiters.waiting)
+        with self._threads.counted():  # a hook of the user's could stop the client
+            for number, each in enumerate(waiters.waiting):
+                if number < paying:
+                    named = evolve(result, request_id=each.request.id or result.request_id)
+                    made = self._reading.own(each.request, named, self._reading.key_of(each.request))
+                else:
+                    made = self._reading.follower(each.request, result)
+                each.future.settle(made)
+        self._end(waiters)
+
+    def _take_out(self, waiters: _Waiters, *, given: bool = False) -> None:
+        """Let nobody else join those who wait for an item; ``given`` says whether its answer is no longer to
+        be had under its name."""
+        at = (waiters.place.job_id, waiters.place.ix)
+        with self._monitor:
+            self._waiters.pop(at, None)
+            if given:
+                self._given[at] = waiters
+
+    def _end(self, waiters: _Waiters) -> None:
+        waiters.given = True
+        if not self._waiters:
+            self.release()
+        with self._monitor:
+            for each in waiters.waiting:
+                self._awaited.pop(each.future, None)
+            self._monitor.notify_all()
+
+
+def fail(
+    group: Iterable[StoredRequest], error: BaseException, problem: str = "", *, sent: bool = False
+) -> None:
+    """Fail the futures that have no result yet.
+
+    Args:
+        problem: what the users read of an error that is none of the library's; that one is logged.
+        sent: whether the requests may have been sent, so that their cost is unknown.
+    """
+    if not isinstance(error, SmartbatchError):
+        logs.job_error(None, error)
+        error = SmartbatchError(f"{problem}: {type(error).__name__}")
+    for each in group:
+        if not each.future.done():
+            request, cost = each.request, None if sent else 0.0
+            each.future.settle(Result(request.id or "", error=error, cost=cost, context=request.context))

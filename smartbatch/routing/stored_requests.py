@@ -1,0 +1,482 @@
+"""Single requests that stand in the store: those that outlive the process, and those that wait for a batch.
+
+Both are gathered, stored in a job, and settled one by one as the job's results are stored. They differ in
+their window and in their route:
+
+- a *durable* request, with ``durable=True`` or a ``key``, is stored before ``submit`` returns, together with
+  those that come while others are being stored. It goes in real time, in an attended job that others join;
+- a *deferrable* request waits until no further one has come for a while, and goes by batch with the others.
+  What a batch cannot take, and too few for a batch, go in real time and are not stored.
+
+Each has a name in the store, by which the same request, in any process, finds its place instead of being paid
+again: that of a durable request for good, that of a deferrable one until somebody was given the answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from attrs import define, evolve, field, frozen
+
+from smartbatch._clock import Clock, Monitor
+from smartbatch.config import BatchingConfig
+from smartbatch.core.batching.window import GatherWindow
+from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
+from smartbatch.errors import (
+    ClientClosed,
+    ConfigError,
+    InvalidRequest,
+    JobConflict,
+    SmartbatchError,
+    StoreError,
+    WrongProcess,
+)
+from smartbatch.jobs.preconditions import batches_of
+from smartbatch.jobs.threads import OwnThreads
+from smartbatch.observe import logs
+from smartbatch.providers.registry import OpenedModel
+from smartbatch.realtime.callbacks import CallbackThread
+from smartbatch.realtime.realtime import Realtime, stored_future
+from smartbatch.realtime.ticket import ResultFuture
+from smartbatch.routing.awaited_places import AwaitedPlaces, StoredRequest, fail
+from smartbatch.routing.keyed_lists import check_storable
+from smartbatch.routing.lists import ListRouter
+from smartbatch.types import Answer, Kind, Priority, Request
+
+if TYPE_CHECKING:
+    from smartbatch.jobs.job_submission import JobSubmission
+    from smartbatch.jobs.records import ItemName, JobRow, NamedPlace
+
+LAST_SEND = 5.0
+"""Seconds for what is being stored, or handed to real time, at a stop without a time of its own."""
+LATE_SEND = 0.2
+"""The same at a stop whose time is over."""
+SHORTEST = 0.001
+"""Seconds of a time-out that is over, for a request that then fails with it."""
+UNTAKEN = 7 * 86_400.0
+"""Seconds for which an answer that nobody was given stands ready for an equal deferrable request."""
+
+
+@frozen
+class _Lane:
+    """What requests have in common that are stored together; ``timed`` ones have a time-out."""
+
+    durable: bool
+    kind: Kind
+    model: str | None = None
+    timed: bool = False
+
+
+@define(eq=False)
+class _Group:
+    """Requests of a lane that wait to be stored, by their futures; times are monotonic seconds."""
+
+    opened: float
+    newest: float
+    waiting: dict[ResultFuture, StoredRequest] = field(factory=dict)
+    flushed: bool = False
+
+
+@define(eq=False, repr=False)
+class StoredRequests:
+    """Gathers single requests, has them stored in jobs, and settles their futures. Safe from any thread.
+
+    One thread runs while requests wait to be stored.
+
+    Args:
+        places: settles the futures of what stands in the store.
+        routing: stores what goes by batch.
+    """
+
+    _config: BatchingConfig
+    _clock: Clock
+    _model: OpenedModel = field(kw_only=True)
+    _preparer: RequestPreparer = field(kw_only=True)
+    _realtime: Realtime = field(kw_only=True)
+    _jobs: Callable[[], JobSubmission] = field(kw_only=True)
+    _callbacks: CallbackThread = field(kw_only=True)
+    _places: AwaitedPlaces = field(kw_only=True)
+    _routing: ListRouter = field(kw_only=True)
+    _window: GatherWindow = field(init=False)
+    _threads: OwnThreads = field(init=False)
+    _monitor: Monitor = field(init=False)
+    _groups: dict[_Lane, _Group] = field(factory=dict, init=False)
+    _sending: list[StoredRequest] = field(factory=list, init=False)  # the group that was taken last
+    _open_jobs: dict[Kind, str] = field(factory=dict, init=False)  # which durable requests may join
+    _running: bool = field(default=False, init=False)
+    _closing: bool = field(default=False, init=False)
+    _no_store: SmartbatchError | None = field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._window = GatherWindow(self._config.batch_max_requests)
+        self._threads = OwnThreads(self._clock)
+        self._monitor = self._clock.monitor()
+
+    # -- submitting ------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, key: str | None, *, durable: bool | None) -> ResultFuture:
+        """Store a request, and return its future; see :meth:`smartbatch.BatchingClient.submit`.
+
+        Raises:
+            JobConflict: its key belongs to another request.
+            StoreError: it could not be stored.
+            ClientClosed: the client was stopped.
+        """
+        if key is None and not durable:
+            return self._realtime.submit(request)
+        if durable is False:
+            raise InvalidRequest("key needs durable: leave durable=False out", field="key")
+        check_storable(request)
+        _ = self._jobs().service.store  # it is refused here where there is none
+        prepared = self._preparer.hooked(request)
+        if isinstance(prepared, Answer):
+            return self._realtime.submit_prepared(request, prepared)
+        self._preparer.check(prepared)
+        future = stored_future(self._callbacks)
+        future.withdraw = self._places.withdraw
+        stored = StoredRequest(prepared, self._name_of(prepared, key, durable=True), future)
+        self._put(_Lane(True, kind_of(prepared)), stored)
+        with self._monitor:
+            self._monitor.wait_for(lambda: stored.placed or future.done())
+        if not stored.placed:
+            future.result()
+        return future
+
+    def defer(self, request: Request) -> ResultFuture:
+        """Queue one normalised request, or have it wait for a batch, and return its future.
+
+        Raises:
+            InvalidRequest, QueueFull, ClientClosed: as :meth:`.Realtime.submit`.
+        """
+        prepared = self._preparer.preprocessed(request)
+        if isinstance(prepared, Answer) or not self._may_wait(prepared):
+            return self._realtime.submit_prepared(request, prepared)
+        self._preparer.check(prepared)
+        admission = self._realtime.admission
+        is_known = admission.recalled(prepared, admission.fingerprint(prepared)) is not None
+        if is_known or not self._fits_a_batch(prepared):
+            return self._realtime.submit_prepared(request, prepared)
+        prepared = evolve(prepared, id=admission.id_of(prepared))
+        if self._realtime.engine is None:
+            self._realtime.start()
+        future = ResultFuture(self._callbacks.run_later, self._cancelled, self.cancel_pending)
+        deadline = math.inf if prepared.timeout is None else self._clock.now() + prepared.timeout
+        name = self._name_of(prepared, None, durable=False) if admission.shares(prepared) else None
+        lane = _Lane(False, kind_of(prepared), prepared.model, timed=deadline < math.inf)
+        self._put(lane, StoredRequest(prepared, name, future, deadline))
+        return future
+
+    def _name_of(self, request: Request, key: str | None, *, durable: bool) -> ItemName:
+        from smartbatch.jobs.records import ItemName
+
+        digest = self._jobs().digest_of(request)
+        if not durable:
+            return ItemName(f"deferred {digest}", digest)
+        return ItemName(digest if key is None else f"key {key}", digest)
+
+    def _may_wait(self, request: Request) -> bool:
+        """Whether a request may wait for a batch, as far as can be said of it alone."""
+        return (
+            request.priority is Priority.DEFERRABLE
+            and request.call is None
+            and not self._realtime.never_waits(request)
+            and (request.timeout is None or request.timeout >= self._config.batch_timeout)
+            and batches_of(self._config, self._model, kind_of(request))[0] is not None
+            and self._has_store()
+        )
+
+    def _has_store(self) -> bool:
+        """Whether there is a store; one that cannot be opened is told once, and left alone until a start."""
+        if self._no_store is None:
+            try:
+                _ = self._jobs().service.store
+            except SmartbatchError as error:
+                self._no_store = error
+                logs.job_error(None, error)
+        return self._no_store is None
+
+    def _fits_a_batch(self, request: Request) -> bool:
+        from smartbatch.jobs.payload import Shared, encode_request
+        from smartbatch.jobs.wire_ids import wire_id
+
+        api, _ = batches_of(self._config, self._model, kind_of(request))
+        kept = _as_kept(request, durable=False)
+        with suppress(InvalidRequest):
+            encode_request(kept, Shared())
+            if api is not None:
+                api.encode(kept, model=self._model.of(kept).name, wire_id=wire_id("0" * 22, 99_999))
+                return True
+        return False
+
+    def _put(self, lane: _Lane, stored: StoredRequest) -> None:
+        now = self._clock.now()
+        with self._monitor:
+            if self._closing:
+                raise ClientClosed("the client was stopped; the request was not taken")
+            if not self._running:
+                self._threads.start(self._run, "smartbatch-stored")
+                self._running = True
+            group = self._groups.setdefault(lane, _Group(now, now))
+            group.newest = now
+            group.waiting[stored.future] = stored
+            self._monitor.notify_all()
+
+    # -- cancelling ------------------------------------------------------------------------------------------
+
+    def cancel_pending(self) -> int:
+        """Cancel every request that is not stored, nor under way in real time; return how many."""
+        with self._monitor:
+            waiting = [future for group in self._groups.values() for future in group.waiting]
+            waiting += [each.future for each in self._sending if not each.future.done()]
+        return sum(future.cancel() for future in waiting) + self._realtime.cancel_pending()
+
+    def flush(self) -> None:
+        """Send what waits for others now, in real time as well."""
+        with self._monitor:
+            for group in self._groups.values():
+                group.flushed = True
+            self._monitor.notify_all()
+        self._realtime.flush()
+
+    def _cancelled(self, future: ResultFuture) -> None:
+        """Take a cancelled deferrable request out. Whoever has taken its group notices by itself."""
+        with self._monitor:
+            found = [lane for lane, group in self._groups.items() if group.waiting.pop(future, None)]
+            for lane in found:
+                if not self._groups[lane].waiting:
+                    del self._groups[lane]
+            self._monitor.notify_all()
+        if found:
+            future.set_running_or_notify_cancel()
+        else:
+            self._realtime.cancelled(future)
+
+    # -- gathering -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (taken := self._next()) is not None:
+            lane, group = taken
+            try:
+                if lane.durable:
+                    self._store(lane.kind, group)
+                else:
+                    self._send(group)
+            except BaseException as error:  # no future may be left behind
+                problem = (
+                    "the request could not be stored" if lane.durable else "the request could not be sent"
+                )
+                fail(group, error, problem)
+
+    def _next(self) -> tuple[_Lane, list[StoredRequest]] | None:
+        """Wait for the next group that is to go, and take it; ``None``, and no thread, where none waits."""
+        with self._monitor:
+            self._sending = []
+            while self._groups:
+                closes, lane = min(
+                    ((self._closes(lane, group), lane) for lane, group in self._groups.items()),
+                    key=lambda pair: pair[0],
+                )
+                left = closes - self._clock.now()
+                if left <= 0:
+                    self._sending = list(self._groups[lane].waiting.values())
+                    del self._groups[lane]  # last: a forked child finds them in one of the two
+                    return lane, self._sending
+                self._monitor.wait(left)
+            self._running = False
+            self._monitor.notify_all()
+            return None
+
+    def _closes(self, lane: _Lane, group: _Group) -> float:
+        if lane.durable or group.flushed or self._closing:
+            return -math.inf
+        deadline = min(each.deadline for each in group.waiting.values())
+        leave_by = deadline - self._config.batch_timeout  # after it a batch has less time than it may take
+        return self._window.closes(len(group.waiting), group.opened, group.newest, leave_by)
+
+    # -- storing ---------------------------------------------------------------------------------------------
+
+    def _store(self, kind: Kind, group: Sequence[StoredRequest]) -> None:
+        """Store durable requests, or find them in the store, and await their results."""
+        named = _by_name(group)
+        requests = [_as_kept(each.request, durable=True) for each, _ in named.values()]
+        names = [name for _, name in named.values()]
+        opened, places = self._jobs().submit_named(kind, requests, names, join=self._open_jobs.get(kind))
+        if opened is not None:
+            self._open_jobs[kind] = opened
+        place_of = dict(zip(named, places, strict=True))
+        placed: list[tuple[StoredRequest, NamedPlace]] = []
+        for each in group:
+            assert each.name is not None
+            place = place_of[each.name.text]
+            if place.digest == each.name.digest:
+                placed.append((each, place))
+                continue
+            text = f"the {each.name.text:.80} belongs to a request with another prompt or other parameters"
+            fail([each], JobConflict(f"{text}: choose another key"))
+        self._places.await_results(placed, durable=True)
+
+    def _send(self, group: Sequence[StoredRequest]) -> None:
+        """Send deferrable requests. The cases, in order:
+
+        1. The store has an equal request that waits, or its answer, which nobody was given: take that.
+        2. Fewer are left than a batch is considered for: real time.
+        3. A job is stored. What is cancelled up to then is left out, and what is not is under way.
+        4. No batch would be in time, or it could not be stored: real time.
+        """
+        found = self._find(group)
+        new: list[StoredRequest] = []
+        known: list[tuple[StoredRequest, NamedPlace]] = []
+        for each in group:
+            place = None if each.name is None else found.get(each.name.text)
+            if place is None:
+                new.append(each)
+            elif each.future.set_running_or_notify_cancel():
+                known.append((each, place))
+        self._places.await_results(known, durable=False)
+        if len(new) >= self._config.batch_threshold:
+            new = [each for each in new if each.future.set_running_or_notify_cancel()]
+            if not new or self._store_for_batch(new):
+                return
+        for each in new:
+            self._ask(each)
+
+    def _find(self, group: Sequence[StoredRequest]) -> dict[str, NamedPlace]:
+        """Return the places of equal deferrable requests that are of use, by name. Of no use are those that
+        failed, are old, or were given to somebody here, and those whose job is cancelled."""
+        self._places.release()
+        places: dict[str, NamedPlace] = {}
+        try:
+            jobs = self._jobs().service.store.jobs
+            found = jobs.find_named(list(_by_name(group)))
+            rows = {job_id: jobs.get(job_id) for job_id in {place.job_id for place in found.values()}}
+        except StoreError as error:
+            logs.job_error(None, error)
+            return {}
+        since = self._jobs().service.wall() - UNTAKEN
+        for name, place in found.items():
+            row = rows[place.job_id]
+            fresh = row is not None and row.created_at >= since and not row.cancel_requested
+            if fresh and place.outcome in (None, "succeeded") and not self._places.was_given(place):
+                places[name] = place
+        return places
+
+    def _store_for_batch(self, group: Sequence[StoredRequest]) -> bool:
+        """Store requests as a job, and await its results; False where nothing was stored. Equal ones share
+        an item."""
+        from smartbatch.jobs.records import NamedPlace
+
+        items: dict[object, StoredRequest] = {}
+        for each in group:
+            items.setdefault(each if each.name is None else each.name, each)
+        order = {item: ix for ix, item in enumerate(items)}
+        requests = [_as_kept(each.request, durable=False) for each in items.values()]
+        names = [each.name for each in items.values()]
+        deadline = min(each.deadline for each in group) - self._clock.now()
+        key = None
+        try:
+            key = self._new_key()
+            row = self._routing.submit_gathered(
+                requests, key, deadline=None if deadline == math.inf else deadline, names=names
+            )
+        except ConfigError:
+            return False
+        except Exception as error:
+            logs.job_error(None, error)
+            stored = None if key is None else self._job_of(key)
+            if stored is None:
+                return False
+            row = stored  # all the same: sending its requests in real time would pay them twice
+        placed: list[tuple[StoredRequest, NamedPlace]] = []
+        for each in group:
+            ix = order[each if each.name is None else each.name]
+            digest = "" if each.name is None else each.name.digest
+            placed.append((each, NamedPlace(row.id, ix, digest)))
+        self._places.await_results(placed, durable=False)
+        return True
+
+    def _new_key(self) -> str:
+        """Return a key that no job has."""
+        while True:
+            key = "deferred-" + self._jobs().service.new_id().removeprefix("job-")
+            if self._jobs().service.store.jobs.get(key) is None:
+                return key
+
+    def _job_of(self, key: str) -> JobRow | None:
+        try:
+            return self._jobs().service.store.jobs.get(key)
+        except StoreError:
+            return None
+
+    def _ask(self, each: StoredRequest) -> None:
+        """Send a request in real time, with the time that is left to it."""
+        request = each.request
+        if each.deadline < math.inf:
+            request = evolve(request, timeout=max(SHORTEST, each.deadline - self._clock.now()))
+        try:
+            self._realtime.submit_prepared(request, request, each.future)
+        except Exception as error:
+            fail([each], error, "the request could not be sent")
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Take requests, again after a stop."""
+        with self._monitor:
+            self._closing = False
+            self._no_store = None
+
+    def finish(self, timeout: float | None, *, wait: bool) -> None:
+        """Take nothing more, and store or send what waits; with ``wait``, wait for the answers.
+
+        What was neither stored nor sent in time fails with ``ClientClosed``.
+
+        Args:
+            timeout: seconds for both; ``None`` for as long as it takes.
+        """
+        with self._monitor:
+            self._closing = True
+            self._monitor.notify_all()
+            until = None if timeout is None else self._clock.now() + timeout
+            self._monitor.wait_for(lambda: not self._running, timeout)
+            unsent = [each for group in self._groups.values() for each in group.waiting.values()]
+            self._groups.clear()
+            self._monitor.notify_all()
+        fail(unsent, ClientClosed("the client was stopped before the request was sent"))
+        with self._monitor:
+            left = None if until is None else max(0.0, until - self._clock.now())
+            last = LAST_SEND if left is None else min(LAST_SEND, left + LATE_SEND)
+            self._monitor.wait_for(lambda: not self._running, last)
+        if wait:
+            self._places.wait(None if until is None else until - self._clock.now())
+        self._places.release()
+
+    def on_own_thread(self) -> bool:
+        """Whether the caller runs on a thread that stores or settles, where it must not wait for the end."""
+        return self._threads.has_current() or self._places.on_own_thread()
+
+    def abandon(self, error: WrongProcess) -> None:
+        """In a forked child: end the copies of the parent's futures. Takes no inherited lock."""
+        for group in list(self._groups.values()):
+            for future in list(group.waiting):
+                future.abandon(error)
+        for each in self._sending:
+            each.future.abandon(error)
+        self._places.abandon(error)
+
+
+def _by_name(group: Iterable[StoredRequest]) -> dict[str, tuple[StoredRequest, ItemName]]:
+    """Return requests that have names, by these; of one name, the first that came."""
+    named: dict[str, tuple[StoredRequest, ItemName]] = {}
+    for each in group:
+        if each.name is not None:
+            named.setdefault(each.name.text, (each, each.name))
+    return named
+
+
+def _as_kept(request: Request, *, durable: bool) -> Request:
+    """Return a request as the store has it: its context may be any object, and stays with this process. The
+    time-out of a deferrable one is that of its job."""
+    return evolve(request, context=None, timeout=request.timeout if durable else None)
