@@ -58,10 +58,10 @@ from smartbatch.realtime.ticket import ResultFuture, of_the_parent
 from smartbatch.routing.advisor import Advisor
 from smartbatch.routing.awaited_places import AwaitedPlaces
 from smartbatch.routing.history import ForecastHistory, process_memory
-from smartbatch.routing.keyed_lists import KeyedLists
-from smartbatch.routing.list_job import Reading
+from smartbatch.routing.job_results import Reading
 from smartbatch.routing.lists import ListRouter
 from smartbatch.routing.several_answers import AnswerFutures
+from smartbatch.routing.stored_lists import StoredLists
 from smartbatch.routing.stored_requests import StoredRequests
 from smartbatch.sharing.addresses import check_address
 from smartbatch.sharing.enqueued_tokens import EnqueuedTokens
@@ -217,7 +217,7 @@ class RunningState:
             jobs=lambda: self.jobs,
             note=self._note_decision,
             advisor=advisor,
-            keyed=KeyedLists(settings.preparer, lambda: self.jobs, reading),
+            stored=StoredLists(settings.preparer, realtime, lambda: self.jobs, reading),
         )
         self.stored = StoredRequests(
             config,

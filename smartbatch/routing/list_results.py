@@ -18,9 +18,10 @@ from smartbatch.interrupted import Interrupted
 from smartbatch.realtime.bounded_map import BoundedMap
 from smartbatch.results import ResultList, of_prompts
 from smartbatch.routing.advisor import Advisor
-from smartbatch.routing.list_job import CheckedList, JobResults
+from smartbatch.routing.job_results import JobResults
 from smartbatch.routing.list_progress import ListDisplay
 from smartbatch.routing.skipped_rows import Merged
+from smartbatch.routing.stored_lists import CheckedList
 from smartbatch.types import Request, Result
 
 Taken: TypeAlias = JobResults | BoundedMap

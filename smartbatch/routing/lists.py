@@ -35,11 +35,11 @@ from smartbatch.realtime.realtime import Realtime, stored_stream
 from smartbatch.realtime.text_stream import TextStream
 from smartbatch.results import ReportFile, ResultList, ended
 from smartbatch.routing.advisor import Advisor, individual_calls
-from smartbatch.routing.keyed_lists import KeyedLists
-from smartbatch.routing.list_job import CheckedList, JobResults, Reading, parts_of
+from smartbatch.routing.job_results import JobResults
 from smartbatch.routing.list_progress import ListDisplay, ListDisplays, OnProgress, ProgressCounter
 from smartbatch.routing.list_results import ListFacts, ListResults, RoutedResults, Taken, common_purpose
 from smartbatch.routing.skipped_rows import without_skipped
+from smartbatch.routing.stored_lists import CheckedList, StoredLists
 from smartbatch.types import (
     ConstraintParams,
     JobParams,
@@ -105,7 +105,7 @@ class ListRouter:
         jobs: returns what stores and carries on what goes by batch; made with the first job.
         note: notes a decision on a list that is no job; again when it is measured.
         advisor: chooses.
-        keyed: keeps the lists that have a key.
+        stored: keeps the lists that go by batch, or have a key.
     """
 
     _config: BatchingConfig
@@ -117,7 +117,7 @@ class ListRouter:
     _jobs: Callable[[], JobSubmission]
     _note: Callable[[ListDecision], object]
     _advisor: Advisor
-    _keyed: KeyedLists
+    _stored: StoredLists
     _decided: dict[str, tuple[str, Decision]] = field(factory=dict, init=False)
     """The decisions of jobs that have not ended, with the ids they were told under."""
     displays: ListDisplays = field(factory=ListDisplays, init=False)
@@ -175,10 +175,10 @@ class ListRouter:
             return ListResults(client, self._realtime.map(requests, options), facts)
         asked = self._checked(prompts, plain, given)
         options, display = self._options(len(asked.requests), reader)
-        if asked.key is not None and self._keyed.earlier(asked.key) is not None:
+        if asked.key is not None and self._stored.earlier(asked.key) is not None:
             again = self._again(asked.key)
             facts = ListFacts(asked.requests, again, display, given_prompts, skipped, reader.ordered)
-            return ListResults(client, self._keyed.results(asked, None, options), facts)
+            return ListResults(client, self._stored.results(asked, None, options), facts)
         decision = self._considered(asked)
         again = self._again(asked.key, decision)
         facts = ListFacts(asked.requests, again, display, given_prompts, skipped, reader.ordered)
@@ -496,9 +496,9 @@ class ListRouter:
     def _take(self, asked: CheckedList, decision: Decision, options: ListOptions) -> RoutedResults:
         """Return the results by the route that was chosen."""
         by_batch = decision.chosen.route.by_batch
-        way = self._by_job if by_batch else self._in_real_time
-        take: Callable[[], Taken]
-        take = partial(way if asked.key is None else self._keyed.results, asked, decision, options)
+        way: Callable[[CheckedList, Decision, ListOptions], Taken]
+        way = self._stored.results if by_batch or asked.key is not None else self._in_real_time
+        take: Callable[[], Taken] = partial(way, asked, decision, options)
         if by_batch:
             take = partial(self._told_by_batch, take, asked.key, decision)
         note = None if asked.key is not None or by_batch else self._note  # else its job has the decision
@@ -547,23 +547,6 @@ class ListRouter:
         ahead = individual_calls(self._config, constraints.strategy) if route is Route.INDIVIDUAL else None
         options = evolve(options, own_budget=budget, route=route, ahead=ahead, stop=stop)
         return self._realtime.map(asked.requests, options)
-
-    def _by_job(self, asked: CheckedList, decision: Decision, options: ListOptions) -> JobResults:
-        """Store what has to be sent as a job."""
-        realtime = self._realtime
-        parts = parts_of(
-            asked.requests,
-            self._preparer,
-            realtime.admission,
-            never_waits=realtime.never_waits,
-        )
-        job = None
-        if parts.sent:
-            rows = parts.rows(attended=False)
-            submit = self._jobs().submit_decided
-            job = self._jobs().handle(submit(rows, asked.params, decision, asked.kind, JobOptions()))
-        reading = Reading(realtime.admission, realtime.process)
-        return JobResults(job, parts, options=options, reading=reading)
 
     def _check_priced(self, *models: OpenedModel) -> None:
         for model in {model.name: model for model in models}.values():

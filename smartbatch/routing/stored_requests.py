@@ -42,8 +42,8 @@ from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.realtime import Realtime, stored_future
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.routing.awaited_places import AwaitedPlaces, StoredRequest, fail
-from smartbatch.routing.keyed_lists import check_storable
 from smartbatch.routing.lists import ListRouter
+from smartbatch.routing.stored_lists import check_storable
 from smartbatch.types import Answer, Kind, Priority, Request
 
 if TYPE_CHECKING:

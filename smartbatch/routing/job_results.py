@@ -1,49 +1,26 @@
-"""Requests that go by batch: stored as a job, and read back as if they had been asked in real time."""
+"""The results of a list whose requests are in a job, read back as if they had been asked in real time."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 
 from smartbatch._fork import run_after_collection
-from smartbatch.core.preparation.preparer import RequestPreparer, row_named, row_of
 from smartbatch.core.preparation.structured import Parsed, read_answer
-from smartbatch.core.routing.options import Constraints
 from smartbatch.errors import SmartbatchError, named
-from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.admission import Admission
 from smartbatch.realtime.bounded_map import ListOptions
-from smartbatch.types import Answer, Kind, Request, Result, Usage, answer_fields
+from smartbatch.types import Answer, Request, Result, Usage, answer_fields
 
 if TYPE_CHECKING:
     from smartbatch.jobs.job import Job
 
 COUNTED_WITHIN = 1.0
 """Seconds that the store has to say how many results of an interrupted list it has."""
-
-
-@frozen
-class CheckedList:
-    """A list as it was asked for, checked.
-
-    Attributes:
-        params: as they were given, without the constraints.
-        batchable: whether a batch may be considered at all.
-        key: under which it stands in the store; ``None`` for one that ends with its caller.
-        model: that its route is chosen for: the one that most of its requests are for.
-    """
-
-    requests: list[Request]
-    params: Mapping[str, Any]
-    constraints: Constraints
-    kind: Kind
-    batchable: bool
-    key: str | None = None
-    model: OpenedModel = field(kw_only=True)
 
 
 @frozen
@@ -73,85 +50,6 @@ class ListParts:
         for position in self.sent:
             request = evolve(self.requests[position], context=position)
             yield request if attended else evolve(request, timeout=None)
-
-
-def parts_of(
-    requests: Sequence[Request],
-    preparer: RequestPreparer,
-    admission: Admission,
-    *,
-    never_waits: Callable[[Request], bool],
-) -> ListParts:
-    """Return which requests have to be sent; hooks are run, and the cache and identical ones looked for.
-
-    A request that never waits for a batch lets identical ones not wait either.
-
-    Raises:
-        InvalidRequest: a hook refuses one, or the provider cannot take it; names the row.
-    """
-    prepared: list[Request] = []
-    sent: list[int] = []
-    known: dict[int, Result] = {}
-    followers: dict[int, list[int]] = {}
-    keys: dict[int, bytes | None] = {}
-    leaders: dict[bytes, int] = {}
-    for position, asked in enumerate(requests):
-        request = row_named(row_of(position, asked), partial(preparer.preprocessed, asked))
-        if isinstance(request, Answer):
-            known[position] = admission.local(asked, request)
-            prepared.append(asked)
-            continue
-        row_named(row_of(position, request), partial(preparer.check, request))
-        prepared.append(request)
-        key = admission.fingerprint(request)
-        shares = key is not None and admission.shares(request)
-        if (cached := admission.recalled(request, key)) is not None:
-            known[position] = cached
-        elif key is not None and shares and key in leaders:
-            leader = leaders[key]
-            followers.setdefault(leader, []).append(position)
-            if never_waits(request):
-                prepared[leader] = evolve(prepared[leader], purpose=request.purpose)
-        else:
-            sent.append(position)
-            keys[position] = key
-            if key is not None and shares:
-                leaders[key] = position
-    return ListParts(prepared, tuple(sent), known, followers, keys)
-
-
-def keyed_parts(requests: Sequence[Request], preparer: RequestPreparer, admission: Admission) -> ListParts:
-    """Return the parts of a list with a key, which are the same for each call: the cache is not asked, and
-    identical requests find each other in the store.
-
-    Raises:
-        InvalidRequest: as :func:`parts_of`, and for a request with an own callable.
-    """
-    prepared: list[Request] = []
-    known: dict[int, Result] = {}
-    for position, asked in enumerate(requests):
-        request = row_named(row_of(position, asked), partial(preparer.hooked, asked))
-        if isinstance(request, Answer):
-            known[position] = admission.local(asked, request)
-            request = asked
-        else:
-            row_named(row_of(position, request), partial(preparer.check, request))
-        prepared.append(request)
-    sent = tuple(position for position in range(len(prepared)) if position not in known)
-    return ListParts(prepared, sent, known, {}, {at: admission.fingerprint(prepared[at]) for at in sent})
-
-
-@frozen
-class Kept:
-    """How the job of a list with a key is read.
-
-    Attributes:
-        paid: the ``sequence`` of the last of its results that were stored before.
-        leave: has this process carry the job on no longer, by its id.
-    """
-
-    paid: int
-    leave: Callable[[str], None]
 
 
 @frozen
@@ -224,7 +122,9 @@ class JobResults(Iterator[Result]):
         options: how they are read. Where that is not in the order of the list, they come as they do, what
             needed no call first.
         reading: also for answers of the cache.
-        kept: how the job is left by who reads no further; it is cancelled when ``None``.
+        paid: the ``sequence`` of the last of its results that were stored, and paid, before.
+        leave: has this process carry the job on no longer, where it has a key; else it is cancelled when
+            nobody reads further.
     """
 
     def __init__(
@@ -234,10 +134,12 @@ class JobResults(Iterator[Result]):
         *,
         options: ListOptions,
         reading: Reading,
-        kept: Kept | None = None,
+        paid: int = 0,
+        leave: Callable[[str], None] | None = None,
     ) -> None:
         self._job = job
-        self._kept = kept
+        self._paid = paid
+        self._let_go = leave
         self._rows = rows
         self._raising = options.raising
         self._reading = reading
@@ -327,15 +229,15 @@ class JobResults(Iterator[Result]):
             run_after_collection(partial(self._leave, self._job))
 
     def _leave(self, job: Job) -> None:
-        if self._kept is None:
+        if self._let_go is None:
             job.cancel()
         else:
-            self._kept.leave(job.id)
+            self._let_go(job.id)
 
     def _broke(self, error: BaseException) -> None:
         if self._ended or self._job is None:
             return
-        if self._kept is not None:
+        if self._let_go is not None:
             self.close()
             if not isinstance(error, KeyboardInterrupt):  # which says so itself
                 error.add_note(
@@ -384,10 +286,6 @@ class JobResults(Iterator[Result]):
         if self._job is None:
             return iter(())
         return self._job.unprocessed_results(ordered=ordered, paid=self._paid, display=self._display)
-
-    @property
-    def _paid(self) -> int:
-        return 0 if self._kept is None else self._kept.paid
 
     @staticmethod
     def _place(stored: Result) -> int:
