@@ -362,9 +362,8 @@ READ_ANSWERS = (
     *("core/preparation/json_snapshot.py", "core/batching/packing.py"),
     *("realtime/answer_reader.py", "realtime/admission.py", "realtime/call/sharing.py"),
     *("jobs/payload.py", "jobs/stored_result.py", "jobs/steps/result_lines.py", "routing/job_results.py"),
-    *("providers/answer_parts.py", "providers/gemini/answers.py", "providers/gemini/streams.py"),
+    *("providers/answer_parts.py", "providers/gemini/answers.py", "providers/anthropic/answers.py"),
     *("providers/openai/answers.py", "providers/openai/streams.py"),
-    *("providers/anthropic/answers.py", "providers/anthropic/streams.py"),
 )
 """The files that read what a model wrote."""
 

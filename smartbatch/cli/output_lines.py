@@ -15,7 +15,7 @@ from typing import Any, Final
 from attrs import define, fields_dict
 
 from smartbatch.cli.prompts import HALF, KeyedRow
-from smartbatch.providers.http.json_text import decode_json
+from smartbatch.providers.http.content import decode_json
 from smartbatch.tables.result_files import Line, outcome_fields, to_line
 from smartbatch.types import Defect, Result
 

@@ -47,7 +47,7 @@ from smartbatch.cli.output_lines import (
 from smartbatch.cli.prompts import HALF, KeyedRow, RowKeys
 from smartbatch.cli.result_tables import FORMATS, check_format
 from smartbatch.errors import InputError
-from smartbatch.providers.http.json_text import decode_json
+from smartbatch.providers.http.content import decode_json
 from smartbatch.tables.result_files import to_line
 from smartbatch.types import Defect
 

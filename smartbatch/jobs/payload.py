@@ -29,8 +29,8 @@ from smartbatch.errors import (
     scrub,
 )
 from smartbatch.jobs.records import EarlierTries, NewItem
-from smartbatch.providers.http.json_text import decode_json
-from smartbatch.providers.vectors import from_base64, to_base64
+from smartbatch.providers.answer_parts import from_base64, to_base64
+from smartbatch.providers.http.content import decode_json
 from smartbatch.types import Embedding, Generation, Message, Priority, Request, Result, Route, Tool, Usage
 
 VERSION = 1

@@ -7,19 +7,24 @@ is turned into a :class:`~smartbatch.errors.ProviderError` by :meth:`Provider.cl
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from smartbatch.errors import ErrorKind, ProviderError, scrub
 from smartbatch.types import Answer, Request
 
 if TYPE_CHECKING:
     from smartbatch.providers.batch_api import BatchApi
-    from smartbatch.providers.flex import FlexTier
-    from smartbatch.providers.http.network import HttpNetwork
+    from smartbatch.providers.http.endpoint import HttpNetwork
+
+FLEX = "flex"
+"""The name of the tier in requests and answers of both APIs."""
+
+_NAMES_IT = re.compile(r"\bflex\b|service[_ ]?tier", re.I)
 
 
 @frozen
@@ -67,6 +72,38 @@ class AnswerStream(ABC):
     @abstractmethod
     def answer(self) -> Answer:
         """The whole answer with usage and finish reason, once the iteration has ended."""
+
+
+@frozen
+class FlexTier:
+    """How one API names its slower tier.
+
+    Args:
+        field: the parameter that names a tier.
+        also: other spellings of it.
+        full: tells whether an error says that the tier has no capacity now, and nothing about the request
+            or its limits.
+    """
+
+    field: str
+    also: tuple[str, ...]
+    full: Callable[[ProviderError], bool]
+
+    def is_open_to(self, request: Request) -> bool:
+        """Whether ``request`` may use the tier: a generation whose sender named no tier."""
+        if request.embedding is not None or request.call is not None:
+            return False
+        extra = request.params.extra
+        return not extra or not any(name in extra for name in (self.field, *self.also))
+
+    def asked_by(self, request: Request) -> Request:
+        """Return ``request`` as it asks for the tier."""
+        params = request.params
+        return evolve(request, params=evolve(params, extra={**(params.extra or {}), self.field: FLEX}))
+
+    def declines(self, error: ProviderError) -> bool:
+        """Whether an error says that this model or account does not have the tier."""
+        return error.kind is ErrorKind.CLIENT_ERROR and _NAMES_IT.search(error.message) is not None
 
 
 class Provider(ABC):
@@ -187,3 +224,47 @@ class Provider(ABC):
 
         For providers of a user's own; the adapters of the library need not be told.
         """
+
+
+class MadeStream(AnswerStream):
+    """A stream over the pieces that a generator yields, with its waits and errors.
+
+    Closing takes effect when the generator hands out its next piece: it may be asleep.
+
+    Args:
+        pieces: yields the pieces and returns the whole answer.
+    """
+
+    def __init__(self, pieces: Generator[str, None, Answer]) -> None:
+        self._pieces = pieces
+        self._answer: Answer | None = None
+        self._closed = False
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            while True:
+                piece = next(self._pieces)
+                self._check_open()
+                yield piece
+        except StopIteration as end:
+            self._check_open()
+            self._answer = end.value
+        finally:
+            self._pieces.close()
+
+    def close(self) -> None:
+        """End the iteration at its next piece."""
+        self._closed = True
+
+    @property
+    def answer(self) -> Answer:
+        """The answer the pieces are of."""
+        if self._answer is None:
+            raise RuntimeError("the stream has not been read to its end")
+        return self._answer
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ProviderError(
+                "the stream was closed", kind=ErrorKind.NETWORK_ERROR, code="closed", maybe_billed=True
+            )

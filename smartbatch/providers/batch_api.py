@@ -19,7 +19,7 @@ from typing import Any, Literal
 from attrs import frozen
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.http.json_text import decode_answer
+from smartbatch.providers.http.content import decode_answer
 from smartbatch.types import Answer, Kind, Request
 
 

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any
 
 from smartbatch.providers.foreign_text import fields, plain
-from smartbatch.providers.http.json_text import decode_answer
+from smartbatch.providers.http.content import decode_answer
 from smartbatch.providers.http.replies import Reply, is_html
 
 _MAX_TEXT = 2000

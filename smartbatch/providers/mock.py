@@ -13,9 +13,8 @@ from smartbatch._fork import PerProcess
 from smartbatch._settings import seconds_of
 from smartbatch.emulator.composed_answers import answer_for, count_tokens, words_of
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
-from smartbatch.providers.base import AnswerStream, Capabilities, Provider
+from smartbatch.providers.base import AnswerStream, Capabilities, MadeStream, Provider
 from smartbatch.providers.callable import normalise
-from smartbatch.providers.made_stream import MadeStream
 from smartbatch.providers.sim.provider import prompt_text
 from smartbatch.types import Answer, Duration, Request, Usage
 

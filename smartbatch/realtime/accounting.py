@@ -10,7 +10,7 @@ from smartbatch.core.batching.packing import split_usage
 from smartbatch.core.preparation.tokens import estimate
 from smartbatch.errors import MissingAnswer, ProviderError
 from smartbatch.prices import RateCard
-from smartbatch.providers.flex import FLEX
+from smartbatch.providers.base import FLEX
 from smartbatch.realtime.call.layers import Outcome
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.ticket import Ticket

@@ -25,7 +25,7 @@ from smartbatch.chats import PART_FORMS
 from smartbatch.core.preparation.structured import READINGS
 from smartbatch.errors import AnswerUnread, ConfigError, StoreError
 from smartbatch.events import CacheUnavailable, Event
-from smartbatch.providers.vectors import from_base64, to_base64
+from smartbatch.providers.answer_parts import from_base64, to_base64
 from smartbatch.types import Answer
 
 VERSION = 1

@@ -19,8 +19,7 @@ from smartbatch.core.limits.suspension import PackingHealth
 from smartbatch.core.limits.throttle import AdaptiveThrottle
 from smartbatch.core.preparation.tokens import Calibration, longest_output
 from smartbatch.prices import RateCard
-from smartbatch.providers.base import Provider
-from smartbatch.providers.flex import FlexTier
+from smartbatch.providers.base import FlexTier, Provider
 from smartbatch.realtime.call.layers import Call
 from smartbatch.realtime.shared_quota import SharedQuota
 from smartbatch.types import Request

@@ -18,8 +18,7 @@ from smartbatch.core.limits.suspension import PackingHealth
 from smartbatch.core.limits.throttle import AdaptiveThrottle
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.prices import PriceBook, RateCard
-from smartbatch.providers.base import Provider
-from smartbatch.providers.flex import FlexTier
+from smartbatch.providers.base import FlexTier, Provider
 from smartbatch.realtime.cache import ResponseCache
 from smartbatch.realtime.call.layers import around, build_call
 from smartbatch.realtime.call.sharing import AnswerSharing

@@ -31,9 +31,9 @@ from smartbatch.providers.anthropic.errors import ERRORS as ANTHROPIC
 from smartbatch.providers.batch_refusals import explained
 from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.gemini.errors import ERRORS as GEMINI
-from smartbatch.providers.http import json_text
+from smartbatch.providers.http import content
+from smartbatch.providers.http.content import MAX_DEPTH, decode_answer
 from smartbatch.providers.http.event_stream import MAX_EVENT, EventStream, events
-from smartbatch.providers.http.json_text import MAX_DEPTH, decode_answer
 from smartbatch.providers.http.replies import Reply, decoded, joined
 from smartbatch.providers.http.response import IncomingResponse
 from smartbatch.providers.openai.errors import ERRORS as OPENAI
@@ -240,7 +240,7 @@ def test_values_that_take_far_more_memory_than_their_text_are_refused(
     value: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few bytes of compressed text would be gigabytes; the numbers of vectors may be as many as fit."""
-    monkeypatch.setattr(json_text, "_MAX_VALUES", 40_000)
+    monkeypatch.setattr(content, "_MAX_VALUES", 40_000)
     values = b",".join([value] * 50_000)
     assert peak(lambda: refused_as_too_many(b"[" + values + b"]")) < 4 * len(values)
     decode_answer(b"[" + b",".join([b"-0.0123456789012345"] * 100_000) + b"]")

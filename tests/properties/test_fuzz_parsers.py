@@ -26,13 +26,13 @@ from smartbatch.core.preparation.json_recovery import MAX_DEPTH, JsonNotFound, r
 from smartbatch.core.preparation.schemas import schema_of
 from smartbatch.core.preparation.structured import Parsed, Problem, check_answer
 from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.providers.anthropic.answers import MessageReader
 from smartbatch.providers.anthropic.errors import ERRORS as ANTHROPIC_ERRORS
 from smartbatch.providers.anthropic.provider import AnthropicProvider
-from smartbatch.providers.anthropic.streams import MessageReader
 from smartbatch.providers.error_reader import ErrorReader
+from smartbatch.providers.gemini.answers import ChunkReader
 from smartbatch.providers.gemini.errors import ERRORS as GEMINI_ERRORS
 from smartbatch.providers.gemini.provider import GeminiProvider
-from smartbatch.providers.gemini.streams import ChunkReader
 from smartbatch.providers.http.event_stream import EventStream, events
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.limit_headers import (

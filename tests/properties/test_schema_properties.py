@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 from smartbatch import BatchingClient
 from smartbatch.core.preparation.schemas import schema_of
 from smartbatch.emulator.schema_rules import anthropic_flaw, gemini_flaw, openai_flaw
-from smartbatch.providers.anthropic import schema_dialect as anthropic
-from smartbatch.providers.gemini import schema_dialect as gemini
-from smartbatch.providers.openai import schema_dialect as openai
+from smartbatch.providers.anthropic import bodies as anthropic
+from smartbatch.providers.gemini import bodies as gemini
+from smartbatch.providers.openai import schema_modes as openai
 from smartbatch.testing import Emulator, emulator
 
 MODELS = ("openai:gpt-5-mini", "anthropic:claude-haiku-5-5", "gemini:gemini-3.8-flash")

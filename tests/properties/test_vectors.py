@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.providers.answer_parts import vector
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.openai.answers import read_embeddings
-from smartbatch.providers.vectors import vector
 from smartbatch.types import Embedding, Request, shares
 
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -11,12 +11,10 @@ from gemini_asking import says_gemini
 
 from smartbatch.jobs.payload import decode_result, encode_result
 from smartbatch.providers.answer_parts import identified, tool_call
-from smartbatch.providers.anthropic.answers import read_message
+from smartbatch.providers.anthropic.answers import MessageReader, read_message
 from smartbatch.providers.anthropic.errors import ERRORS as ANTHROPIC_ERRORS
-from smartbatch.providers.anthropic.streams import MessageReader
-from smartbatch.providers.gemini.answers import read_answer
+from smartbatch.providers.gemini.answers import ChunkReader, read_answer
 from smartbatch.providers.gemini.errors import ERRORS as GEMINI_ERRORS
-from smartbatch.providers.gemini.streams import ChunkReader
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.openai.answers import read_chat, read_response
 from smartbatch.providers.openai.errors import ERRORS

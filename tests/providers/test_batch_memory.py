@@ -17,7 +17,7 @@ from raw_server import accepted, http
 from smartbatch.errors import ProviderError
 from smartbatch.providers.batch_api import BatchApi, Creation, RemoteBatch, RemoteState
 from smartbatch.providers.gemini.batches import file_id_of
-from smartbatch.providers.http.spooled_body import SpooledBody
+from smartbatch.providers.http.content import SpooledBody
 from smartbatch.types import Kind
 
 SIZE = 100_000_000

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.providers.foreign_text import plain
-from smartbatch.providers.http import json_text
-from smartbatch.providers.http.json_text import decode_json, encode_json
+from smartbatch.providers.http import content
+from smartbatch.providers.http.content import decode_json, encode_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(st.characters()),
@@ -40,8 +40,8 @@ BODIES = st.dictionaries(
 @contextmanager
 def without_orjson() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_text, "_loads", None)
-        patch.setattr(json_text, "_dumps", None)
+        patch.setattr(content, "_loads", None)
+        patch.setattr(content, "_dumps", None)
         yield
 
 

@@ -20,7 +20,7 @@ from raw_server import http, resets, says, vanishes
 from smartbatch.errors import ErrorKind
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 from smartbatch.providers.http import batch_calls
-from smartbatch.providers.http.spooled_body import upload_form
+from smartbatch.providers.http.content import upload_form
 from smartbatch.providers.openai.batches import OpenAIBatches
 from smartbatch.providers.openai.provider import OpenAIProvider
 from tests.together import run_together

@@ -13,7 +13,7 @@ from raw_server import chat, says
 from smartbatch.errors import ConfigError, ParameterRejected, ProviderError
 from smartbatch.providers import OpenAIProvider
 from smartbatch.providers.batch_api import LineOutcome
-from smartbatch.providers.openai.parameters import refused_parameters
+from smartbatch.providers.openai.errors import refused_parameters
 from smartbatch.types import Embedding, Generation, Kind, Request
 
 REFUSALS = [

@@ -9,9 +9,9 @@ import pytest
 
 from smartbatch.core.preparation.schemas import schema_of
 from smartbatch.emulator.parsed_requests import instructed_schema
-from smartbatch.providers.anthropic.schema_dialect import sent_schema as for_anthropic
-from smartbatch.providers.gemini.schema_dialect import sent_schema as for_gemini
-from smartbatch.providers.openai.schema_dialect import sent_schema as for_openai
+from smartbatch.providers.anthropic.bodies import sent_schema as for_anthropic
+from smartbatch.providers.gemini.bodies import sent_schema as for_gemini
+from smartbatch.providers.openai.schema_modes import sent_schema as for_openai
 from smartbatch.providers.schema_forms import instruction
 
 

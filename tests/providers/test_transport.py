@@ -19,9 +19,8 @@ from raw_server import chat, hangs, http, says, vanishes
 from urllib3.util import parse_url
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.http.endpoint import find_proxy
 from smartbatch.providers.http.replies import decoded
-from smartbatch.providers.http.transport import Transport
+from smartbatch.providers.http.transport import Transport, find_proxy
 from smartbatch.providers.openai.provider import OpenAIProvider
 
 CA = str(Path(__file__).parent / "localhost-ca.pem")
@@ -347,7 +346,7 @@ def test_a_tunnelling_proxy_never_sees_the_key(serve, monkeypatch):
     proxy = serve(tunnel)
     monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxy.port}")
     # The name must not be loopback for a proxy to be asked; the certificate must name it: bend the check.
-    monkeypatch.setattr("smartbatch.providers.http.endpoint._is_loopback", lambda host: False)
+    monkeypatch.setattr("smartbatch.providers.http.transport.is_loopback", lambda host: False)
     provider = OpenAIProvider(KEY, server.base_url)
     assert ask(provider).text == "Lima"
     provider.close()

@@ -34,9 +34,8 @@ from smartbatch.providers.batch_refusals import BatchRefused
 from smartbatch.providers.error_reader import ErrorReader, error_in
 from smartbatch.providers.foreign_text import PLAIN_WORD, count, echoes, fields, short, unix_seconds, unusable
 from smartbatch.providers.http.batch_calls import BatchCalls, check_id, page_of
-from smartbatch.providers.http.json_text import encode_json
+from smartbatch.providers.http.content import SpooledBody, encode_json
 from smartbatch.providers.http.replies import Reply
-from smartbatch.providers.http.spooled_body import SpooledBody
 from smartbatch.types import Kind, Request
 
 if TYPE_CHECKING:

@@ -10,15 +10,17 @@ from attrs import evolve
 
 from smartbatch._importing import one_at_a_time
 from smartbatch.errors import ConfigError, InvalidRequest
-from smartbatch.providers.anthropic.answers import read_message
+from smartbatch.providers.anthropic.answers import MessageReader, read_message
 from smartbatch.providers.anthropic.batches import AnthropicBatches
 from smartbatch.providers.anthropic.bodies import OLD_VERSION, VERSION, check_request, message_body
 from smartbatch.providers.anthropic.errors import ERRORS
-from smartbatch.providers.anthropic.streams import MessageReader
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_api import BatchApi
+from smartbatch.providers.error_reader import ServiceAddress
 from smartbatch.providers.foreign_text import PLAIN_ID
+from smartbatch.providers.http.content import encode_json
 from smartbatch.providers.http.endpoint import (
+    HttpNetwork,
     checked_url,
     not_pickled,
     own_headers,
@@ -27,11 +29,8 @@ from smartbatch.providers.http.endpoint import (
     setting,
 )
 from smartbatch.providers.http.event_stream import EVENTS, EventStream
-from smartbatch.providers.http.json_text import encode_json
-from smartbatch.providers.http.network import HttpNetwork
 from smartbatch.providers.http.replies import MAX_BODY
 from smartbatch.providers.http.transport import Transport
-from smartbatch.providers.service_address import ServiceAddress
 from smartbatch.types import Answer, Duration, Generation, Request
 
 if TYPE_CHECKING:

@@ -9,12 +9,16 @@ from typing import Any
 from smartbatch.errors import ProviderError
 from smartbatch.providers.answer_parts import (
     add_piece,
+    counted,
     identified,
+    listed,
     says,
+    spread,
     token_logprobs,
     tool_call,
     unmodelled,
     unmodelled_usage,
+    vector,
 )
 from smartbatch.providers.batch_api import Line, NotRun, line_of, not_run
 from smartbatch.providers.error_reader import ErrorReader
@@ -29,7 +33,8 @@ from smartbatch.providers.foreign_text import (
     whole,
 )
 from smartbatch.providers.gemini.errors import BATCH_EXPIRED, CANCELLED, DEADLINE, rpc_code, status_error
-from smartbatch.providers.vectors import counted, listed, spread, vector
+from smartbatch.providers.http.event_stream import EventReader
+from smartbatch.providers.http.replies import Reply
 from smartbatch.types import MESSAGE_BLOCKS, Answer, Kind, Request, TokenLogprob, ToolCall, Usage
 
 _FINISH = {
@@ -299,3 +304,24 @@ def _read_vector(response: Mapping[str, Any]) -> Answer:
         model=short(response.get("modelVersion"), PLAIN_ID),
         provider_request_id=short(response.get("responseId"), PLAIN_ID),
     )
+
+
+class ChunkReader(EventReader):
+    """The chunks of ``:streamGenerateContent``; only a finish reason says that the answer is whole."""
+
+    to_the_end = True
+
+    def __init__(self, errors: ErrorReader) -> None:
+        super().__init__(errors)
+        self._gathered = Gathered()
+
+    def take(self, data: Mapping[str, Any], name: str, head: Reply) -> str:  # noqa: ARG002
+        text = self._gathered.add(data)
+        self.usage, self.ended = self._gathered.usage, self._gathered.ended
+        return text
+
+    def finish(self, text: str, head: Reply) -> Answer:  # noqa: ARG002
+        return self._gathered.answer
+
+    def whole(self, data: Mapping[str, Any], reply: Reply) -> Answer:  # noqa: ARG002
+        return read_answer(data)

@@ -39,9 +39,8 @@ from smartbatch.providers.gemini.answers import read_result
 from smartbatch.providers.gemini.bodies import embed_body, generate_body, resource
 from smartbatch.providers.gemini.errors import mark_over_quota, status_error
 from smartbatch.providers.http.batch_calls import BatchCalls, check_id, page_of
-from smartbatch.providers.http.json_text import encode_json
+from smartbatch.providers.http.content import SpooledBody, encode_json
 from smartbatch.providers.http.replies import Reply
-from smartbatch.providers.http.spooled_body import SpooledBody
 from smartbatch.types import Kind, Request
 
 if TYPE_CHECKING:

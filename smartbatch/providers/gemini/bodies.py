@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from smartbatch.errors import InvalidRequest
@@ -23,9 +24,31 @@ from smartbatch.providers.conversation import (
     own_turns,
     text_of_result,
 )
-from smartbatch.providers.gemini.schema_dialect import sent_schema
-from smartbatch.providers.schema_forms import instruction
+from smartbatch.providers.schema_forms import Dialect, NotExpressible, in_dialect, instruction
 from smartbatch.types import Generation, Message, Request, Tool, ToolCall
+
+DIALECT = Dialect(
+    keywords=frozenset({"format", "minimum", "maximum", "minItems", "maxItems"}),
+    formats=frozenset({"date-time", "date", "time"}),
+    open_objects=True,
+    tuples=True,
+    constants=(str, int, float),
+    recursion="optional",
+)
+
+
+def sent_schema(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return a schema as it is sent, or ``None`` where the API cannot enforce it."""
+    return _sent(json.dumps(schema))
+
+
+@lru_cache(maxsize=256)  # the requests of a client have the same schema
+def _sent(text: str) -> Mapping[str, Any] | None:
+    try:
+        return in_dialect(json.loads(text), DIALECT)
+    except NotExpressible:
+        return None
+
 
 MAX_TEXTS = 100
 """Requests of one ``batchEmbedContents``; more are answered "at most 100 requests can be in one batch"."""

@@ -13,6 +13,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.providers.base import FlexTier
 from smartbatch.providers.error_reader import ErrorReader, Refusal, error_in
 from smartbatch.providers.error_table import kind_of_status
 from smartbatch.providers.foreign_text import PLAIN_WORD, plain, short
@@ -213,3 +214,14 @@ def rpc_code(found: Any) -> int:
     """Return the code of a ``google.rpc.Status``; 0 where it has none."""
     code = found.get("code") if isinstance(found, Mapping) else None
     return code if type(code) is int else 0
+
+
+def _gemini_full(error: ProviderError) -> bool:
+    """A 503, or a 429 that names no quota: what is refused for a quota names it, and how long to wait."""
+    if error.status == 503:
+        return True
+    unnamed = error.limits is None and error.retry_after is None
+    return error.status == 429 and error.kind is ErrorKind.RATE_LIMIT and unnamed
+
+
+FLEX_TIER = FlexTier("serviceTier", ("service_tier",), _gemini_full)

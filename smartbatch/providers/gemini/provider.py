@@ -17,10 +17,10 @@ from attrs import evolve
 
 from smartbatch._importing import one_at_a_time
 from smartbatch.errors import ConfigError
-from smartbatch.providers.base import AnswerStream, Capabilities, Provider
+from smartbatch.providers.base import AnswerStream, Capabilities, FlexTier, Provider
 from smartbatch.providers.batch_api import BatchApi
-from smartbatch.providers.flex import GEMINI, FlexTier
-from smartbatch.providers.gemini.answers import read_answer, read_embeddings
+from smartbatch.providers.error_reader import ServiceAddress
+from smartbatch.providers.gemini.answers import ChunkReader, read_answer, read_embeddings
 from smartbatch.providers.gemini.batches import GeminiBatches
 from smartbatch.providers.gemini.bodies import (
     MAX_TEXT_TOKENS,
@@ -30,9 +30,10 @@ from smartbatch.providers.gemini.bodies import (
     generate_body,
     resource,
 )
-from smartbatch.providers.gemini.errors import ERRORS
-from smartbatch.providers.gemini.streams import ChunkReader
+from smartbatch.providers.gemini.errors import ERRORS, FLEX_TIER
+from smartbatch.providers.http.content import encode_json
 from smartbatch.providers.http.endpoint import (
+    HttpNetwork,
     checked_url,
     not_pickled,
     own_headers,
@@ -41,11 +42,8 @@ from smartbatch.providers.http.endpoint import (
     setting,
 )
 from smartbatch.providers.http.event_stream import EVENTS, EventStream
-from smartbatch.providers.http.json_text import encode_json
-from smartbatch.providers.http.network import HttpNetwork
 from smartbatch.providers.http.replies import MAX_BODY
 from smartbatch.providers.http.transport import Transport
-from smartbatch.providers.service_address import ServiceAddress
 from smartbatch.types import Answer, Duration, Request
 
 if TYPE_CHECKING:
@@ -162,7 +160,7 @@ class GeminiProvider(Provider):
 
     def flex(self, model: str) -> FlexTier | None:  # noqa: ARG002
         """Return the tier ``serviceTier: flex``: of Google's own server, and of others as told."""
-        return GEMINI if self._flex else None
+        return FLEX_TIER if self._flex else None
 
     def takes_temperature(self, model: str) -> bool:  # noqa: ARG002
         """All models do."""

@@ -1,4 +1,6 @@
-"""The endpoint of a provider: base URL, proxy, headers, secrets, scope; checked before anything is sent."""
+"""The endpoint of a provider: base URL, headers, secrets and scope, checked before anything is sent; and its
+two transports, opened and closed together.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,20 @@ import ipaddress
 import json
 import os
 import re
-import urllib.parse
-import urllib.request
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NoReturn
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, NoReturn, TypeVar
 
-from urllib3.exceptions import LocationParseError
-from urllib3.util import Url, make_headers, parse_url
+from urllib3.exceptions import HTTPError, LocationParseError
+from urllib3.util import Url, parse_url
 
-from smartbatch.errors import ConfigError, scrub
+from smartbatch._fork import PerProcess, around_fork
+from smartbatch.errors import ConfigError, ProviderError, scrub
+from smartbatch.providers.http.pool import failure
+from smartbatch.providers.http.transport import DEFAULT_WORKERS, Transport, is_loopback
+from smartbatch.types import Duration
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\x20-\x7e\xa0-\xff]*")
@@ -49,7 +56,7 @@ def checked_url(
     if url.auth:
         raise ConfigError(f"the base URL ({source}) carries a name or password; pass them as key or headers=")
     if bare or url.scheme not in ("http", "https") or not url.host:
-        scheme = "http" if _is_loopback((url.host or "").strip("[]")) else "https"
+        scheme = "http" if is_loopback((url.host or "").strip("[]")) else "https"
         given = scrub(f"{url.netloc or ''}{url.path or ''}", limit=120)
         hint = f" (try {scheme}://{given})" if bare else ""
         raise ConfigError(f"the base URL must be like {default}{hint}; check {source}")
@@ -58,7 +65,7 @@ def checked_url(
     host = url.host.strip("[]")
     if _is_link_local(host):
         raise ConfigError(f"the base URL points at {host}, a link-local address where no provider lives")
-    if url.scheme == "http" and carries_secret and not allow_http and not _is_loopback(host):
+    if url.scheme == "http" and carries_secret and not allow_http and not is_loopback(host):
         raise ConfigError(
             f"the key would go to {host} in the clear; use https, or allow_http=True in a private network"
         )
@@ -105,44 +112,96 @@ def not_pickled(provider: object) -> NoReturn:  # noqa: ARG001
     )
 
 
-def find_proxy(url: Url) -> tuple[str | None, dict[str, str]]:
-    """Return the proxy the environment names for ``url``, without credentials, and the headers it wants.
-
-    ``HTTP_PROXY``, ``HTTPS_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` count, the last one with hosts and with
-    ``host:port``; loopback never goes through one.
-
-    Raises:
-        ConfigError: for a proxy that is not reached over plain HTTP.
-    """
-    host = (url.host or "").strip("[]")
-    proxies = urllib.request.getproxies()
-    named = proxies.get(url.scheme or "") or proxies.get("all")
-    if not named or _is_loopback(host):
-        return None, {}
-    if any(urllib.request.proxy_bypass(name) for name in (host, url.netloc or host)):
-        return None, {}
-    proxy = parse_url(named if "://" in named else f"http://{named}")
-    if proxy.scheme != "http" or not proxy.host:
-        raise ConfigError("the proxy in the environment must be an http:// URL (it may carry https traffic)")
-    headers: dict[str, str] = {}
-    if proxy.auth:
-        headers = dict(make_headers(proxy_basic_auth=urllib.parse.unquote(proxy.auth)))
-        headers = {"Proxy-Authorization": headers["proxy-authorization"]}
-    return f"http://{proxy.netloc}", headers
-
-
-def _is_loopback(host: str) -> bool:
-    """True for ``localhost`` and this machine's own addresses."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _is_link_local(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_link_local
     except ValueError:
         return False
+
+
+_T = TypeVar("_T")
+
+
+class HttpNetwork:
+    """What a provider's service is reached through; the URL and the headers are checked already.
+
+    Attributes:
+        realtime: keeps its connections, and sends the headers with every request.
+        batches: uses each connection for one call; for files and batches.
+    """
+
+    def __init__(
+        self,
+        url: Url,
+        headers: Mapping[str, str] | None = None,
+        *,
+        connect_timeout: Duration,
+        max_body: int,
+    ) -> None:
+        self._sdk: PerProcess[Any] | None = None
+        self._importing: threading.Thread | None = None
+        self.realtime = Transport(url, headers, connect_timeout=connect_timeout, max_body=max_body)
+        self.batches = Transport(url, connect_timeout=connect_timeout, max_body=max_body, reuse=False)
+
+    def through(self, make: Callable[[Transport], _T]) -> tuple[PerProcess[_T], PerProcess[_T]]:
+        """Return the SDK over each transport, made at its first use; opening begins that of real time."""
+        self._sdk = realtime = PerProcess(lambda: make(self.realtime))
+        return realtime, PerProcess(lambda: make(self.batches))
+
+    def open(self, workers: int) -> None:
+        """Make room for ``workers`` calls at once; connections are made when first needed.
+
+        An SDK takes up to a second to be imported, so that begins on a thread of its own. A fork waits for
+        it: the child would find a module half imported, whose lock nobody releases.
+        """
+        self.realtime.open(workers)
+        if self._sdk is None or self._sdk.peek() is not None or self._importing is not None:
+            return
+        self._importing = threading.Thread(target=self._import, name="smartbatch-import", daemon=True)
+        around_fork(self)
+        with suppress(RuntimeError):  # no thread can be had: it is imported when it is needed
+            self._importing.start()
+
+    def ready(self) -> None:
+        """Wait until calls can be made.
+
+        Raises:
+            Exception: what importing or making the SDK raises.
+        """
+        if self._sdk is not None:
+            self._sdk.get()
+
+    def _import(self) -> None:
+        with suppress(Exception):  # :meth:`ready` raises it
+            self.ready()
+
+    def before_fork(self) -> None:
+        """Wait for the import of an SDK; :mod:`smartbatch._fork` calls it."""
+        if self._importing is not None and self._importing.is_alive():
+            self._import()
+
+    def after_fork_in_parent(self) -> None:
+        """Do nothing; :mod:`smartbatch._fork` calls it."""
+
+    def after_fork(self) -> None:
+        """In a forked child, forget the parent's thread; :mod:`smartbatch._fork` calls it."""
+        self._importing = None
+
+    def open_batches(self) -> None:
+        """Let files and batches be reached, again after a close."""
+        self.batches.open(DEFAULT_WORKERS)
+
+    def close(self) -> None:
+        """Close all connections; calls under way end at once with ``NETWORK_ERROR``, code ``closed``."""
+        self.realtime.close()
+        self.batches.close()
+
+    def meaning_of(self, error: Exception) -> ProviderError | None:
+        """Return the meaning of an exception of the network; ``None`` for any other."""
+        if isinstance(error, (HTTPError, OSError)):  # how far the call was is not known
+            return failure(error, "receive", self.realtime.place, late=isinstance(error, TimeoutError))
+        if "httpx2" not in sys.modules:  # nothing of an SDK can have been raised
+            return None
+        from smartbatch.providers.http.sdk_bridge import meaning_of
+
+        return meaning_of(error)

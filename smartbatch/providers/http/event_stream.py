@@ -12,7 +12,7 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream
 from smartbatch.providers.error_reader import ErrorReader, says_something
 from smartbatch.providers.foreign_text import WellFormedText, plain, unusable
-from smartbatch.providers.http.json_text import decode_answer
+from smartbatch.providers.http.content import decode_answer
 from smartbatch.providers.http.pool import seconds_left
 from smartbatch.providers.http.replies import LiveReply, Reply
 from smartbatch.providers.http.transport import Cutoff

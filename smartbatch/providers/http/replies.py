@@ -15,7 +15,7 @@ from attrs import frozen
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.foreign_text import unusable
-from smartbatch.providers.http.json_text import decode_answer
+from smartbatch.providers.http.content import decode_answer
 
 if TYPE_CHECKING:
     from smartbatch.providers.http.pool import Connection

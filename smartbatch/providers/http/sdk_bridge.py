@@ -21,9 +21,9 @@ from attrs import define
 from urllib3.util import Url
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.http.network_errors import failure
+from smartbatch.providers.http.content import SpooledBody
+from smartbatch.providers.http.pool import failure
 from smartbatch.providers.http.replies import LiveReply, Reply
-from smartbatch.providers.http.spooled_body import SpooledBody
 from smartbatch.providers.http.transport import Cutoff, Transport
 
 _KEPT = 256

@@ -9,24 +9,25 @@ call has to be over.
 
 from __future__ import annotations
 
+import ipaddress
 import threading
 import time
+import urllib.parse
+import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from http.client import HTTPException
 from typing import TypeGuard, cast
 
 from urllib3.exceptions import ClosedPoolError
-from urllib3.util import Url
+from urllib3.util import Url, make_headers, parse_url
 
 from smartbatch._fork import PerProcess, on_fork
 from smartbatch._settings import seconds_of
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
-from smartbatch.providers.http.endpoint import find_proxy
-from smartbatch.providers.http.network_errors import failure
-from smartbatch.providers.http.pool import Connection, ConnectionPool, PlainSocket, open_pool
+from smartbatch.providers.http.content import SpooledBody
+from smartbatch.providers.http.pool import Connection, ConnectionPool, PlainSocket, failure, open_pool
 from smartbatch.providers.http.replies import MAX_BODY, LiveReply, Reply, read_whole
 from smartbatch.providers.http.response import IncomingResponse
-from smartbatch.providers.http.spooled_body import SpooledBody
 from smartbatch.types import Duration
 
 DEFAULT_WORKERS = 64
@@ -310,3 +311,39 @@ class Cutoff:
             if self._connection is not None:
                 self._connection.is_cut = False
             self._connection = None
+
+
+def find_proxy(url: Url) -> tuple[str | None, dict[str, str]]:
+    """Return the proxy the environment names for ``url``, without credentials, and the headers it wants.
+
+    ``HTTP_PROXY``, ``HTTPS_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` count, the last one with hosts and with
+    ``host:port``; loopback never goes through one.
+
+    Raises:
+        ConfigError: for a proxy that is not reached over plain HTTP.
+    """
+    host = (url.host or "").strip("[]")
+    proxies = urllib.request.getproxies()
+    named = proxies.get(url.scheme or "") or proxies.get("all")
+    if not named or is_loopback(host):
+        return None, {}
+    if any(urllib.request.proxy_bypass(name) for name in (host, url.netloc or host)):
+        return None, {}
+    proxy = parse_url(named if "://" in named else f"http://{named}")
+    if proxy.scheme != "http" or not proxy.host:
+        raise ConfigError("the proxy in the environment must be an http:// URL (it may carry https traffic)")
+    headers: dict[str, str] = {}
+    if proxy.auth:
+        headers = dict(make_headers(proxy_basic_auth=urllib.parse.unquote(proxy.auth)))
+        headers = {"Proxy-Authorization": headers["proxy-authorization"]}
+    return f"http://{proxy.netloc}", headers
+
+
+def is_loopback(host: str) -> bool:
+    """True for ``localhost`` and this machine's own addresses."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

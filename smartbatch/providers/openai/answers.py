@@ -14,13 +14,17 @@ from attrs import evolve
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.answer_parts import (
+    counted,
     gathered,
     identified,
+    listed,
     says,
+    spread,
     token_logprobs,
     tool_call,
     unmodelled,
     unmodelled_usage,
+    vector,
 )
 from smartbatch.providers.batch_api import Line, NotRun, line_of
 from smartbatch.providers.error_reader import ErrorReader, error_in, says_something
@@ -42,7 +46,6 @@ from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.openai.bodies import dropped_of
 from smartbatch.providers.openai.errors import ERRORS
 from smartbatch.providers.openai.schema_modes import read_tool_answer
-from smartbatch.providers.vectors import counted, listed, spread, vector
 from smartbatch.types import MESSAGE_BLOCKS, Answer, Kind, Request, TokenLogprob, ToolCall, Usage
 
 _OF_CHATS = ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details")

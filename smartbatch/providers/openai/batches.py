@@ -42,12 +42,11 @@ from smartbatch.providers.foreign_text import (
     whole,
 )
 from smartbatch.providers.http.batch_calls import BatchCalls, check_id, page_of
-from smartbatch.providers.http.json_text import encode_json
+from smartbatch.providers.http.content import encode_json, upload_form
 from smartbatch.providers.http.replies import Reply
-from smartbatch.providers.http.spooled_body import upload_form
 from smartbatch.providers.openai.answers import read_line
 from smartbatch.providers.openai.bodies import dropped_of
-from smartbatch.providers.openai.parameters import ServerParameters, refused_parameters
+from smartbatch.providers.openai.errors import ServerParameters, refused_parameters
 from smartbatch.types import Kind, Request
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from smartbatch.providers.conversation import (
     refuse_strict,
     text_of_result,
 )
-from smartbatch.providers.openai.schema_dialect import sent_schema
-from smartbatch.providers.openai.schema_modes import add_schema, check_tool_mode
+from smartbatch.providers.openai.schema_modes import add_schema, check_tool_mode, sent_schema
 from smartbatch.types import Embedding, Generation, Message, Request, Tool, ToolCall
 
 MAX_TEXTS = 2048

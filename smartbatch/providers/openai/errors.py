@@ -1,20 +1,262 @@
-"""What errors of OpenAI's APIs mean, and of the servers that imitate them."""
+"""Errors of OpenAI's APIs and of compatible servers, and the parameters that such servers reject.
+
+Compatible servers lack some parameters. A rejection that names one is not billed; the parameter is omitted
+from then on, and the request is sent again at once.
+"""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias, get_args
 
-from smartbatch.errors import ErrorKind
+from smartbatch.errors import ConfigError, ErrorKind, ParameterRejected, ProviderError
+from smartbatch.providers.base import FlexTier
 from smartbatch.providers.error_reader import ErrorReader, Refusal, error_in
 from smartbatch.providers.error_table import kind_of_status
 from smartbatch.providers.foreign_text import PLAIN_WORD, fields, short
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.limit_headers import parse_duration, parse_retry_after, read_limits
-from smartbatch.providers.openai.parameters import refused_parameters
-from smartbatch.types import LimitReport
+from smartbatch.providers.openai.schema_modes import form_of
+from smartbatch.types import Generation, LimitReport, Request
+
+EncodingFormat: TypeAlias = Literal["base64", "float", "omit"]
+MaxTokensField: TypeAlias = Literal["max_tokens", "max_completion_tokens"]
+
+_MAX_TOKENS: Final = {"max_completion_tokens": "max_tokens", "max_tokens": "max_completion_tokens"}
+"""Each name of the output limit, with the other one."""
+
+_NAMES: Final = {
+    "encoding_format": re.compile(r"encoding_?format", re.I),
+    "stream_options": re.compile(r"stream_?options|include_?usage", re.I),
+    "seed": re.compile(r"\bseed\b", re.I),
+    "max_completion_tokens": re.compile(r"\bmax_?completion_?tokens\b", re.I),
+    "max_tokens": re.compile(r"\bmax_?tokens\b", re.I),
+}
+_FORMS: Final = {
+    "json_schema": re.compile(
+        r"json_?schema|response[_ ]?formats?|text\.format|structured[_ ]outputs?", re.I
+    ),
+    "json_object": re.compile(r"json_?object|json[_ ]mode|response[_ ]?formats?|text\.format", re.I),
+}
+"""Types of output that a schema is sent with. A refusal may name the type, or the field alone: then it means
+the one that was sent."""
+_FORM_VALUE = re.compile(
+    r"must be|should be|one of|not (?:a )?valid|invalid|expected|\bonly\b|variant|enabled", re.I
+)
+"""More words for a type that a server does not know: to it, the type is a value."""
+_FLAWED_SCHEMA = re.compile(
+    r"invalid schema|in context|\bschema (?:is|has|must|contains)|missing required|additionalProperties|"
+    r"\$ref|json_schema\.\w|word .?json",
+    re.I,
+)
+"""Words about the schema itself, which no other form of sending it would mend for all requests."""
+_OWN_VALUES: Final = ("encoding_format", "stream_options")
+"""Parameters whose value is never the caller's: any complaint about them is a refusal."""
+_OPTIONS: Final = {
+    "encoding_format": 'vectors arrive as numbers; provider_options={"encoding_format": "base64"} sends it',
+    "stream_options": "the usage of streamed answers is estimated unless the server reports it; "
+    'provider_options={"stream_usage": True} sends it',
+    "seed": 'provider_options={"send_seed": True} sends it',
+    **{
+        name: "the schema is in the prompt, and answers are validated as before; "
+        f'schema_mode="{name}" sends it'
+        for name in ("json_schema", "json_object")
+    },
+    **{
+        name: f'{other} is sent instead; provider_options={{"max_tokens_field": "{name}"}} sends it'
+        for name, other in _MAX_TOKENS.items()
+    },
+}
+"""What happens without a parameter, and which option sends it nevertheless."""
+
+_UNKNOWN = re.compile(
+    r"unsupported|not (?:yet |currently )?support|n[o']t support|unknown|un-?recogni[sz]ed|unexpected|"
+    r"not permitted|forbidden|unavailable|"
+    r"not (?:yet |currently )?(?:available|implemented|enabled|accepted|allowed)|"
+    r"(?:invalid|not a valid|no such|illegal|undefined) "
+    r"(?:request )?(?:parameter|argument|field|option|key|name|property)|"
+    r"extra (?:input|field)s?|additional propert|"
+    r"(?:does not|doesn't|cannot|can't) (?:exist|accept|recogni[sz]e|know|handle)|"
+    r"(?:is|are) not (?:a )?(?:recogni[sz]ed|known|valid)|extra_forbidden|unknown_parameter",
+    re.I,
+)
+"""How servers say that they do not know a parameter."""
+_VALUE = re.compile(
+    r"too (?:large|small|high|low|big|long)|at (?:most|least)|greater|less than|exceed|between|maximum|"
+    r"minimum|\brange\b|integer|negative|positive",
+    re.I,
+)
+"""How they say that its value is wrong, which is the caller's to correct."""
+_ALTERNATIVES = re.compile(
+    r"(?:(?:^|[.;,:] |please )(?:use|try)|did you mean|\bone of|(?<!not a )\b"
+    r"(?:valid|supported|allowed|accepted|known) (?:parameter|field|option|key|argument|propert)\w*)\b.*",
+    re.I | re.S,
+)
+"""The end of a text that names other parameters: those the server does know."""
+_OF_THE_MODEL = re.compile(r"\bmodels?\b", re.I)
+
+
+def refused_parameters(
+    status: int, message: str, param: object = None, code: object = None
+) -> tuple[str, ...]:
+    """Return the parameters that an error refuses by name; values that it finds wrong are no refusals.
+
+    Args:
+        status: HTTP status.
+        message: the server's reason, unscrubbed.
+        param: its ``param``, if it has one.
+        code: its code or type.
+    """
+    if status not in (400, 422, 501):
+        return ()
+    named = f"{param}: " if isinstance(param, str) else ""
+    text = named + _ALTERNATIVES.sub("", message)
+    known = f"{message} {code}"
+    unknown = _UNKNOWN.search(known) and not _VALUE.search(message)
+    names = [name for name, form in _NAMES.items() if form.search(text) and (unknown or name in _OWN_VALUES)]
+    if not _FLAWED_SCHEMA.search(message) and (unknown or _FORM_VALUE.search(message)):
+        names += [name for name, form in _FORMS.items() if form.search(text)]
+    return tuple(names)
+
+
+class ServerParameters:
+    """What one server takes; safe from any thread.
+
+    Args:
+        encoding_format: of embeddings; ``omit`` never sends it, ``None`` sends ``base64`` until it is
+            refused.
+        stream_usage: whether to request the usage of streamed chats; ``None`` does until it is refused.
+        send_seed: whether to send a request's seed; ``None`` does until it is refused.
+        max_tokens_field: the name of the output limit; ``None`` begins with ``usual_field``.
+        usual_field: ``max_tokens`` or ``max_completion_tokens``.
+
+    Raises:
+        ConfigError: for a value that an option does not have.
+    """
+
+    def __init__(
+        self,
+        *,
+        encoding_format: EncodingFormat | None = None,
+        stream_usage: bool | None = None,
+        send_seed: bool | None = None,
+        max_tokens_field: MaxTokensField | None = None,
+        usual_field: MaxTokensField = "max_tokens",
+    ) -> None:
+        _check("encoding_format", encoding_format, get_args(EncodingFormat))
+        _check("max_tokens_field", max_tokens_field, get_args(MaxTokensField))
+        _check("stream_usage", stream_usage, (True, False))
+        _check("send_seed", send_seed, (True, False))
+        self._encoding_format = encoding_format
+        self._usual_field = max_tokens_field or usual_field
+        forced = {
+            "encoding_format": None if encoding_format is None else encoding_format != "omit",
+            "stream_options": stream_usage,
+            "seed": send_seed,
+            **dict.fromkeys(_MAX_TOKENS, None if max_tokens_field is None else True),
+        }
+        self._forced = {name: sent for name, sent in forced.items() if sent is not None}
+        self._refused: set[tuple[str, str | None]] = set()
+
+    def sends(self, name: str, model: str | None) -> bool:
+        """Whether requests for a model carry a parameter."""
+        forced = self._forced.get(name)
+        return not self._is_refused(name, model) if forced is None else forced
+
+    def max_tokens_field(self, model: str) -> str:
+        """Return the name of the output limit."""
+        usual = self._usual_field
+        return usual if self.sends(usual, model) else _MAX_TOKENS[usual]
+
+    def schema_mode(self, params: Generation, model: str) -> str:
+        """Return how the schema of a request is sent."""
+        if params.schema_mode not in (None, "auto"):
+            return str(params.schema_mode)
+        return next((form for form in _FORMS if not self._is_refused(form, model)), "prompt")
+
+    def encoding_format(self, model: str) -> str | None:
+        """Return the encoding in which vectors are requested; ``None`` leaves it to the server."""
+        return (self._encoding_format or "base64") if self.sends("encoding_format", model) else None
+
+    def omitted(self, model: str) -> tuple[str, ...]:
+        """Return the names of the parameters that requests for a model lack, as the server refused them."""
+        return tuple(name for name in (*_NAMES, *_FORMS) if self._is_refused(name, model))
+
+    def dropped(self, request: Request, body: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+        """Return what a request sets and its ``body`` lacks, each with the reason."""
+        if request.params.seed is None or "seed" in body:
+            return ()
+        return (("seed", "send_seed is False" if "seed" in self._forced else _reason("seed")),)
+
+    def learn(
+        self,
+        error: ProviderError,
+        body: Mapping[str, Any] | None = None,
+        requests: Sequence[Request] = (),
+    ) -> ProviderError:
+        """Remember the parameters that an error refuses, and return what it means for its request.
+
+        Parameters that the options force, and those of ``extra``, are the user's own: the error stands. The
+        same holds if the server refuses both names of the output limit.
+
+        Args:
+            error: of a call.
+            body: the call's; ``None`` for a line of a batch, whose body is not known any more.
+            requests: what it carried; the first one's ``extra`` is in the body.
+
+        Returns:
+            a :class:`.ParameterRejected` if the next call does without what was refused, or else ``error``.
+        """
+        if not error.refused_parameters:
+            return error
+        if body is None:
+            sent = {*_NAMES, *_forms_in(error.message)}
+        else:
+            params = requests[0].params
+            sent = {*body, form_of(body) or ""}.difference(params.extra or ())
+            if params.schema is None or params.schema_mode not in (None, "auto"):
+                sent.difference_update(_FORMS)
+        names = [name for name in error.refused_parameters if name in sent and name not in self._forced]
+        model = None if body is None else body["model"]
+        scope = model if _OF_THE_MODEL.search(error.message) else None
+        self._refused.update((name, scope) for name in names)
+        names = [name for name in names if not self._is_refused(_MAX_TOKENS.get(name, ""), model)]
+        if not names:
+            return error
+        return ParameterRejected(
+            error.message,
+            kind=error.kind,
+            status=error.status,
+            code=error.code,
+            provider_request_id=error.provider_request_id,
+            limits=error.limits,
+            maybe_billed=error.maybe_billed,
+            omitted=tuple((name, _reason(name)) for name in names),
+        )
+
+    def _is_refused(self, name: str, model: str | None) -> bool:
+        return (name, None) in self._refused or (name, model) in self._refused
+
+
+def _check(name: str, value: object, known: Sequence[object]) -> None:
+    """Raise a ConfigError if an option has none of the ``known`` values and is not ``None``."""
+    if value is None or any(value is each or (isinstance(each, str) and value == each) for each in known):
+        return
+    *others, last = map(repr, known)
+    raise ConfigError(f"{name}={value!r} is unknown; use {', '.join(others)} or {last}")
+
+
+def _forms_in(text: str) -> Sequence[str]:
+    """Return the type of output that a refusal names, or all types if it names the field alone: what a line
+    of a batch requested is not known any more."""
+    return [form for form in _FORMS if form in text.lower()][:1] or tuple(_FORMS)
+
+
+def _reason(name: str) -> str:
+    return f"the server refuses it; {_OPTIONS[name]}"
+
 
 _TRY_AGAIN = re.compile(r"try again in ([0-9.hmsuµn]{1,24}?)\.?(?:\s|$)", re.I)
 
@@ -52,3 +294,18 @@ def _limits(headers: Mapping[str, str]) -> LimitReport | None:
 
 
 ERRORS = ErrorReader(_understand, _limits, "x-request-id")
+
+
+_NO_ROOM = re.compile(r"resource[_ ]unavailable|\bflex\b|capacity", re.I)
+
+
+def _openai_full(error: ProviderError) -> bool:
+    """A 429 that is no limit of the user's: those carry ``rate_limit_exceeded`` or a word about money."""
+    if error.status != 429 or error.kind is not ErrorKind.RATE_LIMIT:
+        return False
+    return error.code == "resource_unavailable" or (
+        error.code != "rate_limit_exceeded" and _NO_ROOM.search(error.message) is not None
+    )
+
+
+FLEX_TIER = FlexTier("service_tier", (), _openai_full)

@@ -14,10 +14,12 @@ from smartbatch._fork import PerProcess
 from smartbatch._importing import one_at_a_time
 from smartbatch._version import __version__
 from smartbatch.errors import ConfigError, InvalidRequest, ProviderError
-from smartbatch.providers.base import AnswerStream, Capabilities, Provider
+from smartbatch.providers.base import AnswerStream, Capabilities, FlexTier, Provider
 from smartbatch.providers.batch_api import BatchApi
-from smartbatch.providers.flex import OPENAI, FlexTier
+from smartbatch.providers.error_reader import ServiceAddress
+from smartbatch.providers.http.content import encode_json
 from smartbatch.providers.http.endpoint import (
+    HttpNetwork,
     checked_url,
     not_pickled,
     own_headers,
@@ -26,8 +28,6 @@ from smartbatch.providers.http.endpoint import (
     setting,
 )
 from smartbatch.providers.http.event_stream import EventStream
-from smartbatch.providers.http.json_text import encode_json
-from smartbatch.providers.http.network import HttpNetwork
 from smartbatch.providers.http.replies import MAX_BODY, Reply
 from smartbatch.providers.openai.answers import read_chat, read_embeddings, read_response
 from smartbatch.providers.openai.batches import OpenAIBatches
@@ -39,10 +39,14 @@ from smartbatch.providers.openai.bodies import (
     embeddings_body,
     response_body,
 )
-from smartbatch.providers.openai.errors import ERRORS
-from smartbatch.providers.openai.parameters import EncodingFormat, MaxTokensField, ServerParameters
+from smartbatch.providers.openai.errors import (
+    ERRORS,
+    FLEX_TIER,
+    EncodingFormat,
+    MaxTokensField,
+    ServerParameters,
+)
 from smartbatch.providers.openai.streams import ChatReader, ResponseReader
-from smartbatch.providers.service_address import ServiceAddress
 from smartbatch.types import Answer, Duration, Generation, Request, SchemaMode
 
 if TYPE_CHECKING:
@@ -247,7 +251,7 @@ class OpenAIProvider(Provider):
 
     def flex(self, model: str) -> FlexTier | None:  # noqa: ARG002
         """Return the tier ``service_tier: flex``: of OpenAI's own server, and of others as told."""
-        return OPENAI if self._flex else None
+        return FLEX_TIER if self._flex else None
 
     def takes_temperature(self, model: str) -> bool:
         """All models do but those that reason, which refuse any but their own."""

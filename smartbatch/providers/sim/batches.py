@@ -36,7 +36,7 @@ from smartbatch.providers.batch_api import (
     not_run,
 )
 from smartbatch.providers.foreign_text import count, unusable
-from smartbatch.providers.http.json_text import encode_json
+from smartbatch.providers.http.content import encode_json
 from smartbatch.types import Answer, Generation, Kind, Request, Tool, Usage
 
 _PAGE = 100

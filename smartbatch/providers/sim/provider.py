@@ -23,9 +23,8 @@ from smartbatch.emulator.settings import EmulatorSettings
 from smartbatch.emulator.tool_calls import OfferedTools, logprobs_of
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.answer_parts import token_logprobs
-from smartbatch.providers.base import AnswerStream, Capabilities, Provider
+from smartbatch.providers.base import AnswerStream, Capabilities, MadeStream, Provider
 from smartbatch.providers.batch_api import BatchApi
-from smartbatch.providers.made_stream import MadeStream
 from smartbatch.types import Answer, Duration, Message, Request, ToolCall, Usage
 
 _EMULATED = {"500": "500", "503": "503", "429": "429", "timeout": "hang", "network": "reset"}

@@ -24,9 +24,8 @@ from smartbatch.core.batching.request_batch import Batch
 from smartbatch.core.limits.classifiers import Classifiers
 from smartbatch.errors import ErrorKind, MissingAnswer, ProviderError, scrub
 from smartbatch.observe import logs
-from smartbatch.providers.base import Provider
+from smartbatch.providers.base import FlexTier, Provider
 from smartbatch.providers.callable import normalise, usage_of
-from smartbatch.providers.flex import FlexTier
 from smartbatch.realtime.call.soundness import checked, flaw, invalid
 from smartbatch.realtime.call.streamed import cut, streamed
 from smartbatch.realtime.text_stream import ChunkBox
