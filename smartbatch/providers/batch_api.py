@@ -25,30 +25,20 @@ from smartbatch.types import Answer, Kind, Request
 
 @frozen
 class BatchAbilities:
-    """What a provider's Batch API can do, and how much of it.
+    """What a provider's Batch API can do, and how much of it."""
 
-    Attributes:
-        max_requests: most requests of one batch.
-        max_bytes: most bytes of one batch's input.
-        kinds: what can be asked for in a batch.
-        files: True when the input is a file that is uploaded before the create; False when it is sent inline.
-        labels: True when a batch shows the mark it was created with, also in the list.
-        fence: True when a create that names a deleted input file is refused, so that an attempt can be ended
-            for certain.
-        counts: True when a batch that is running tells how many of its requests are done.
-        retention: seconds after the create for which results can be fetched.
-        priced: False where batches cost nothing by nature, so that a missing price is not an error.
-    """
-
-    max_requests: int
-    max_bytes: int
-    kinds: frozenset[Kind] = frozenset({Kind.GENERATE})
+    max_requests: int  # most requests of one batch
+    max_bytes: int  # most bytes of one batch's input
+    kinds: frozenset[Kind] = frozenset({Kind.GENERATE})  # what can be asked for in a batch
+    # True when the input is a file that is uploaded before the create; False when it is sent inline
     files: bool = True
-    labels: bool = True
+    labels: bool = True  # True when a batch shows the mark it was created with, also in the list
+    # True when a create that names a deleted input file is refused, so that an attempt can be ended for
+    # certain
     fence: bool = True
-    counts: bool = True
-    retention: float = 29 * 86_400.0
-    priced: bool = True
+    counts: bool = True  # True when a batch that is running tells how many of its requests are done
+    retention: float = 29 * 86_400.0  # seconds after the create for which results can be fetched
+    priced: bool = True  # False where batches cost nothing by nature, so that a missing price is not an error
 
 
 class RemoteState(enum.Enum):
@@ -72,49 +62,30 @@ class RemoteState(enum.Enum):
 
 @frozen
 class RemoteFile:
-    """An uploaded file.
+    """An uploaded file."""
 
-    Attributes:
-        id: the provider's id.
-        name: the name it was uploaded under.
-        size: bytes, where the provider says so.
-        ready: False while the provider still processes it.
-    """
-
-    id: str
-    name: str
-    size: int | None = None
-    ready: bool = True
+    id: str  # the provider's id
+    name: str  # the name it was uploaded under
+    size: int | None = None  # bytes, where the provider says so
+    ready: bool = True  # False while the provider still processes it
 
 
 @frozen
 class RemoteBatch:
-    """A provider's batch, as the provider last described it.
+    """A provider's batch, as the provider last described it."""
 
-    Attributes:
-        id: the provider's id; checked against a pattern, so it is safe in URLs, SQL and file names.
-        state: see :class:`RemoteState`.
-        word: the provider's own word for the state.
-        created_at: Unix seconds by the provider's clock; ``None`` where unknown.
-        mark: the nonce it was created with, where the provider shows it.
-        file_id: the input file, where the provider shows it.
-        total: how many requests it has; ``None`` where unknown.
-        completed, failed: how many are done so far, as far as the provider tells.
-        outputs: where its results are, in a form of the adapter's own; all of them are to be read.
-        error: why it failed as a whole, scrubbed; ``None`` when it did not.
-    """
-
-    id: str
-    state: RemoteState
-    word: str = ""
-    created_at: float | None = None
-    mark: str | None = None
-    file_id: str | None = None
-    total: int | None = None
-    completed: int = 0
+    id: str  # the provider's id; checked against a pattern, so it is safe in URLs, SQL and file names
+    state: RemoteState  # see :class:`RemoteState`
+    word: str = ""  # the provider's own word for the state
+    created_at: float | None = None  # Unix seconds by the provider's clock; ``None`` where unknown
+    mark: str | None = None  # the nonce it was created with, where the provider shows it
+    file_id: str | None = None  # the input file, where the provider shows it
+    total: int | None = None  # how many requests it has; ``None`` where unknown
+    completed: int = 0  # how many are done so far, as far as the provider tells
     failed: int = 0
+    # where its results are, in a form of the adapter's own; all of them are to be read
     outputs: tuple[str, ...] = ()
-    error: ProviderError | None = None
+    error: ProviderError | None = None  # why it failed as a whole, scrubbed; ``None`` when it did not
 
     @property
     def reason(self) -> str | None:
@@ -129,37 +100,23 @@ class RemoteBatch:
 
 @frozen
 class BatchPage:
-    """Some batches of a scope, newest first.
+    """Some batches of a scope, newest first."""
 
-    Attributes:
-        batches: as the provider listed them.
-        next: what to ask the next page with; ``None`` on the last.
-        server_time: Unix seconds of the answer's ``Date`` header, where there is one.
-    """
-
-    batches: tuple[RemoteBatch, ...]
-    next: str | None = None
-    server_time: float | None = None
+    batches: tuple[RemoteBatch, ...]  # as the provider listed them
+    next: str | None = None  # what to ask the next page with; ``None`` on the last
+    server_time: float | None = None  # Unix seconds of the answer's ``Date`` header, where there is one
 
 
 @frozen
 class Creation:
-    """The arguments of one create.
+    """The arguments of one create."""
 
-    Attributes:
-        mark: the attempt's nonce; sent in a field that the provider shows again.
-        model: without the provider's prefix.
-        kind: what all its requests ask for.
-        size: how many requests there are.
-        file_id: the uploaded input; ``None`` for an inline create.
-        lines: the spooled input for an inline create: a file of the lines :meth:`BatchApi.encode` made.
-    """
-
-    mark: str
-    model: str
-    kind: Kind
-    size: int
-    file_id: str | None = None
+    mark: str  # the attempt's nonce; sent in a field that the provider shows again
+    model: str  # without the provider's prefix
+    kind: Kind  # what all its requests ask for
+    size: int  # how many requests there are
+    file_id: str | None = None  # the uploaded input; ``None`` for an inline create
+    # the spooled input for an inline create: a file of the lines :meth:`BatchApi.encode` made
     lines: Path | None = None
 
 
@@ -177,34 +134,22 @@ class LineOutcome(enum.Enum):
 
 @frozen
 class Line:
-    """One line of a batch's results, understood.
+    """One line of a batch's results, understood."""
 
-    Attributes:
-        wire_id: the id the request was sent with.
-        outcome: see :class:`LineOutcome`.
-        answer: for ``OK``.
-        error: for the others; usage it was billed for is in ``error.usage``.
-    """
-
-    wire_id: str
-    outcome: LineOutcome
-    answer: Answer | None = None
-    error: ProviderError | None = None
+    wire_id: str  # the id the request was sent with
+    outcome: LineOutcome  # see :class:`LineOutcome`
+    answer: Answer | None = None  # for ``OK``
+    error: ProviderError | None = None  # for the others; usage it was billed for is in ``error.usage``
 
 
 class BatchApi(ABC):
-    """One provider's Batch API. Safe to use from several threads.
+    """One provider's Batch API. Safe to use from several threads."""
 
-    Attributes:
-        name: the provider's prefix.
-        scope: as :attr:`Provider.scope <smartbatch.providers.base.Provider.scope>`: which account, server,
-            organisation. Batches of one scope are visible to it alone.
-        abilities: see :class:`BatchAbilities`.
-    """
-
-    name: str
+    name: str  # the provider's prefix
+    # as :attr:`Provider.scope <smartbatch.providers.base.Provider.scope>`: which account, server,
+    # organisation. Batches of one scope are visible to it alone.
     scope: str
-    abilities: BatchAbilities
+    abilities: BatchAbilities  # see :class:`BatchAbilities`
 
     # -- input -----------------------------------------------------------------------------------------------
 

@@ -60,16 +60,12 @@ _LIMIT_CODES: Mapping[str, Measure] = {
 
 
 class BatchRefused(ProviderError):
-    """A batch was refused, and the provider said which of its lines are wrong, or which limit it exceeds.
+    """A batch was refused, and the provider said which of its lines are wrong, or which limit it exceeds."""
 
-    Attributes:
-        lines: why lines were refused, by their positions in the input from 0, or by the ids that their
-            requests were sent with; not checked against the batch.
-        exceeds: the limit that the batch exceeds.
-    """
-
+    # why lines were refused, by their positions in the input from 0, or by the ids that their requests were
+    # sent with; not checked against the batch
     lines: Mapping[int | str, ProviderError] = {}
-    exceeds: Measure | None = None
+    exceeds: Measure | None = None  # the limit that the batch exceeds
 
 
 def explained(error: ProviderError, told: Any, secrets: Sequence[str | None] = ()) -> ProviderError:

@@ -44,15 +44,10 @@ _OF_A_MODEL = re.compile(r"model|deployment", re.I)
 
 @frozen
 class ServiceAddress:
-    """The base URL of a service, as errors show it: it has no credentials and no query.
+    """The base URL of a service, as errors show it: it has no credentials and no query."""
 
-    Attributes:
-        base: the base URL; empty if the service has none.
-        versioned: whether a base URL of this API ends with a version, such as ``/v1``.
-    """
-
-    base: str = ""
-    versioned: bool = False
+    base: str = ""  # the base URL; empty if the service has none
+    versioned: bool = False  # whether a base URL of this API ends with a version, such as ``/v1``
 
     @property
     def advice(self) -> str:
@@ -167,46 +162,29 @@ def says_something(error: Any) -> bool:
 
 @frozen
 class Refusal:
-    """What an error body says, taken apart.
+    """What an error body says, taken apart."""
 
-    Attributes:
-        kind: its meaning.
-        message: the provider's text, unscrubbed.
-        code: its code, type or status as a plain word.
-        status: the HTTP status the error names itself, where it stands in a success.
-        wait: seconds to wait, where the body says so and no header does.
-        limits: the limits the body names.
-        request_id: the id of the call, where the body has it.
-        parameters: names of the parameters that the server does not take.
-    """
-
-    kind: ErrorKind
-    message: str
-    code: str | None
-    status: int | None = None
-    wait: float | None = None
-    limits: LimitReport | None = None
-    request_id: str | None = None
-    parameters: tuple[str, ...] = ()
+    kind: ErrorKind  # its meaning
+    message: str  # the provider's text, unscrubbed
+    code: str | None  # its code, type or status as a plain word
+    status: int | None = None  # the HTTP status the error names itself, where it stands in a success
+    wait: float | None = None  # seconds to wait, where the body says so and no header does
+    limits: LimitReport | None = None  # the limits the body names
+    request_id: str | None = None  # the id of the call, where the body has it
+    parameters: tuple[str, ...] = ()  # names of the parameters that the server does not take
 
 
 @frozen
 class ErrorReader:
-    """Makes the errors of one API's answers.
+    """Makes the errors of one API's answers."""
 
-    Attributes:
-        understand: takes an error body apart: the answer, and its body as decoded.
-        limits_in: what an answer's headers say about limits.
-        id_header: the header with the provider's id of the call; ``None`` where there is none.
-        secrets: texts that must not come back in an error.
-        address: of the service, for errors that may come from elsewhere.
-    """
-
+    # takes an error body apart: the answer, and its body as decoded
     understand: Callable[[Reply, Any], Refusal]
-    limits_in: Callable[[Mapping[str, str]], LimitReport | None]
+    limits_in: Callable[[Mapping[str, str]], LimitReport | None]  # what an answer's headers say about limits
+    # the header with the provider's id of the call; ``None`` where there is none
     id_header: str | None = None
-    secrets: tuple[str, ...] = ()
-    address: ServiceAddress = NO_ADDRESS
+    secrets: tuple[str, ...] = ()  # texts that must not come back in an error
+    address: ServiceAddress = NO_ADDRESS  # of the service, for errors that may come from elsewhere
 
     def read(
         self,

@@ -161,17 +161,11 @@ _factories: dict[str, Factory] = {
 
 @frozen
 class Variables:
-    """What an adapter reads from the environment.
+    """What an adapter reads from the environment."""
 
-    Attributes:
-        keys: variables of its key, any of them.
-        address: the variable of its base URL.
-        usual: the base URL without it.
-    """
-
-    keys: tuple[str, ...]
-    address: str
-    usual: str
+    keys: tuple[str, ...]  # variables of its key, any of them
+    address: str  # the variable of its base URL
+    usual: str  # the base URL without it
 
 
 VARIABLES: Mapping[str, Variables] = {

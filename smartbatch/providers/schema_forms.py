@@ -36,24 +36,16 @@ class NotExpressible(ValueError):
 
 @frozen
 class Dialect:
-    """What an API takes of JSON Schema.
+    """What an API takes of JSON Schema."""
 
-    Attributes:
-        keywords: those that limit strings, numbers and arrays.
-        formats: the values it knows for ``format``.
-        open_objects: whether objects may have properties that are not named, and values any type.
-        all_required: whether every property has to be required; an optional one becomes nullable.
-        tuples: whether it knows ``prefixItems``.
-        constants: the types of the values in ``enum``, and whether there is a ``const``.
-        recursion: ``"any"``, ``"optional"`` (only below properties that are not required) or ``"none"``.
-    """
-
-    keywords: frozenset[str]
-    formats: frozenset[str]
-    open_objects: bool = False
-    all_required: bool = False
-    tuples: bool = False
+    keywords: frozenset[str]  # those that limit strings, numbers and arrays
+    formats: frozenset[str]  # the values it knows for ``format``
+    open_objects: bool = False  # whether objects may have properties that are not named, and values any type
+    all_required: bool = False  # whether every property has to be required; an optional one becomes nullable
+    tuples: bool = False  # whether it knows ``prefixItems``
+    # the types of the values in ``enum``, and whether there is a ``const``
     constants: tuple[type, ...] = (str, int, float, bool, type(None))
+    # ``"any"``, ``"optional"`` (only below properties that are not required) or ``"none"``
     recursion: str = "any"
 
 

@@ -38,18 +38,13 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
 @frozen
 class BatchCalls:
-    """Judges the answers of a Batch API.
+    """Judges the answers of a Batch API."""
 
-    Attributes:
-        errors: makes the errors of refusals.
-        is_own: tells whether a refusal is an error in the provider's form, and not some gateway's.
-        read: what a decoded answer says of a batch.
-        refine: changes a refusal's error that means something else in a Batch API.
-    """
-
-    errors: ErrorReader
+    errors: ErrorReader  # makes the errors of refusals
+    # tells whether a refusal is an error in the provider's form, and not some gateway's
     is_own: Callable[[Reply], bool]
-    read: Callable[[Any], RemoteBatch]
+    read: Callable[[Any], RemoteBatch]  # what a decoded answer says of a batch
+    # changes a refusal's error that means something else in a Batch API
     refine: Callable[[ProviderError], None] = lambda error: None  # noqa: ARG005
 
     def checked(self, reply: Reply) -> Reply:

@@ -192,23 +192,14 @@ def _over(deadline: Any, base: Any) -> Any:
 
 
 class Connection(HTTPConnection):
-    """A connection that dials within the deadline of the call that holds it.
+    """A connection that dials within the deadline of the call that holds it."""
 
-    Attributes:
-        pool: where it is given back to.
-        deadline: when the call has to be over, monotonic seconds.
-        step: how far the call is.
-        dialling: the socket of the address that is being tried.
-        is_cut: True once another thread ended the call.
-        idle_since: when it was put back into the pool, by the pool's clock.
-    """
-
-    pool: ConnectionPool
-    deadline = 0.0
-    idle_since = 0.0
-    step: Step = "connect"
-    dialling: socket.socket | None = None
-    is_cut = False
+    pool: ConnectionPool  # where it is given back to
+    deadline = 0.0  # when the call has to be over, monotonic seconds
+    idle_since = 0.0  # when it was put back into the pool, by the pool's clock
+    step: Step = "connect"  # how far the call is
+    dialling: socket.socket | None = None  # the socket of the address that is being tried
+    is_cut = False  # True once another thread ended the call
     _watch: tuple[socket.socket, Callable[[int], object]] | None = None
 
     @property
@@ -282,21 +273,14 @@ class ConnectionPool(HTTPConnectionPool):
     """Connections to one server, a limited number at once; ``urllib3`` owns queue, TLS and proxies.
 
     ``close`` closes idle connections only; those in use are closed when they come back.
-
-    Attributes:
-        place: host and port, for texts.
-        connect_timeout: most seconds for one address to answer.
-        reuse: keep a connection for the next call, see :class:`Transport`.
-        now: monotonic seconds, for the age of idle connections.
-        closed: calls under way were cut.
     """
 
     ConnectionCls = Connection
-    place: str
-    connect_timeout: float
-    reuse: bool
-    now: Callable[[], float]
-    closed = False
+    place: str  # host and port, for texts
+    connect_timeout: float  # most seconds for one address to answer
+    reuse: bool  # keep a connection for the next call, see :class:`Transport`
+    now: Callable[[], float]  # monotonic seconds, for the age of idle connections
+    closed = False  # calls under way were cut
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)

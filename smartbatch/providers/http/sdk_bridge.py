@@ -32,17 +32,13 @@ _KEPT = 256
 
 @define
 class _Call:
-    """One call through an SDK: what the SDK does not know of it, and how it ended.
-
-    Attributes:
-        head: what the SDK built; with ``only_head`` nothing is sent.
-    """
+    """One call through an SDK: what the SDK does not know of it, and how it ended."""
 
     live: bool = False
     only_head: bool = False
     body: SpooledBody | None = None
     cutoff: Cutoff | None = None
-    head: bytes | None = None
+    head: bytes | None = None  # what the SDK built; with ``only_head`` nothing is sent
     ended: Reply | LiveReply | ProviderError | None = None
 
 

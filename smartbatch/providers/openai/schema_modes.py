@@ -34,14 +34,10 @@ MAX_CHARACTERS = 120_000
 
 @frozen
 class SentSchema:
-    """A schema as it is sent.
+    """A schema as it is sent."""
 
-    Attributes:
-        strict: whether the API enforces it.
-        schema: its root is an object. A schema with another root is the property :data:`WRAPPED` of it.
-    """
-
-    strict: bool
+    strict: bool  # whether the API enforces it
+    # its root is an object. A schema with another root is the property :data:`WRAPPED` of it.
     schema: Mapping[str, Any]
 
 
