@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.forecast.change_detection import LevelCorrection
 from smartbatch.core.forecast.forecaster import Forecaster, Observation, Prior
 
 NOW = 1.8e9
@@ -65,15 +64,3 @@ def test_what_it_kept_makes_the_same_forecaster(prior: Prior, seen: list[Observa
     for one in first.seen:
         second.observe(one)
     assert [second.at(NOW).quantile(q, 7) for q in LEVELS] == [first.at(NOW).quantile(q, 7) for q in LEVELS]
-
-
-@given(st.lists(st.floats(0, 1), max_size=300), st.floats(0.0001, 0.9999), st.floats(0.0001, 0.9999))
-def test_corrected_levels_keep_their_order_and_can_be_undone(
-    saw: list[float], one: float, other: float
-) -> None:
-    levels = LevelCorrection()
-    for level in saw:
-        levels.observe(level)
-    low, high = sorted((one, other))
-    assert levels.corrected(low) <= levels.corrected(high)
-    assert levels.original(levels.corrected(low)) == pytest.approx(low, abs=1e-9)

@@ -2,25 +2,20 @@
 
 Between two points it is linear in log seconds against probability; each point lies in the middle of its own
 weight. Beyond the outermost points it continues as a power law of the remaining probability, with the
-exponent measured over the last factor of ten of it (less where there are few points).
-
-Of right-censored times, such as those of batches that were taken back, it is only known that they took
-longer: :func:`redistributed` spreads their weight, :func:`imputed_level` gives each a level of its own.
+exponent measured over the last factor of ten of it (less if there are few points).
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import accumulate
 
 TOP = 0.99
 """Times beyond this quantile count in the mean as the quantile itself."""
 TIE = 1e-12
 """Times whose logarithms differ by less than this count as equal."""
-_GOLDEN = 0.6180339887498949
-"""The fractional parts of multiples of this number are spread evenly over 0..1, however many there are."""
 
 
 class Distribution:
@@ -49,16 +44,9 @@ class Distribution:
 
     def level(self, log: float) -> float:
         """Return the share of times up to ``log``: the inverse of :meth:`log`."""
-        return self._level(log + TIE, bisect_right(self._logs, log + TIE))
-
-    def middle(self, log: float) -> float:
-        """Return the share below ``log``, plus half of the share exactly there."""
-        above = self._level(log + TIE, bisect_right(self._logs, log + TIE))
-        return (above + self._level(log - TIE, bisect_left(self._logs, log - TIE))) / 2
-
-    def _level(self, log: float, right: int) -> float:
-        """Return the level at ``log``, which lies between the points ``right - 1`` and ``right``."""
         levels, logs = self._levels, self._logs
+        log += TIE
+        right = bisect_right(logs, log)
         if right == 0:
             return levels[0] * math.exp((log - logs[0]) / self._low) if self._low else 0.0
         if right == len(logs):
@@ -69,9 +57,9 @@ class Distribution:
         return levels[left] + part * (levels[right] - levels[left])
 
     def mean(self) -> float:
-        """Return the mean seconds, where times beyond the 99 % quantile count as that quantile.
+        """Return the mean seconds; times beyond the 99 % quantile count as that quantile, so it is finite.
 
-        So it is finite whatever the tail. Each linear piece contributes the mean of an exponential.
+        Each linear piece contributes the mean of an exponential.
         """
         if self._mean is None:
             top = self.log(TOP)
@@ -110,35 +98,23 @@ def _mean_between(low: float, high: float) -> float:
     return math.exp(low) * (math.expm1(apart) / apart if apart > 1e-9 else 1.0)
 
 
-def redistributed(
-    ended: Iterable[tuple[float, float]], given_up: Sequence[tuple[float, float]]
-) -> list[tuple[float, float]]:
-    """Return the times of what ended, with the weight of each censored time redistributed to all longer ones.
+def redistributed(times: Iterable[tuple[float, bool, float]]) -> list[tuple[float, float]]:
+    """Return times and weights, where the weight of those given up is spread over all that took longer.
 
-    This is the estimate of Kaplan and Meier ("Nonparametric estimation from incomplete observations", 1958)
-    in Efron's form ("The two sample problem with censored data", 1967). A censored time longer than all
-    others keeps its own weight. Both arguments are times with their weights, those of ``ended`` above 0.
+    Of a time that was given up, such as that of a batch that was taken back, it is only known that it would
+    have been longer. This is the estimate of Kaplan and Meier ("Nonparametric estimation from incomplete
+    observations", 1958). A time that was given up after all others keeps its own weight.
+
+    Args:
+        times: each with whether it was given up, and its weight, above 0.
     """
-    if not given_up:
-        return sorted(ended)
-    points = [(time, False, weight) for time, weight in ended]
-    points += [(time, True, weight) for time, weight in given_up]
-    points.sort()
+    points = sorted(times)
     longer = list(accumulate([weight for *_, weight in reversed(points)], initial=0.0))[-2::-1]
     factor = 1.0
     found = []
-    for (time, late, weight), left in zip(points, longer, strict=True):
-        if not late or not left:
+    for (time, given_up, weight), left in zip(points, longer, strict=True):
+        if not given_up or not left:
             found.append((time, factor * weight))
         else:
             factor *= (left + weight) / left
     return found
-
-
-def imputed_level(level: float, seconds: float) -> float:
-    """Return a level above ``level`` for a censored time, where all levels above it are equally likely.
-
-    The middle of them would leave out the longest times. The level follows from ``seconds``, at which it was
-    given up, so that equal observations always give equal forecasts.
-    """
-    return level + (1 - level) * ((0.5 + seconds * _GOLDEN) % 1.0)

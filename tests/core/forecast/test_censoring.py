@@ -6,9 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.forecast.distribution import imputed_level, redistributed
+from smartbatch.core.forecast import distribution
 
+Weighed = list[tuple[float, float]]
 TIMES = st.lists(st.tuples(st.floats(0, 100), st.floats(0.001, 10)), max_size=30)
+
+
+def redistributed(ended: Weighed, given_up: Weighed) -> Weighed:
+    times = [(time, False, weight) for time, weight in ended]
+    return distribution.redistributed(times + [(time, True, weight) for time, weight in given_up])
 
 
 def test_what_was_given_up_counts_for_all_that_took_longer() -> None:
@@ -27,9 +33,7 @@ def test_what_was_given_up_after_all_others_stands_for_itself() -> None:
 
 
 @given(TIMES, TIMES)
-def test_no_weight_is_lost_and_nothing_becomes_shorter(
-    ended: list[tuple[float, float]], given_up: list[tuple[float, float]]
-) -> None:
+def test_no_weight_is_lost_and_nothing_becomes_shorter(ended: Weighed, given_up: Weighed) -> None:
     found = redistributed(ended, given_up)
     whole = sum(weight for _, weight in ended + given_up)
     assert sum(weight for _, weight in found) == pytest.approx(whole)
@@ -38,11 +42,3 @@ def test_no_weight_is_lost_and_nothing_becomes_shorter(
         assert sum(weight for other, weight in found if other <= time) <= before * (1 + 1e-9)
     if not given_up:
         assert found == sorted(ended)
-
-
-def test_where_it_would_have_ended_is_spread_evenly_over_what_is_left() -> None:
-    levels = [imputed_level(0.6, 60.0 + seconds) for seconds in range(200)]
-    assert all(0.6 <= level < 1 for level in levels)
-    for quarter in range(4):
-        low, high = 0.6 + 0.1 * quarter, 0.7 + 0.1 * quarter
-        assert sum(low <= level < high for level in levels) == pytest.approx(50, abs=3)

