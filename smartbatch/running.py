@@ -18,7 +18,7 @@ from smartbatch._fork import PerProcess, on_exit, on_fork, reentered, run_after_
 from smartbatch.config import BatchingConfig
 from smartbatch.core.preparation.preparer import Preprocess, RequestPreparer
 from smartbatch.core.preparation.validation import admit_defaults
-from smartbatch.errors import ConfigError, SmartbatchError
+from smartbatch.errors import ConfigError, SmartbatchError, StoreError
 from smartbatch.events import (
     BatchEnded,
     BreakerChanged,
@@ -39,7 +39,6 @@ from smartbatch.events import (
 )
 from smartbatch.jobs.job_options import checked_key
 from smartbatch.jobs.preconditions import batches_of, check_priced
-from smartbatch.jobs.store_at_start import StoreAtStart
 from smartbatch.jobs.threads import OwnThreads
 from smartbatch.observe import logs
 from smartbatch.observe.event_bus import EventBus
@@ -78,6 +77,8 @@ STEP_GRACE = 30.0
 looking for it later."""
 LAST_STEP = 0.6
 """Seconds for storing what came, and for what is under way, at a stop whose time is over."""
+ANSWERS_WITHIN = 3.0
+"""Seconds for which a start waits for the store."""
 LEAST = 0.25
 """The least of these, where calls and their callbacks took longer than they should."""
 LAST_WORDS = 0.85
@@ -181,7 +182,6 @@ class RunningState:
         self._jobs: JobSubmission | None = None
         self._jobs_halted = False
         self._making_jobs = threading.RLock()  # a signal handler may need them while they are made
-        self._store_at_start = StoreAtStart(clock)
         self._is_heard = False
         self.metrics = BatchMetrics(
             max_batch_size=config.max_batch_size,
@@ -268,7 +268,7 @@ class RunningState:
         from smartbatch.core.limits.budget_reservations import JobReservations
         from smartbatch.jobs.job_budget import ClientBudget
         from smartbatch.jobs.job_submission import JobSubmission
-        from smartbatch.jobs.service import JobService
+        from smartbatch.jobs.jobs_engine import JobsEngine
 
         settings, realtime = self._settings, self.realtime
         config, clock, rng = settings.config, settings.clock, settings.rng or random.SystemRandom()
@@ -276,7 +276,7 @@ class RunningState:
             JobReservations(realtime.budget, realtime.guard_budget, _account(config), realtime.await_budget),
             lambda: service.store,
         )
-        service = JobService(config, clock, rng=rng, wiring=self._job_wiring(budget))
+        service = JobsEngine(config, clock, rng=rng, wiring=self._job_wiring(budget))
         jobs = JobSubmission(
             config,
             clock,
@@ -379,7 +379,6 @@ class RunningState:
 
     def start(self) -> None:
         """Start the threads, also after a stop."""
-        self._store_at_start.open()
         self.realtime.allow_start()
         self.stored.open()
         with self._making_jobs:
@@ -424,7 +423,6 @@ class RunningState:
         Args:
             end: the monotonic time at which the time for what is pending is over.
         """
-        self._store_at_start.stop()
         self.halt_jobs()
         try:
             return self.realtime.stop(None if end is None else max(0.0, end - self._clock.now()), reason)
@@ -492,14 +490,14 @@ class RunningState:
         if not self._carries_store and not self._carries_jobs:
             return
         service = self.jobs.service
-        self._is_heard = self.uses_store or self._store_at_start.opens(lambda: service.store)
-        if not self._is_heard:
-            return
+        self._is_heard = False
         try:
+            service.look(lambda: service.store, ANSWERS_WITHIN, _late)
             service.controls.read()
         except SmartbatchError as error:  # requests in real time do not need it
             logs.job_error(None, error)
-            self._is_heard = False
+        else:
+            self._is_heard = True
 
     def _started(self, _: ClientStarted) -> None:
         """Carry on the jobs of a store that was named: any process started on it does its share, and keeps
@@ -510,20 +508,13 @@ class RunningState:
         service = self.jobs.service
         if self._is_heard:
             try:
-                self._carry_on_store()
+                service.carry_on()
+                self.history.refresh()
             except SmartbatchError as error:
                 logs.job_error(None, error)
             else:
                 return
-        self._store_at_start.go_on(lambda: service.store, self._use_store_late)
-
-    def _use_store_late(self) -> None:
-        self.jobs.service.controls.read()
-        self._carry_on_store()
-
-    def _carry_on_store(self) -> None:
-        self.jobs.service.carry_on()
-        self.history.refresh()
+        service.carry_on_later(self.history.refresh)
 
     def _accepted(self, _: JobAccepted) -> None:
         """Be seen where processes share limits, also when nothing is asked in real time."""
@@ -574,6 +565,11 @@ def _enqueued(settings: ClientSettings) -> EnqueuedTokens | None:
     if config.shared == "off" or (config.shared == "auto" and not by_itself):
         return None
     return EnqueuedTokens(config.shared, clock)
+
+
+def _late(_: str) -> StoreError:
+    within = f"{ANSWERS_WITHIN:.3g} s"
+    return StoreError(f"the store has not answered for {within}; requests in real time go without it")
 
 
 def callback_raised(error: BaseException) -> None:

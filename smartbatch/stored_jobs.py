@@ -22,9 +22,9 @@ from smartbatch.errors import ClientClosed, ConfigError, InvalidRequest, JobNotF
 from smartbatch.events import CallFinished
 from smartbatch.jobs.act_records import Act, Acted, JobSelection, actor, cut
 from smartbatch.jobs.job import Job
+from smartbatch.jobs.jobs_engine import JobsEngine
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.retried_rows import retry_failed
-from smartbatch.jobs.service import JobService
 from smartbatch.jobs.status import JobStatus, status_of
 from smartbatch.jobs.summary_records import StoredDecision
 from smartbatch.jobs.wiring import JobWiring, RealtimeItem
@@ -222,7 +222,7 @@ class StoredJobs:
     def _handle(self, row: JobRow) -> Job:
         return Job(self._service, row)
 
-    def _service(self) -> JobService:
+    def _service(self) -> JobsEngine:
         return self._state.service
 
 
@@ -243,7 +243,7 @@ class _StoreState:
         self._bus = EventBus([logs.LogObserver()])
         self._callbacks = CallbackThread(clock, callback_raised)
         self._history = ForecastHistory(clock, self._bus.tell, store=lambda: self.service.store)
-        self.service = JobService(
+        self.service = JobsEngine(
             config,
             clock,
             rng=random.SystemRandom(),

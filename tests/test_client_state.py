@@ -13,8 +13,7 @@ from inside import engine_of, futures_of, inside, store_of
 
 import smartbatch
 from smartbatch import BatchingClient, BatchingConfig
-from smartbatch.jobs import service
-from smartbatch.jobs.watcher import Watcher
+from smartbatch.jobs.watching import Watcher
 from smartbatch.providers import MockProvider
 from smartbatch.realtime.bounded_map import ListOptions
 from smartbatch.types import Request
@@ -182,7 +181,6 @@ def test_a_job_is_looked_for_in_the_store_that_is_meant_now(
 @pytest.mark.full
 def test_finished_jobs_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those who listened to jobs that have ended are dropped; what is remembered of them is bounded."""
-    monkeypatch.setattr(service, "WATCHERS", 10)
     client = BatchingClient("sim:demo?latency=0", store=str(tmp_path / "jobs.db"))
     for number in range(40):
         job = client.submit_batch([f"prompt {number}"], batch_fallback="individual", strategy="individual")

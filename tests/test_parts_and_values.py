@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.syntax import files, last_name, names_in, nodes
 
 WORKING = frozenset(
-    {"Clock", "Lock", "RLock", "Monitor", "SqlStore", "Realtime", "JobRuntime", "JobService"}
+    {"Clock", "Lock", "RLock", "Monitor", "SqlStore", "Realtime", "JobRuntime", "JobsEngine"}
     | {"JobSubmission", "EventBus", "Transport", "ConnectionPool"}
 )
 """What only parts hold: its repr would go on through all that it holds in turn."""

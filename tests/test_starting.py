@@ -46,8 +46,8 @@ UNUSED = {
 """Modules of the library that serve other purposes."""
 UNUSED_IN_A_SCRIPT = {
     *("cli", "stored_jobs"),
-    *("jobs.job", "jobs.records", "jobs.payload", "jobs.job_submission", "jobs.service", "jobs.store"),
-    *("jobs.supervisor", "jobs.realtime_runner", "jobs.claim_turns", "jobs.steps"),
+    *("jobs.job", "jobs.records", "jobs.payload", "jobs.job_submission", "jobs.jobs_engine", "jobs.store"),
+    *("jobs.supervision", "jobs.realtime_runner", "jobs.claim_turns", "jobs.steps"),
 }
 
 

@@ -252,7 +252,7 @@ def test_imports_go_down() -> None:
         ("from smartbatch import errors", "errors"),
         ("from smartbatch import BatchingClient", "__init__"),
         ("import smartbatch", "__init__"),
-        ("importlib.import_module('smartbatch.jobs.service')", "jobs"),
+        ("importlib.import_module('smartbatch.jobs.jobs_engine')", "jobs"),
         ("import_module(f'smartbatch.cli.{name}')", "cli"),
         ("__import__('smartbatch.client')", "client"),
         ("import_module(name)", "__init__"),

@@ -14,7 +14,7 @@ from smartbatch.cli.messages import say
 from smartbatch.errors import JobTimeout
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
-from smartbatch.jobs.watcher import PAGE
+from smartbatch.jobs.watching import PAGE
 from smartbatch.types import DEFECTS, Result
 
 GRACE: Final = 10.0

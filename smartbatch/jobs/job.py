@@ -22,7 +22,7 @@ from smartbatch.jobs.records import LEASE, IncidentRow, JobRow, JobState, Result
 from smartbatch.jobs.retried_rows import retry_failed
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.stored_result import StoredResult
-from smartbatch.jobs.watcher import PAGE, SeenChanges, stored_job
+from smartbatch.jobs.watching import PAGE, SeenChanges, stored_job
 from smartbatch.observe.progress import Progress, new_display
 from smartbatch.results import ResultList, as_kept
 from smartbatch.types import Deadline, Duration, Result, T
@@ -30,7 +30,7 @@ from smartbatch.views.model import View
 from smartbatch.views.notebook import in_cell
 
 if TYPE_CHECKING:
-    from smartbatch.jobs.service import JobService
+    from smartbatch.jobs.jobs_engine import JobsEngine
     from smartbatch.reports.report import Report
 
 LAST_CALLBACKS = 1.0
@@ -73,7 +73,7 @@ class Job:
         attended: whether it goes in real time while a process that names it waits for it, and only then.
     """
 
-    def __init__(self, service_of: Callable[[], JobService], row: JobRow) -> None:
+    def __init__(self, service_of: Callable[[], JobsEngine], row: JobRow) -> None:
         # asked each time: a forked child has a service of its own. It is its client's method, so a client
         # that nobody else holds lives as long as the handles of its jobs.
         self._service_of = service_of
@@ -272,11 +272,11 @@ class Job:
         service = self._service
         if wait:
             self._carry_on()
-        seen = service.notifier.seen(self.id)
+        seen = service.changes.seen(self.id)
         begin = -1 if ordered else 0
         rows = self._page(ordered, begin if after is None else after, limit)
         if not rows and wait:
-            service.notifier.wait_for_change(seen, wait)
+            service.changes.wait_for_change(seen, wait)
             return self.stored(after=after, ordered=ordered, limit=limit)
         return [StoredResult(row.ix, row.seq, service.result_of(row, self.id)) for row in rows]
 
@@ -443,7 +443,7 @@ class Job:
     # -- inside ----------------------------------------------------------------------------------------------
 
     @property
-    def _service(self) -> JobService:
+    def _service(self) -> JobsEngine:
         return self._service_of()
 
     def _row(self) -> JobRow:
@@ -472,7 +472,7 @@ class Job:
         return math.inf if seconds is None else self._service.clock.now() + seconds
 
     def _look(self, until: float, *, progress: bool = True) -> _Look:
-        seen = self._service.notifier.seen(self.id, progress=progress)
+        seen = self._service.changes.seen(self.id, progress=progress)
         return _Look(seen, last=self._service.clock.now() >= until)
 
     def _ended(self, row: JobRow, until: float) -> JobStatus:
@@ -504,7 +504,7 @@ class Job:
                 status = self._read_until(until, partial(self._service.status_of, row))
                 (shown.waits_for if reads else shown.show)(status)
             interval = min(interval, SHOWN_EVERY)
-        self._service.notifier.wait_for_change(look.seen, min(remaining, interval))
+        self._service.changes.wait_for_change(look.seen, min(remaining, interval))
 
     def _note(self, row: JobRow, until: float) -> str | None:
         """Return what the job waits for, as far as the store says it soon."""

@@ -22,10 +22,10 @@ from smartbatch.jobs.acceptance import Items, checked_metadata
 from smartbatch.jobs.job import LAST_CALLBACKS, Job, interrupted
 from smartbatch.jobs.job_budget import ClientBudget, CostCeiling
 from smartbatch.jobs.job_options import JobOptions, WaitOptions, checked_key
+from smartbatch.jobs.jobs_engine import JobsEngine
 from smartbatch.jobs.payload import Shared, encode_params
 from smartbatch.jobs.preconditions import batches_of, check_priced
 from smartbatch.jobs.records import ItemName, JobRow, NamedPlace, NewItem
-from smartbatch.jobs.service import JobService
 from smartbatch.jobs.versioned_records import Fallback, JobPolicy
 from smartbatch.observe.trace_context import traceparent
 from smartbatch.prices import PriceBook
@@ -69,13 +69,13 @@ class JobSubmission:
     _model: OpenedModel = field(kw_only=True)
     _fallback_model: OpenedModel | None = field(kw_only=True)
     _preparer: RequestPreparer = field(kw_only=True)
-    _service: JobService = field(kw_only=True)
+    _service: JobsEngine = field(kw_only=True)
     _budget: ClientBudget = field(kw_only=True)
     _calibration: Callable[[str, Kind], Calibration] = field(kw_only=True)
     _shares: Callable[[Request], bool] = field(kw_only=True)
 
     @property
-    def service(self) -> JobService:
+    def service(self) -> JobsEngine:
         """What carries the jobs on."""
         return self._service
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Self
 
 from attrs import frozen
 
 from smartbatch._clock import Clock, SteadyWall
+from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.model_controls import Pause
 from smartbatch.events import Event, JobFinished, JobProgress
 from smartbatch.jobs.records import JobRow, JobState
@@ -59,6 +61,17 @@ class StepLimits:
     reread_time: float = MINUTE
     orphan_watch: float = 26 * HOUR
     longest_pause: float = 10 * MINUTE
+
+    @classmethod
+    def of(cls, config: BatchingConfig) -> Self:
+        """Return what a client's settings say."""
+        return cls(
+            poll_interval=config.batch_poll_interval,
+            timeout=config.batch_timeout,
+            settle=config.batch_settle,
+            max_requests=config.batch_max_requests,
+            enqueued_tokens=config.batch_enqueued_tokens,
+        )
 
 
 @frozen(kw_only=True, eq=False, repr=False)

@@ -210,6 +210,32 @@ def status_of(
     )
 
 
+def read_status(
+    store: SqlStore,
+    row: JobRow,
+    *,
+    speed: Callable[[JobRow], Speed] | None,
+    note: Callable[[JobRow], str | None],
+    wall: float,
+) -> JobStatus:
+    """Return how a job stands in its store, whose row is read again after its shards: a shard that ends in
+    between is counted twice, which is seen, and not in neither.
+
+    Args:
+        speed: by which the time left is forecast; ``None`` leaves it out, for which waiting rows are counted.
+        note: says what keeps the job from going on, as far as this process can tell.
+        wall: Unix seconds.
+    """
+    shards = store.shards.of_job(row.id)
+    row = store.jobs.get(row.id) or row
+    asking = 0 if row.state is JobState.DONE else store.items.count(row.id, ItemState.IN_FLIGHT)
+    left = None if speed is None else time_left(store, row, shards, asking=asking, speed=speed, wall=wall)
+    incidents = store.facts.incidents(row.id)
+    return status_of(
+        row, shards, asking=asking, incidents=incidents, remaining=left, note=note(row), wall=wall
+    )
+
+
 def first_rescue(shards: Iterable[ShardRow]) -> str | None:
     """Return why requests of a batch were sent in real time instead, by the first batch that has a reason."""
     return next((shard.remote.rescue for shard in shards if shard.remote.rescue is not None), None)

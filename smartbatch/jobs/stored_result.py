@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from attrs import evolve, frozen
 
 from smartbatch.core.preparation.structured import Parsed, read_answer
@@ -46,23 +48,24 @@ def result_of_row(row: ResultRow, job_id: str) -> Result:
     return result
 
 
-def placed(result: Result, row: ResultRow) -> Result:
-    """Return a result with the position of its prompt and the number of the answer."""
-    prompt, sample = place_of(row.payload)
-    return result if prompt is None else evolve(result, row=prompt, sample=sample)
-
-
-def read_again(result: Result, row: ResultRow, params: bytes) -> Result:
-    """Return a result whose answer is read once more, if smartbatch itself failed to read it: that is no
-    verdict on the answer. The store keeps what it has.
+def result_as_stored(row: ResultRow, job_id: str, params: Callable[[], bytes]) -> Result:
+    """Return a result with the position of its prompt and the number of the answer.
 
     Args:
-        params: what the requests of the job share, as it is stored.
+        params: returns what the requests of the job share.
     """
+    result = result_of_row(row, job_id)
+    prompt, sample = place_of(row.payload)
+    result = result if prompt is None else evolve(result, row=prompt, sample=sample)
+    return _read_again(result, row, params) if isinstance(result.error, AnswerUnread) else result
+
+
+def _read_again(result: Result, row: ResultRow, params: Callable[[], bytes]) -> Result:
+    """Return a result whose answer is read once more, as smartbatch itself failed to read it: that is no
+    verdict on the answer. The store keeps what it has."""
     unread = result.error
-    if not isinstance(unread, AnswerUnread):
-        return result
-    request = decode_request(row.payload, decode_params(params), id=result.request_id)
+    assert isinstance(unread, AnswerUnread)
+    request = decode_request(row.payload, decode_params(params()), id=result.request_id)
     verdict = read_answer(request.params, result.text, unread.finish_reason)
     if isinstance(verdict, Parsed):
         return evolve(result, parsed=verdict.value, error=None)

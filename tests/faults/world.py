@@ -29,7 +29,7 @@ from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.emulator.request_handling import RequestHandler
 from smartbatch.emulator.settings import EmulatorSettings
 from smartbatch.events import Event
-from smartbatch.jobs import service, supervisor
+from smartbatch.jobs import jobs_engine, supervision
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.wire_ids import parse_wire_id
@@ -312,10 +312,10 @@ def world(provider: str, folder: Path, *, rare: float = 12.0, **settings: Any) -
         settings: the emulator's.
     """
     spans = (
-        (supervisor, "LEASE"),
-        (supervisor, "RENEW_EVERY"),
-        (supervisor, "CLAIM_EVERY"),
-        (service, "OWN"),
+        (supervision, "LEASE"),
+        (supervision, "RENEW_EVERY"),
+        (supervision, "CLAIM_EVERY"),
+        (jobs_engine, "OWN"),
     )
     usual = [(module, name, getattr(module, name)) for module, name in spans]
     for module, name, seconds in usual:

@@ -6,17 +6,20 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 import pytest
 from jobs.runtimes import job_runtime
 from jobs.stores import new_items, new_job
 
-from smartbatch._clock import VirtualClock
+from smartbatch._clock import Clock, VirtualClock
 from smartbatch.jobs.records import JobLease, JobRow
+from smartbatch.jobs.runtime import JobRuntime
 from smartbatch.jobs.steps.context import StepResult
 from smartbatch.jobs.store import SqlStore, open_store
-from smartbatch.jobs.supervisor import JobSupervisor
+from smartbatch.jobs.supervision import Supervision
+from smartbatch.jobs.watching import Changes
 
 T = TypeVar("T")
 
@@ -24,10 +27,37 @@ PATIENCE = 20.0
 """Real seconds until a test that waits is taken for hung."""
 
 
+class _Changes(Changes):
+    """Tells a test of changes as well."""
+
+    def __init__(self, clock: Clock, changed: Callable[[str], object]) -> None:
+        super().__init__(clock, threading.Lock())
+        self._changed = changed
+
+    def notify(self, job_id: str, *, progress: bool = False) -> None:
+        super().notify(job_id, progress=progress)
+        self._changed(job_id)
+
+
+def supervision_of(
+    runtime: JobRuntime,
+    run_step: Callable[[JobLease], StepResult],
+    realtime: Any,
+    changed: Callable[[str], object] = lambda _: None,
+) -> Supervision:
+    """Supervision of the jobs of a store on which nobody acts."""
+    controls: Any = SimpleNamespace(news=lambda: None)
+    changes = _Changes(runtime.clock, changed)
+    return Supervision(runtime, changes, set(), controls, run_step, realtime)
+
+
 class RecordingRunner:
     """Records what the supervisor calls."""
 
     problem = None
+
+    def on_own_thread(self) -> bool:
+        return False
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
@@ -64,19 +94,15 @@ class Scene:
         self._open.append(store)
         return store
 
-    def supervisor(self, store: SqlStore | None = None, *, seed: int = 1) -> JobSupervisor:
-        return JobSupervisor(
-            job_runtime(
-                store or self.store,
-                self.clock,
-                random.Random(seed),
-                report=lambda job_id, error: self.reports.append((job_id, error)),
-            ),
-            run_step=self._run_step,
-            serves=lambda row: self.serves(row),
-            realtime=self.realtime,
-            changed=lambda _: None,
+    def supervisor(self, store: SqlStore | None = None, *, seed: int = 1) -> Supervision:
+        runtime = job_runtime(
+            store or self.store,
+            self.clock,
+            random.Random(seed),
+            report=lambda job_id, error: self.reports.append((job_id, error)),
+            provider_of=lambda row: object() if self.serves(row) else None,
         )
+        return supervision_of(runtime, self._run_step, self.realtime)
 
     def accept(self, name: str, *, scope: str = "scope-1") -> str:
         row, _ = self.store.jobs.accept(new_job(f"job-{name:0>16}", scope=scope), new_items(2))

@@ -12,21 +12,21 @@ from pathlib import Path
 import pytest
 from inside import inside
 from jobs.remote import Remote
-from jobs.runtimes import job_runtime
+from jobs.runtimes import job_runtime, job_wiring
 from jobs.stores import new_job
+from jobs.supervised import supervision_of
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
+from smartbatch.config import BatchingConfig
 from smartbatch.core.preparation.tokens import estimate_request
-from smartbatch.errors import StoreError
+from smartbatch.jobs.jobs_engine import JobsEngine
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.realtime_runner import RealtimeRunner
-from smartbatch.jobs.records import JobRow, JobState, NewItem
-from smartbatch.jobs.status import JobStatus
+from smartbatch.jobs.records import JobState, NewItem
 from smartbatch.jobs.steps.step import run_step
-from smartbatch.jobs.store import SqlStore, open_store
-from smartbatch.jobs.supervisor import JobSupervisor
-from smartbatch.jobs.watcher import REMEMBERED, ChangeNotifier, Watcher
+from smartbatch.jobs.store import open_store
+from smartbatch.jobs.watching import REMEMBERED, Changes
 from smartbatch.jobs.wiring import RealtimeItem
 from smartbatch.types import Generation, Request, Result
 
@@ -67,12 +67,8 @@ class Process:
             limit_of=lambda _: lambda: 5,
             done=lambda job_id: self.supervisor.notify(job_id),
         )
-        self.supervisor = JobSupervisor(
-            runtime,
-            run_step=partial(run_step, runtime),
-            serves=lambda _: True,
-            realtime=self.realtime,
-            changed=self._notify,
+        self.supervisor = supervision_of(
+            runtime, partial(run_step, runtime), self.realtime, changed=self._notify
         )
         self._submitted = 0
 
@@ -151,7 +147,7 @@ def test_a_job_that_is_lost_and_offered_again_has_one_turn(process: Process) -> 
             process.realtime.forget(lease.job_id)
     process.clock.sleep(1.0)  # until the threads wait: one may hold what it claimed between two of these
     found = kept(process)
-    assert found.pop("JobSupervisor._named") <= 1  # the supervisor, which would look at it, is not started
+    assert found.pop("Supervision._named") <= 1  # the supervisor, which would look at it, is not started
     assert set(found.values()) == {0}
 
 
@@ -171,7 +167,7 @@ def test_jobs_that_are_finished_and_read_leave_nothing_in_their_client(tmp_path:
         def kept() -> int:
             service = inside(client).jobs.service
             lengths = sizes(service, vars(service)["_told"])
-            lengths.pop("JobService._watchers")  # the ended ones are dropped now and then
+            lengths.pop("JobsEngine._watchers")  # the ended ones are dropped now and then
             lengths.pop("ToldStates._ends")  # the last ones only
             return sum(lengths.values())
 
@@ -217,68 +213,43 @@ def test_threads_for_items_in_real_time_end_when_there_is_no_job_for_long(
     assert process.errors == []
 
 
-class WatchedJobs:
-    """What a watcher needs of the service."""
-
-    def __init__(self, store: SqlStore, clock: VirtualClock) -> None:
-        self.store = store
-        self.clock = clock
-        self.notifier = ChangeNotifier(clock)
-
-    def refresh_interval(self, job_id: str) -> float:
-        return 1.0
-
-    @property
-    def wiring(self) -> WatchedJobs:
-        return self
-
-    def new_future(self) -> Future[Result]:
-        class Settled(Future[Result]):
-            def settle(self, result: Result) -> None:
-                if result.error is None:
-                    self.set_result(result)
-                else:
-                    self.set_exception(result.error)
-
-        return Settled()
-
-    def tell_held(self, row: JobRow) -> None:
-        assert row.state is not JobState.HELD
-
-    def status_of(self, row: JobRow) -> JobStatus:
-        raise StoreError("nobody listens here")
-
-    def result_of(self, row: object, job_id: str) -> Result:
-        return Result(job_id)
-
-    def report(self, job_id: str | None, error: BaseException) -> None:
-        raise error
+class Settled(Future[Result]):
+    def settle(self, result: Result) -> None:
+        if result.error is None:
+            self.set_result(result)
+        else:
+            self.set_exception(result.error)
 
 
 def test_who_waits_for_a_job_is_woken_by_what_happens_to_it() -> None:
     """By its progress where that is looked at, never by other jobs; what was told is not kept for ever."""
-    notifier = ChangeNotifier(VirtualClock())
-    changes, progress = notifier.seen("a", progress=False), notifier.seen("a")
-    notifier.notify("b")
-    assert notifier.seen("a") == progress
-    notifier.notify("a", progress=True)
-    assert notifier.seen("a") != progress
-    assert notifier.seen("a", progress=False) == changes
-    notifier.notify("a")
-    assert notifier.seen("a", progress=False) != changes
+    changes = Changes(VirtualClock(), threading.Lock())
+    changed, progress = changes.seen("a", progress=False), changes.seen("a")
+    changes.notify("b")
+    assert changes.seen("a") == progress
+    changes.notify("a", progress=True)
+    assert changes.seen("a") != progress
+    assert changes.seen("a", progress=False) == changed
+    changes.notify("a")
+    assert changes.seen("a", progress=False) != changed
     for number in range(2 * REMEMBERED):
-        notifier.notify(f"job {number}")
-    assert len(notifier._changes) <= REMEMBERED
+        changes.notify(f"job {number}")
+    assert len(changes._changes) <= REMEMBERED
 
 
 def test_a_watcher_keeps_no_future_that_is_settled(process: Process) -> None:
     """Nor its thread, once there is no waiter."""
-    service = WatchedJobs(process.store, process.clock)
+    engine = JobsEngine(BatchingConfig(), process.clock, rng=random.Random(1), wiring=job_wiring())
+    engine._store = process.store
     process.supervisor.start()
     process.run_jobs(1)
     job = process.store.jobs.latest()[0]
-    watcher = Watcher(job.id, service)
+    watchers = set()
     for _ in range(50):
-        assert [future.result(PATIENCE).request_id for future in watcher.futures(2)] == [job.id] * 2
-    watcher.finish(PATIENCE)
-    assert set(sizes(watcher).values()) == {0}
+        futures = [Settled(), Settled()]
+        engine.deliver(job.id, dict(enumerate(futures)))
+        watchers |= set(engine._watchers.values())
+        assert all(future.result(PATIENCE).ok for future in futures)
+    for watcher in watchers:
+        watcher.finish(PATIENCE)
+        assert set(sizes(watcher).values()) == {0}

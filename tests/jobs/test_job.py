@@ -14,7 +14,7 @@ from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed, JobNotFound, JobTimeout, RequestCancelled, StoreError
 from smartbatch.events import Event, RequestSubmitted
-from smartbatch.jobs import watcher
+from smartbatch.jobs import watching
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
 
@@ -245,7 +245,7 @@ def test_nobody_watches_a_job_that_is_done(client_of: ClientOf, clock: VirtualCl
     concurrent.futures.wait(job.futures(), PATIENCE)
     inside(client).jobs.service.finish_listening(job.id, PATIENCE)
     assert [thread.name for thread in threading.enumerate() if thread.name == "smartbatch-job"] == []
-    assert watcher.PAGE == 1000
+    assert watching.PAGE == 1000
 
 
 # -- cancelling ----------------------------------------------------------------------------------------------

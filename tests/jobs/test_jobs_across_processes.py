@@ -23,7 +23,7 @@ from smartbatch.client import BatchingClient
 from smartbatch.errors import JobNotFound, JobTimeout, StoreError
 from smartbatch.events import Event, JobAccepted, JobFinished, JobProgress, RouteScored
 from smartbatch.jobs.job import Job
-from smartbatch.jobs.watcher import ChangeNotifier
+from smartbatch.jobs.watching import Changes
 from smartbatch.providers.batch_api import RemoteBatch
 from smartbatch.routing import lists
 from tests.levels import sampled
@@ -251,9 +251,9 @@ def test_an_interrupted_wait_for_a_job_has_what_is_stored_and_the_job_goes_on(
     wait: str, client: BatchingClient, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It looks anew each time, so it has everything once the job has ended."""
-    waited = ChangeNotifier.wait_for_change
+    waited = Changes.wait_for_change
 
-    def interrupted(notifier: ChangeNotifier, seen: int, timeout: float) -> None:
+    def interrupted(notifier: Changes, seen: int, timeout: float) -> None:
         if threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt
         waited(notifier, seen, timeout)
@@ -261,7 +261,7 @@ def test_an_interrupted_wait_for_a_job_has_what_is_stored_and_the_job_goes_on(
     with clock.held():
         job = client.submit_batch([f"p{n}" for n in range(12)], key="k")
         with monkeypatch.context() as patched:
-            patched.setattr(ChangeNotifier, "wait_for_change", interrupted)
+            patched.setattr(Changes, "wait_for_change", interrupted)
             with pytest.raises(Interrupted, match=job.id) as caught:
                 WAITS[wait](client, job)
         assert caught.value.results == []

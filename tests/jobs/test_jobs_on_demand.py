@@ -12,7 +12,7 @@ from together import run_together
 
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed
-from smartbatch.jobs import service
+from smartbatch.jobs.jobs_engine import JobsEngine
 
 ClientOf = Callable[..., BatchingClient]
 
@@ -55,15 +55,15 @@ def test_a_signal_handler_that_needs_them_while_they_are_made_makes_those_that_s
 ) -> None:
     """It runs on the very thread that makes them."""
     made: list[object] = []
-    really = service.JobService.__init__
+    really = JobsEngine.__init__
 
-    def interrupted(self: service.JobService, *args: Any, **options: Any) -> None:
+    def interrupted(self: JobsEngine, *args: Any, **options: Any) -> None:
         really(self, *args, **options)
         made.append(self)
         if len(made) == 1:
             inside(client).jobs  # noqa: B018  # as a handler would
 
-    monkeypatch.setattr(service.JobService, "__init__", interrupted)
+    monkeypatch.setattr(JobsEngine, "__init__", interrupted)
     (result,) = client.submit_batch(["a"]).results(timeout=LONG)
     assert result.ok
     assert len(made) == 2
@@ -77,7 +77,7 @@ def test_what_fails_to_be_made_is_made_by_the_next_who_needs_it(
         raise OSError("no space")
 
     with monkeypatch.context() as patched:
-        patched.setattr(service.JobService, "__init__", fails)
+        patched.setattr(JobsEngine, "__init__", fails)
         with pytest.raises(OSError, match="no space"):
             client.submit_batch(["a"])
     (result,) = client.submit_batch(["a"]).results(timeout=LONG)

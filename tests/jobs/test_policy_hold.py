@@ -6,11 +6,11 @@ import contextlib
 import sqlite3
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 from jobs.remote import Api, Remote
 
 from smartbatch._clock import VirtualClock
@@ -18,7 +18,6 @@ from smartbatch.client import BatchingClient
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import ErrorKind, JobTimeout, ProviderError
 from smartbatch.events import Event, JobHeld
-from smartbatch.jobs import service
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.records import JobLease
 from smartbatch.jobs.runtime import StepLimits
@@ -82,7 +81,8 @@ def start(
 ) -> Callable[[float | None], tuple[Job, Lost]]:
     """Submit three batches: the second is lost for ``lag`` seconds, or for ever; the third waits for room."""
 
-    monkeypatch.setattr(service, "StepLimits", partial(StepLimits, orphan_watch=WATCH))
+    usual = StepLimits.of
+    monkeypatch.setattr(StepLimits, "of", lambda config: evolve(usual(config), orphan_watch=WATCH))
 
     def begin(lag: float | None) -> tuple[Job, Lost]:
         remote = Remote(clock, turnaround=3 * MINUTE)

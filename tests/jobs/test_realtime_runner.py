@@ -20,13 +20,13 @@ from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
 from smartbatch.events import AnswersLost, Event, StoreAvailable, StoreUnavailable
 from smartbatch.jobs.job import Job
+from smartbatch.jobs.jobs_engine import JobsEngine
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import ItemState, NewItem
-from smartbatch.jobs.service import JobService
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.store.item_table import ItemTable
-from smartbatch.jobs.supervisor import LEASE
+from smartbatch.jobs.supervision import LEASE
 from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.jobs.wiring import RealtimeItem
 from smartbatch.observe import logs
@@ -412,7 +412,7 @@ def test_items_that_were_being_asked_when_their_process_died(
     remote = Remote(clock, batches=False)
     client = client_of(remote, store=place, batch_on_unknown=policy)
     with monkeypatch.context() as patch:
-        patch.setattr(JobService, "carry_on", lambda *_: None)  # it submits, and no more
+        patch.setattr(JobsEngine, "carry_on", lambda *_: None)  # it submits, and no more
         job = submitted(client, 6)
     dead = another_store(place, clock)
     lease = dead.leases.claim(job.id, LEASE)

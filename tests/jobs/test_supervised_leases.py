@@ -13,7 +13,7 @@ from smartbatch.jobs.records import LEASE, JobLease, LeaseLost
 from smartbatch.jobs.steps.context import StepResult
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.leases import LeaseTable
-from smartbatch.jobs.supervisor import CLAIM_EVERY
+from smartbatch.jobs.supervision import CLAIM_EVERY
 
 __all__ = ["scene"]  # fixtures
 

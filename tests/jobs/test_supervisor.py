@@ -14,7 +14,7 @@ from smartbatch.errors import StoreError
 from smartbatch.jobs.records import JobLease
 from smartbatch.jobs.steps.context import StepResult
 from smartbatch.jobs.store.leases import LeaseTable
-from smartbatch.jobs.supervisor import CLAIM_EVERY, WORKERS
+from smartbatch.jobs.supervision import CLAIM_EVERY, WORKERS
 
 __all__ = ["scene"]  # fixtures
 

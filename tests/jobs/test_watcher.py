@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
+from jobs.runtimes import job_wiring
 from taking_part import taking_part
 
 from smartbatch._clock import VirtualClock, WaitingThread
+from smartbatch.config import BatchingConfig
 from smartbatch.errors import ClientClosed, StoreError
+from smartbatch.jobs.jobs_engine import JobsEngine
 from smartbatch.jobs.records import ResultRow
 from smartbatch.jobs.threads import OwnThreads
-from smartbatch.jobs.watcher import REMEMBERED, ChangeNotifier, Watcher
+from smartbatch.jobs.watching import REMEMBERED, Changes
 from smartbatch.types import Result
 
 
@@ -25,31 +29,13 @@ class ClosedStore:
         raise StoreError("closed")
 
 
-class Service:
-    """What a watcher needs; its store is closed, and what it reports is kept."""
-
-    store: Any = ClosedStore()
-
-    def __init__(self, clock: VirtualClock) -> None:
-        self.clock = clock
-        self.notifier = ChangeNotifier(clock)
-        self.reported: list[BaseException] = []
-
-    def report(self, _: str | None, error: BaseException) -> None:
-        self.reported.append(error)
-
-    def refresh_interval(self, _: str) -> float:
-        return 60.0
-
-    def result_of(self, *_: Any) -> Result:
-        raise AssertionError("nothing can be read")
-
-    @property
-    def wiring(self) -> Any:
-        return self
-
-    def new_future(self) -> Any:
-        return SettledFuture()
+def engine_on(store: Any, clock: VirtualClock) -> tuple[JobsEngine, list[BaseException]]:
+    """An engine whose store is open, and what it reports."""
+    reported: list[BaseException] = []
+    wiring = job_wiring(report=lambda _, error: reported.append(error))
+    engine = JobsEngine(BatchingConfig(), clock, rng=random.Random(1), wiring=wiring)
+    engine._store = store
+    return engine, reported
 
 
 class SettledFuture(Future[Result]):
@@ -61,25 +47,25 @@ class SettledFuture(Future[Result]):
 
 def test_a_store_that_a_stop_has_closed_is_no_failure(clock: VirtualClock) -> None:
     """What is left fails with the stop's own error, and nothing is reported."""
-    service: Any = Service(clock)
-    watcher = Watcher("job-1", service)
-    stopped = ClientClosed("stopped")
-    watcher.end(stopped)
-    [future] = watcher.futures(1)
-    assert future.result(60.0).error is stopped
-    watcher.finish(60.0)
-    assert watcher.is_idle
-    assert service.reported == []
+    engine, reported = engine_on(ClosedStore(), clock)
+    engine.halt()
+    future = SettledFuture()
+    engine.deliver("job-1", {0: future})
+    assert isinstance(future.result(60.0).error, ClientClosed)
+    assert reported == []
 
 
 def test_a_store_that_fails_is_reported_once(clock: VirtualClock) -> None:
-    service: Any = Service(clock)
-    watcher = Watcher("job-1", service)
-    [future] = watcher.futures(1)
+    engine, reported = engine_on(ClosedStore(), clock)
+    future = SettledFuture()
+    engine.deliver("job-1", {0: future})
     clock.sleep(600.0)
-    assert [str(error) for error in service.reported] == ["closed"]
-    watcher.end(ClientClosed("stopped"))
+    assert [str(error) for error in reported] == ["closed"]
+    with engine.lock:
+        engine._watchers["job-1"].end_locked(ClientClosed("stopped"))
     assert isinstance(future.result(60.0).error, ClientClosed)
+    clock.sleep(1.0)
+    assert engine._watchers == {}
 
 
 class HangingItems:
@@ -114,18 +100,19 @@ class ToldOnce:
 
 def test_what_a_store_that_hangs_leaves_is_failed_once(clock: VirtualClock) -> None:
     """Not again when the store answers after all."""
-    service: Any = Service(clock)
-    items = HangingItems()
-    service.store = SimpleNamespace(items=items, jobs=SimpleNamespace(get=lambda _: None))
-    watcher = Watcher("job-1", service)
+    items, stopped = HangingItems(), ClientClosed("stopped")
+    store = SimpleNamespace(items=items, jobs=SimpleNamespace(get=lambda _: None), place="here")
+    engine, _ = engine_on(store, clock)
     waiting = [ToldOnce(), ToldOnce()]
-    watcher.deliver(dict(enumerate(waiting)), lambda *_: Result("answered"))
+    engine.deliver("job-1", dict(enumerate(waiting)))
+    watcher = engine._watchers["job-1"]
     assert items.asked.wait(60.0)
-    watcher.give_up(stopped := ClientClosed("stopped"))
+    watcher.give_up(stopped)
     items.goes_on.set()
-    watcher.end(stopped)
+    with engine.lock:
+        watcher.end_locked(stopped)
     watcher.finish(60.0)
-    assert watcher.is_idle
+    assert not watcher.runs
     assert [[result.error for result in each.told] for each in waiting] == [[stopped], [stopped]]
 
 
@@ -145,15 +132,15 @@ def test_a_thread_that_waits_for_a_job_sleeps_through_the_news_of_others() -> No
     of one is not woken by any of these."""
     clock = CountedWakes()
     with taking_part(clock):
-        notifier, threads = ChangeNotifier(clock), OwnThreads(clock)
-        seen = notifier.seen("a", progress=False)
-        threads.start(lambda: notifier.wait_for_change(seen, 900.0), "waits")
+        changes, threads = Changes(clock, threading.Lock()), OwnThreads(clock)
+        seen = changes.seen("a", progress=False)
+        threads.start(lambda: changes.wait_for_change(seen, 900.0), "waits")
         clock.sleep(1.0)  # it waits now
-        notifier.notify("b")
-        notifier.notify("b", progress=True)
-        notifier.notify("a", progress=True)
+        changes.notify("b")
+        changes.notify("b", progress=True)
+        changes.notify("a", progress=True)
         assert clock.wakes == 0
-        notifier.notify("a")
+        changes.notify("a")
         assert clock.wakes == 1
 
 
@@ -161,10 +148,10 @@ def test_a_thread_that_waits_looks_again_when_old_news_is_forgotten() -> None:
     """Else it could miss a change that was counted and forgotten in between."""
     clock = CountedWakes()
     with taking_part(clock):
-        notifier, threads = ChangeNotifier(clock), OwnThreads(clock)
-        seen = notifier.seen("a")
-        threads.start(lambda: notifier.wait_for_change(seen, 900.0), "waits")
+        changes, threads = Changes(clock, threading.Lock()), OwnThreads(clock)
+        seen = changes.seen("a")
+        threads.start(lambda: changes.wait_for_change(seen, 900.0), "waits")
         clock.sleep(1.0)
         for number in range(REMEMBERED + 1):
-            notifier.notify(f"job {number}")
+            changes.notify(f"job {number}")
         assert clock.wakes == 1

@@ -16,11 +16,10 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from attrs import fields
+from attrs import evolve, fields
 
 from smartbatch import BatchingClient, Job, Request, Result, StoreError
 from smartbatch._clock import RealClock
@@ -170,17 +169,18 @@ def _carry(client: BatchingClient, task: WorkerTask) -> None:
 
 def scale_times(task: WorkerTask) -> None:
     """Shorten what no setting reaches: the provider of this world answers within seconds, not hours."""
-    service: Any = importlib.import_module("smartbatch.jobs.service")
-    supervisor: Any = importlib.import_module("smartbatch.jobs.supervisor")
+    supervision: Any = importlib.import_module("smartbatch.jobs.supervision")
     send_within: Any = fields(StepLimits).send_within.default
     if task.lease is not None:
-        share = task.lease / supervisor.LEASE
+        share = task.lease / supervision.LEASE
         send_within *= share
-        supervisor.LEASE *= share
-        supervisor.RENEW_EVERY *= share
-        supervisor.CLAIM_EVERY *= share
-    service.StepLimits = partial(
-        StepLimits,
+        supervision.LEASE *= share
+        supervision.RENEW_EVERY *= share
+        supervision.CLAIM_EVERY *= share
+    usual = StepLimits.of
+    limits: Any = StepLimits
+    limits.of = lambda config: evolve(
+        usual(config),
         visibility=task.visibility,
         reread_pause=0.2,
         reread_time=0.2,

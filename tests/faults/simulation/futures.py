@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from smartbatch._clock import Clock, RealClock
+from smartbatch._clock import RealClock
 from smartbatch.errors import WrongProcess
 from smartbatch.jobs.payload import decode_result
-from smartbatch.jobs.records import JobRow, ResultRow
-from smartbatch.jobs.status import JobStatus
-from smartbatch.jobs.watcher import ChangeNotifier, Watcher
+from smartbatch.jobs.records import ResultRow
+from smartbatch.jobs.watching import Changes, Watcher
 from smartbatch.types import Result
 from tests.faults.simulation.disk import Disk, SimStore
 from tests.faults.simulation.violation import Violation
@@ -26,21 +26,20 @@ class Reader(Watcher):
     """
 
     def __init__(self, job_id: str, total: int, store: SimStore, disk: Disk) -> None:
-        super().__init__(job_id, _Service(store, self, disk))
+        clock = RealClock()  # for locks only: no thread waits here
+        super().__init__(job_id, clock, Changes(clock, threading.Lock()))
         self.given: list[Result | None] = [None] * total
+        self._store = store
         _readers.add(self)
-        self.futures(total)
+        self.deliver_locked({ix: _Future(self, disk, ix) for ix in range(total)}, _result_of)
 
     def look(self) -> None:
         """End the futures of what is new."""
-        self.update()
+        self.settle(self._store)
 
     def close(self) -> None:
         """Its process has crashed."""
         _readers.discard(self)
-
-    def _start_locked(self) -> None:
-        """No thread: the world calls :meth:`look`."""
 
 
 _readers: weakref.WeakSet[Reader] = weakref.WeakSet()
@@ -71,40 +70,5 @@ class _Future:
         raise AssertionError("nothing forks here")
 
 
-class _Service:
-    """What a watcher needs of the service."""
-
-    clock: Clock = RealClock()  # for locks only: no thread waits here
-
-    def __init__(self, store: SimStore, reader: Reader, disk: Disk) -> None:
-        self.store = store
-        self.notifier = ChangeNotifier(self.clock)
-        self._reader = reader
-        self._disk = disk
-        self._made = 0
-
-    @property
-    def wiring(self) -> Any:
-        return self
-
-    def new_future(self) -> Any:
-        self._made += 1
-        return _Future(self._reader, self._disk, self._made - 1)
-
-    def result_of(self, row: ResultRow, job_id: str) -> Result:
-        return decode_result(row.body, request_id=f"{job_id}-{row.ix}")
-
-    def carry_on(self, job_id: str) -> None:
-        """The simulation does."""
-
-    def refresh_interval(self, job_id: str) -> NoReturn:
-        raise AssertionError("no thread waits here")
-
-    def status_of(self, row: JobRow) -> JobStatus:
-        raise AssertionError("there is no listener here")
-
-    def tell_held(self, row: JobRow) -> None:
-        """There is nothing to notify."""
-
-    def report(self, job_id: str | None, error: BaseException) -> NoReturn:
-        raise error
+def _result_of(row: ResultRow, job_id: str) -> Result:
+    return decode_result(row.body, request_id=f"{job_id}-{row.ix}")

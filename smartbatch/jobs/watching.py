@@ -1,4 +1,4 @@
-"""Waiting for news of jobs: a notifier that wakes waiting threads, and a watcher that serves one job.
+"""Waiting for news of jobs: what was told of each, and a watcher that serves one of them.
 
 A watcher settles futures and calls callbacks from what is stored, and from nothing else.
 """
@@ -6,27 +6,28 @@ A watcher settles futures and calls callbacks from what is stored, and from noth
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any, Protocol
 
-from attrs import define, frozen
+from attrs import define, evolve, frozen
 
 from smartbatch._clock import Clock, Monitor
 from smartbatch.errors import JobNotFound, SmartbatchError, StoreError, WrongProcess
+from smartbatch.events import JobFinished
 from smartbatch.jobs.records import JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.threads import OwnThreads, wait_while
-from smartbatch.jobs.wiring import JobWiring
 from smartbatch.observe import logs
 from smartbatch.types import Result
 
 PAGE = 1000
 """Results read at a time."""
 REMEMBERED = 1_000
-"""Jobs whose changes are counted before all are forgotten."""
+"""Jobs whose changes are counted before all are forgotten, and finished jobs that are remembered. Few of the
+latter are needed: two threads may tell the end of a job, and do so within moments."""
 
 
 def stored_job(store: SqlStore, job_id: str) -> JobRow:
@@ -56,21 +57,26 @@ class SeenChanges:
     progress: int | None
 
 
-class ChangeNotifier:
-    """Wakes threads that wait for a change of a job in the store, and only those that wait for that one. Safe
-    from any thread.
+class Changes:
+    """Wakes threads that wait for a change of a job in the store, and only those that wait for that one; and
+    says whether the end of a job, or that it is held, is news. Safe from any thread.
 
     Ask for :meth:`seen` before reading the store, and hand it to :meth:`wait_for_change` afterwards: a change
     between the two ends the wait at once.
+
+    Args:
+        lock: of the engine, which methods in ``_locked`` need.
     """
 
-    def __init__(self, clock: Clock) -> None:
-        self._monitor = clock.monitor()
+    def __init__(self, clock: Clock, lock: threading.Lock) -> None:
+        self.lock = lock
         self._clock = clock
         self._changes: Counter[str] = Counter()
         self._progress: Counter[str] = Counter()
         self._waiting: dict[Monitor, SeenChanges] = {}
         self._forgotten = 0
+        self._ends: dict[str, JobFinished] = {}
+        self._held: dict[str, str | None] = {}
 
     def notify(self, job_id: str, *, progress: bool = False) -> None:
         """Wake the threads that wait for a job; now and then all of them, to forget jobs.
@@ -78,20 +84,23 @@ class ChangeNotifier:
         Args:
             progress: results of it were stored, and nothing else has changed.
         """
-        with self._monitor:
-            if len(self._changes) + len(self._progress) >= REMEMBERED:
-                self._changes.clear()
-                self._progress.clear()
-                self._forgotten += 1
-            (self._progress if progress else self._changes)[job_id] += 1
-            for waiter, seen in self._waiting.items():
-                concerned = seen.job_id == job_id and (seen.progress is not None or not progress)
-                if concerned or seen.forgotten != self._forgotten:
-                    waiter.notify()
+        with self.lock:
+            self.notify_locked(job_id, progress=progress)
+
+    def notify_locked(self, job_id: str, *, progress: bool = False) -> None:
+        if len(self._changes) + len(self._progress) >= REMEMBERED:
+            self._changes.clear()
+            self._progress.clear()
+            self._forgotten += 1
+        (self._progress if progress else self._changes)[job_id] += 1
+        for waiter, seen in self._waiting.items():
+            concerned = seen.job_id == job_id and (seen.progress is not None or not progress)
+            if concerned or seen.forgotten != self._forgotten:
+                waiter.notify()
 
     def seen(self, job_id: str, *, progress: bool = True) -> SeenChanges:
         """Return what was told of a job by now, with its progress or without."""
-        with self._monitor:
+        with self.lock:
             return self._seen_locked(job_id, progress=progress)
 
     def _seen_locked(self, job_id: str, *, progress: bool) -> SeenChanges:
@@ -101,8 +110,8 @@ class ChangeNotifier:
     def wait_for_change(self, seen: SeenChanges, timeout: float) -> None:
         """Wait for a change after ``seen``, or for ``timeout`` seconds."""
         progress = seen.progress is not None
-        waiter = self._clock.monitor(self._monitor.lock)
-        with self._monitor:
+        waiter = self._clock.monitor(self.lock)
+        with waiter:
             try:
                 self._waiting[waiter] = seen
                 wait_while(
@@ -113,6 +122,31 @@ class ChangeNotifier:
                 )
             finally:
                 self._waiting.pop(waiter, None)
+
+    def is_new_end_locked(self, event: JobFinished) -> bool:
+        """Whether the end of a job was not told yet. One whose failed rows were asked again has another."""
+        end = evolve(event, at=0.0)
+        if self._ends.get(event.job_id) == end:
+            return False
+        self._ends[event.job_id] = end
+        if len(self._ends) > REMEMBERED:
+            del self._ends[next(iter(self._ends))]
+        self.goes_on_locked(event.job_id)
+        return True
+
+    def is_newly_held_locked(self, row: JobRow) -> bool:
+        """Whether a job is held, and for another reason than the one told last."""
+        if row.state is not JobState.HELD:
+            self.goes_on_locked(row.id)
+            return False
+        if row.id in self._held and self._held[row.id] == row.note:
+            return False
+        self._held[row.id] = row.note
+        return True
+
+    def goes_on_locked(self, job_id: str) -> None:
+        """A job is held no longer."""
+        self._held.pop(job_id, None)
 
 
 class ItemWaiter(Protocol):
@@ -125,29 +159,6 @@ class ItemWaiter(Protocol):
     def abandon(self, error: WrongProcess) -> None:
         """In a forked child: what was waited for belongs to the parent. Takes no inherited lock."""
         ...
-
-
-class WatchedService(Protocol):
-    """What a watcher needs of :class:`smartbatch.jobs.service.JobService`."""
-
-    @property
-    def store(self) -> SqlStore: ...
-
-    clock: Clock
-    notifier: ChangeNotifier
-
-    @property
-    def wiring(self) -> JobWiring: ...
-
-    def carry_on(self, job_id: str) -> None: ...
-
-    def refresh_interval(self, job_id: str) -> float: ...
-
-    def status_of(self, row: JobRow) -> JobStatus: ...
-
-    def result_of(self, row: ResultRow, job_id: str) -> Result: ...
-
-    def tell_held(self, row: JobRow) -> None: ...
 
 
 @define(eq=False)
@@ -180,66 +191,50 @@ class _Callback:
 
 
 class Watcher:
-    """Watches one job. Its thread runs while there are unsettled futures or callbacks."""
+    """Those who wait for one job; a thread of the engine serves them while there are any. Methods in
+    ``_locked`` need the engine's lock.
 
-    def __init__(self, job_id: str, service: WatchedService) -> None:
-        self._job_id = job_id
-        self._service = service
-        self._monitor = service.clock.monitor()
-        self._threads = OwnThreads(service.clock)
-        self._running = False
+    Attributes:
+        threads: the thread that serves them.
+        runs: whether it runs.
+        ending: what the futures fail with that are not stored, once the watch ends.
+    """
+
+    def __init__(self, job_id: str, clock: Clock, changes: Changes) -> None:
+        self.job_id = job_id
+        self._clock = clock
+        self._changes = changes
+        self._monitor = clock.monitor(changes.lock)
+        self.threads = OwnThreads(clock)
+        self.runs = False
+        self.ending: SmartbatchError | None = None
         self._groups: list[_FutureGroup] = []
         self._settling: Any = None  # hooks of the user's may run for it, and a process fork meanwhile
         self._callbacks: list[_Callback] = []
-        self._ending: SmartbatchError | None = None
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether there is nobody left to tell."""
-        return not self._running
-
-    def futures(self, total: int) -> list[Future[Result]]:
-        """Return a future for each item, in order.
-
-        Raises:
-            RuntimeError: no thread can be had; nothing is kept. So it is below.
-        """
-        futures = [self._service.wiring.new_future() for _ in range(total)]
-        if futures:
-            self._settle_later(_FutureGroup(dict(enumerate(futures)), self._service.result_of))
-        return futures
-
-    def deliver(
+    def deliver_locked(
         self, waiters: Mapping[int, Any], read: Callable[[ResultRow, str], Result], *, after: int = 0
     ) -> None:
         """Settle ``waiters``, by the position of their item, with what ``read`` makes of each result whose
         sequence number is above ``after``."""
-        self._settle_later(_FutureGroup(dict(waiters), read, after))
+        self._groups.append(_FutureGroup(dict(waiters), read, after))
+        self._changes.notify_locked(self.job_id)
 
-    def _settle_later(self, group: _FutureGroup) -> None:
-        with self._monitor:
-            self._start_locked()
-            self._groups.append(group)
-        self._service.notifier.notify(self._job_id)
-
-    def listen(self, call: Callable[[JobStatus], object]) -> None:
+    def listen_locked(self, call: Callable[[JobStatus], object]) -> None:
         """Call ``call`` with the status, now and after each change, up to the end."""
-        with self._monitor:
-            self._start_locked()
-            self._callbacks.append(_Callback(call))
-        self._service.notifier.notify(self._job_id)
+        self._callbacks.append(_Callback(call))
+        self._changes.notify_locked(self.job_id)
 
-    def end(self, error: SmartbatchError) -> None:
+    def end_locked(self, error: SmartbatchError) -> None:
         """Settle futures with what is stored by now, fail the others with ``error``, and end the thread."""
-        with self._monitor:
-            self._ending = error
-        self._service.notifier.notify(self._job_id)
+        self.ending = error
+        self._changes.notify_locked(self.job_id)
 
     def finish(self, timeout: float) -> None:
         """Wait up to ``timeout`` seconds for the thread to end; return at once in a callback."""
         with self._monitor:
-            if not self._threads.has_current():
-                wait_while(lambda: self._running, self._monitor, self._service.clock, timeout)
+            if not self.threads.has_current():
+                wait_while(lambda: self.runs, self._monitor, self._clock, timeout)
 
     def give_up(self, error: SmartbatchError) -> None:
         """Fail the futures that are left, where the store does not answer and the thread waits for it."""
@@ -258,56 +253,29 @@ class Watcher:
         if settling is not None:
             settling.abandon(error)
 
-    def _start_locked(self) -> None:
-        if not self._running:
-            self._threads.start(self._watch, "smartbatch-job")
-            self._running = True
-
-    def _watch(self) -> None:
-        service, failed = self._service, False
-        while True:
-            seen, ending = service.notifier.seen(self._job_id), self._ending
-            try:
-                self.update()
-                failed = False
-            except JobNotFound as error:  # it was deleted from the store
-                ending = error
-            except Exception as error:
-                if self._ending is None and not failed:  # reported once, not with every try, nor after a stop
-                    service.wiring.report(self._job_id, error)
-                failed = True
-            if self._has_ended(ending):
-                return
-            if ending is None:
-                service.notifier.wait_for_change(seen, service.refresh_interval(self._job_id))
-
-    def update(self) -> None:
-        """Settle the futures whose results are stored, call the callbacks whose status changed, and have the
-        job carried on.
-
-        Raises:
-            JobNotFound: the job was deleted from the store.
-        """
+    def settle(self, store: SqlStore) -> bool:
+        """Settle the futures whose results are stored; return whether any were waiting."""
         with self._monitor:
             self._groups = _merged(self._groups)
-            groups, callbacks = list(self._groups), list(self._callbacks)
+            groups = list(self._groups)
         for group in groups:
-            self._settle(group)
-        row = stored_job(self._service.store, self._job_id)
-        if row.state is not JobState.DONE:
-            self._service.carry_on(self._job_id)
-        if groups:
-            self._service.tell_held(row)
+            self._settle(group, store)
+        return bool(groups)
+
+    def call(self, status_of: Callable[[], JobStatus], *, ended: bool) -> None:
+        """Call the callbacks whose part of the status changed: for the last time where the job has ended."""
+        with self._monitor:
+            callbacks = list(self._callbacks)
         if callbacks:
-            self._call(callbacks, row)
+            self._call(callbacks, status_of())
         with self._monitor:
             self._groups = [group for group in self._groups if group.waiting]
-            if row.state is JobState.DONE:  # keep those that were added meanwhile: they get their one call
+            if ended:  # keep those that were added meanwhile: they get their one call
                 self._callbacks = [one for one in self._callbacks if one not in callbacks]
 
-    def _settle(self, group: _FutureGroup) -> None:
+    def _settle(self, group: _FutureGroup, store: SqlStore) -> None:
         while group.waiting:
-            page = self._service.store.items.fresh(self._job_id, after=group.after, limit=PAGE)
+            page = store.items.fresh(self.job_id, after=group.after, limit=PAGE)
             for row in page:
                 group.after = row.seq
                 self._settling = group.waiting.get(row.ix)  # first: a forked child finds it in one of the two
@@ -321,12 +289,11 @@ class Watcher:
     def _read(self, group: _FutureGroup, row: ResultRow) -> Result:
         """Return the result in a row; a failed one where it is damaged, or of a newer version."""
         try:
-            return group.read(row, self._job_id)
+            return group.read(row, self.job_id)
         except StoreError as error:
             return Result("", error=error)
 
-    def _call(self, callbacks: Sequence[_Callback], row: JobRow) -> None:
-        status = self._service.status_of(row)
+    def _call(self, callbacks: Sequence[_Callback], status: JobStatus) -> None:
         visible = _visible(status)
         for callback in callbacks:
             if callback.last == visible:
@@ -337,7 +304,7 @@ class Watcher:
             except BaseException as error:  # a user's error must not end this thread
                 logs.user_error("on_progress", error)
 
-    def _has_ended(self, ending: SmartbatchError | None) -> bool:
+    def has_ended(self, ending: SmartbatchError | None) -> bool:
         """Fail what is left where the watch ends, and say whether the thread is to end.
 
         1. Futures or callbacks are left, and the watch goes on: False.
@@ -355,7 +322,7 @@ class Watcher:
         with self._monitor:
             if self._groups or self._callbacks:
                 return False
-            self._running = False
+            self.runs = False
             self._monitor.notify_all()
         return True
 

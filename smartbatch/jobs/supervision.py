@@ -1,4 +1,4 @@
-"""The supervisor carries the jobs of a store on, for as long as the process lives.
+"""Supervision carries the jobs of a store on, for as long as the process lives.
 
 One thread watches the time: it claims jobs that no living process owns, renews leases, also while a remote
 call takes long, and queues the jobs that are due. Worker threads run one step of one job at a time.
@@ -9,22 +9,27 @@ from __future__ import annotations
 import math
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from functools import partial
+from typing import Self
 
-from attrs import define, field
+from attrs import define
 
 from smartbatch._clock import Monitor
+from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.errors import ErrorKind, JobNotFound, ProviderError, SmartbatchError, StoreError
 from smartbatch.events import ClockStepped
-from smartbatch.jobs.live_controls import News
+from smartbatch.jobs.claim_turns import is_capped, item_limits
+from smartbatch.jobs.live_controls import LiveControls
 from smartbatch.jobs.payload import encode_result
 from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import LEASE, JobLease, JobRow, JobState, LeaseLost
 from smartbatch.jobs.runtime import JobRuntime
 from smartbatch.jobs.steps.context import StepResult
+from smartbatch.jobs.steps.step import run_step
 from smartbatch.jobs.threads import OwnThreads, wait_while
+from smartbatch.jobs.watching import Changes
 from smartbatch.types import Result, Route, Usage
 
 RENEW_EVERY = 5.0
@@ -65,29 +70,35 @@ class OwnedJob:
     error: str | None = None
 
 
-@define(eq=False, slots=False, repr=False)
-class JobSupervisor:
+class Supervision:
     """Owns jobs and runs their steps. It cannot be started again after :meth:`stop`.
 
     Args:
-        serves: whether this process can do anything for a job.
-        wanted: whether anybody here waits for an attended job that is owned; else it is given back.
-        changed: called with a job's id, with no lock held, after every step of it.
-        news: returns what people did to the store since the last call.
+        changes: what was told of jobs; its lock is the engine's, which is this one's as well.
+        attended: ids of the attended jobs that somebody here waits for.
+        controls: what people did to the store.
+        run_step: does one step of a job.
+        realtime: runs the items of jobs that go in real time.
     """
 
-    _runtime: JobRuntime
-    _run_step: Callable[[JobLease], StepResult] = field(kw_only=True)
-    _serves: Callable[[JobRow], bool] = field(kw_only=True)
-    _wanted: Callable[[JobRow], bool] = field(default=lambda _: True, kw_only=True)
-    realtime: RealtimeRunner = field(kw_only=True)
-    _changed: Callable[[str], None] = field(kw_only=True)
-    _news: Callable[[], News | None] = field(default=lambda: None, kw_only=True)
-
-    def __attrs_post_init__(self) -> None:
-        self._store, self._report = self._runtime.store, self._runtime.wiring.report
-        self._clock = clock = self._runtime.clock
-        self._monitor = clock.monitor()
+    def __init__(
+        self,
+        runtime: JobRuntime,
+        changes: Changes,
+        attended: Set[str],
+        controls: LiveControls,
+        run_step: Callable[[JobLease], StepResult],
+        realtime: RealtimeRunner,
+    ) -> None:
+        self._runtime = runtime
+        self._changes = changes
+        self._attended = attended
+        self._controls = controls
+        self._run_step = run_step
+        self.realtime = realtime
+        self._store, self._report = runtime.store, runtime.wiring.report
+        self._clock = clock = runtime.clock
+        self._monitor = clock.monitor(changes.lock)
         self._worker_monitor = clock.monitor(self._monitor.lock)
         self._idle_monitor = clock.monitor(self._monitor.lock)
         self._owned: dict[str, OwnedJob] = {}
@@ -100,6 +111,26 @@ class JobSupervisor:
         self._stepped = self._runtime.wall.ahead()
         self._halted = self._stopping = self._started = False
         self._error: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        runtime: JobRuntime,
+        config: BatchingConfig,
+        changes: Changes,
+        attended: Set[str],
+        controls: LiveControls,
+    ) -> Self:
+        """Return what runs all steps, and what goes in real time within the limits of the settings."""
+        realtime = RealtimeRunner(
+            runtime,
+            limit_of=item_limits(config, runtime.wiring.parallelism, runtime.provider_of),
+            is_capped=lambda row: is_capped(row, config),
+            request_timeout=config.request_timeout,
+            done=lambda job_id: supervision.notify(job_id),
+        )
+        supervision = cls(runtime, changes, attended, controls, partial(run_step, runtime), realtime)
+        return supervision
 
     # -- for others ------------------------------------------------------------------------------------------
 
@@ -146,7 +177,7 @@ class JobSupervisor:
 
     def on_own_thread(self) -> bool:
         """Whether the caller runs on a thread of the supervisor, in an observer of the user's."""
-        return self._threads.has_current()
+        return self._threads.has_current() or self.realtime.on_own_thread()
 
     def halt(self) -> None:
         """Begin no further step and claim nothing more, but keep what is owned: the first half of a stop."""
@@ -168,7 +199,7 @@ class JobSupervisor:
             self._halted = self._stopping = True
             self._monitor.notify_all()
             self._worker_monitor.notify_all()
-            mine = 1 if self.on_own_thread() else 0
+            mine = 1 if self._threads.has_current() else 0
             wait_while(lambda: self._busy > mine, self._idle_monitor, self._clock, grace)
             leases = [owned.lease for owned in self._owned.values()]
             self._owned.clear()
@@ -273,9 +304,11 @@ class JobSupervisor:
         2. Jobs were acted on: their rows are read anew, and their budgets may have more room.
         3. Jobs that nobody carries on may wait for somebody: they are searched for.
         """
-        news = self._news()
+        news = self._controls.news()
         if news is None:
             return
+        for job_id in news.jobs:
+            self._changes.notify(job_id)
         with self._monitor:
             all_owned = list(self._owned.values())
             if news.claims:
@@ -336,6 +369,13 @@ class JobSupervisor:
                 self.notify()
                 break
         self._error = None
+
+    def _serves(self, row: JobRow) -> bool:
+        """Whether this process can carry a job on, and may."""
+        return self._is_wanted(row) and self._runtime.provider_of(row) is not None
+
+    def _is_wanted(self, row: JobRow) -> bool:
+        return not row.policy.attended or row.id in self._attended
 
     def _wall_jumped(self) -> bool:
         """Whether the wall clock ran ahead since the last search: it was set, or the machine slept.
@@ -411,7 +451,7 @@ class JobSupervisor:
         """
         lease = owned.lease
         try:
-            if not self._wanted(owned.row):
+            if not self._is_wanted(owned.row):
                 self._give_back(owned)
                 return
             result = self._run_step(lease)
@@ -428,7 +468,7 @@ class JobSupervisor:
             self._drop(lease)
         else:
             self._schedule(owned, math.inf if result.next_at is None else result.next_at)
-        self._changed(lease.job_id)
+        self._changes.notify(lease.job_id)
 
     def _give_back(self, owned: OwnedJob) -> None:
         if self.realtime.withdraw(owned.lease.job_id):
@@ -469,7 +509,7 @@ class JobSupervisor:
         self.realtime.forget(lease.job_id)
         if is_ours:
             self._release(lease)
-        self._changed(lease.job_id)
+        self._changes.notify(lease.job_id)
 
     def _release(self, lease: JobLease) -> None:
         try:
@@ -486,7 +526,7 @@ class JobSupervisor:
         return True
 
 
-def _watch(of: weakref.ref[JobSupervisor], monitor: Monitor) -> None:
+def _watch(of: weakref.ref[Supervision], monitor: Monitor) -> None:
     """Do one task after the other, until the end.
 
     While no job is owned this thread holds nothing of the client: one that only its own observers and hooks

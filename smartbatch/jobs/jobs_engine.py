@@ -16,7 +16,6 @@ from smartbatch._clock import Clock, SteadyWall
 from smartbatch._fork import something_ended, something_started
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import (
-    AnswerUnread,
     ClientClosed,
     JobNotFound,
     SmartbatchError,
@@ -35,9 +34,8 @@ from smartbatch.events import (
 )
 from smartbatch.jobs.acceptance import Items, with_further_rows
 from smartbatch.jobs.accounts import Serving
-from smartbatch.jobs.live_controls import LiveControls, News
+from smartbatch.jobs.live_controls import LiveControls
 from smartbatch.jobs.records import (
-    ItemState,
     JobLease,
     JobRow,
     JobState,
@@ -47,19 +45,18 @@ from smartbatch.jobs.records import (
     StoredCounts,
 )
 from smartbatch.jobs.runtime import JobRuntime, StepLimits
-from smartbatch.jobs.status import JobStatus, status_of, time_left
+from smartbatch.jobs.status import JobStatus, read_status
 from smartbatch.jobs.store import SqlStore, open_store
-from smartbatch.jobs.stored_result import placed, read_again, result_of_row
+from smartbatch.jobs.stored_result import result_as_stored
 from smartbatch.jobs.summary_log import SummaryLog
-from smartbatch.jobs.threads import TimedReads, run_within, wait_while
-from smartbatch.jobs.told_states import ToldStates
-from smartbatch.jobs.watcher import ChangeNotifier, ItemWaiter, Watcher, stored_job
+from smartbatch.jobs.threads import OwnThreads, TimedReads, run_within, wait_while
+from smartbatch.jobs.watching import Changes, ItemWaiter, Watcher, stored_job
 from smartbatch.jobs.wiring import JobWiring
 from smartbatch.prices import PriceBook
 from smartbatch.types import Result, T
 
 if TYPE_CHECKING:
-    from smartbatch.jobs.supervisor import JobSupervisor
+    from smartbatch.jobs.supervision import Supervision
 
 ELSEWHERE = 1.0
 """Seconds between looks at a job that another process carries on."""
@@ -69,8 +66,8 @@ LAST_NEWS = 0.1
 """Seconds at the end of a stop that are left for telling what is stored, and again for closing the store."""
 CLOSING = 0.25
 """Seconds for closing the store where the time of the stop is over."""
-WATCHERS = 100
-"""Watchers of jobs that are kept before those that have nothing left to tell are dropped."""
+TRIED_EVERY = 10.0
+"""Seconds after which a store that could not be opened is tried again."""
 DRAWS = 10
 """Ids tried for a job; the second is needed with a seeded generator only."""
 _NEWS = (JobAccepted, JobProgress, JobFinished, JobIncident, ShardChanged)
@@ -78,18 +75,13 @@ _NEWS = (JobAccepted, JobProgress, JobFinished, JobIncident, ShardChanged)
 
 @define(eq=False, repr=False)
 class _Stop:
-    """A stop that gives jobs back.
+    """A stop that gives jobs back."""
 
-    Attributes:
-        store: the one that its jobs are in.
-        closes: whether it closes the store, unless that is used again by then.
-    """
-
-    store: SqlStore | None
-    closes: bool
+    store: SqlStore | None  # that its jobs are in
+    closes: bool  # the store, unless that is used again by then
 
 
-class JobService:
+class JobsEngine:
     """The jobs of one client in one process: submission, work, and those who wait. Safe from any thread.
 
     Threads start when there is work, and again after a stop.
@@ -99,43 +91,37 @@ class JobService:
 
     Attributes:
         wall: Unix seconds by which jobs wait and are late, whatever the machine's clock is set to.
-        notifier: notified whenever something of a job was stored.
+        lock: of the engine and of all that supervises and watches its jobs; while it is held nothing is read,
+            written, called or told.
+        changes: what was told of jobs; notified whenever something of one was stored.
         controls: what people set for models, and their acts on jobs.
         serving: finds the provider of a job.
         wiring: what jobs need of the real-time side.
         summaries: writes what requests in real time came to next to the jobs.
     """
 
-    def __init__(
-        self,
-        config: BatchingConfig,
-        clock: Clock,
-        *,
-        rng: Random,
-        wiring: JobWiring,
-    ) -> None:
+    def __init__(self, config: BatchingConfig, clock: Clock, *, rng: Random, wiring: JobWiring) -> None:
         self._config = config
         self.clock = clock
         self.wall = SteadyWall(clock)
         self._rng = rng
         self.wiring = wiring
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
+        self._monitor = clock.monitor(self.lock)
         self._store: SqlStore | None = None
         self._opens = False
-        self._opening = clock.monitor(self._lock)
+        self._opens_later = False
+        self._threads = OwnThreads(clock)
         self.summaries = SummaryLog(clock, lambda: self._store, part=secrets.randbelow(2**32))
-        self.notifier = ChangeNotifier(clock)
+        self.changes = Changes(clock, self.lock)
         self._reads = TimedReads(clock)
         self.controls = LiveControls(lambda: self.store, clock, wiring.control, wiring.tell)
         self.serving = Serving(wiring.providers, opened=wiring.serve, clock=clock)
-        self._supervisor: JobSupervisor | None = None
+        self._supervisor: Supervision | None = None
         self._watchers: dict[str, Watcher] = {}
-        self._drop_watchers_at = WATCHERS
-        self._told = ToldStates()
         self._attended: set[str] = set()
         self._closed = False
-        self._end = clock.monitor()
-        self._stops: list[_Stop] = []  # those that give jobs back; under `_end`
+        self._stops: list[_Stop] = []  # those that give jobs back
 
     # -- jobs ------------------------------------------------------------------------------------------------
 
@@ -148,8 +134,8 @@ class JobService:
         """
         if (store := self._store) is not None:
             return store
-        with self._opening:
-            self._opening.wait_for(lambda: not self._opens)
+        with self._monitor:
+            self._monitor.wait_for(lambda: not self._opens)
             if self._store is not None:
                 return self._store
             self._opens = True
@@ -158,9 +144,9 @@ class JobService:
             wall = self.clock.wall
             opened = open_store(self._config.store, wall=wall, rng=self._rng, counted=self._counted)
         finally:
-            with self._opening:
+            with self._monitor:
                 self._opens, self._store = False, opened
-                self._opening.notify_all()
+                self._monitor.notify_all()
         return opened
 
     @property
@@ -267,7 +253,7 @@ class JobService:
 
     def open(self) -> None:
         """Allow jobs to be carried on, again after a stop."""
-        with self._lock:
+        with self.lock:
             self._closed = False
 
     def carry_on(self, job_id: str | None = None) -> None:
@@ -277,40 +263,95 @@ class JobService:
         Args:
             job_id: a job that somebody here waits for; attended ones are carried on for nobody else.
         """
+        from smartbatch.jobs.supervision import Supervision  # late: most clients carry no job on
+
         store = self.store
-        with self._lock:
+        with self.lock:
             if self._closed:
                 return
             new = job_id is not None and job_id not in self._attended
             if job_id is not None:
                 self._attended.add(job_id)
             running = self._supervisor
-            supervisor = self._supervisor = running or self._new_supervisor(store)
+            supervisor = self._supervisor = running or Supervision.of(
+                self._runtime(store), self._config, self.changes, self._attended, self.controls
+            )
         if running is None:
             something_started()
         elif new:
             supervisor.notify(job_id)
         supervisor.start()
 
+    def carry_on_later(self, then: Callable[[], object]) -> None:
+        """Carry on the jobs of the store as soon as it can be opened, unless this is stopped before.
+
+        Args:
+            then: is done next.
+        """
+        with self.lock:
+            if self._closed or self._opens_later:
+                return
+            self._opens_later = True
+        try:
+            self._threads.start(partial(self._open_later, then), "smartbatch-open")
+        except RuntimeError:  # no thread can be had: as with a store that is never there
+            self._opens_later = False
+
+    def _open_later(self, then: Callable[[], object]) -> None:
+        """Try to open the store, until one of these is true:
+
+        1. The engine was stopped.
+        2. The store is open: pauses hold, and its jobs are carried on.
+        3. Its address is none: no later try finds it.
+        """
+        wait = 0.0
+        while True:
+            with self._monitor:
+                wait_while(lambda: not self._closed, self._monitor, self.clock, wait)
+                if self._closed:
+                    self._opens_later = False
+                    return
+            wait = TRIED_EVERY
+            try:
+                _ = self.store
+                if not self._closed:
+                    self.controls.read()
+                    self.carry_on()
+                    then()
+            except StoreError:  # it was reported when it was tried first
+                continue
+            except SmartbatchError as error:
+                self.wiring.report(None, error)
+            self._opens_later = False
+            return
+
     def has_ended(self, job_id: str) -> None:
         """A job was seen to have ended, in whichever process: keep nothing of it."""
-        with self._lock:
-            self._told.goes_on_locked(job_id)
+        with self.lock:
+            self.changes.goes_on_locked(job_id)
             self._attended.discard(job_id)
 
-    def serves(self, row: JobRow) -> bool:
-        """Whether this process can carry a job on, and may: an attended one only where it was named."""
-        return self._is_wanted(row) and self.serving.provider_of(row) is not None
-
-    def _is_wanted(self, row: JobRow) -> bool:
-        return not row.policy.attended or row.id in self._attended
+    def _runtime(self, store: SqlStore) -> JobRuntime:
+        return JobRuntime(
+            store=store,
+            summaries=self.summaries,
+            clock=self.clock,
+            rng=self._rng,
+            wall=self.wall,
+            prices=PriceBook(self._config.prices),
+            limits=StepLimits.of(self._config),
+            provider_of=self.serving.provider_of,
+            pause_of=lambda model: self.controls.current.pause_of(model),
+            tell=self.told,
+            wiring=self.wiring,
+        )
 
     def let_go(self, job_id: str) -> None:
         """Carry an attended job on no longer, unless a future waits for it: what has not started stays in the
         store, and what is under way gets its result. Whoever names the job carries it on."""
-        with self._lock:
+        with self.lock:
             watcher = self._watchers.get(job_id)
-            if watcher is not None and not watcher.is_idle:
+            if watcher is not None and watcher.runs:
                 return
             self._attended.discard(job_id)
         self.notify(job_id)
@@ -337,8 +378,8 @@ class JobService:
 
     def resume(self, job_id: str) -> None:
         """Go on with a job that waited."""
-        with self._lock:
-            self._told.goes_on_locked(job_id)
+        with self.lock:
+            self.changes.goes_on_locked(job_id)
         if self._supervisor is not None:
             self._supervisor.realtime.resume(job_id)
             self._supervisor.notify(job_id)
@@ -351,62 +392,10 @@ class JobService:
                 f"again with smartbatch.job({row.id!r}), or start a client on the store {self.store.place}"
             )
 
-    def _new_supervisor(self, store: SqlStore) -> JobSupervisor:
-        """Return what carries jobs on, which is imported with the first job: most clients have none."""
-        from smartbatch.jobs.claim_turns import is_capped, item_limits
-        from smartbatch.jobs.realtime_runner import RealtimeRunner
-        from smartbatch.jobs.steps.step import run_step
-        from smartbatch.jobs.supervisor import JobSupervisor
-
-        config, wiring = self._config, self.wiring
-        runtime = JobRuntime(
-            store=store,
-            summaries=self.summaries,
-            clock=self.clock,
-            rng=self._rng,
-            wall=self.wall,
-            prices=PriceBook(config.prices),
-            limits=StepLimits(
-                poll_interval=config.batch_poll_interval,
-                timeout=config.batch_timeout,
-                settle=config.batch_settle,
-                max_requests=config.batch_max_requests,
-                enqueued_tokens=config.batch_enqueued_tokens,
-            ),
-            provider_of=self.serving.provider_of,
-            pause_of=lambda model: self.controls.current.pause_of(model),
-            tell=self.told,
-            wiring=wiring,
-        )
-
-        realtime = RealtimeRunner(
-            runtime,
-            limit_of=item_limits(config, wiring.parallelism, self.serving.provider_of),
-            is_capped=lambda row: is_capped(row, config),
-            request_timeout=config.request_timeout,
-            done=self.notify,
-        )
-        return JobSupervisor(
-            runtime,
-            run_step=partial(run_step, runtime),
-            serves=self.serves,
-            wanted=self._is_wanted,
-            realtime=realtime,
-            changed=self.notifier.notify,
-            news=self._news,
-        )
-
     def look_at_acts(self) -> None:
         """Look at once at what people did to the store, where this process carries jobs on."""
         if self._supervisor is not None:
             self._supervisor.look()
-
-    def _news(self) -> News | None:
-        news = self.controls.news()
-        if news is not None:
-            for job_id in news.jobs:
-                self.notifier.notify(job_id)
-        return news
 
     # -- looking ---------------------------------------------------------------------------------------------
 
@@ -417,30 +406,9 @@ class JobService:
         return OWN if own else min(ELSEWHERE, self._config.batch_poll_interval)
 
     def status_of(self, row: JobRow, *, forecast: bool = True) -> JobStatus:
-        """Return how a job stands; with ``forecast`` also the time left, for which waiting rows are counted.
-
-        Its row is read again after its shards, so that a shard that ends in between is counted twice, which
-        is seen, and not in neither.
-        """
-        store, wall = self.store, self.wall()
-        shards = store.shards.of_job(row.id)
-        row = store.jobs.get(row.id) or row
-        asking = 0
-        if row.state is not JobState.DONE:
-            asking = store.items.count(row.id, ItemState.IN_FLIGHT)
-        left = None
-        if forecast:
-            speed = self.wiring.speed
-            left = time_left(store, row, shards, asking=asking, speed=speed, wall=wall)
-        return status_of(
-            row,
-            shards,
-            asking=asking,
-            incidents=store.facts.incidents(row.id),
-            remaining=left,
-            note=self._note(row),
-            wall=wall,
-        )
+        """Return how a job stands; with ``forecast`` also the time left."""
+        speed = self.wiring.speed if forecast else None
+        return read_status(self.store, row, speed=speed, note=self._note, wall=self.wall())
 
     def result_of(self, row: ResultRow, job_id: str) -> Result:
         """Return a result as its user gets it."""
@@ -450,17 +418,19 @@ class JobService:
     def stored_result(self, row: ResultRow, job_id: str) -> Result:
         """Return a result as it is stored: ``post_process`` has not seen it. An answer that smartbatch itself
         failed to read is read again."""
-        result = placed(result_of_row(row, job_id), row)
-        if isinstance(result.error, AnswerUnread):
-            result = read_again(result, row, stored_job(self.store, job_id).params)
+        result = result_as_stored(row, job_id, params=lambda: stored_job(self.store, job_id).params)
         for name, reason in result.dropped:  # another process may have stored it, and told only its own user
             self.wiring.tell_dropped(name, reason)
         return result
 
     def futures(self, job_id: str, total: int) -> list[Future[Result]]:
         """Return a future for each item of a job; after a stop those that are not stored fail at once."""
-        with self._lock:
-            return self._watcher_locked(job_id).futures(total)
+        futures = [self.wiring.new_future() for _ in range(total)]
+        if futures:
+            with self.lock:
+                watcher = self._watcher_locked(job_id)
+                watcher.deliver_locked(dict(enumerate(futures)), self.result_of)
+        return futures
 
     def deliver(self, job_id: str, waiters: Mapping[int, ItemWaiter], *, after: int = 0) -> None:
         """Hand results to ``waiters``, by the position of their item, before ``post_process`` has seen them;
@@ -469,51 +439,85 @@ class JobService:
         Args:
             after: sequence number of a result that is older than all of theirs.
         """
-        with self._lock:
-            self._watcher_locked(job_id).deliver(waiters, self.stored_result, after=after)
+        with self.lock:
+            self._watcher_locked(job_id).deliver_locked(waiters, self.stored_result, after=after)
 
     def listen(self, job_id: str, call: Callable[[JobStatus], object]) -> None:
         """Call ``call`` with the status of a job now and after each change, up to the end or to a stop."""
         run = self.wiring.run_callback
-        with self._lock:
-            self._watcher_locked(job_id).listen(lambda status: run(partial(call, status)))
+        with self.lock:
+            self._watcher_locked(job_id).listen_locked(lambda status: run(partial(call, status)))
 
     def finish_listening(self, job_id: str, timeout: float) -> None:
         """Wait up to ``timeout`` seconds until the callbacks of a job that has ended were called."""
-        with self._lock:
+        with self.lock:
             watcher = self._watchers.get(job_id)
         if watcher is not None:
             watcher.finish(timeout)
 
     def _watcher_locked(self, job_id: str) -> Watcher:
-        """Return the watcher of a job. Those whose thread has ended are dropped now and then.
+        """Return the watcher of a job, whose thread runs.
 
-        They are used under the lock only, so none is dropped between its making and its first use.
+        Raises:
+            RuntimeError: no thread can be had.
         """
+        watcher = Watcher(job_id, self.clock, self.changes)
         if self._closed:
-            watcher = Watcher(job_id, self)
-            watcher.end(_stopped())
-            return watcher
-        if len(self._watchers) >= self._drop_watchers_at:
-            self._watchers = {known: each for known, each in self._watchers.items() if not each.is_idle}
-            self._drop_watchers_at = max(WATCHERS, 2 * len(self._watchers))
-        return self._watchers.setdefault(job_id, Watcher(job_id, self))
+            watcher.end_locked(_stopped())
+        else:
+            watcher = self._watchers.setdefault(job_id, watcher)
+        if not watcher.runs:
+            watcher.threads.start(partial(self._watch, watcher), "smartbatch-job")
+            watcher.runs = True
+        return watcher
+
+    def _watch(self, watcher: Watcher) -> None:
+        """Serve those who wait for a job, until there are none."""
+        failed = False
+        while True:
+            seen, ending = self.changes.seen(watcher.job_id), watcher.ending
+            try:
+                self._serve(watcher)
+                failed = False
+            except JobNotFound as error:  # it was deleted from the store
+                ending = error
+            except Exception as error:
+                if watcher.ending is None and not failed:  # once, not with every try, nor after a stop
+                    self.wiring.report(watcher.job_id, error)
+                failed = True
+            if watcher.has_ended(ending):
+                break
+            if ending is None:
+                self.changes.wait_for_change(seen, self.refresh_interval(watcher.job_id))
+        with self.lock:
+            if not watcher.runs and self._watchers.get(watcher.job_id) is watcher:
+                del self._watchers[watcher.job_id]
+
+    def _serve(self, watcher: Watcher) -> None:
+        awaited = watcher.settle(self.store)
+        row = stored_job(self.store, watcher.job_id)
+        ended = row.state is JobState.DONE
+        if not ended:
+            self.carry_on(row.id)
+        if awaited:
+            self.tell_held(row)
+        watcher.call(partial(self.status_of, row), ended=ended)
 
     def told(self, event: Event) -> None:
         """Tell an event; the end of a job once only, whoever stored its last result."""
         if isinstance(event, JobFinished):
-            with self._lock:
-                if not self._told.is_new_end_locked(event):
+            with self.lock:
+                if not self.changes.is_new_end_locked(event):
                     return
                 self._attended.discard(event.job_id)
         if isinstance(event, _NEWS):
-            self.notifier.notify(event.job_id, progress=isinstance(event, JobProgress))
+            self.changes.notify(event.job_id, progress=isinstance(event, JobProgress))
         self.wiring.tell(event)
 
     def tell_held(self, row: JobRow) -> None:
         """Tell whoever waits for a job that it is held; once, until it goes on."""
-        with self._lock:
-            if not self._told.is_newly_held_locked(row):
+        with self.lock:
+            if not self.changes.is_newly_held_locked(row):
                 return
         at, reason = self.clock.now(), row.note or "held: it waits for a person"
         remedy = f"smartbatch.job({row.id!r}).resume()"
@@ -549,13 +553,14 @@ class JobService:
     def on_own_thread(self) -> bool:
         """Whether the caller runs on a thread of the service, in an observer of the user's."""
         supervisor = self._supervisor
-        return supervisor is not None and (supervisor.on_own_thread() or supervisor.realtime.on_own_thread())
+        return supervisor is not None and supervisor.on_own_thread()
 
     def halt(self) -> None:
         """Begin to stop: start nothing more, but keep the jobs while answers are under way."""
-        with self._lock:
+        with self._monitor:
             self._closed = True
             supervisor = self._supervisor
+            self._monitor.notify_all()
         if supervisor is not None:
             supervisor.halt()
             supervisor.realtime.halt()
@@ -564,43 +569,41 @@ class JobService:
         """Give the jobs back, and close the store. It returns at ``until``, whatever the store does.
 
         Each part waits in memory for what threads have under way; the calls of the store that come last are
-        made on a thread of their own. In order: answers that came are stored; remote calls under way end; who
-        waits for jobs hears of it; then jobs are given back, and the store is closed. Where the service was
-        opened again meanwhile, the store stays open up to the next stop. A thread that comes while another
-        does this waits for its end. Where its time is over before, it ends what was started in between, and
-        leaves the store to the other if that one closes it.
+        made on a thread of their own. Where the engine was opened again meanwhile, the store stays open up to
+        the next stop. A thread that comes while another does this waits for its end. Where its time is over
+        before, it ends what was started in between, and leaves the store to the other if that one closes it.
 
         Args:
             until: monotonic seconds.
             save: called before the store is closed, with the calls that may hang.
         """
-        with self._end:
-            wait_while(lambda: self._stops, self._end, self.clock, until - self.clock.now())
+        with self._monitor:
+            wait_while(lambda: self._stops, self._monitor, self.clock, until - self.clock.now())
             store = self._store
             closes = not any(other.closes and other.store is store for other in self._stops)
             if not closes and self._supervisor is None:
                 return
-            with self._lock:
-                supervisor, self._supervisor = self._supervisor, None
-                watchers, self._watchers = list(self._watchers.values()), {}
+            supervisor, self._supervisor = self._supervisor, None
+            watchers, self._watchers = list(self._watchers.values()), {}
             stop = _Stop(store, closes)
             self._stops.append(stop)
         try:
             self._finish(until, save, stop, supervisor, watchers)
         finally:
-            with self._end:
+            with self._monitor:
                 self._stops.remove(stop)
-                self._end.notify_all()
+                self._monitor.notify_all()
 
     def _finish(
         self,
         until: float,
         save: Callable[[], object],
         stop: _Stop,
-        supervisor: JobSupervisor | None,
+        supervisor: Supervision | None,
         watchers: Sequence[Watcher],
     ) -> None:
-        """Do what :meth:`finish` does."""
+        """Do what :meth:`finish` does. In order: answers that came are stored; remote calls under way end;
+        who waits for jobs hears of it; jobs are given back, and the store is closed."""
 
         def left(reserved: float) -> float:
             return max(0.0, until - reserved - self.clock.now())
@@ -612,8 +615,9 @@ class JobService:
                 unstored.report(self.wiring.tell, self.clock.now())
             leases = supervisor.end(left(2 * LAST_NEWS))
         error = _stopped()
-        for watcher in watchers:
-            watcher.end(error)
+        with self.lock:
+            for watcher in watchers:
+                watcher.end_locked(error)
         for watcher in watchers:
             watcher.finish(left(LAST_NEWS))
             watcher.give_up(error)
@@ -646,7 +650,7 @@ class JobService:
         2. The service was opened again, or carries jobs on that a later stop is to end: that one does.
         3. Nobody uses it any more.
         """
-        with self._end, self._lock:
+        with self.lock:
             stop.closes = stop.closes and self._closed and self._supervisor is None
             if not stop.closes:
                 return None
@@ -663,14 +667,13 @@ class JobService:
         """
         if seconds is None:
             return read()
-        found = self._reads.read(read, seconds, "smartbatch-look")
-        if not found:
-            place = "of the client" if self._store is None else self._store.place
-            raise error(
-                f"the store {place} has not answered for {seconds:.3g} s: another process may "
-                "hold it, or its server hang; nothing is lost, look again later"
-            )
-        return found[0]
+        if found := self._reads.read(read, seconds, "smartbatch-look"):
+            return found[0]
+        place = "of the client" if self._store is None else self._store.place
+        raise error(
+            f"the store {place} has not answered for {seconds:.3g} s: another process may hold it, or its "
+            "server hang; nothing is lost, look again later"
+        )
 
     def abandon(self, error: WrongProcess) -> None:
         """In a forked child: end the copies of the parent's futures. Takes no inherited lock."""
