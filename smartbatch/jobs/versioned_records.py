@@ -1,5 +1,5 @@
 """Records that the store keeps as text with the version of their form: what a job was asked for, and what is
-known of a batch at its provider. :mod:`smartbatch.jobs.store.rows` reads and writes them."""
+known of a batch at its provider. :mod:`smartbatch.jobs.store.database` reads and writes them."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from jobs.remote import LONG, Remote
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.jobs.records import JobLease, NewShard, OverJobBudget, ShardRow
-from smartbatch.jobs.store.shard_table import ShardTable
+from smartbatch.jobs.store.shards import ShardTable
 from smartbatch.providers.batch_api import RemoteBatch
 
 MIB = 2**20

@@ -21,7 +21,7 @@ from smartbatch.events import Event, JobHeld
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.records import JobLease
 from smartbatch.jobs.runtime import StepLimits
-from smartbatch.jobs.store.item_table import ItemTable
+from smartbatch.jobs.store.items import ItemTable
 from smartbatch.observe.logs import level_of
 from smartbatch.providers.batch_api import BatchPage, Creation, RemoteBatch
 from smartbatch.types import Request

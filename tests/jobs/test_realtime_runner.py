@@ -25,7 +25,7 @@ from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import ItemState, NewItem
 from smartbatch.jobs.store import SqlStore, open_store
-from smartbatch.jobs.store.item_table import ItemTable
+from smartbatch.jobs.store.items import ItemTable
 from smartbatch.jobs.supervision import LEASE
 from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.jobs.wiring import RealtimeItem

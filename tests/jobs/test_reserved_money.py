@@ -16,7 +16,7 @@ from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.records import ItemState, JobLease, JobRow, LeaseLost, NewItem, OverJobBudget, ShardState
 from smartbatch.jobs.runtime import JobRuntime
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.store.shard_table import ShardTable
+from smartbatch.jobs.store.shards import ShardTable
 from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.prices import Price, PriceBook
 from smartbatch.types import Generation, Request, Usage

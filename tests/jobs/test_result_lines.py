@@ -15,7 +15,7 @@ from smartbatch.jobs.runtime import StepLimits
 from smartbatch.jobs.steps.collect import PEEK, ResultTotals, nonces_in
 from smartbatch.jobs.steps.context import Step
 from smartbatch.jobs.steps.result_lines import OddLines, ends_in_a_line, nonces_of, pages_of, read_lines
-from smartbatch.jobs.store.rows import fitting
+from smartbatch.jobs.store.database import fitting
 from smartbatch.jobs.wire_ids import wire_id
 from smartbatch.types import Route, Usage
 

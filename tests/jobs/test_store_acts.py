@@ -16,7 +16,7 @@ from smartbatch.jobs.payload import encode_error, encode_result
 from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState, NewItem, NewResult, ShardState
 from smartbatch.jobs.retried_rows import retry_failed
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.store.control_table import TRIM_EVERY
+from smartbatch.jobs.store.job_acts import TRIM_EVERY
 from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.types import Result, Usage
 
@@ -102,7 +102,7 @@ def test_a_limit_holds_until_it_is_taken_back(store: SqlStore) -> None:
 
 
 def test_acts_are_numbered_in_order_and_old_ones_go(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smartbatch.jobs.store.control_table.ACTS_KEPT", 10)
+    monkeypatch.setattr("smartbatch.jobs.store.job_acts.ACTS_KEPT", 10)
     for at in range(TRIM_EVERY):
         store.controls.set_limit("openai:m", 1.0 + at, None, BY)
     assert [one.number for one in store.controls.after(0, limit=100)] == list(range(41, 51))

@@ -16,7 +16,7 @@ from jobs.stores import Bench, led, new_items, result, started
 
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import NewItem, ShardState
-from smartbatch.jobs.store import job_table
+from smartbatch.jobs.store import jobs as jobs_module
 
 __all__ = ["bench", "connections"]  # fixtures
 
@@ -144,7 +144,7 @@ def test_a_job_whose_commit_was_told_as_failed_and_is_there_keeps_its_items(
     bench: Bench, connections: list[Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job of several pages: what was stored early is deleted only while no job has it."""
-    monkeypatch.setattr(job_table, "PAGE_ITEMS", 2)
+    monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 2)
     store = bench.open()
 
     def break_disk() -> bytes:

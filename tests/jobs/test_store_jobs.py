@@ -16,7 +16,7 @@ from smartbatch.errors import InvalidRequest, JobNotFound, StoreError
 from smartbatch.jobs.act_records import JobSelection
 from smartbatch.jobs.records import IncidentRow, ItemName, JobState, NamedPlace, NewItem
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.store import job_table as jobs_module
+from smartbatch.jobs.store import jobs as jobs_module
 from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.types import Usage
 from tests.levels import sampled

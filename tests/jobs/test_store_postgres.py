@@ -22,7 +22,8 @@ from realtime.scenes import eventually
 from smartbatch._postgres import SCHEMA_LOCK, Address
 from smartbatch.errors import ConfigError, StoreError
 from smartbatch.jobs.records import IncidentRow, ItemName, LeaseLost, NamedPlace, NewItem, ShardState
-from smartbatch.jobs.store import SqlStore, job_table, open_store, postgres
+from smartbatch.jobs.store import SqlStore, open_store, postgres
+from smartbatch.jobs.store import jobs as jobs_module
 from smartbatch.jobs.store.postgres import PostgresDatabase, SessionLocks
 from smartbatch.jobs.versioned_records import JobPolicy
 from tests.levels import sampled
@@ -217,7 +218,7 @@ def test_a_job_that_is_being_committed_while_its_owner_is_taken_for_dead_keeps_i
     relay: Relay, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wire is cut before the last write; another process begins to delete items in the middle of it."""
-    monkeypatch.setattr(job_table, "PAGE_ITEMS", 10)
+    monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 10)
     store, other = through(relay, bench), bench.open()
     fresh, _ = other.jobs.accept(bench.job(), new_items(1))
     database = PostgresDatabase(Address.of(bench.place))

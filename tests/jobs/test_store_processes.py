@@ -356,8 +356,8 @@ def test_processes_that_open_a_new_place_at_once_share_it_and_own_each_job_once(
 
 
 ACCEPTING = """
-from smartbatch.jobs.store import job_table
-job_table.PAGE_ITEMS = 7
+from smartbatch.jobs.store import jobs
+jobs.PAGE_ITEMS = 7
 store = open_store(place)
 say("open")
 for n in range(100_000):

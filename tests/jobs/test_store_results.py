@@ -11,8 +11,7 @@ from jobs.stores import Bench, bench, ingesting, led, new_items, result, started
 
 from smartbatch.jobs.records import EarlierTries, ItemState, JobState, LeaseLost, ShardState, StoredCounts
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.store import item_table as items_module
-from smartbatch.jobs.store import items_of_job as deleting_module
+from smartbatch.jobs.store import items as items_module
 from smartbatch.jobs.store import outcomes as outcomes_module
 from smartbatch.types import Usage
 
@@ -36,7 +35,7 @@ def test_a_large_job_is_cancelled_and_forgotten_in_pages_and_nothing_of_it_stays
     store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(items_module, "PAGE_DROPPED", 7)
-    monkeypatch.setattr(deleting_module, "PAGE_DELETED", 7)
+    monkeypatch.setattr(outcomes_module, "PAGE_DELETED", 7)
     other, _ = store.jobs.accept(bench.job(), new_items(3))
     job, lease = started(store, bench, 21)
     last, _ = store.jobs.accept(bench.job(), new_items(3))

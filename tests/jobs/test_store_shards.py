@@ -23,9 +23,8 @@ from smartbatch.jobs.records import (
     ShardState,
     StoredItem,
 )
-from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.store import rows as rows_module
-from smartbatch.jobs.store.shard_table import check_change
+from smartbatch.jobs.store import SqlStore, database
+from smartbatch.jobs.store.shards import check_change
 from smartbatch.jobs.versioned_records import RemoteProgress
 from tests.together import run_together
 
@@ -302,7 +301,7 @@ def test_a_large_shard_keeps_its_positions(store: SqlStore, bench: Bench) -> Non
 def test_pages_of_large_requests_and_answers_end_early_and_no_row_is_skipped(
     store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows_module, "PAGE_BYTES", 100)
+    monkeypatch.setattr(database, "PAGE_BYTES", 100)
     sizes = [10, 20, 500, 60, 40, 30]
     items = [evolve(item, payload=b"x" * size) for item, size in zip(new_items(6), sizes, strict=True)]
     job, _ = store.jobs.accept(bench.job(), items)

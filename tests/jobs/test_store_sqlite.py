@@ -17,7 +17,7 @@ from jobs.stores import Bench, led, new_items, result, started
 from smartbatch._clock import RealClock
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import NewItem, ShardState
-from smartbatch.jobs.store import SqlStore, checks, open_store
+from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.store import sqlite as sqlite_module
 
 __all__ = ["bench", "connections"]  # fixtures
@@ -238,7 +238,7 @@ garbage
     ],
 )
 def test_the_file_system_of_a_folder_is_that_of_its_nearest_mount(folder: str, kind: str) -> None:
-    assert checks.file_system(folder, MOUNTS) == kind
+    assert sqlite_module.file_system(folder, MOUNTS) == kind
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs"])
@@ -246,7 +246,7 @@ def test_a_network_file_system_is_refused_with_the_reason_and_what_to_do(kind: s
     folder = tmp_path / "state"
     mounts = ["27 1 254:0 / / rw - ext4 /dev/vda rw", f"40 27 0:40 / {tmp_path} rw - {kind} server:/ rw"]
     with pytest.raises(StoreError, match="network file system") as told:
-        checks.prepare_folder(f"{folder}/jobs.db", mounts)
+        sqlite_module.prepare_folder(f"{folder}/jobs.db", mounts)
     assert "SMARTBATCH_STORE" in str(told.value)
     assert "PostgreSQL" in str(told.value)
     assert not folder.exists()
@@ -257,11 +257,11 @@ def test_an_opened_store_asks_the_system_what_it_stands_on(
 ) -> None:
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"1 0 0:1 / {tmp_path} rw - nfs4 server:/ rw\n")
-    monkeypatch.setattr(checks, "_MOUNTS", str(mounts))
+    monkeypatch.setattr(sqlite_module, "_MOUNTS", str(mounts))
     with pytest.raises(StoreError, match="nfs4"):
         open_store(str(tmp_path / "deep" / "jobs.db"))
     assert not (tmp_path / "deep").exists()
-    monkeypatch.setattr(checks, "_MOUNTS", str(tmp_path / "missing"))  # a system without the list
+    monkeypatch.setattr(sqlite_module, "_MOUNTS", str(tmp_path / "missing"))  # a system without the list
     open_store(str(tmp_path / "deep" / "jobs.db")).close()
 
 

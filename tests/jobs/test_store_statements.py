@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from smartbatch.jobs.records import JobState, ShardState
-from smartbatch.jobs.store import rows
+from smartbatch.jobs.store import database
 
-FOLDER = Path(rows.__file__).parent
+FOLDER = Path(database.__file__).parent
 NUMBERED = re.compile(r"\bstate (=|<|<>|IN) *\(?\d")
 
 

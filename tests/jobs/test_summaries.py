@@ -20,7 +20,7 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import NewItem, ShardState
 from smartbatch.jobs.retried_rows import retry_failed
-from smartbatch.jobs.store import SqlStore, summary_tables
+from smartbatch.jobs.store import SqlStore, summaries
 from smartbatch.jobs.summary_records import Failures, Spending
 from smartbatch.types import Route, Usage
 
@@ -144,7 +144,7 @@ def test_decisions_are_read_page_by_page_newest_first(store: SqlStore) -> None:
 def test_of_decisions_on_lists_the_latest_are_kept_and_of_jobs_all(
     store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(summary_tables, "DECISIONS_KEPT", 3)
+    monkeypatch.setattr(summaries, "DECISIONS_KEPT", 3)
     store.jobs.accept(bench.job(), new_items(1), decision=decision(99))
     for count in range(10, 16):
         write(store, ListDecision(AT, "openai:m", decision(count)))
@@ -216,7 +216,7 @@ def test_what_is_undone_is_not_counted(store: SqlStore, bench: Bench) -> None:
     _, lease = started(store, bench, 1)
 
     def work(tx: Any, job: int) -> None:
-        summary_tables.add_results(tx, job, [result(0, "failed", refusal("no"))], [], AT)
+        summaries.add_results(tx, job, [result(0, "failed", refusal("no"))], [], AT)
         raise KeyError
 
     with pytest.raises(IndexError):  # a result without counts
@@ -251,7 +251,7 @@ def test_groups_are_few_whatever_providers_say(store: SqlStore, monkeypatch: pyt
     assert len(counts) == 20 + 2
     assert counts["server_error", OTHERS] == len(said) - 20
     assert counts["timeout", OTHERS] == 2
-    monkeypatch.setattr(summary_tables, "GROUPS_KEPT", 3)
+    monkeypatch.setattr(summaries, "GROUPS_KEPT", 3)
     write(store, failures=[Failures("timeout", "latest", "m", 1, request_id="r")], at=AT + 1)
     write(store)  # a server deletes before it adds
     left = store.summaries.error_groups()

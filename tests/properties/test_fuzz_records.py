@@ -43,7 +43,8 @@ from smartbatch.jobs.payload import (
     encode_result,
 )
 from smartbatch.jobs.steps.result_lines import raw_lines
-from smartbatch.jobs.store.rows import earlier_tries, maker, record_of, record_text
+from smartbatch.jobs.store.database import record_of, record_text
+from smartbatch.jobs.store.schema import earlier_tries, maker
 from smartbatch.jobs.versioned_records import JobPolicy, RemoteProgress
 from smartbatch.jobs.wire_ids import parse_wire_id, wire_id
 from smartbatch.providers.anthropic.provider import AnthropicProvider

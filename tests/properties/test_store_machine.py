@@ -66,7 +66,7 @@ from smartbatch.jobs.records import (
     ShardState,
 )
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.store import job_table as jobs_module
+from smartbatch.jobs.store import jobs as jobs_module
 from smartbatch.types import Usage
 from tests.levels import sampled
 from tests.realtime.scenes import eventually

@@ -16,7 +16,7 @@ from smartbatch._clock import RealClock, VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.core.limits.budget_reservations import JobReservations
 from smartbatch.events import Event, RequestSubmitted
-from smartbatch.jobs.store.job_table import JobTable
+from smartbatch.jobs.store.jobs import JobTable
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.lane_queue import LaneQueue
 from smartbatch.realtime.ticket import Ticket

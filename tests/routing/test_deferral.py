@@ -23,7 +23,7 @@ from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed, ConfigError, QueueFull, StoreError, WrongProcess
 from smartbatch.events import Event, RequestFinished, RouteChosen, RouteScored
-from smartbatch.jobs.store.job_table import JobTable
+from smartbatch.jobs.store.jobs import JobTable
 from smartbatch.prices import Price
 from smartbatch.providers.batch_api import Line
 from smartbatch.realtime.ticket import ResultFuture

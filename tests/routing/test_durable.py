@@ -24,7 +24,7 @@ from smartbatch.errors import (
     SmartbatchError,
     StoreError,
 )
-from smartbatch.jobs.store import job_table
+from smartbatch.jobs.store import jobs as jobs_module
 from smartbatch.types import Request, Route, evolve
 
 ClientOf = Callable[..., BatchingClient]
@@ -87,7 +87,7 @@ def test_requests_join_the_job_of_earlier_ones_while_it_runs(
 def test_a_job_of_single_requests_has_a_bounded_size(
     client_of: ClientOf, clock: VirtualClock, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_table, "MAX_JOINED_ITEMS", 20)
+    monkeypatch.setattr(jobs_module, "MAX_JOINED_ITEMS", 20)
     client = client_of(Remote(clock, latency=1.0), store=store)
     futures = [client.submit(f"p{n}", durable=True) for n in range(50)]
     assert all(future.result(LONG).ok for future in futures)

@@ -19,7 +19,7 @@ from smartbatch.errors import StoreError
 from smartbatch.events import CallFinished, Event, ForecastMoved
 from smartbatch.jobs import turnaround_log
 from smartbatch.jobs.store import SqlStore, open_store
-from smartbatch.jobs.store.fact_table import FactTable
+from smartbatch.jobs.store.facts import FactTable
 from smartbatch.jobs.threads import run_within
 from smartbatch.routing.history import (
     A_SECOND,

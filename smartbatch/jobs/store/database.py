@@ -1,4 +1,4 @@
-"""What a store needs of a database: rows, writes in transactions, and the few words in which dialects differ.
+"""What a store needs of a database: rows, writes in transactions, and how values are written.
 
 Statements are written once, with ``?`` for every value and these words for what the dialects spell their own
 way:
@@ -7,15 +7,24 @@ way:
 - ``{for_update}``, ``{skip_locked}``: lock the row for this transaction, where rows have locks.
 
 A state of items, jobs and shards is named by such a word, too: ``{open}``, ``{done}``, ``{settled}``, and so
-on. Jobs and shards keep a text, items a number, because there may be millions of them.
+on. Jobs and shards keep a text, items a number, because there may be millions of them. Texts of users are
+kept as bytes, and records as JSON with a version.
 """
 
 from __future__ import annotations
 
+import enum
+import json
+import sys
+from array import array
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
+from attrs import asdict
+
+from smartbatch.errors import StoreError
 from smartbatch.jobs.records import ItemState, JobState, ShardState, StoredCounts
+from smartbatch.jobs.versioned_records import JobPolicy, RemoteProgress
 
 STATES = {
     state.name.lower(): repr(state.value) for states in (ItemState, JobState, ShardState) for state in states
@@ -25,6 +34,14 @@ STATES = {
 
 Row = tuple[Any, ...]
 _T = TypeVar("_T")
+SHIFT = 32
+"""Bits of an item's number that are its position in the job."""
+PAGE_BYTES = 8 << 20
+"""Bytes of contents read at a time, so that prompts and answers of any length need little memory."""
+_MASK = (1 << SHIFT) - 1
+DAMAGES: Final = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""Errors of the readers of what is stored, if it is damaged."""
+_Record = TypeVar("_Record", JobPolicy, RemoteProgress)
 
 
 class Reader(Protocol):
@@ -123,3 +140,102 @@ class Database(Reader, Protocol):
         In the process that opened them they are cut, as its death would cut them.
         """
         ...
+
+
+# -- values --------------------------------------------------------------------------------------------------
+
+
+def number(job: int, ix: int) -> int:
+    """Return the number of the item at position ``ix`` of job number ``job``."""
+    return job << SHIFT | ix
+
+
+def first_of(job: int) -> int:
+    """Return the number of a job's first item; that of the next job is beyond its last."""
+    return job << SHIFT
+
+
+def position(no: int) -> int:
+    """Return an item's position in its job from its number."""
+    return no & _MASK
+
+
+def encoded(text: str | None) -> bytes | None:
+    """Return a text as the bytes a store keeps, whatever characters it has, lone surrogates and NUL too."""
+    return None if text is None else text.encode("utf-8", "surrogatepass")
+
+
+def decoded(kept: bytes | None) -> str | None:
+    """Return the text of :func:`encoded`."""
+    return None if kept is None else kept.decode("utf-8", "surrogatepass")
+
+
+def fitting(sizes: Iterable[int]) -> int:
+    """Return how many of the first make a page of at most :data:`PAGE_BYTES`; one always does."""
+    count = size = 0
+    for one in sizes:
+        size += one
+        if count and size > PAGE_BYTES:
+            break
+        count += 1
+    return count
+
+
+def bare(value: Any) -> str:
+    """Return compact JSON in ASCII, which a text column of any database takes."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+def packed(positions: Iterable[int]) -> bytes:
+    """Return positions as four bytes each."""
+    return _little(array("I", positions)).tobytes()
+
+
+def unpacked(kept: bytes) -> array[int]:
+    """Return the positions of :func:`packed`."""
+    positions = array("I")
+    positions.frombytes(kept)
+    return _little(positions)
+
+
+def _little(positions: array[int]) -> array[int]:
+    if sys.byteorder == "big":
+        positions.byteswap()
+    return positions
+
+
+def record_text(record: JobPolicy | RemoteProgress) -> str:
+    """Return a versioned record as the JSON a store keeps: every field by its name, and the version."""
+    fields = asdict(record, recurse=False, value_serializer=_plain)
+    return bare({"version": record.version, **fields})
+
+
+def _plain(_: object, __: object, value: Any) -> Any:
+    return value.value if isinstance(value, enum.Enum) else value
+
+
+def damaged(what: str) -> StoreError:
+    """Return the error of a damaged record."""
+    return StoreError(
+        f"a {what} of the store is damaged and was left as it is; restore the store from a copy"
+    )
+
+
+def record_of(kind: type[_Record], kept: str) -> _Record:
+    """Return the record of :func:`record_text`.
+
+    Raises:
+        StoreError: a newer release wrote it, or it is damaged. Nothing is guessed: what a newer release
+            decided, this one could not honour.
+    """
+    try:
+        stored = json.loads(kept)
+        version = stored.pop("version")
+        if version <= kind.version:
+            return kind(**stored)
+    except DAMAGES:
+        raise damaged(kind.__name__) from None
+    raise StoreError(
+        f"a {kind.__name__} of the store has version {version!r:.20}, and this release knows versions up to"
+        f" {kind.version}: a newer smartbatch wrote it; update smartbatch, or name another store"
+    )

@@ -13,18 +13,8 @@ from typing import Any
 from attrs import field, fields_dict, frozen
 
 from smartbatch.jobs.records import IncidentRow, JobState, ShardRow
-from smartbatch.jobs.store.database import Database
-from smartbatch.jobs.store.rows import (
-    JOB_FIELDS,
-    SHARD_COLUMNS,
-    decoded,
-    encoded,
-    first_of,
-    incident_row,
-    maker,
-    position,
-    shard_row,
-)
+from smartbatch.jobs.store.database import Database, decoded, encoded, first_of, position
+from smartbatch.jobs.store.schema import JOB_FIELDS, SHARD_COLUMNS, incident_row, maker, shard_row
 from smartbatch.jobs.versioned_records import JobPolicy
 
 COUNTED = 10_000

@@ -1,6 +1,6 @@
-"""What came of items: each stored once and counted once.
+"""Items of jobs: found by their numbers, ended once, counted once, and deleted.
 
-Every function is part of its caller's transaction.
+Every function but the last is part of its caller's transaction.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from attrs import astuple, evolve
 
+from smartbatch.errors import JobNotFound
 from smartbatch.jobs.records import (
     EarlierTries,
     IncidentRow,
@@ -19,12 +20,15 @@ from smartbatch.jobs.records import (
     NewResult,
     OverJobBudget,
     StoredCounts,
+    StoredItem,
 )
-from smartbatch.jobs.store import summary_tables
-from smartbatch.jobs.store.database import Reader, Row, Transaction
-from smartbatch.jobs.store.rows import (
+from smartbatch.jobs.store import summaries
+from smartbatch.jobs.store.database import (
+    Database,
+    Reader,
+    Row,
+    Transaction,
     bare,
-    earlier_tries,
     encoded,
     first_of,
     number,
@@ -32,6 +36,7 @@ from smartbatch.jobs.store.rows import (
     record_of,
     unpacked,
 )
+from smartbatch.jobs.store.schema import earlier_tries, stored_item
 from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.types import DEFECTS, Route, Usage
 
@@ -55,6 +60,9 @@ _COUNT = """UPDATE job SET seq = seq + ?,
     WHERE no = ? RETURNING seq, model"""
 _FINISH = """UPDATE job SET state = {done}, finished_at = ?, note = NULL
     WHERE no = ? AND state <> {done} AND succeeded + failed + cancelled >= total"""
+PAGE_DELETED = 10_000
+"""Rows deleted in one transaction."""
+JOB_NUMBER = "SELECT no FROM job WHERE id = ?"
 
 
 def reserve(tx: Transaction, job: int, usd: float) -> None:
@@ -92,7 +100,7 @@ def count(
     """Add final results to the job's counts, and end the job with its last; return the first ``seq``."""
     last = _add(tx, job, results, at, deduplicated=deduplicated)
     if tx.change(_FINISH, at, job):
-        summary_tables.measure(tx, job, at)
+        summaries.measure(tx, job, at)
     return first_of(job) + last - len(results) + 1
 
 
@@ -151,7 +159,7 @@ def _add(
     for counts in by_route.values():
         counts.model = model
     tx.counted += by_route.values()
-    summary_tables.add_results(tx, job, results, by_route.values(), at)
+    summaries.add_results(tx, job, results, by_route.values(), at)
     return int(last)
 
 
@@ -348,3 +356,55 @@ def add_incident(tx: Transaction, incident: IncidentRow) -> bool:
     new = """INSERT INTO incident (digest, kind, job_id, shard_id, detail, money, at)
         VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO NOTHING"""
     return tx.change(new, *values) > 0
+
+
+# -- items by their numbers ----------------------------------------------------------------------------------
+
+
+def job_number(db: Database, job_id: str) -> int:
+    """Return the number of a job.
+
+    Raises:
+        JobNotFound: there is none with that id.
+    """
+    found = db.row(JOB_NUMBER, job_id)
+    if found is None:
+        raise JobNotFound(f"the store {db.place} has no job {job_id!r}; see: smartbatch jobs list")
+    [no] = found
+    return int(no)
+
+
+def items_by_number(reader: Reader, numbers: Iterable[int]) -> dict[int, StoredItem]:
+    """Return items in the order of their numbers."""
+    rows = reader.rows(
+        """SELECT i.no, p.user_id, p.body, i.tokens, i.tries FROM item i JOIN payload p ON p.no = i.no
+        WHERE i.no IN {numbers} ORDER BY i.no""",
+        list(numbers),
+    )
+    return {row[0]: stored_item(row) for row in rows}
+
+
+def delete_items(db: Database, job: int, owner: str) -> None:
+    """Delete the items of a number that no job has, in transactions that let others in between.
+
+    The number is taken from its owner first, so that nothing is stored under it any more. Nothing is deleted
+    where it is not that owner's: a job was made of the items, or somebody else deletes them.
+    """
+    if not db.change("UPDATE incomplete_job SET owner = '' WHERE no = ? AND owner = ?", job, owner):
+        return
+    end = first_of(job + 1)
+    for table in ("result", "verdict", "earlier_tries", "earlier_result", "follower", "payload", "item"):
+        drop = f"DELETE FROM {table} WHERE no >= ? AND no < ?"
+        first = first_in(db, table, first_of(job), end)
+        while first is not None:
+            last = min(first + PAGE_DELETED, end)
+            db.change(drop, first, last)
+            first = first_in(db, table, last, end)
+    db.change("DELETE FROM incomplete_job WHERE no = ?", job)
+
+
+def first_in(db: Database, table: str, start: int, end: int, *, column: str = "no") -> int | None:
+    """Return the first number in a column of a table from ``start`` on and before ``end``."""
+    least = f"SELECT min({column}) FROM {table} WHERE {column} >= ? AND {column} < ?"
+    [(found,)] = db.rows(least, start, end)
+    return None if found is None else int(found)

@@ -26,7 +26,7 @@ from smartbatch._postgres import SCHEMA_LOCK, Address
 from smartbatch.errors import StoreError, scrub
 from smartbatch.jobs.records import StoredCounts
 from smartbatch.jobs.store.database import STATES, Database, Row, Transaction
-from smartbatch.jobs.store.owners import OwnerLocks
+from smartbatch.jobs.store.leases import OwnerLocks
 from smartbatch.jobs.store.schema import create_tables, has_tables
 
 PATIENCE = 10.0

@@ -1,4 +1,4 @@
-"""The tables of a store.
+"""The tables of a store, and the records that their rows are read as.
 
 Numbers of items are ``job number * 2**32 + position``, so that one column says both, in order. What is
 written once (requests, parameters) stands apart from what changes, so that a change of state writes a few
@@ -7,13 +7,44 @@ bytes. Texts of users and providers are bytes: a text column refuses some charac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+from attrs import AttrsInstance, fields, fields_dict
 
 from smartbatch.errors import StoreError
-from smartbatch.jobs.store.database import STATES, Database, Reader, Transaction
+from smartbatch.jobs.records import (
+    EarlierTries,
+    IncidentRow,
+    JobRow,
+    JobState,
+    OpenItem,
+    ResultRow,
+    ShardRow,
+    ShardState,
+    StoredItem,
+)
+from smartbatch.jobs.store.database import (
+    DAMAGES,
+    STATES,
+    Database,
+    Reader,
+    Row,
+    Transaction,
+    bare,
+    damaged,
+    decoded,
+    encoded,
+    position,
+    record_of,
+    record_text,
+)
+from smartbatch.jobs.versioned_records import JobPolicy, RemoteProgress
+from smartbatch.types import Usage
 
-SHIFT = 32
-"""Bits of an item's number that are its position in the job."""
+_T = TypeVar("_T", bound=AttrsInstance)
 VERSION = 1
 """Of the tables below, as each store says it."""
 
@@ -260,3 +291,87 @@ def has_tables(reader: Reader, place: str) -> bool:
             "release that wrote it, or name another store"
         )
     return found is not None
+
+
+# -- rows as records -----------------------------------------------------------------------------------------
+
+
+def maker(record: type[_T], **converters: Callable[[Any], Any]) -> Callable[[Row], _T]:
+    """Return what makes records of rows that have a column for each field, in order."""
+    names = [field.name for field in fields(record)]
+    converted = [(names.index(name), convert) for name, convert in converters.items()]
+    make: Callable[..., _T] = record
+
+    def made(row: Row) -> _T:
+        values = list(row[: len(names)])
+        try:
+            for at, convert in converted:
+                values[at] = convert(values[at])
+        except DAMAGES:
+            raise damaged(record.__name__) from None
+        return make(*values)
+
+    return made
+
+
+_ELSEWHERE = {
+    "key": "j.user_key",
+    "params": "p.body",
+    "job_id": "(SELECT j.id FROM job j WHERE j.no = shard.job)",
+}
+"""Fields of records that are no column of the same name."""
+_JOB_COLUMNS = ", ".join(_ELSEWHERE.get(name, f"j.{name}") for name in fields_dict(JobRow))
+JOBS = f"SELECT {_JOB_COLUMNS}, j.lease_until FROM job j JOIN job_params p ON p.no = j.no "
+"""Jobs, and when the lease of the owner of each ends."""
+SHARD_COLUMNS = ", ".join(_ELSEWHERE.get(name, name) for name in fields_dict(ShardRow))
+JOB_FIELDS: Mapping[str, Callable[[Any], Any]] = {
+    "key": decoded,
+    "metadata": json.loads,
+    "policy": partial(record_of, JobPolicy),
+    "state": JobState,
+    "cancel_requested": bool,
+    "note": decoded,
+}
+"""What makes the fields of a job of its columns, where these are not the same."""
+job_row = maker(JobRow, **JOB_FIELDS)
+"""Returns the job of a row of :data:`JOBS`."""
+shard_row = maker(
+    ShardRow,
+    state=ShardState,
+    foreign_batches=lambda kept: tuple(json.loads(kept)),
+    remote=partial(record_of, RemoteProgress),
+    cancelled=bool,
+    cleaned_up=bool,
+    note=decoded,
+)
+"""Returns the shard of a row of :data:`SHARD_COLUMNS`."""
+_result_row = maker(ResultRow, ix=position, user_id=decoded, seq=position, follower=bool)
+incident_row = maker(IncidentRow, detail=decoded)
+open_item = maker(OpenItem, ix=position)
+stored_item = maker(StoredItem, ix=position, user_id=decoded)
+"""Each returns the record of a row that has its fields, in order."""
+_FIXED = ("id", "job_id", "no", "nonce", "scope", "model", "state", "size", "tokens")
+SHARD_CHANGES: dict[str, Callable[[Any], Any]] = {
+    **{name: lambda value: value for name in fields_dict(ShardRow) if name not in _FIXED},
+    "foreign_batches": bare,
+    "remote": record_text,
+    "cancelled": int,
+    "cleaned_up": int,
+    "note": encoded,
+}
+"""Columns of a shard that may change besides its state, and how a value of each is written."""
+
+
+def result_row(row: Row) -> ResultRow:
+    """Return the result of a row of :mod:`.items`."""
+    *own, cost, usage, body = row
+    return _result_row((*own, None if usage is None else earlier_tries((cost, usage, body))))
+
+
+def earlier_tries(row: Row) -> EarlierTries:
+    """Return the record of cost, usage and body of a row of its table."""
+    cost, usage, body = row
+    try:
+        return EarlierTries(cost, Usage(*json.loads(usage)), body)
+    except DAMAGES:
+        raise damaged("record of earlier tries") from None

@@ -26,17 +26,15 @@ from smartbatch._files import own_folder, resolved_file, state_folder
 from smartbatch._fork import on_fork
 from smartbatch._settings import revealed
 from smartbatch.errors import ConfigError, StoreError
-from smartbatch.jobs.store.control_table import ControlTable
 from smartbatch.jobs.store.database import Database
-from smartbatch.jobs.store.fact_table import FactTable
-from smartbatch.jobs.store.item_table import ItemTable
-from smartbatch.jobs.store.job_acts import JobActs
+from smartbatch.jobs.store.facts import FactTable
+from smartbatch.jobs.store.items import ItemTable
+from smartbatch.jobs.store.job_acts import ControlTable, JobActs
 from smartbatch.jobs.store.job_overview import JobOverview
-from smartbatch.jobs.store.job_table import JobTable
-from smartbatch.jobs.store.leases import Counted, LeaseTable
-from smartbatch.jobs.store.owners import FileLocks, Owner, OwnerLocks
-from smartbatch.jobs.store.shard_table import ShardTable
-from smartbatch.jobs.store.summary_tables import SummaryTable
+from smartbatch.jobs.store.jobs import JobTable
+from smartbatch.jobs.store.leases import Counted, FileLocks, LeaseTable, Owner, OwnerLocks
+from smartbatch.jobs.store.shards import ShardTable
+from smartbatch.jobs.store.summaries import SummaryTable
 
 _SERVERS = ("postgresql://", "postgres://")
 _KEYWORD_FORM = re.compile(

@@ -13,16 +13,16 @@ import contextlib
 import functools
 import json
 import os
+import re
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeVar
 
 from smartbatch._clock import RealClock
-from smartbatch._files import check_logs, check_own, inode_of, lock_file, new_file
+from smartbatch._files import check_logs, check_own, inode_of, lock_file, new_file, private_folder
 from smartbatch._sqlite import SqliteConnections, connect_sqlite
-from smartbatch.errors import StoreError
+from smartbatch.errors import StoreError, scrub
 from smartbatch.jobs.records import StoredCounts
-from smartbatch.jobs.store import checks
 from smartbatch.jobs.store.database import STATES, Database, Row, Transaction
 from smartbatch.jobs.store.schema import create_tables, has_tables
 
@@ -57,6 +57,18 @@ _WORDS = STATES | {
 
 
 _T = TypeVar("_T")
+NETWORKED = re.compile(
+    r"9p|afs|beegfs|ceph|cifs|gfs2|glusterfs|gpfs|lustre|ncpfs|nfs4?|ocfs2|orangefs|panfs|smb3|smbfs|vboxsf"
+    r"|fuse\.(ceph|cephfs|gcsfuse|glusterfs|juicefs|mount\.glusterfs|rclone|s3fs|sshfs)"
+)
+"""File systems whose locks and shared memory do not hold between machines, which the log of SQLite needs
+(sqlite.org/wal.html: "all processes using a database must be on the same host computer")."""
+GONE = (
+    "the store's file {path} was deleted or replaced while it was in use: nothing was written and nothing is"
+    " sent; bring the file back together with its -wal file, or start again with another store"
+)
+_MOUNTS = "/proc/self/mountinfo"
+_ESCAPED = re.compile(r"\\([0-7]{3})")  # spaces and such in the list of mounts
 
 
 @functools.cache
@@ -97,7 +109,7 @@ class SqliteDatabase(Database):
                 f"the store needs SQLite {'.'.join(map(str, OLDEST[:2]))} or newer, and this Python has"
                 f" {sqlite3.sqlite_version}; use a newer Python, or PostgreSQL"
             )
-        checks.prepare_folder(self.place)
+        prepare_folder(self.place)
         try:
             made = os.path.exists(self.place) and os.path.getsize(self.place) > 0
             if not (made and self._opened(alone=False)):
@@ -153,7 +165,7 @@ class SqliteDatabase(Database):
                 " another file as the store"
             )
         if os.path.getsize(self.place) <= CHECKED_AT_OPEN:
-            checks.check_whole(connection, self.place)
+            check_whole(connection, self.place)
         [(mode,)] = connection.execute("PRAGMA journal_mode")
         if mode != "wal":
             connection.execute("PRAGMA journal_mode = WAL")
@@ -230,7 +242,7 @@ class SqliteDatabase(Database):
         log = self._log if self._connections.has_writer else None
         known = ((self.place, self._file), (f"{self.place}-wal", log))
         if any(inode is not None and self._inode(path) != inode for path, inode in known):
-            raise StoreError(checks.GONE.format(path=self.place))
+            raise StoreError(GONE.format(path=self.place))
 
     def _inode(self, path: str) -> tuple[int, int] | None:
         """Return what tells a file from another of its name; ``None`` where there is none."""
@@ -243,8 +255,8 @@ class SqliteDatabase(Database):
 
     def _explained(self, error: Exception) -> StoreError:
         """Return what an error means for people; after a sign of damage nothing is written any more."""
-        told = checks.explained(error, self.place, self._busy_timeout)
-        if checks.is_damage(error):
+        told = explained(error, self.place, self._busy_timeout)
+        if is_damage(error):
             self._damage = str(told)
         return told
 
@@ -297,3 +309,104 @@ class SqliteTransaction(Transaction):
 
     def lock(self, name: str) -> None:
         """A write is alone as it is."""
+
+
+# -- checks and errors ---------------------------------------------------------------------------------------
+
+
+def prepare_folder(path: str, mounts: Iterable[str] | None = None) -> None:
+    """Make the folder of the file ``path`` if need be, for its owner only.
+
+    Args:
+        mounts: lines of ``/proc/self/mountinfo``.
+
+    Raises:
+        StoreError: the folder cannot be made, or is on a network file system.
+    """
+    folder = os.path.dirname(path)
+    kind = file_system(folder, _mounts() if mounts is None else mounts)
+    if kind is not None and NETWORKED.fullmatch(kind):
+        raise StoreError(
+            f"the store {path} would be on a network file system ({kind}), where the locks of SQLite do not"
+            " hold and jobs could be lost or sent twice; name a path on a local disk (SMARTBATCH_STORE), or a"
+            " PostgreSQL server to share jobs between machines"
+        )
+    try:
+        private_folder(folder)
+    except OSError as error:
+        raise explained(error, path, 0.0) from None
+    if os.path.isdir(path):
+        raise StoreError(f"the store {path} is a folder; name a file in it, such as {path}/jobs.db")
+
+
+def file_system(folder: str, mounts: Iterable[str]) -> str | None:
+    """Return the kind of file system ``folder`` is or will be on; ``None`` where that is unknown.
+
+    The lines are described in proc(5): the mount point is the fifth word, the kind the one after ``-``.
+    """
+    folder = os.path.realpath(folder)
+    best, kind = "", None
+    for line in mounts:
+        words = line.split()
+        if len(words) < 5 or "-" not in words:
+            continue
+        point = _ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), words[4])
+        inside = folder == point or folder.startswith(point.rstrip("/") + "/")
+        # a later mount on the same point hides the earlier one
+        if inside and len(point) >= len(best):
+            best, kind = point, words[words.index("-") + 1]
+    return kind
+
+
+def _mounts() -> list[str]:
+    try:
+        with open(_MOUNTS, encoding="utf-8", errors="replace") as lines:
+            return lines.readlines()
+    except OSError:
+        return []
+
+
+def check_whole(connection: sqlite3.Connection, path: str) -> None:
+    """Raise StoreError when SQLite finds the file damaged."""
+    found = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if found is None or found[0] != "ok":
+        raise StoreError(_damaged(path, scrub(str(found[0] if found else "no answer"))))
+
+
+def is_damage(error: Exception) -> bool:
+    """True for an error after which nothing may be written to the file."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _damaged(path: str, reason: str) -> str:
+    return (
+        f"the store's file {path} is damaged ({reason}): it was left as it is; keep a copy of it with its"
+        " -wal file, restore a backup or try `sqlite3 FILE .recover`, and name another store meanwhile"
+    )
+
+
+def explained(error: Exception, path: str, waited: float) -> StoreError:
+    """Return an error of SQLite or of the system as what happened and what to do.
+
+    Args:
+        waited: seconds the busy time-out is.
+    """
+    reason = scrub(str(error))
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if isinstance(error, UnicodeEncodeError):
+        return StoreError(f"the store {path} refuses a text with half a character (a lone surrogate) in it")
+    if isinstance(error, OSError):
+        return StoreError(f"the store {path} cannot be used ({error.strerror}): check folder and rights")
+    if is_damage(error):
+        return StoreError(_damaged(path, reason))
+    told = {
+        sqlite3.SQLITE_BUSY: f"is locked: another process has been writing for more than {waited:g} s; look"
+        " for one that hangs (`fuser` names it), or try again",
+        sqlite3.SQLITE_FULL: "cannot grow: the disk is full; make room, reading works meanwhile",
+        sqlite3.SQLITE_READONLY: "is read-only: make file and folder writable, or name another store",
+        sqlite3.SQLITE_CANTOPEN: "cannot be opened: check that folder and file exist and are writable",
+        sqlite3.SQLITE_PERM: "cannot be opened: make file and folder writable, or name another store",
+        sqlite3.SQLITE_IOERR: "cannot be written: the disk is full or failing, or a limit of file sizes is"
+        " reached; nothing of this write counts",
+    }.get(code, "refused a statement")
+    return StoreError(f"the store {path} {told} ({reason})")

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.store.database import Database, Row, Transaction
-from smartbatch.jobs.store.items_of_job import JOB_NUMBER
-from smartbatch.jobs.store.owners import FileLocks
+from smartbatch.jobs.store.leases import FileLocks
+from smartbatch.jobs.store.outcomes import JOB_NUMBER
 from smartbatch.jobs.store.sqlite import SqliteTransaction
 
 __all__ = ["Disk", "SimStore"]

@@ -25,8 +25,7 @@ from smartbatch.core.routing.workload import expected_usd
 from smartbatch.errors import StoreError, kind_name
 from smartbatch.jobs.payload import decode_error, item_id
 from smartbatch.jobs.records import NewResult, StoredCounts
-from smartbatch.jobs.store.database import Database, Row, Transaction
-from smartbatch.jobs.store.rows import decoded, encoded, number, position
+from smartbatch.jobs.store.database import Database, Row, Transaction, decoded, encoded, number, position
 from smartbatch.jobs.summary_records import ErrorGroup, Failures, Spending, StoredDecision
 from smartbatch.types import Route
 

@@ -13,31 +13,31 @@ from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import InvalidRequest, JobNotFound, StoreError
 from smartbatch.jobs.act_records import Act
 from smartbatch.jobs.records import ItemState, JobRow, JobState, NamedPlace, NewItem
-from smartbatch.jobs.store import outcomes, summary_tables
-from smartbatch.jobs.store.control_table import note_act
-from smartbatch.jobs.store.database import Database, Reader, Transaction
-from smartbatch.jobs.store.fact_table import REMEMBER
-from smartbatch.jobs.store.items_of_job import delete_items, job_number
-from smartbatch.jobs.store.leases import LeaseTable, leased
-from smartbatch.jobs.store.owners import Owner
-from smartbatch.jobs.store.rows import (
+from smartbatch.jobs.store import outcomes, summaries
+from smartbatch.jobs.store.database import (
     DAMAGES,
-    JOBS,
     PAGE_BYTES,
+    Database,
+    Reader,
+    Transaction,
     bare,
     damaged,
     decoded,
     encoded,
-    job_row,
     number,
     record_text,
 )
+from smartbatch.jobs.store.facts import REMEMBER
+from smartbatch.jobs.store.job_acts import note_act
+from smartbatch.jobs.store.leases import LeaseTable, Owner, leased
+from smartbatch.jobs.store.outcomes import delete_items, job_number
+from smartbatch.jobs.store.schema import JOBS, job_row
 from smartbatch.jobs.versioned_records import JobPolicy
 
 LONGEST_KEY = 1_024
 """Bytes of a job's key; an index of PostgreSQL takes 2,704."""
 PAGE_ITEMS = 5_000
-"""Items are stored by pages of this many, or of :data:`.rows.PAGE_BYTES`, so that a job of any size needs
+"""Items are stored by pages of this many, or of :data:`.database.PAGE_BYTES`, so that a job of any size needs
 little memory and keeps other writers waiting for a moment only."""
 MAX_JOINED_ITEMS = 1_000
 """Named items that share a job: each job has a lease and a thread that watches it."""
@@ -258,7 +258,7 @@ class JobTable:
                 " cancel it and let it end first"
             )
         if keep_decision:
-            summary_tables.keep_decision(tx, no)
+            summaries.keep_decision(tx, no)
         for table, column in (
             ("job", "no"),
             ("job_params", "no"),
@@ -393,7 +393,7 @@ def _store_last(
     no = early or _new_number(tx, owner)
     _store_items(tx, no, job.id, start, page)
     if decision is not None:
-        summary_tables.store_decision(tx, no, decision, job.model, job.created_at)
+        summaries.store_decision(tx, no, decision, job.model, job.created_at)
     return _store_job(tx, no, owner, job, digest, start + len(page)), True
 
 
@@ -427,8 +427,8 @@ def _store_job(tx: Transaction, no: int, owner: str, job: JobRow, digest: Digest
         total,
     )
     tx.change("INSERT INTO job_params (no, body) VALUES (?, ?)", no, job.params)
-    if no % summary_tables.TRIM_EVERY == 0:
-        summary_tables.trim(tx, job.created_at)
+    if no % summaries.TRIM_EVERY == 0:
+        summaries.trim(tx, job.created_at)
     [row] = tx.rows(_BY_ID, job.id)
     return job_row(row)
 

@@ -24,20 +24,19 @@ from smartbatch.jobs.records import (
     UnsettledItem,
 )
 from smartbatch.jobs.store import outcomes
-from smartbatch.jobs.store.database import Database, Reader, Transaction
-from smartbatch.jobs.store.items_of_job import items_by_number, job_number
-from smartbatch.jobs.store.leases import LeaseTable, leased
-from smartbatch.jobs.store.outcomes import positions
-from smartbatch.jobs.store.rows import (
-    SHARD_CHANGES,
-    SHARD_COLUMNS,
+from smartbatch.jobs.store.database import (
+    Database,
+    Reader,
+    Transaction,
     fitting,
     number,
     packed,
     position,
     record_text,
-    shard_row,
 )
+from smartbatch.jobs.store.leases import LeaseTable, leased
+from smartbatch.jobs.store.outcomes import items_by_number, job_number, positions
+from smartbatch.jobs.store.schema import SHARD_CHANGES, SHARD_COLUMNS, shard_row
 from smartbatch.jobs.versioned_records import RemoteProgress
 
 _OWN_METHODS = {ShardState.SETTLED: "settle", ShardState.DEAD: "discard or fail"}

@@ -22,10 +22,10 @@ from smartbatch.jobs.records import (
     StoredResults,
 )
 from smartbatch.jobs.store import outcomes
-from smartbatch.jobs.store.database import Database, Transaction
-from smartbatch.jobs.store.items_of_job import first_in, items_by_number, job_number
+from smartbatch.jobs.store.database import Database, Transaction, first_of, fitting, number, position
 from smartbatch.jobs.store.leases import LeaseTable, leased
-from smartbatch.jobs.store.rows import first_of, fitting, number, open_item, position, result_row
+from smartbatch.jobs.store.outcomes import first_in, items_by_number, job_number
+from smartbatch.jobs.store.schema import open_item, result_row
 
 _T = TypeVar("_T")
 

@@ -10,9 +10,9 @@ from attrs import frozen
 
 from smartbatch.jobs.records import IncidentRow
 from smartbatch.jobs.store import outcomes
-from smartbatch.jobs.store.database import Database, Transaction
+from smartbatch.jobs.store.database import DAMAGES, Database, Transaction, bare, damaged, encoded
 from smartbatch.jobs.store.leases import LeaseTable, leased
-from smartbatch.jobs.store.rows import DAMAGES, bare, damaged, encoded, incident_row
+from smartbatch.jobs.store.schema import incident_row
 
 TURNAROUNDS_KEPT = 500
 """Batches of a model that are remembered; a forecast looks at a hundred."""
