@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from smartbatch.prices import Price as Price
     from smartbatch.realtime.text_stream import TextStream as TextStream
     from smartbatch.realtime.ticket import ResultFuture as ResultFuture
-    from smartbatch.reports.report import Report as Report
     from smartbatch.results import ResultList as ResultList
     from smartbatch.routing.list_progress import ListProgress as ListProgress
     from smartbatch.sharing.published import participants as participants
@@ -90,6 +89,7 @@ if TYPE_CHECKING:
     from smartbatch.types import Tool as Tool
     from smartbatch.types import ToolCall as ToolCall
     from smartbatch.types import Usage as Usage
+    from smartbatch.views.report import Report as Report
 
 _NAMES_OF = {
     "client": "BatchingClient",
@@ -106,7 +106,7 @@ _NAMES_OF = {
     "jobs.job": "Job",
     "jobs.stored_result": "StoredResult",
     "jobs.status": "JobStatus",
-    "reports.report": "Report",
+    "views.report": "Report",
     "results": "ResultList",
     "types": (
         "Answer Attempt ConstraintParams Embedding EmbeddingListParams EmbeddingParams Generation "

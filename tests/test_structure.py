@@ -92,7 +92,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     # a list's way
     "plan": NOUNS | {"core", "views"},
     "routing": NOUNS
-    | {"config", "prices", "plan", "core", "providers", "observe", "realtime", "jobs", "reports", "tables"},
+    | {"config", "prices", "plan", "core", "providers", "observe", "realtime", "jobs", "tables", "views"},
     # the front door
     "running": BELOW_CLIENT,  # the parts of a client in one process, wired together
     "client": BELOW_CLIENT | {"running"},

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
-from attrs import evolve
+from attrs import define, field
 
 from smartbatch._display import escape
 from smartbatch.cli.output_lines import defects_of, figures_of, is_answer, number_of, sample_of
@@ -17,11 +17,13 @@ from smartbatch.cli.result_tables import read_table, table_format
 from smartbatch.core.limits.error_patterns import pattern_of
 from smartbatch.core.preparation.validation import MAX_SAMPLES
 from smartbatch.errors import InputError, RowSkipped, snake_case
-from smartbatch.jobs.job import Job
-from smartbatch.jobs.job_report import list_figures, versions
+from smartbatch.jobs.job_report import run_of_list
+from smartbatch.jobs.report_view import ReportedRequests, ReportedRun, report_view, totals
+from smartbatch.jobs.sampling import RequestFigures, SeenResults
+from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.summary_records import StoredDecision
-from smartbatch.reports.report_data import ReportData, ReportedJob
-from smartbatch.reports.sampling import EvenSample, FailureGroups, RequestFigures
+from smartbatch.types import DEFECTS
+from smartbatch.views.report import Report
 
 _SUBJECTS = "name the output of a run, of jobs results, or a job"
 _TOKENS = ("input_tokens", "output_tokens")
@@ -31,116 +33,104 @@ _MOST_ROWS = 200_000_000
 """Rows beyond which an index is taken for damaged."""
 
 
-def output_report(path: str, jobs: Sequence[ReportedJob], made_at: float) -> ReportData:
-    """Return what the report of an output tells.
+def output_report(path: str, runs: Sequence[ReportedRun], made_at: float) -> Report:
+    """Return the report of an output.
 
     Args:
-        jobs: those whose answers it has, as far as the store has them.
+        runs: jobs whose answers it has, as far as the store has them.
         made_at: Unix seconds.
 
     Raises:
         InputError: the file cannot be read, or is not an output.
     """
-    figures = _Figures()
+    figures, written = figures_of_output(path)
+    status, asked = figures.status(), figures.asked(path, made_at, written)
+    title = f"Results in {os.path.basename(path)}"
+    return Report(report_view(title, status, figures.seen, runs, asked), status.total)
+
+
+def figures_of_output(path: str) -> tuple[OutputFigures, float]:
+    """Return the figures of an output, and when it was last written."""
+    figures = OutputFigures()
     try:
         with open(path, "rb") as file:
             counts = _which_counts(_lines(path, file))
             file.seek(0)
             written = os.fstat(file.fileno()).st_mtime
-            for number, line in enumerate(_lines(path, file)):
-                if counts[number]:
+            for line_number, line in enumerate(_lines(path, file)):
+                if counts[line_number]:
                     figures.add(line)
     except OSError as error:
         raise InputError(f"{escape(path)}: cannot be read: {error.strerror or error}") from error
-    return evolve(figures.data(path, jobs, made_at), written_at=written)
+    return figures, written
 
 
-def reported_jobs(jobs: Sequence[Job]) -> tuple[ReportedJob, ...]:
-    """Return how jobs went, oldest first."""
-    return tuple(
-        each for job in sorted(jobs, key=lambda job: job.created_at) for each in job.report().data.jobs
-    )
-
-
-def ended_runs(decisions: Sequence[tuple[str, StoredDecision]]) -> tuple[ReportedJob, ...]:
+def ended_runs(decisions: Sequence[tuple[str, StoredDecision]]) -> tuple[ReportedRun, ...]:
     """Return how the latest run in real time went, whose jobs were deleted when the output had all answers.
 
     Args:
         decisions: on the jobs of runs, with the keys of these, newest first.
     """
     runs = [(key.partition("#")[0], one) for key, one in decisions]
-    return tuple(list_figures(one, key=key) for key, one in reversed(runs) if key == runs[0][0])
+    return tuple(run_of_list(one, key) for key, one in reversed(runs) if key == runs[0][0])
 
 
-class _Figures:
+@define
+class OutputFigures:
     """Adds up the lines of an output."""
 
-    def __init__(self) -> None:
-        self._sample, self._failures = EvenSample(), FailureGroups()
-        self._models: Counter[str] = Counter()
-        self._counts: Counter[str] = Counter()
-        self._cost = 0.0
-        self._dropped: dict[str, str] = {}
+    seen: SeenResults = field(factory=SeenResults)
+    models: Counter[str] = field(factory=Counter)
+    counts: Counter[str] = field(factory=Counter)
+    cost: float = 0.0
 
     def add(self, line: dict[str, Any]) -> None:
         """Add a line that counts for its row."""
         usage, error, cost = line.get("usage") or {}, line["error"], line.get("cost")
         if error is not None and error["kind"] == _SKIPPED:
-            self._counts["skipped"] += 1
+            self.counts["skipped"] += 1
             return
-        self._models[str(line.get("model"))] += 1
-        self._counts["failed" if error is not None else "succeeded"] += 1
-        self._counts["input"] += usage.get("input_tokens") or 0
-        self._counts["output"] += usage.get("output_tokens") or 0
-        self._counts["unpriced"] += cost is None
-        self._counts["estimated"] += bool(usage.get("estimated"))
-        self._counts["unknown"] += bool(usage.get("unknown"))
-        self._cost += cost or 0.0
-        self._counts.update(defects_of(line))
+        self.models[str(line.get("model"))] += 1
+        self.counts["failed" if error is not None else "succeeded"] += 1
+        tokens = usage.get("input_tokens") or 0, usage.get("output_tokens") or 0
+        self.seen.input_tokens += tokens[0]
+        self.seen.output_tokens += tokens[1]
+        self.seen.estimated += bool(usage.get("estimated"))
+        self.seen.unknown += bool(usage.get("unknown"))
+        self.counts["unpriced"] += cost is None
+        self.cost += cost or 0.0
+        self.counts.update(defects_of(line))
         for name, why in (line.get("dropped") or {}).items():
-            self._dropped.setdefault(name, str(why))
+            self.seen.dropped.setdefault(name, str(why))
         if error is not None:
-            self._failures.add(str(error["kind"]), pattern_of(str(error["message"])), str(line.get("id")))
+            self.seen.failures_read += 1
+            message = pattern_of(str(error["message"]))
+            self.seen.failures.add(str(error["kind"]), message, str(line.get("id")))
             return
-        self._sample.add(
-            RequestFigures(
-                route="",
-                latency=line.get("latency") or 0.0,
-                cost=cost,
-                input_tokens=usage.get("input_tokens") or 0,
-                output_tokens=usage.get("output_tokens") or 0,
-                attempts=line.get("attempts") or 0,
-            )
+        took = line.get("latency") or 0.0, cost
+        self.seen.sample.add(RequestFigures("", *took, *tokens, line.get("attempts") or 0))
+
+    def status(self) -> JobStatus:
+        """Return the totals."""
+        counts = self.counts
+        return totals(
+            next(iter(self.models), ""),
+            total=counts["succeeded"] + counts["failed"],
+            completed=counts["succeeded"],
+            failed=counts["failed"],
+            cost=self.cost,
+            **{name: counts[name] for name in ("unpriced", *DEFECTS)},
         )
 
-    def data(self, path: str, jobs: Sequence[ReportedJob], made_at: float) -> ReportData:
-        """Return the whole."""
-        counts = self._counts
-        return ReportData(
-            title=f"Results in {os.path.basename(path)}",
+    def asked(self, path: str, made_at: float, written: float) -> ReportedRequests:
+        """Return what the requests have in common."""
+        return ReportedRequests(
+            kind=None,
+            models=tuple(model for model, _ in self.models.most_common()),
+            skipped=self.counts["skipped"],
             place=os.path.abspath(path),
             made_at=made_at,
-            models=tuple(model for model, _ in self._models.most_common()),
-            total=counts["succeeded"] + counts["failed"],
-            succeeded=counts["succeeded"],
-            failed=counts["failed"],
-            skipped=counts["skipped"],
-            truncated=counts["truncated"],
-            empty=counts["empty"],
-            refused=counts["refused"],
-            dropped=tuple(self._dropped.items()),
-            input_tokens=counts["input"],
-            output_tokens=counts["output"],
-            estimated=counts["estimated"],
-            unknown=counts["unknown"],
-            cost=self._cost,
-            unpriced=counts["unpriced"],
-            sample=self._sample.kept(),
-            sampled_of=self._sample.seen,
-            failures=self._failures.largest(),
-            failures_read=counts["failed"],
-            jobs=tuple(jobs),
-            versions=versions(),
+            written_at=written,
         )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from smartbatch.cli.option_tables import add_options
 
 if TYPE_CHECKING:
-    from smartbatch.reports.report import Report
+    from smartbatch.views.report import Report
 
 _HELP = """\
 Write a report of a job (its id, its key) or of the output of a run (OUT.jsonl, .csv, .parquet): one file of
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             file.write(report.html.encode())
     except OSError as error:
         raise InputError(f"{escape(path)}: cannot be written: {error.strerror or error}") from error
-    say(f"report of {report.data.total:,} requests in {path}")
+    say(f"report of {report.requests:,} requests in {path}")
     if args.png:
         picture = os.path.splitext(path)[0] + ".png"
         screenshot(report.html, picture)
@@ -106,9 +106,8 @@ def _report(args: argparse.Namespace) -> Report:
     from smartbatch.cli.clients import config_of, missing_store
     from smartbatch.cli.followed_jobs import GRACE
     from smartbatch.cli.jobs_of_run import jobs_of_output, output_key
-    from smartbatch.cli.output_report import ended_runs, output_report, reported_jobs
+    from smartbatch.cli.output_report import ended_runs, output_report
     from smartbatch.errors import JobNotFound
-    from smartbatch.reports.report import Report
     from smartbatch.stored_jobs import StoredJobs
 
     subject, config = args.subject, config_of(args)
@@ -119,13 +118,15 @@ def _report(args: argparse.Namespace) -> Report:
             "of that name; --store or SMARTBATCH_STORE names another one"
         )
     if no_store is not None:
-        return Report(output_report(subject, (), time.time()))
+        return output_report(subject, (), time.time())
     stored = StoredJobs(config)
     try:
         if not is_file:
             return stored.job(subject).report()
         jobs = jobs_of_output(stored.jobs(limit=_SEARCHED), subject)
         ended = stored.kept_decisions(output_key(subject))
-        return Report(output_report(subject, (*reported_jobs(jobs), *ended_runs(ended)), time.time()))
+        oldest_first = sorted(jobs, key=lambda job: job.created_at)
+        runs = (*(job.reported_run() for job in oldest_first), *ended_runs(ended))
+        return output_report(subject, runs, time.time())
     finally:
         stored.close(GRACE)

@@ -31,7 +31,8 @@ from smartbatch.views.notebook import in_cell
 
 if TYPE_CHECKING:
     from smartbatch.jobs.jobs_engine import JobsEngine
-    from smartbatch.reports.report import Report
+    from smartbatch.jobs.report_view import ReportedRun
+    from smartbatch.views.report import Report
 
 LAST_CALLBACKS = 1.0
 """Seconds in which callbacks hear of a job's end before waiting for it returns."""
@@ -142,10 +143,16 @@ class Job:
             StoreError: the store cannot be read.
         """
         from smartbatch.jobs.job_report import job_report  # late: most programs make none
-        from smartbatch.reports.report import Report
 
         service = self._service
-        return Report(job_report(service.store, self._row(), service.wall()))
+        return job_report(service.store, self._row(), service.wall())
+
+    def reported_run(self) -> ReportedRun:
+        """Return what a report says of the job as a whole, for reports of files with its results."""
+        from smartbatch.jobs.job_report import reported_run  # late, as above
+
+        service = self._service
+        return reported_run(service.store, self._row(), service.wall())
 
     def has_account(self) -> bool:
         """Whether this process has the account the job was submitted with, which going on needs."""

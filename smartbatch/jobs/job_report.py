@@ -1,16 +1,11 @@
-"""What the report of a job tells, read from the store: whole tables of items are never read."""
+"""The report of a job, read from the store: of a large job its items are read at some places."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
-from smartbatch._version import __version__
-from smartbatch.core.limits.error_patterns import pattern_of
 from smartbatch.core.routing.outcome import ListDecision
-from smartbatch.errors import StoreError, kind_name
-from smartbatch.jobs.batch_timeline import timeline_rows
-from smartbatch.jobs.incident_titles import incident_title
+from smartbatch.errors import StoreError
 from smartbatch.jobs.payload import (
     Shared,
     decode_error,
@@ -19,25 +14,29 @@ from smartbatch.jobs.payload import (
     item_id,
     with_earlier_tries,
 )
-from smartbatch.jobs.records import IncidentRow, JobRow, JobState, ResultRow
-from smartbatch.jobs.status import first_rescue, span
+from smartbatch.jobs.progress_chart import progress_chart
+from smartbatch.jobs.records import JobRow, ResultRow
+from smartbatch.jobs.report_view import ReportedRequests, ReportedRun, report_view
+from smartbatch.jobs.sampling import MAX_SAMPLED, SeenResults
+from smartbatch.jobs.status import status_of
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.job_overview import FailedRequest
 from smartbatch.jobs.summary_records import StoredDecision
 from smartbatch.jobs.versioned_records import JobPolicy
-from smartbatch.reports.report_data import ReportData, ReportedJob, ReportIncident
-from smartbatch.reports.sampling import MOST_SAMPLED, EvenSample, FailureGroups, RequestFigures
 from smartbatch.types import Generation, Result
+from smartbatch.views.report import Report
+from smartbatch.views.words import duration, moment, money
 
 _PAGES = 80
 """Places of a job at which results are read."""
 _FAILURES = 5_000
 """Failed requests that are read; of more, those at evenly chosen places."""
+_FALLBACKS = ("are sent by another batch", "are sent in real time")
 _PLAIN_PARAMETERS = ("max_tokens", "temperature", "top_p", "seed")
 
 
-def job_report(store: SqlStore, row: JobRow, wall: float) -> ReportData:
-    """Return what the report of a job tells.
+def job_report(store: SqlStore, row: JobRow, wall: float) -> Report:
+    """Return the report of a job.
 
     Args:
         wall: Unix seconds.
@@ -45,79 +44,49 @@ def job_report(store: SqlStore, row: JobRow, wall: float) -> ReportData:
     Raises:
         StoreError: the store cannot be read.
     """
-    seen = _Seen(store, row)
-    return ReportData(
-        title=f"Job {row.key or row.id}",
-        place=store.place,
-        made_at=wall,
+    run = reported_run(store, row, wall)
+    assert run.job is not None
+    asked = ReportedRequests(
         kind=row.kind,
         models=(row.model, *row.policy.models),
         parameters=_parameters(row),
         labels=tuple((name, str(value)) for name, value in row.metadata.items()),
-        total=row.total,
-        succeeded=row.succeeded,
-        failed=row.failed,
-        cancelled=row.cancelled,
-        truncated=row.truncated,
-        empty=row.empty,
-        refused=row.refused,
-        dropped=tuple(seen.dropped.items()),
-        input_tokens=row.input_tokens,
-        output_tokens=row.output_tokens,
-        estimated=seen.estimated,
-        unknown=seen.unknown,
-        cost=row.cost,
-        unpriced=row.unpriced,
-        sample=seen.sample.kept(),
-        sampled_of=seen.sample.seen if seen.is_whole else row.succeeded,
-        deduplicated=seen.deduplicated if seen.is_whole else None,
-        failures=seen.failures.largest(),
-        failures_read=seen.failures_read,
-        jobs=(job_figures(store, row, wall),),
-        versions=versions(),
+        place=store.place,
+        made_at=wall,
     )
+    return Report(report_view(run.title, run.job, _seen(store, row), (run,), asked), row.total)
 
 
-def job_figures(store: SqlStore, row: JobRow, wall: float) -> ReportedJob:
+def reported_run(store: SqlStore, row: JobRow, wall: float) -> ReportedRun:
     """Return how a job went, without its results."""
-    incidents = store.facts.incidents(row.id)
-    ended = row.state is JobState.DONE
-    known = ended and not row.unpriced
-    paid = row.cost + sum(one.money or 0.0 for one in incidents)
+    shards, incidents = store.shards.of_job(row.id), store.facts.incidents(row.id)
+    status = status_of(row, shards, asking=0, incidents=incidents, remaining=None, note=None, wall=wall)
+    known = status.done and not row.unpriced
     stored = store.summaries.decision(row.id)
     measured = None if stored is None else stored.measured
-    shards = store.shards.of_job(row.id)
-    rescue = first_rescue(shards)
     route = None if row.policy.route is None else row.policy.route.value
-    return ReportedJob(
-        id=row.id,
-        key=row.key,
-        state=row.state.value if row.note is None or ended else f"{row.state.value}: {row.note}",
+    rescue = status.rescue
+    return ReportedRun(
+        title=f"Job {row.key or row.id}",
+        job=status,
         route=route if stored is None else stored.route,
         decision=None if stored is None else stored.decision,
         rescue=rescue and f"requests of a batch were sent in real time instead: {rescue}",
         settings=tuple(_settings(row.policy, row.created_at)),
         created=row.created_at,
-        finished=row.finished_at if ended else None,
-        paid=paid if known else None,
+        finished=row.finished_at if status.done else None,
+        paid=row.cost + status.wasted if known else None,
         individual_cost=row.realtime_cost if known else None,
         batch_cost=None if measured is None else measured.batch_cost,
-        timeline=timeline_rows(row.created_at, shards, wall),
-        incidents=tuple(map(_incident, incidents)),
+        progress=progress_chart(row, shards, wall),
     )
 
 
-def list_figures(one: StoredDecision | ListDecision, *, key: str | None = None) -> ReportedJob:
-    """Return how a list in real time went, of which there is no job.
-
-    Args:
-        key: of the job that it was, where it was one.
-    """
+def run_of_list(one: StoredDecision | ListDecision, key: str | None = None) -> ReportedRun:
+    """Return how a list in real time went that is no job, or whose job ``key`` was deleted."""
     measured = one.measured
-    return ReportedJob(
-        id="",
-        key=key,
-        state="active" if measured is None else "done",
+    return ReportedRun(
+        title=f"Job {key}" if key else f"Requests of {moment(one.at)} UTC",
         route=one.route,
         decision=one.decision,
         created=one.at,
@@ -125,67 +94,31 @@ def list_figures(one: StoredDecision | ListDecision, *, key: str | None = None) 
         paid=None if measured is None else measured.cost,
         individual_cost=None if measured is None else measured.individual_cost,
         batch_cost=None if measured is None else measured.batch_cost,
-        timeline=None,
-        incidents=None,
     )
 
 
-def versions() -> tuple[tuple[str, str], ...]:
-    """Return what makes a report."""
-    return (("smartbatch", __version__), ("Python", ".".join(map(str, sys.version_info[:3]))))
-
-
-class _Seen:
-    """Results of a job, of a large one at evenly chosen places.
-
-    Attributes:
-        is_whole: the job is so small that all of its results were read.
-        deduplicated: answers of equal requests, which have no cost and no time of their own.
-        estimated, unknown: results some of whose tokens are an estimate, or are not known.
-    """
-
-    def __init__(self, store: SqlStore, row: JobRow) -> None:
-        self.sample, self.failures = EvenSample(), FailureGroups()
-        self.dropped: dict[str, str] = {}
-        self.is_whole = row.total <= MOST_SAMPLED
-        self.deduplicated = self.estimated = self.unknown = 0
-        for result_row in _places(store, row):
-            if result_row.follower:
-                self.deduplicated += result_row.outcome == "succeeded"
-            else:
-                self._add(_result(result_row, row.id))
-        self.failures_read = 0
-        for each in _failed(store, row):
-            request_id = item_id(row.id, each.ix, each.user_id)
-            error = decode_error(each.body, request_id=request_id)
-            self.failures_read += 1
-            if error is not None:
-                self.failures.add(kind_name(error), pattern_of(error.message), request_id)
-
-    def _add(self, result: Result) -> None:
-        self.dropped.update(result.dropped)
-        self.estimated += result.usage.estimated
-        self.unknown += result.usage.unknown
-        if result.ok:
-            self.sample.add(figures_of(result))
-
-
-def figures_of(result: Result) -> RequestFigures:
-    """Return the figures of an answered request."""
-    return RequestFigures(
-        route="" if result.route is None else result.route.value,
-        latency=result.latency,
-        cost=result.cost,
-        input_tokens=result.usage.input_tokens,
-        output_tokens=result.usage.output_tokens,
-        attempts=result.attempts,
+def _seen(store: SqlStore, row: JobRow) -> SeenResults:
+    """Return what results of a job have in common; of a large one those at evenly chosen places."""
+    seen = SeenResults(
+        input_tokens=row.input_tokens, output_tokens=row.output_tokens, is_whole=row.total <= MAX_SAMPLED
     )
+    for each in _places(store, row):
+        if each.follower:
+            seen.deduplicated += each.outcome == "succeeded"
+        else:
+            seen.add(_result(each, row.id))
+    for failed in _failed(store, row):
+        request_id = item_id(row.id, failed.ix, failed.user_id)
+        error = decode_error(failed.body, request_id=request_id)
+        if error is not None:
+            seen.add_failure(error, request_id)
+    return seen
 
 
 def _places(store: SqlStore, row: JobRow) -> Iterator[ResultRow]:
     """Yield results at evenly chosen places of a job; all of one that has few."""
-    size = MOST_SAMPLED // _PAGES
-    if row.total <= MOST_SAMPLED:
+    size = MAX_SAMPLED // _PAGES
+    if row.total <= MAX_SAMPLED:
         starts = range(0, row.total, size)
     else:
         starts = range(0, row.total - size + 1, (row.total - size) // (_PAGES - 1))
@@ -254,20 +187,11 @@ def _told_by_size(params: Generation) -> Iterator[tuple[str, str]]:
 
 def _settings(policy: JobPolicy, created_at: float) -> Iterator[tuple[str, str]]:
     if policy.deadline is not None:
-        yield "deadline", f"{span(max(0.0, policy.deadline - created_at))} after it was accepted"
+        yield "deadline", f"{duration(policy.deadline - created_at)} after it was accepted"
     if policy.budget is not None:
-        yield "budget", f"{policy.budget:g} USD"
-    yield "what a batch has not run", "goes in real time" if policy.fallback == "individual" else "goes again"
+        yield "budget", money(policy.budget)
+    yield "requests a batch did not process", _FALLBACKS[policy.fallback == "individual"]
     if policy.timeout is not None:
-        yield "a batch is cancelled after", span(policy.timeout)
+        yield "a batch is cancelled after", duration(policy.timeout)
     if policy.attended:
-        yield "goes in real time", "only while a process waits for it"
-
-
-def _incident(incident: IncidentRow) -> ReportIncident:
-    return ReportIncident(
-        at=incident.at,
-        title=incident_title(incident.kind),
-        detail=incident.detail,
-        money=incident.money,
-    )
+        yield "sent in real time", "only while a process waits for it"

@@ -26,7 +26,16 @@ _CLEAN: dict[int, str] = {
     **dict.fromkeys((0x202D, 0x202E), _REPLACED),  # overrides of the direction of a text
 }
 _CELLS = (model.State, model.Link, model.ProgressBar, model.Moment, model.Form, tuple)
-_PARTS = (model.Note, model.Bullets, model.Facts, model.DataTable, model.Folded, model.Links, model.Form)
+_PARTS = (
+    model.BarsOverTime,
+    model.Note,
+    model.Bullets,
+    model.Facts,
+    model.DataTable,
+    model.Folded,
+    model.Links,
+    model.Form,
+)
 _NUMERIC = ("number", "money", "duration")
 _MAX_NOTEBOOK = 240
 """Characters of a text in a notebook."""

@@ -72,8 +72,9 @@ def test_a_status_speaks_to_people(client_of: ClientOf, clock: VirtualClock, sto
     client = client_of(Remote(clock), store=store)
     job = client.submit_batch(prompts(12), key="nightly")
     words = str(job.wait(LONG))
-    assert f"{job.id} (nightly), remote:default, done" in words
-    assert "12 in all: 12 submitted, 12 completed, 0 failed" in words
+    assert words.startswith("Job nightly  done\nremote:default\nDone 12 of 12")
+    assert job.id in words
+    assert "12 total, 12 submitted, 12 completed, 0 failed" in words
     assert "cost of 12 results unknown" in words
     assert repr(job) == f"<Job {job.id} 'nightly' remote:default 12 requests>"
 

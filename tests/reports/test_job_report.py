@@ -8,16 +8,19 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from attrs import evolve
 
 from smartbatch.client import BatchingClient
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.job_report import job_report
 from smartbatch.jobs.records import IncidentRow
+from smartbatch.jobs.report_view import ReportedRequests, ReportedRun, report_view, totals
+from smartbatch.jobs.sampling import RequestFigures, SeenResults
+from smartbatch.jobs.status import ShardStatus
 from smartbatch.jobs.store import open_store
-from smartbatch.reports.charts import Span, TimelineRow
-from smartbatch.reports.report import MOST_BYTES, Report
-from smartbatch.reports.report_data import ReportData, ReportedJob, ReportIncident
-from smartbatch.reports.sampling import MOST_SAMPLED, FailureGroup, RequestFigures
+from smartbatch.views.model import ProgressOverTime
+from smartbatch.views.report import MAX_BYTES, Report
+from smartbatch.views.words import money
 from tests.hostile import HOSTILE
 from tests.levels import sampled
 
@@ -56,15 +59,16 @@ def test_a_report_says_what_was_asked_what_came_and_what_it_cost(client: Batchin
     report = job.report()
     status = job.status()
     assert "requests 2 model sim:demo kind generate max_tokens 3 temperature 0.5" in section(report, "asked")
-    assert "100% answered 2 truncated 2 failed 0 cancelled 0 without a result 0" in section(report, "results")
-    assert f"cost {status.cost:.6f} USD" in section(report, "results")
-    assert f"{status.cost:.6f} USD less than always individual." in section(report, "cost"), "half price"
+    results = section(report, "results")
+    assert "answered 2 truncated 2 failed 0 cancelled 0 without a result 0" in results
+    assert f"cost {money(status.cost)}" in results
+    assert f"{money(status.cost)} less than always individual." in section(report, "cost"), "half price"
     assert "Answered by route: batch 100 %." in section(report, "route")
     assert "batches 1" in section(report, "time")
-    assert "batch 1 running" in section(report, "time")
+    assert "1 settled 2 2" in section(report, "time")
     assert "batch latency" in section(report, "distributions")
     assert "No request failed." in section(report, "failures")
-    assert "Nothing happened that should not have." in section(report, "incidents")
+    assert "No incidents." in section(report, "incidents")
     assert parsed(report).findtext("head/title") == "Job nightly – smartbatch report"
 
 
@@ -72,10 +76,10 @@ def test_what_is_not_recorded_is_unknown(client: BatchingClient) -> None:
     """A job that was submitted as one has no decision, and so no forecast; while it goes on, no sum."""
     ended = done(client, ["a"]).report()
     assert "always batch unknown unknown unknown unknown unknown" in section(ended, "cost")
-    assert "Why is not recorded" in section(ended, "route")
+    assert "The reason is not recorded" in section(ended, "route")
     with BatchingClient("sim:demo?batch_seconds=600", store=client.config.store) as slow:
         report = slow.submit_batch(["c"]).report()
-        assert "ended unknown took goes on" in section(report, "time")
+        assert "finished unknown took still running" in section(report, "time")
         assert "as it was done unknown unknown" in section(report, "cost")
         assert "1 have no result yet" in report.html
 
@@ -98,12 +102,18 @@ def test_a_report_holds_no_prompt_no_answer_and_nothing_of_the_system_text(clien
 def test_foreign_texts_stay_text_and_are_cut(name: str) -> None:
     """Names, labels, error messages, incidents, even what comes from a store that somebody else wrote."""
     text = HOSTILE[name]
-    incident = ReportIncident(at=0.0, title=text, detail=text, money=1.0)
-    row = TimelineRow(text, (Span(text, 0.0, 9.0),), text)
-    job = ReportedJob(
-        id=text,
-        key=text,
+    incident = IncidentRow(text, text, None, text, 1.0, 0.0)
+    shard = ShardStatus(1, text, text, 2, 1, 1.0, text, 0.1, text)
+    status = evolve(
+        totals(text, total=500, completed=1, failed=499, cost=0.1),
         state=text,
+        note=text,
+        shards=(shard,) * 500,
+        incidents=(incident,) * 500,
+    )
+    run = ReportedRun(
+        title=text,
+        job=status,
         route=text,
         settings=((text, text),),
         created=0.0,
@@ -111,38 +121,26 @@ def test_foreign_texts_stay_text_and_are_cut(name: str) -> None:
         paid=1.0,
         individual_cost=2.0,
         batch_cost=None,
-        timeline=(row,) * 500,
-        incidents=(incident,) * 500,
+        progress=ProgressOverTime(text, ((0.0, 0.0), (9.0, 500.0)), 500),
     )
-    figures = RequestFigures(route=text, latency=1.0, cost=0.1, input_tokens=1, output_tokens=1, attempts=1)
-    data = ReportData(
-        title=text,
-        place=text,
-        made_at=0.0,
+    asked = ReportedRequests(
         kind=text,
         models=(text,) * 99,
         parameters=((text, text),) * 20,
         labels=((text, text),) * 99,
-        dropped=((text, text),) * 99,
-        total=500,
-        succeeded=1,
-        failed=499,
-        input_tokens=1,
-        output_tokens=1,
-        cost=0.1,
-        unpriced=0,
-        sample=(figures,) * 9,
-        sampled_of=9,
-        failures=(FailureGroup(text, text, 499, text),) * 200,
-        failures_read=499,
-        jobs=(job,) * 5,
+        place=text,
+        made_at=0.0,
     )
-    report = Report(data)
+    seen = SeenResults(dropped={f"{text}{n}": text for n in range(99)}, failures_read=499)
+    for number in range(200):
+        seen.sample.add(RequestFigures(text, 1.0, 0.1, 1, 1, 1))
+        seen.failures.add(text, f"{text}{number}", text)
+    report = Report(report_view(text, status, seen, (run,) * 5, asked), 500)
     page = list(parsed(report).iter())
     assert not {each.tag for each in page} & {"script", "img", "b", "a", "iframe", "link", "form"}
     assert not {attribute for each in page for attribute in each.attrib if attribute.startswith("on")}
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\u202e]", report.html)
-    assert len(report.html.encode()) <= MOST_BYTES
+    assert len(report.html.encode()) <= MAX_BYTES
 
 
 @pytest.mark.full
@@ -159,7 +157,7 @@ def test_failures_are_told_by_kind_and_message(tmp_path: Path, monkeypatch: pyte
 def test_the_answer_of_an_equal_request_is_in_no_distribution(client: BatchingClient) -> None:
     """It cost nothing and took no time of its own."""
     report = done(client, ["a", "b", "a", "a"]).report()
-    assert "answers of equal requests 2" in section(report, "results")
+    assert "answers of identical requests 2" in section(report, "results")
     assert "Of 2 answered requests." in section(report, "distributions")
 
 
@@ -174,13 +172,12 @@ def test_what_an_incident_cost_is_part_of_what_was_paid(client: BatchingClient) 
     )
     row = store.jobs.get(job.id)
     assert row is not None
-    report = Report(job_report(store, row, 0.0))
+    report = job_report(store, row, 0.0)
     store.close()
     told = section(report, "incidents")
-    assert "A batch was created twice (1970-01-01 00:01:00 UTC): it came twice" in told
-    assert "It cost 0.250000 USD besides the results." in told
-    assert "as it was done unknown 0.250000 USD" in section(report, "cost")
-    assert "0.250000 USD more than always individual." in section(report, "cost")
+    assert "1970-01-01 00:01:00 A batch was created twice $0.25 it came twice" in told
+    assert "as it was done unknown $0.25" in section(report, "cost")
+    assert "$0.25 more than always individual." in section(report, "cost")
 
 
 def test_cancelled_requests_are_no_failures(client: BatchingClient) -> None:
@@ -213,7 +210,6 @@ def test_a_report_loads_nothing_and_has_no_styles_but_its_sheet(client: Batching
 def test_a_report_of_a_large_job_is_small_and_a_sample(client: BatchingClient) -> None:
     job = done(client, [f"prompt {number}" for number in range(30_000)])
     report = job.report()
-    assert len(report.html.encode()) <= MOST_BYTES
-    assert len(report.data.sample) <= MOST_SAMPLED
+    assert len(report.html.encode()) <= MAX_BYTES
     assert "Of 30,000 answered requests" in section(report, "distributions")
     assert "evenly chosen: figures are estimates" in section(report, "distributions")

@@ -1,19 +1,23 @@
-"""Bounded summaries of any number of requests: an even sample, quantiles, failures by kind and message."""
+"""Bounded summaries of any number of results: an even sample, and failures by kind and message."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from attrs import define, frozen
+from attrs import define, field, frozen
 
-MOST_SAMPLED = 4_000
-"""Requests that distributions are made of."""
-MOST_GROUPS = 200
-"""Groups of failures that are told apart; further ones are counted as one group."""
+from smartbatch.core.limits.error_patterns import pattern_of
+from smartbatch.errors import SmartbatchError, kind_name
+from smartbatch.types import Result
+
+MAX_SAMPLED = 4_000
+"""Requests in a sample."""
+MAX_GROUPS = 200
+"""Groups of failures; further ones of a kind are counted as one group."""
 _OTHERS = "(further messages)"
 
 
-@frozen(kw_only=True)
+@frozen
 class RequestFigures:
     """The figures of one request that was answered.
 
@@ -34,7 +38,7 @@ class RequestFigures:
 
 
 class EvenSample:
-    """Keeps at most :data:`MOST_SAMPLED` of the requests it is given, evenly spread over them.
+    """Keeps at most :data:`MAX_SAMPLED` of the requests it is given, evenly spread over them.
 
     Attributes:
         seen: how many it was given.
@@ -49,7 +53,7 @@ class EvenSample:
         """Keep it, if its turn has come; past the bound every second one that is kept is left out."""
         if self.seen % self._step == 0:
             self._kept.append(figures)
-            if len(self._kept) > MOST_SAMPLED:
+            if len(self._kept) > MAX_SAMPLED:
                 self._kept = self._kept[::2]
                 self._step *= 2
         self.seen += 1
@@ -85,7 +89,7 @@ class FailureGroups:
     def add(self, kind: str, message: str, example: str) -> None:
         """Count one."""
         key = (kind, message)
-        if key not in self._groups and len(self._groups) >= MOST_GROUPS:
+        if key not in self._groups and len(self._groups) >= MAX_GROUPS:
             key = (kind, _OTHERS)
         if (group := self._groups.get(key)) is None:
             group = self._groups[key] = FailureGroup(*key, 0, example)
@@ -96,17 +100,52 @@ class FailureGroups:
         return tuple(sorted(self._groups.values(), key=lambda group: -group.count))
 
 
-def quantile(values: Sequence[float], q: float) -> float:
-    """Return the value below which a share ``q`` of ``values`` lies; they are sorted and not empty."""
-    place = q * (len(values) - 1)
-    low = int(place)
-    high = min(low + 1, len(values) - 1)
-    return values[low] + (values[high] - values[low]) * (place - low)
-
-
 def by_route(sample: Iterable[RequestFigures]) -> dict[str, list[RequestFigures]]:
     """Return requests by their route, the most frequent first."""
     groups: dict[str, list[RequestFigures]] = {}
     for each in sample:
         groups.setdefault(each.route, []).append(each)
     return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
+
+
+@define
+class SeenResults:
+    """What results have in common, in bounded memory.
+
+    Attributes:
+        sample: figures of answered requests, those that share another request's answer left out.
+        failures: groups of failed requests.
+        failures_read: failed requests that the groups are made of.
+        dropped: parameters that were left out, with the reasons.
+        input_tokens, output_tokens: of all results.
+        estimated, unknown: results some of whose tokens are an estimate, or are not known.
+        deduplicated: answers of identical requests, without cost and time of their own.
+        is_whole: whether these are all results; of a large job they are a sample.
+    """
+
+    sample: EvenSample = field(factory=EvenSample)
+    failures: FailureGroups = field(factory=FailureGroups)
+    failures_read: int = 0
+    dropped: dict[str, str] = field(factory=dict)
+    input_tokens: int = 0
+    output_tokens: int = 0
+    estimated: int = 0
+    unknown: int = 0
+    deduplicated: int = 0
+    is_whole: bool = True
+
+    def add(self, result: Result) -> None:
+        """Add a result that is not the answer of an identical request."""
+        usage = result.usage
+        self.dropped.update(result.dropped)
+        self.estimated += usage.estimated
+        self.unknown += usage.unknown
+        if result.ok:
+            route = "" if result.route is None else result.route.value
+            tokens = usage.input_tokens, usage.output_tokens
+            self.sample.add(RequestFigures(route, result.latency, result.cost, *tokens, result.attempts))
+
+    def add_failure(self, error: SmartbatchError, request_id: str) -> None:
+        """Add a request that failed."""
+        self.failures_read += 1
+        self.failures.add(kind_name(error), pattern_of(error.message), request_id)

@@ -1,0 +1,417 @@
+"""The view of a report: what was requested, what came back, by which route and why, and what it cost."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+from attrs import evolve, field, frozen
+
+from smartbatch._version import __version__
+from smartbatch.core.routing.choice import Decision
+from smartbatch.core.routing.decision_parts import decision_parts
+from smartbatch.core.routing.options import Option
+from smartbatch.jobs.sampling import RequestFigures, SeenResults, by_route
+from smartbatch.jobs.status import JobStatus, batch_parts, incident_parts
+from smartbatch.results import defects_in_words
+from smartbatch.types import DEFECTS
+from smartbatch.views.drawings import quantile
+from smartbatch.views.model import (
+    Cell,
+    DataTable,
+    Facts,
+    Note,
+    Part,
+    ProgressBar,
+    ProgressOverTime,
+    Section,
+    State,
+    Tile,
+    ValueDistribution,
+    View,
+)
+from smartbatch.views.words import UNKNOWN, Unit, duration, moment, money, number, plural, share
+
+_MAX_BATCHES = 40
+_MAX_ROUTES, _MAX_RUNS, _MAX_MODELS = 4, 3, 5
+_UNNAMED_ROUTE = "route not recorded"
+_FIGURES: tuple[tuple[str, Unit], ...] = (
+    ("latency", "duration"),
+    ("cost", "money"),
+    ("tokens in", "number"),
+    ("tokens out", "number"),
+    ("attempts", "number"),
+)
+
+
+@frozen(kw_only=True)
+class ReportedRun:
+    """How a job, or a list in real time, went. ``None`` stands for what is not known.
+
+    Attributes:
+        title: its name in words.
+        job: its status; ``None`` for a list in real time.
+        route, decision: chosen route, and the decision with its forecasts.
+        rescue: why requests planned as a batch were sent in real time.
+        settings: further facts, such as its deadline.
+        created, finished: Unix seconds; ``finished`` is ``None`` while it runs.
+        paid: USD in all.
+        individual_cost, batch_cost: USD of the same tokens in real time and by batch.
+        progress: how many requests were done by when.
+    """
+
+    title: str
+    job: JobStatus | None = None
+    route: str | None
+    decision: Decision | None = field(default=None, repr=False)
+    rescue: str | None = None
+    settings: tuple[tuple[str, str], ...] = ()
+    created: float
+    finished: float | None
+    paid: float | None
+    individual_cost: float | None
+    batch_cost: float | None
+    progress: ProgressOverTime | None = field(default=None, repr=False)
+
+
+@frozen(kw_only=True)
+class ReportedRequests:
+    """What the requests of a report have in common.
+
+    Attributes:
+        kind: ``generate`` or ``embed``; ``None`` where it is not recorded.
+        models: ``provider:model``, most frequent first.
+        parameters: of all requests, none of them a prompt; ``None`` where they are not recorded.
+        labels: the user's.
+        skipped: rows of a file that no request was made for.
+        place: the store or file that was read, without a password.
+        made_at, written_at: Unix seconds; of the report, and of the last change of the file.
+    """
+
+    kind: str | None
+    models: tuple[str, ...]
+    parameters: tuple[tuple[str, str], ...] | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+    skipped: int = 0
+    place: str
+    made_at: float
+    written_at: float | None = None
+
+
+def report_view(
+    title: str, status: JobStatus, seen: SeenResults, runs: Sequence[ReportedRun], asked: ReportedRequests
+) -> View:
+    """Return the view of a report.
+
+    Args:
+        status: of the job; of a list or a file, its totals.
+        seen: what its results have in common.
+        runs: the job, or those whose answers a file has, oldest first.
+    """
+    sections = (
+        Section("asked", "Requests", tuple(_asked(status, seen, asked))),
+        Section("results", "Results", (_results(status, seen, asked),)),
+        Section("route", "Route", (*_routes(seen), *_each(runs, _route)), empty=_NO_ROUTE),
+        Section("cost", "Cost and alternatives", tuple(_costs(status, runs))),
+        Section("time", "Time", (*_written(asked, runs), *_each(runs, _time))),
+        Section(
+            "distributions",
+            "Latency, cost and tokens per request",
+            tuple(_distributions(status, seen)),
+            empty="No request was answered.",
+        ),
+        Section("failures", "Failures", tuple(_failures(status, seen)), empty="No request failed."),
+        Section("incidents", "Incidents", tuple(_incidents(runs)), empty=_no_incidents(runs)),
+        Section("versions", "About this report", (_versions(asked),)),
+    )
+    return View(title, sections, _state(status), _sentence(status, runs, asked), tuple(_tiles(status, runs)))
+
+
+_NO_ROUTE = "The file does not record the route, and the store has no job of it."
+
+
+def _state(s: JobStatus) -> State:
+    return State("done" if s.done else s.state, "good" if s.done and not s.failed else "warn")
+
+
+def _tiles(s: JobStatus, runs: Sequence[ReportedRun]) -> Iterator[Tile]:
+    bar = ProgressBar("requests with a result", s.finished, s.total)
+    yield Tile("Answered", f"{s.completed:,} of {s.total:,}", progress=bar)
+    yield Tile("Failed", f"{s.failed:,}", tone="bad" if s.failed else "")
+    yield Tile("Cost", _cost(s), f"{plural(s.unpriced, 'result')} without a price" if s.unpriced else "")
+    if (took := _took(runs)) is not None:
+        yield Tile("Time", duration(took))
+
+
+def _took(runs: Sequence[ReportedRun]) -> float | None:
+    took = [run.finished - run.created for run in runs if run.finished is not None]
+    return max(took) if took and len(took) == len(runs) else None
+
+
+def _cost(s: JobStatus) -> str:
+    return UNKNOWN if s.unpriced and s.unpriced >= s.finished else money(s.cost)
+
+
+def _sentence(s: JobStatus, runs: Sequence[ReportedRun], asked: ReportedRequests) -> str:
+    """Return the whole in a sentence."""
+    took = _took(runs)
+    words = f"{s.completed:,} of {s.total:,} requests were answered"
+    words += "" if took is None else f" in {duration(took)}"
+    words += f" ({defects})" if (defects := defects_in_words(s)) else ""
+    words += f", {s.failed:,} failed" if s.failed else ""
+    words += f", {s.cancelled:,} were cancelled" if s.cancelled else ""
+    words += f", {s.total - s.finished:,} have no result yet" if s.total > s.finished else ""
+    skipped = plural(asked.skipped, "row was", "rows were")
+    return f"{words}. {_paid(s)}." + (f" {skipped} skipped." if asked.skipped else "")
+
+
+def _paid(s: JobStatus) -> str:
+    if _cost(s) == UNKNOWN:
+        return "Their cost is unknown"
+    least = f", without {plural(s.unpriced, 'result')} whose cost is unknown" if s.unpriced else ""
+    return f"They cost {money(s.cost)}{least}"
+
+
+# -- requests and results
+
+
+def _asked(s: JobStatus, seen: SeenResults, asked: ReportedRequests) -> Iterator[Part]:
+    more = len(asked.models) - _MAX_MODELS
+    models = ", ".join(asked.models[:_MAX_MODELS]) or UNKNOWN
+    rows: list[tuple[str, Cell]] = [
+        ("requests", f"{s.total:,}"),
+        ("model", models + (f" and {more:,} more" if more > 0 else "")),
+        ("kind", asked.kind or UNKNOWN),
+        *([("parameters", "not recorded")] if asked.parameters is None else asked.parameters),
+        *((f"label {name}", words) for name, words in asked.labels),
+        *((f"left out: {name}", why) for name, why in seen.dropped.items()),
+    ]
+    yield Facts(tuple(rows))
+    yield Note("Prompts and answers are not part of a report.")
+
+
+def _results(s: JobStatus, seen: SeenResults, asked: ReportedRequests) -> Facts:
+    rows: list[tuple[str, Cell]] = [
+        ("answered", f"{s.completed:,}"),
+        *((name, State(f"{count:,}", "warn")) for name in DEFECTS if (count := getattr(s, name))),
+        ("failed", State(f"{s.failed:,}", "bad") if s.failed else "0"),
+        ("cancelled", f"{s.cancelled:,}"),
+        *([("rows skipped, not sent", f"{asked.skipped:,}")] if asked.skipped else []),
+        ("without a result", f"{s.total - s.finished:,}"),
+        ("tokens in", _tokens(seen, seen.input_tokens)),
+        ("tokens out", _tokens(seen, seen.output_tokens)),
+        ("cost", _cost(s)),
+        ("results without a known cost", f"{s.unpriced:,}"),
+    ]
+    rows += [("results with estimated tokens", f"{seen.estimated:,}")] if seen.estimated else []
+    rows += [("results of unknown usage", f"{seen.unknown:,}")] if seen.unknown else []
+    if seen.deduplicated and seen.is_whole:
+        rows.append(("answers of identical requests", f"{seen.deduplicated:,}"))
+    return Facts(tuple(rows))
+
+
+def _tokens(seen: SeenResults, tokens: int) -> str:
+    """Return tokens; never 0 if they are unknown."""
+    return UNKNOWN if seen.unknown and not tokens else f"{tokens:,}"
+
+
+# -- route, cost, time
+
+
+def _each(runs: Sequence[ReportedRun], show: Callable[[ReportedRun], Iterator[Part]]) -> Iterator[Part]:
+    """Yield the parts of each run, under its name where there are several."""
+    for run in runs[:_MAX_RUNS]:
+        if len(runs) > 1:
+            yield Note(run.title)
+        yield from show(run)
+    if len(runs) > _MAX_RUNS:
+        yield Note(f"{len(runs) - _MAX_RUNS:,} further jobs are left out.")
+
+
+def _routes(seen: SeenResults) -> Iterator[Part]:
+    """Yield by which routes requests were answered; of a sample, estimates."""
+    sample = seen.sample.kept()
+    groups = by_route(sample)
+    if sample and list(groups) != [""]:
+        about = "" if len(sample) == seen.sample.seen and seen.is_whole else "about "
+        shares = (
+            f"{route or _UNNAMED_ROUTE} {about}{share(len(each) / len(sample))}"
+            for route, each in groups.items()
+        )
+        yield Note(f"Answered by route: {', '.join(shares)}.")
+
+
+def _route(run: ReportedRun) -> Iterator[Part]:
+    yield Note(f"Route: {run.route or 'none was chosen, it was submitted as a job'}")
+    if run.rescue:
+        yield Note(f"Rescued: {run.rescue}.", "warn")
+    if run.settings:
+        yield Facts(run.settings)
+    if run.decision is None:
+        yield Note("The reason is not recorded: the route was given, or the job has no stored decision.")
+    else:
+        yield from decision_parts(run.decision)
+
+
+def _costs(s: JobStatus, runs: Sequence[ReportedRun]) -> Iterator[Part]:
+    if not runs:
+        yield Note(f"{_paid(s)}. No forecast and no alternative is recorded.")
+    for run in runs[:_MAX_RUNS]:
+        yield from _alternatives(run)
+
+
+def _alternatives(run: ReportedRun) -> Iterator[Part]:
+    """Yield cost and time of the run, next to those of the plain routes, which it did not take."""
+    took = None if run.finished is None else run.finished - run.created
+    if run.paid is not None and run.individual_cost is not None:
+        saved = run.individual_cost - run.paid
+        yield Note(f"{money(abs(saved))} {'less' if saved >= 0 else 'more'} than always individual.")
+    if took is None:
+        yield Note("The job is still running, so its total cost is unknown.")
+    chosen = alone = batch = None
+    if run.decision is not None:
+        chosen, alone, batch = run.decision.chosen, run.decision.alone, run.decision.batch
+    yield DataTable.of(
+        f"Forecast and outcome of {run.title}",
+        "route, cost forecast, cost of the tokens used, p50 forecast, p95 forecast, time measured",
+        [
+            _alternative("as it was done", chosen, run.paid, took),
+            _alternative(
+                "always individual", alone, run.individual_cost, took if run.route == "individual" else None
+            ),
+            _alternative("always batch", batch, run.batch_cost, took if run.route == "batch" else None),
+        ],
+    )
+    yield Note(
+        "Routes not taken were not measured: their cost is that of the tokens really used, at their price, "
+        "and their time is a forecast."
+    )
+
+
+def _alternative(
+    name: str, option: Option | None, paid: float | None, took: float | None
+) -> tuple[Cell, ...]:
+    cost = None if option is None else option.cost
+    return (
+        name,
+        UNKNOWN if cost is None else f"{money(cost.expected)} ({money(cost.low)} to {money(cost.high)})",
+        money(paid),
+        UNKNOWN if option is None else duration(option.p50),
+        UNKNOWN if option is None else duration(option.p95),
+        UNKNOWN if took is None else duration(took),
+    )
+
+
+def _written(asked: ReportedRequests, runs: Sequence[ReportedRun]) -> Iterator[Part]:
+    if asked.written_at is not None:
+        known = "" if runs else " When its requests were sent is not recorded."
+        yield Note(f"The file was last written at {moment(asked.written_at)} UTC.{known}")
+
+
+def _time(run: ReportedRun) -> Iterator[Part]:
+    took = "still running" if run.finished is None else duration(run.finished - run.created)
+    rows: list[tuple[str, Cell]] = [
+        ("accepted", f"{moment(run.created)} UTC"),
+        ("finished", UNKNOWN if run.finished is None else f"{moment(run.finished)} UTC"),
+        ("took", took),
+    ]
+    job = run.job
+    if job is None:
+        yield Facts(tuple(rows))
+        return
+    rows.append(("state", f"{job.state}: {job.note}" if job.note else job.state))
+    rows.append(("batches", f"{len(job.shards):,}"))
+    yield Facts(tuple(rows))
+    if run.progress is not None:
+        yield run.progress
+    if job.shards:
+        yield from batch_parts(job, _MAX_BATCHES)
+
+
+# -- distributions, failures, versions
+
+
+def _distributions(s: JobStatus, seen: SeenResults) -> Iterator[Part]:
+    sample = seen.sample.kept()
+    if not sample:
+        return
+    answered = seen.sample.seen if seen.is_whole else s.completed
+    part = "" if len(sample) == answered else f"; {len(sample):,}, evenly chosen: figures are estimates"
+    yield Note(f"Of {plural(answered, 'answered request')}{part}.")
+    groups = list(by_route(sample).items())
+    yield DataTable.of(
+        "Quantiles by route",
+        "route, figure, p50, p95, p99, mean, maximum",
+        [row for route, each in groups for row in _quantiles(route, each)],
+    )
+    for route, each in groups[:_MAX_ROUTES]:
+        named = route or _UNNAMED_ROUTE
+        for name, unit in _FIGURES[:2]:
+            title = f"{name.capitalize()} per request, {named}"
+            yield ValueDistribution(title, tuple(_values(each, name)), unit)
+
+
+def _values(sample: Sequence[RequestFigures], name: str) -> list[float]:
+    """Return the sorted values of one figure."""
+    of = {"latency": "latency", "cost": "cost", "tokens in": "input_tokens", "tokens out": "output_tokens"}
+    known = (getattr(one, of.get(name, name)) for one in sample)
+    return sorted(float(value) for value in known if value is not None and (value or name != "latency"))
+
+
+def _quantiles(route: str, sample: Sequence[RequestFigures]) -> Iterator[tuple[str, ...]]:
+    for name, unit in _FIGURES:
+        if values := _values(sample, name):
+            words = {"duration": duration, "money": money}.get(unit, number)
+            told = (*(quantile(values, q) for q in (0.5, 0.95, 0.99)), sum(values) / len(values), values[-1])
+            yield (route or _UNNAMED_ROUTE, name, *(words(value) for value in told))
+
+
+def _failures(s: JobStatus, seen: SeenResults) -> Iterator[Part]:
+    if not s.failed:
+        return
+    rows = [(one.kind, one.message, one.count, one.example) for one in seen.failures.largest()]
+    yield DataTable.of("Failures by kind and message", "kind, message, requests:number, example", rows)
+    if seen.failures_read < s.failed:
+        yield Note(f"The groups are made of {seen.failures_read:,} of {s.failed:,} failures, evenly chosen.")
+
+
+def _incidents(runs: Sequence[ReportedRun]) -> Iterator[Part]:
+    incidents = sorted(
+        (one for run in runs if run.job is not None for one in run.job.incidents), key=lambda one: one.at
+    )
+    if incidents:
+        yield from incident_parts(incidents)
+
+
+def _no_incidents(runs: Sequence[ReportedRun]) -> str:
+    if all(run.job is None for run in runs):
+        return "Incidents are kept with jobs, and the store has no job of this."
+    return "No incidents."
+
+
+def _versions(asked: ReportedRequests) -> Facts:
+    python = ".".join(map(str, sys.version_info[:3]))
+    rows = [("smartbatch", __version__), ("Python", python), ("made at", f"{moment(asked.made_at)} UTC")]
+    return Facts((*rows, ("read from", asked.place)))
+
+
+def totals(model: str, *, total: int, completed: int, failed: int, **known: float) -> JobStatus:
+    """Return the status of requests that are no job, and have all their results."""
+    status = JobStatus(
+        id="",
+        key=None,
+        model=model,
+        state="done",
+        total=total,
+        submitted=total,
+        completed=completed,
+        failed=failed,
+        cancelled=0,
+        running=0,
+        remaining=0.0,
+        elapsed=0.0,
+        cost=0.0,
+        realtime_cost=0.0,
+        unpriced=0,
+    )
+    return evolve(status, **known)  # type: ignore[arg-type]
