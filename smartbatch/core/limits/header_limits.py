@@ -357,8 +357,9 @@ class HeaderLimits:
         now: float,
         *,
         alone: bool = True,
-    ) -> None:
-        """Follow what the answer to ``call`` reported, to a process that is ``alone`` or leases a share.
+    ) -> bool:
+        """Follow what the answer to ``call`` reported, to a process that is ``alone`` or leases a share;
+        return whether a limit is another one now.
 
         The cases of each dimension, in order:
 
@@ -367,6 +368,7 @@ class HeaderLimits:
         3. A known one, whose reset implies about the same limit: the limit stays, the rest is learned.
         4. A known one with a limit: all of it is learned.
         """
+        changed = False
         for dimension, reading in _readings(report):
             bucket = self._buckets.get(dimension)
             limit = reading.limit or _implied_limit(reading)
@@ -376,10 +378,15 @@ class HeaderLimits:
                 bucket = self._buckets[dimension] = ReportedBucket(
                     limit, now, rounded=dimension != _REQUESTS, charged_at_end=dimension == _OUTPUT
                 )
+                changed = True
             elif not reading.limit and limit is not None and _about_equal(limit, bucket.limit):
                 limit = None
-            reading = LimitReading(limit, reading.remaining, reading.reset, report.resets_rounded_to)
+            before = bucket.limit
+            if limit != reading.limit:
+                reading = reading._replace(limit=limit)
             bucket.learn(reading, traffic.around(dimension, call), now, alone=alone)
+            changed = changed or bucket.limit != before
+        return changed
 
     def explain(
         self,
@@ -471,21 +478,25 @@ def _readings(report: LimitReport) -> list[tuple[int, LimitReading]]:
     A figure for input and output together is left out where they are reported apart: then it is only the
     tighter of the two again.
     """
-    given = _reading(report.input_limit, report.input_remaining, report.input_reset)
-    made = _reading(report.output_limit, report.output_remaining, report.output_reset)
-    found = [
-        (_REQUESTS, _reading(report.requests_limit, report.requests_remaining, report.requests_reset)),
-        (_INPUT, given),
-        (_OUTPUT, made),
-    ]
-    if given == made == _NOTHING:
-        tokens = _reading(report.tokens_limit, report.tokens_remaining, report.tokens_reset)
+    rounded_to = report.resets_rounded_to
+    given = _reading(report.input_limit, report.input_remaining, report.input_reset, rounded_to)
+    made = _reading(report.output_limit, report.output_remaining, report.output_reset, rounded_to)
+    calls = _reading(report.requests_limit, report.requests_remaining, report.requests_reset, rounded_to)
+    found = [(_REQUESTS, calls), (_INPUT, given), (_OUTPUT, made)]
+    if given is made is None:
+        tokens = _reading(report.tokens_limit, report.tokens_remaining, report.tokens_reset, rounded_to)
         found.append((_TOKENS, tokens))
-    return [(dimension, reading) for dimension, reading in found if reading != _NOTHING]
+    return [(dimension, reading) for dimension, reading in found if reading is not None]
 
 
-def _reading(limit: int | None, remaining: int | None, reset: float | None) -> LimitReading:
-    return LimitReading(believed_count(limit), believed_count(remaining), believed_reset(reset))
+def _reading(
+    limit: int | None, remaining: int | None, reset: float | None, rounded_to: float
+) -> LimitReading | None:
+    """Return what is believed of the figures of one limit; ``None`` where that is nothing."""
+    if limit is remaining is reset is None:
+        return None
+    believed = believed_count(limit), believed_count(remaining), believed_reset(reset)
+    return None if believed == (None, None, None) else LimitReading(*believed, rounded_to)
 
 
 def _implied_limit(reading: LimitReading) -> float | None:
@@ -497,6 +508,3 @@ def _implied_limit(reading: LimitReading) -> float | None:
 
 def _about_equal(limit: float, known: float) -> bool:
     return abs(limit - known) < _CHANGED * known
-
-
-_NOTHING = LimitReading(None, None, None)

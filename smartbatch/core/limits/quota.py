@@ -197,11 +197,11 @@ class Quota:
 
     def learn(self, report: LimitReport, reservation: Reservation, now: float) -> None:
         """Follow the limits that the answer to an ended call reported. Configured limits stay bounds."""
-        known = self.reported_limits if self.lease is not None else None
-        self._header_limits.learn(report, reservation, self._traffic, now, alone=self._is_alone)
-        if self.lease is not None and known != self.reported_limits:
+        alone = self._is_alone
+        changed = self._header_limits.learn(report, reservation, self._traffic, now, alone=alone)
+        if changed and self.lease is not None:
             self.lease.tell()
-        if self._spacing.bucket is not None or self._header_limits.is_window or not self._is_alone:
+        if self._spacing.bucket is not None or self._header_limits.is_window or not alone:
             self._space_even(now)
         if self._window.is_opening and report.requests_remaining is not None:
             self._window.open()
