@@ -141,11 +141,12 @@ class OpenTelemetryObserver:
         Where there is none, not for each event: a look reads the environment.
         """
         if self._tracer is None or self._instruments is None:
-            trace, metrics = map(sys.modules.get, ("opentelemetry.trace", "opentelemetry.metrics"))
+            trace = sys.modules.get("opentelemetry.trace")
             if trace is None:  # who sets up an SDK has imported it, and another's measurements likewise
                 return False
             if now < self._look_again:
                 return self._tracer is not None or self._instruments is not None
+            metrics = sys.modules.get("opentelemetry.metrics")
             tracers = self._tracer_provider or trace.get_tracer_provider()
             meters = self._meter_provider or (None if metrics is None else metrics.get_meter_provider())
             if self._tracer is None and not _is_of_api(tracers):

@@ -39,19 +39,16 @@ class CallBill:
     Attributes:
         usage: the tokens of all its outcomes; ``None`` where nothing was said of any.
         parts: what each outcome cost.
-        known: USD of the parts whose cost is known.
-        unconfirmed: USD that the other parts may have cost.
+        cost: USD of all of them; ``None`` where one of them is unknown.
+        known: USD of those whose cost is known.
+        unconfirmed: USD that the others may have cost.
     """
 
     usage: Usage | None = None
     parts: Sequence[Bill] = ()
+    cost: float | None = 0.0
     known: float = 0.0
     unconfirmed: float = 0.0
-
-    @property
-    def cost(self) -> float | None:
-        """USD; ``None`` when one part of it is unknown."""
-        return None if None in [part.cost for part in self.parts] else self.known
 
 
 NO_BILL = CallBill()
@@ -59,15 +56,18 @@ NO_BILL = CallBill()
 
 def bill(lane: Lane, tickets: Sequence[Ticket], outcomes: Sequence[Outcome]) -> CallBill:
     """Add up what the outcomes of a call for ``tickets`` used and cost."""
-    usages = _usages(tickets, outcomes)
-    parts = [_bill_of(lane, *each) for each in zip(tickets, outcomes, usages, strict=True)]
-    told = [usage for usage in usages if usage is not None]
-    return CallBill(
-        sum(told[1:], told[0]) if told else None,
-        parts,
-        known=sum([part.cost or 0.0 for part in parts]),
-        unconfirmed=sum([part.unconfirmed for part in parts]),
-    )
+    parts: list[Bill] = []
+    whole: Usage | None = None
+    known, unconfirmed, complete = 0.0, 0.0, True
+    for ticket, outcome, usage in zip(tickets, outcomes, _usages(tickets, outcomes), strict=True):
+        part = _bill_of(lane, ticket, outcome, usage)
+        parts.append(part)
+        if usage is not None:
+            whole = usage if whole is None else whole + usage
+        known += part.cost or 0.0
+        unconfirmed += part.unconfirmed
+        complete = complete and part.cost is not None
+    return CallBill(whole, parts, known if complete else None, known, unconfirmed)
 
 
 def _usages(tickets: Sequence[Ticket], outcomes: Sequence[Outcome]) -> list[Usage | None]:

@@ -363,9 +363,13 @@ class BatchDispatcher:
 
     def _finished(self, call: InFlightCall, outcomes: Sequence[Outcome]) -> CallFinished:
         now, lane, batch = self._clock.now(), call.permit.lane, call.batch
-        errors = [outcome for outcome in outcomes if isinstance(outcome, ProviderError)]
-        failed = errors and not any(isinstance(outcome, Answer) for outcome in outcomes)
-        error = errors[-1] if failed else None
+        error: ProviderError | None = None  # the last one, where no request was answered
+        for outcome in outcomes:
+            if isinstance(outcome, Answer):
+                error = None
+                break
+            if isinstance(outcome, ProviderError):
+                error = outcome
         return CallFinished(
             at=now,
             batch_id=batch.id,

@@ -487,7 +487,7 @@ class ListRouter:
 
     def _flexible(self, requests: Sequence[Request]) -> bool:
         """Whether the provider has a slower tier, and no request names one by itself."""
-        models = {self._model.of(request).name for request in requests} or {self._model.name}
+        models = {request.model or self._model.name for request in requests} or {self._model.name}
         tiers = [self._model.provider.flex(name) for name in models]
         return all(tier is not None and all(map(tier.is_open_to, requests)) for tier in tiers)
 

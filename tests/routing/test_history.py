@@ -472,7 +472,7 @@ class TestTokens:
             latest.observe(100, Usage(100, 20))
         second.refresh()
         assert second.calibration(MODEL, Kind.GENERATE).answers("")[1] == 20
-        assert (latest.observed, latest.alike) == (210, 10)
+        assert (latest.observed, latest.answers("")[0]) == (210, 10)
 
     @pytest.mark.parametrize(
         "state",
@@ -481,8 +481,8 @@ class TestTokens:
             7,
             {},
             {"seen": 5},
-            {"seen": 5, "alike": 5, "estimated": -1, "billed": 1, "mean": 1, "outputs": [1]},
-            {"seen": 5, "alike": 0, "estimated": 1, "billed": 1, "mean": 1, "outputs": [1]},
+            {"seen": 5, "estimated": -1, "billed": 1, "outputs": [1]},
+            {"seen": 0, "estimated": 1, "billed": 1, "outputs": [1]},
         ],
     )
     def test_what_is_no_calibration_is_left_alone(self, state: object) -> None:

@@ -231,6 +231,8 @@ def _checked(usd: float, what: str) -> float:
 
 
 def _up(cost: float) -> int:
+    if cost == 0:
+        return 0
     nano = _checked(cost, "cost") * _NANO
     whole = round(nano)  # a whole number of billionths may arrive as a float slightly above it
     return whole if math.isclose(nano, whole, rel_tol=1e-14, abs_tol=1e-6) else math.ceil(nano)

@@ -383,7 +383,7 @@ class HeaderLimits:
                 limit = None
             before = bucket.limit
             if limit != reading.limit:
-                reading = reading._replace(limit=limit)
+                reading = LimitReading(limit, reading.remaining, reading.reset, reading.rounded_to)
             bucket.learn(reading, traffic.around(dimension, call), now, alone=alone)
             changed = changed or bucket.limit != before
         return changed

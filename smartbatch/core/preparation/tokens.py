@@ -195,12 +195,13 @@ def most_of_request(request: Request) -> int:
 class Calibration:
     """What was learned of one model's tokens from its answers.
 
-    Any thread may call it, without a lock: what is known is one immutable value, which is replaced. Of
+    Any thread may call it, without a lock: what is known is an immutable value, which is replaced. Of
     answers observed at the same moment some may be lost, which hardly changes an average.
 
     The input ratio weighs the latest requests most: an average over the first :data:`SETTLED` requests,
-    then exponentially fading. Output is remembered over the latest :data:`REMEMBERED` answers; the mean of
-    their lengths is that of the answers since the lengths last changed, such as where another list began.
+    then exponentially fading. Output is remembered over the latest :data:`REMEMBERED` answers. The mean of
+    their lengths is known for each shape: that of the answers since the lengths last changed, such as where
+    another list began.
 
     Args:
         outputs_for: the calibration of the model, for one of its packed prompts: it learns the lengths of the
@@ -223,18 +224,13 @@ class Calibration:
     def __init__(self, outputs_for: Calibration | None = None) -> None:
         self._outputs_for = outputs_for
         self._known = _Known()
-        self._shapes: dict[str, _Known] = {}
+        self._shapes: dict[str, _Lengths] = {}
         self._shape_bases: dict[str, int] = {}  # answers of each that the store knows of
         self._base = 0  # answers that the store knows of
 
     @property
     def observed(self) -> int:
         return self._known.seen
-
-    @property
-    def alike(self) -> int:
-        """How many answers the mean of output tokens rests on: those since their lengths last changed."""
-        return self._known.alike
 
     @property
     def unsaved(self) -> bool:
@@ -319,11 +315,11 @@ class Calibration:
         known = self._shapes.get(shape)
         if known is None and len(self._shapes) >= SHAPES:
             self._shapes = dict(list(self._shapes.items())[SHAPES // 2 :])
-        self._shapes[shape] = (known or _Known()).after(0.0, 0.0, tokens)
+        self._shapes[shape] = (known or _Lengths()).after(tokens)
 
     def levels(self, shape: str) -> tuple[float, ...]:
         """Return the mean lengths that answers of one shape had before, as far as they differed from now."""
-        known = self._shapes.get(shape) or _Known()
+        known = self._shapes.get(shape) or _Lengths()
         return tuple(mean for mean, last in known.levels if known.seen - last < LEVELS_HELD)
 
     def state(self) -> dict[str, Any]:
@@ -331,10 +327,8 @@ class Calibration:
         known = self._known
         return {
             "seen": known.seen,
-            "alike": known.alike,
             "estimated": known.estimated,
             "billed": known.billed,
-            "mean": known.mean,
             "factor": known.factor,
             "excess": known.excess,
             "outputs": list(known.latest),
@@ -361,10 +355,10 @@ class Calibration:
         self._base, here = found.seen, own.seen - self._base
         factor, excess = max(found.factor, own.factor), max(found.excess, own.excess)
         for shape, each in _read_shapes(state.get("shapes")).items():
-            mine, before = self._shapes.get(shape, _Known()), self._shape_bases.get(shape, 0)
+            mine, before = self._shapes.get(shape, _Lengths()), self._shape_bases.get(shape, 0)
             self._shape_bases[shape] = each.seen
             for tokens in mine.latest[before - mine.seen :] if mine.seen > before else ():
-                each = each.after(0.0, 0.0, tokens)
+                each = each.after(tokens)
             self._shapes[shape] = each
         for tokens in own.latest[-here:] if here else ():
             found = found.after(own.estimated, own.billed, tokens)
@@ -372,7 +366,7 @@ class Calibration:
         return True
 
 
-def _read_shapes(state: Any) -> dict[str, _Known]:
+def _read_shapes(state: Any) -> dict[str, _Lengths]:
     """Return what was stored of the shapes of answers; anything of another form is left out."""
     found = {}
     for shape, figures in state.items() if isinstance(state, dict) else ():
@@ -382,8 +376,7 @@ def _read_shapes(state: Any) -> dict[str, _Known]:
         seen, alike, mean, *latest = figures
         outputs = tuple(int(each) for each in latest)
         if 0 < alike <= seen:
-            ranked = tuple(sorted(outputs))
-            found[str(shape)] = _Known(int(seen), int(alike), 0.0, 0.0, float(mean), outputs, ranked)
+            found[str(shape)] = _Lengths(int(seen), int(alike), float(mean), outputs)
     return found
 
 
@@ -391,86 +384,53 @@ def _read(state: Any, most: int) -> _Known | None:
     """Return a state as it was stored; ``None`` for anything else."""
     if not isinstance(state, dict):
         return None
-    seen, alike, outputs = (state.get(name) for name in ("seen", "alike", "outputs"))
-    figures = [state.get(name) for name in ("estimated", "billed", "mean")]
-    figures += [state.get("factor", 1.0), state.get("excess", 0.0)]
-    if not isinstance(seen, int) or not isinstance(alike, int) or not isinstance(outputs, list):
+    seen, outputs = state.get("seen"), state.get("outputs")
+    figures = [
+        state.get("estimated"),
+        state.get("billed"),
+        state.get("factor", 1.0),
+        state.get("excess", 0.0),
+    ]
+    if not isinstance(seen, int) or not isinstance(outputs, list):
         return None
     if not all(isinstance(each, int | float) and 0 <= each < math.inf for each in [*figures, *outputs]):
         return None
     latest = [int(tokens) for tokens in outputs[-most:]]
-    if not latest or not 0 < alike <= seen:
+    if not 0 < len(latest) <= seen:
         return None
-    estimated, billed, mean, factor, excess = (float(figure) for figure in figures if figure is not None)
-    ranked = tuple(sorted(latest))
-    return _Known(seen, alike, estimated, billed, mean, tuple(latest), ranked, factor, excess)
+    estimated, billed, factor, excess = (float(figure) for figure in figures if figure is not None)
+    return _Known(seen, estimated, billed, tuple(latest), tuple(sorted(latest)), factor, excess)
 
 
 @frozen
 class _Known:
-    """What is known after ``seen`` answers: averages of input tokens, estimated and billed; the average of
-    output tokens over the ``alike`` latest of them; the latest numbers of output tokens, in order of arrival
-    and of size; by which factor, and by how many tokens, an input exceeded its estimate at most; earlier
-    averages of output tokens that differ, each with the number of answers when it was last seen.
+    """What is known after ``seen`` answers: averages of input tokens, estimated and billed; the latest counts
+    of output tokens, in order of arrival and of size; by which factor, and by how many tokens, an input
+    exceeded its estimate at most.
     """
 
     seen: int = 0
-    alike: int = 0
     estimated: float = 0.0
     billed: float = 0.0
-    mean: float = 0.0
     latest: tuple[int, ...] = ()
     ranked: tuple[int, ...] = ()
     factor: float = 1.0
     excess: float = 0.0
-    levels: tuple[tuple[float, int], ...] = ()
 
     def after(self, estimated: float, billed: float, output: int) -> _Known:
         """Return what is known after one more answer."""
         weight = 1 / min(self.seen + 1, Calibration.SETTLED)
         latest, ranked = self._outputs_with(output, Calibration.REMEMBERED)
-        alike, mean, levels = self._lengths_with(output, latest[-Calibration.LATEST :])
         factor = billed / estimated if estimated > 0 else 1.0
         return _Known(
             self.seen + 1,
-            alike,
             self.estimated + weight * (estimated - self.estimated),
             self.billed + weight * (billed - self.billed),
-            mean,
             latest,
             ranked,
             max(self.factor, factor),
             max(self.excess, billed - estimated),
-            levels,
         )
-
-    def _levels_with(self, mean: float) -> tuple[tuple[float, int], ...]:
-        """Return the earlier averages with ``mean``, which takes the place of those close to it and of old
-        ones: so they stay few."""
-        held = [
-            (level, last)
-            for level, last in self.levels
-            if max(level, mean) > Calibration.CHANGED * min(level, mean) and self.seen - last < LEVELS_HELD
-        ]
-        return (*held, (mean, self.seen))
-
-    def _lengths_with(
-        self, output: int, newest: Sequence[int]
-    ) -> tuple[int, float, tuple[tuple[float, int], ...]]:
-        """Return how many answers count from now on, their mean, and the earlier means that differ.
-
-        1. The newest have another mean than the answers so far, by more than a factor and by more than chance
-           explains: only they count.
-        2. Otherwise this is one answer more, of the weight that it has in the average.
-        """
-        if self.alike >= len(newest) == Calibration.LATEST:
-            mean = sum(newest) / len(newest)
-            before = self.latest[: 1 - len(newest)][len(newest) - 1 - self.alike :]
-            if max(mean, self.mean) > Calibration.CHANGED * min(mean, self.mean) and _differ(before, newest):
-                earlier = fmean(before[-Calibration.SETTLED :]) if before else self.mean
-                return len(newest), mean, self._levels_with(earlier)
-        alike = self.alike + 1
-        return alike, self.mean + (output - self.mean) / min(alike, Calibration.SETTLED), self.levels
 
     def _outputs_with(self, tokens: int, most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         latest = (*self.latest, tokens)
@@ -486,6 +446,53 @@ class _Known:
     def output(self, q: float) -> int:
         """Return the number of output tokens that a share ``q`` stays within."""
         return self.ranked[int(q * (len(self.ranked) - 1))] if self.ranked else 0
+
+
+@frozen
+class _Lengths:
+    """How long ``seen`` answers of one shape are: the average of output tokens over the ``alike`` latest of
+    them, the latest numbers, and earlier averages that differ, each with the number of answers when it was
+    last seen.
+    """
+
+    seen: int = 0
+    alike: int = 0
+    mean: float = 0.0
+    latest: tuple[int, ...] = ()
+    levels: tuple[tuple[float, int], ...] = ()
+
+    def after(self, output: int) -> _Lengths:
+        """Return what is known after one more answer."""
+        latest = (*self.latest[1 - Calibration.REMEMBERED :], output)
+        alike, mean, levels = self._with(output, latest[-Calibration.LATEST :])
+        return _Lengths(self.seen + 1, alike, mean, latest, levels)
+
+    def _levels_with(self, mean: float) -> tuple[tuple[float, int], ...]:
+        """Return the earlier averages with ``mean``, which takes the place of those close to it and of old
+        ones: so they stay few."""
+        held = [
+            (level, last)
+            for level, last in self.levels
+            if max(level, mean) > Calibration.CHANGED * min(level, mean) and self.seen - last < LEVELS_HELD
+        ]
+        return (*held, (mean, self.seen))
+
+    def _with(self, output: int, newest: Sequence[int]) -> tuple[int, float, tuple[tuple[float, int], ...]]:
+        """Return how many answers count from now on, their mean, and the earlier means that differ.
+
+        1. The newest have another mean than the answers so far, by more than a factor and by more than chance
+           explains: only they count.
+        2. Otherwise this is one answer more, of the weight that it has in the average.
+        """
+        if self.alike >= len(newest) == Calibration.LATEST:
+            mean = sum(newest) / len(newest)
+            if max(mean, self.mean) > Calibration.CHANGED * min(mean, self.mean):
+                before = self.latest[: 1 - len(newest)][len(newest) - 1 - self.alike :]
+                if _differ(before, newest):
+                    earlier = fmean(before[-Calibration.SETTLED :]) if before else self.mean
+                    return len(newest), mean, self._levels_with(earlier)
+        alike = self.alike + 1
+        return alike, self.mean + (output - self.mean) / min(alike, Calibration.SETTLED), self.levels
 
 
 def _differ(before: Sequence[int], newest: Sequence[int]) -> bool:

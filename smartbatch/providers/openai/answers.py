@@ -340,9 +340,10 @@ def usage_of(usage: Any) -> Usage | None:
     written = min(detail(details, "cache_write_tokens"), taken - cached)
     reasoning = detail(usage.get(names[3]), "reasoning_tokens")
     more = detail(usage, "total_tokens") - taken - made
-    others = any(count(usage[name]) for name in usage if name not in (*names[:2], "total_tokens"))
-    if more > 0 and (more == reasoning or not (reasoning or cached or written or others)):
-        made, reasoning = made + more, more
+    if more > 0:
+        others = any(count(usage[name]) for name in usage if name not in (*names[:2], "total_tokens"))
+        if more == reasoning or not (reasoning or cached or written or others):
+            made, reasoning = made + more, more
     return Usage(taken, made, cached, min(reasoning, made), cache_write_tokens=written)
 
 

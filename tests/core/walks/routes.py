@@ -198,7 +198,6 @@ def workloads(rng: random.Random, record: Record) -> None:
         record.note(
             "learned",
             ratio=learned.ratio,
-            alike=learned.alike,
             observed=learned.observed,
             unsaved=learned.unsaved,
         )
@@ -221,7 +220,6 @@ def workloads(rng: random.Random, record: Record) -> None:
     record.note("odd seen", learned.restore({**state, "seen": rng.choice((0, -1, "2"))}))
     odd = {
         "seen": (0, -1, "2", 3, 1e3, None, True),
-        "alike": (0, -1, 1, 10**6, 2.0),
         "outputs": ([], [0], [1, 2, 300], [-1], [math.inf], "text", [1] * 300),
         "estimated": (0.0, 0.5, -0.5, math.inf, "1"),
     }
