@@ -12,14 +12,14 @@ import sys
 from collections.abc import Sequence
 
 from smartbatch.cli.clients import client_of, params_of
-from smartbatch.cli.inputs import RowSource
-from smartbatch.cli.jobs_of_run import RunIdentity
 from smartbatch.cli.main import build_parser
-from smartbatch.cli.output_lines import encode
-from smartbatch.cli.outputs import OutputFile
-from smartbatch.cli.prompts import InputRequests, PromptMaker
 from smartbatch.jobs.store import open_store
 from smartbatch.jobs.verdicts import verdict_of
+from smartbatch.runs.output_file import OutputFile
+from smartbatch.runs.output_lines import encode
+from smartbatch.runs.row_requests import InputRequests, PromptMaker
+from smartbatch.runs.run_identity import RunIdentity
+from smartbatch.tables.row_source import RowSource
 from smartbatch.types import Result, Route, Usage
 
 GROUP, AT = 1_000, 1.8e9

@@ -23,7 +23,7 @@ ROOMS = {
     "core": "smartbatch/core",
     "store": "smartbatch/jobs/store",
     "steps": "smartbatch/jobs/steps",
-    "outputs": "smartbatch/cli/outputs.py",
+    "outputs": "smartbatch/runs/output_file.py",
 }
 """Those that decide about money: mistakes are made in them."""
 FULL = (

@@ -100,7 +100,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "shortcuts": BELOW_CLIENT | {"client", "stored_jobs"},
     # on top
     "cluster": BELOW_CLIENT | {"client"},
-    "cli": BELOW_CLIENT | {"client", "stored_jobs", "emulator", "cluster", "dashboard"},
+    "runs": BELOW_CLIENT | {"client", "cluster"},  # the rows of a file, and an output that survives
+    "cli": BELOW_CLIENT | {"client", "stored_jobs", "emulator", "cluster", "runs", "dashboard"},
     "dashboard": BELOW_CLIENT | {"client", "stored_jobs", "reports"},
     # frameworks have commands, and mount the dashboard
     "integrations": BELOW_CLIENT | {"client", "stored_jobs", "cluster", "cli", "dashboard"},
@@ -123,6 +124,7 @@ FOLDERS: dict[str, frozenset[str]] = {
     "views": frozenset({"templates"}),
     "dashboard": frozenset({"static"}),
     "tables": frozenset(),
+    "runs": frozenset(),
     "emulator": frozenset({"openai", "anthropic", "gemini", "batches", "http"}),
     "cli": frozenset(),
     "integrations": frozenset({"django", "django/management", "django/management/commands"}),

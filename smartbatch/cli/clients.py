@@ -15,6 +15,7 @@ from smartbatch.config import BatchingConfig
 from smartbatch.core.preparation.validation import admit_defaults
 from smartbatch.errors import ConfigError
 from smartbatch.jobs.store import is_server, resolved_place
+from smartbatch.runs.row_requests import PromptMaker
 from smartbatch.types import Embedding, Generation
 
 _PARAMETERS: Final = ("system", "max_tokens", "temperature", "seed")
@@ -93,3 +94,17 @@ def missing_store(place: str | None) -> str | None:
     """
     place = resolved_place(place)
     return None if is_server(place) or os.path.exists(place) else place
+
+
+def prompt_maker(args: argparse.Namespace) -> PromptMaker:
+    """Return what makes the prompts of rows as the arguments say.
+
+    Raises:
+        InputError: the template cannot be used.
+    """
+    return PromptMaker(
+        template=args.template,
+        prompt_field=args.prompt_field,
+        id_field=args.id_field,
+        on_missing=args.on_missing,
+    )

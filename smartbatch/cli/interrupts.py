@@ -14,10 +14,6 @@ from smartbatch._clock import RealClock
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
-class RunInterrupted(Exception):
-    """The run was interrupted while its rows were being read; none of them is stored."""
-
-
 class Interrupts:
     """Catches the first signal while the block runs; outside the main thread it does nothing.
 

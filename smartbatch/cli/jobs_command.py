@@ -17,17 +17,17 @@ from attrs import asdict
 from smartbatch._clock import RealClock
 from smartbatch._display import escape
 from smartbatch.cli.clients import config_of, missing_store
-from smartbatch.cli.followed_jobs import GRACE, FollowedJobs
-from smartbatch.cli.jobs_of_run import jobs_named
 from smartbatch.cli.messages import note, say
-from smartbatch.cli.outputs import check_output_name, replaced
-from smartbatch.cli.result_tables import formulas_of, table_format
 from smartbatch.cli.standard_output import ReaderLeft, binary_output, print_out, standard_output
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import InputError, JobNotFound, StoreError
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus, span, usd
 from smartbatch.observe.progress import Progress
+from smartbatch.runs.followed_jobs import GRACE, FollowedJobs
+from smartbatch.runs.output_file import check_output_name, replaced
+from smartbatch.runs.result_tables import formulas_of, table_format
+from smartbatch.runs.run_identity import jobs_named
 from smartbatch.stored_jobs import StoredJobs
 from smartbatch.tables.result_files import CsvFormulas, UnwritableTable, stored_lines, write_stored
 
@@ -222,7 +222,10 @@ class _Jobs:
                     for job in going:
                         note(f"job {job.id}: goes on at the provider; jobs watch {job.id} follows it")
                 raise
-        return not followed.report_held()
+        held = followed.held()
+        for line in held:
+            say(line)
+        return not held
 
     def _status_printer(self) -> Callable[[JobStatus], None]:
         """Return a function that prints a status as JSON whenever figures of its job have changed."""

@@ -266,7 +266,7 @@ def _refused(command: str, error: SmartbatchError) -> int:
     """Print why a command is refused or cannot go on, and return its exit code."""
     from smartbatch import errors
     from smartbatch.cli.messages import say
-    from smartbatch.cli.outputs import OutputLost
+    from smartbatch.runs.output_file import OutputLost
 
     place = ""
     if isinstance(error, errors.StoreError) and command != "jobs":
@@ -427,7 +427,7 @@ def _positive(text: str) -> int:
 
 
 def _delimiter(text: str) -> str:
-    from smartbatch.cli.csv_rows import DELIMITERS  # late: most commands read no CSV
+    from smartbatch.tables.csv_rows import DELIMITERS  # late: most commands read no CSV
 
     found = DELIMITERS.get(text.lower(), "\t" if text == "\\t" else text)
     if len(found) != 1 or found in '"\r\n\0' or not found.isascii():

@@ -12,8 +12,6 @@ from typing import IO, Any
 from attrs import define, field
 
 from smartbatch._display import escape
-from smartbatch.cli.output_lines import defects_of, figures_of, is_answer, number_of, sample_of
-from smartbatch.cli.result_tables import read_table, table_format
 from smartbatch.core.limits.error_patterns import pattern_of
 from smartbatch.core.preparation.validation import MAX_SAMPLES
 from smartbatch.errors import InputError, RowSkipped, snake_case
@@ -22,6 +20,8 @@ from smartbatch.jobs.report_view import ReportedRequests, ReportedRun, report_vi
 from smartbatch.jobs.sampling import RequestFigures, SeenResults
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.summary_records import StoredDecision
+from smartbatch.runs.output_lines import defects_of, figures_of, is_answer, number_of, sample_of
+from smartbatch.runs.result_tables import read_table, table_format
 from smartbatch.types import DEFECTS
 from smartbatch.views.report import Report
 

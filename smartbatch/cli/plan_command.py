@@ -10,18 +10,25 @@ from contextlib import ExitStack
 
 from smartbatch._clock import RealClock
 from smartbatch._display import escape
-from smartbatch.cli.clients import answers_each, client_of, embedding_of, missing_store, params_of
-from smartbatch.cli.inputs import RowSource
-from smartbatch.cli.jobs_of_run import RunIdentity
+from smartbatch.cli.clients import (
+    answers_each,
+    client_of,
+    embedding_of,
+    missing_store,
+    params_of,
+    prompt_maker,
+)
 from smartbatch.cli.messages import say
-from smartbatch.cli.outputs import check_output_name
-from smartbatch.cli.prompts import InputRequests, PromptMaker
 from smartbatch.cli.route_chooser import RouteChooser
 from smartbatch.cli.standard_output import print_out
-from smartbatch.cli.table_output import look_at_output
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ConfigError
 from smartbatch.plan import Plan
+from smartbatch.runs.output_file import check_output_name
+from smartbatch.runs.row_requests import InputRequests
+from smartbatch.runs.run_identity import RunIdentity
+from smartbatch.runs.table_output import look_at_output
+from smartbatch.tables.row_source import RowSource
 
 _NO_KEY = "none-as-a-plan-sends-nothing"
 
@@ -39,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _plan(args: argparse.Namespace, stack: ExitStack) -> tuple[Plan, str | None]:
     """Return the plan, and the first prompt as text."""
-    maker = PromptMaker.of(args)
+    maker = prompt_maker(args)
     embedding = embedding_of(args)
     client = _client(args, stack)
     source = stack.enter_context(RowSource(args.input, args.format, args.delimiter))

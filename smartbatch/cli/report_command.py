@@ -53,9 +53,9 @@ def run(args: argparse.Namespace) -> int:
     # late: other subcommands need none of it
     from smartbatch._display import escape
     from smartbatch.cli.messages import say
-    from smartbatch.cli.outputs import replaced
     from smartbatch.cli.screenshot import browser, screenshot
     from smartbatch.errors import InputError
+    from smartbatch.runs.output_file import replaced
 
     path = args.output
     _check(path)
@@ -104,10 +104,10 @@ def _report(args: argparse.Namespace) -> Report:
     """
     from smartbatch._display import escape
     from smartbatch.cli.clients import config_of, missing_store
-    from smartbatch.cli.followed_jobs import GRACE
-    from smartbatch.cli.jobs_of_run import jobs_of_output, output_key
     from smartbatch.cli.output_report import ended_runs, output_report
     from smartbatch.errors import JobNotFound
+    from smartbatch.runs.followed_jobs import GRACE
+    from smartbatch.runs.run_identity import jobs_of_output, output_key
     from smartbatch.stored_jobs import StoredJobs
 
     subject, config = args.subject, config_of(args)

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from smartbatch._clock import Clock
-from smartbatch.cli.interrupts import RunInterrupted
 from smartbatch.cli.messages import say
-from smartbatch.cli.prompts import InputRequests
 from smartbatch.cli.summary import decision_summary
 from smartbatch.client import BatchingClient
 from smartbatch.jobs.status import JobStatus
 from smartbatch.plan import Plan
 from smartbatch.routing.announced_plan import AnnouncedPlan
+from smartbatch.runs.row_requests import InputRequests, RunInterrupted
 from smartbatch.types import Prompt, Result
 
 _BATCH_STRATEGIES: Final = frozenset({"batch", "hybrid"})

@@ -9,22 +9,24 @@ from typing import TYPE_CHECKING
 
 from smartbatch._clock import RealClock
 from smartbatch._display import escape
-from smartbatch.cli.clients import answers_each, client_of, embedding_of, params_of
-from smartbatch.cli.inputs import RowSource
-from smartbatch.cli.jobs_of_run import RunIdentity
+from smartbatch.cli.clients import answers_each, client_of, config_of, embedding_of, params_of, prompt_maker
 from smartbatch.cli.messages import note, say
-from smartbatch.cli.output_lines import encode
-from smartbatch.cli.outputs import OutputChanged, OutputFile, Recovered, check_output_name
-from smartbatch.cli.prompts import InputRequests, KeyedRow, PromptMaker, RowKeys
-from smartbatch.cli.result_tables import formulas_of
 from smartbatch.cli.route_chooser import RouteChooser
-from smartbatch.cli.run_job import JobRun, RowResult, Rows, skipped_row
+from smartbatch.cli.run_job import JobRun
 from smartbatch.cli.standard_output import ReaderLeft, StandardOutput
 from smartbatch.cli.summary import RunSummary, amounts_of, failure_line
-from smartbatch.cli.table_output import TableOutput, open_output
 from smartbatch.errors import ConfigError, InputError
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Progress
+from smartbatch.runs.output_file import OutputChanged, OutputFile, Recovered, check_output_name
+from smartbatch.runs.output_lines import encode
+from smartbatch.runs.result_tables import formulas_of
+from smartbatch.runs.row_keys import KeyedRow, RowKeys
+from smartbatch.runs.row_requests import InputRequests
+from smartbatch.runs.run_identity import RunIdentity
+from smartbatch.runs.stored_rows import RowResult, Rows, skipped_row
+from smartbatch.runs.table_output import TableOutput, open_output
+from smartbatch.tables.row_source import RowSource
 from smartbatch.types import DEFECTS, Usage, evolve
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ class _Run:
         self._last_written = -1
         if args.resend is not None and args.output is None:
             raise ConfigError("--resend replaces answers of an output: name it with -o")
-        maker = PromptMaker.of(args)
+        maker = prompt_maker(args)
         embedding = embedding_of(args)
         n = answers_each(args)
         formulas = formulas_of(args)
@@ -127,13 +129,13 @@ class _Run:
         unanswered = asked - done
         scores: list[tuple[str, str]] = []
         if job_run is not None and not caught and not unanswered and self._changed is None:
-            job_run.forget(all_answered=not self._summary.failed)
-            if job_run.submitted_all:
-                scores = self._chooser.score(ended, job_run.batches)
+            job_run.rows.forget(all_answered=not self._summary.failed)
+            if job_run.rows.submitted_all:
+                scores = self._chooser.score(ended, job_run.rows.batches)
         if job_run is not None and self._reader_left:  # what was answered is paid for, printed or not
-            for result in job_run.stored_after(self._last_written):
+            for result in job_run.rows.stored_after(self._last_written):
                 self._summary.count(result)
-        self._print_summary(caught, unanswered, [] if job_run is None else job_run.batches, scores)
+        self._print_summary(caught, unanswered, [] if job_run is None else job_run.rows.batches, scores)
         if self._changed is not None:
             say(f"smartbatch: {self._changed.message}")
         if caught:
@@ -154,11 +156,18 @@ class _Run:
         Raises:
             ConfigError: the extra is missing, or nobody answers there.
         """
+        args = self._args
+        if args.output is None:
+            raise ConfigError("--dask writes rows as their units end: give -o as well")
         try:
-            from smartbatch.cli.cluster_units import cluster_of
+            from smartbatch.cluster import Cluster, shared_config
         except ImportError:
             raise ConfigError("--dask needs the extra dask: pip install 'smartbatch-llm[dask]'") from None
-        return cluster_of(self._args)
+        shared_config(config_of(args))
+        try:
+            return Cluster(args.dask)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--dask {args.dask}: no scheduler answers there ({error})") from None
 
     def _finish(self, out: OutputFile | TableOutput, *, asked: bool) -> None:
         """Finish the output, so that it is on the disk before the store forgets anything."""

@@ -14,8 +14,8 @@ from smartbatch.errors import InputError, SmartbatchError
 from smartbatch.views.terminal import fitted
 
 if TYPE_CHECKING:  # most commands print a few lines, and need none of it
-    from smartbatch.cli.outputs import OutputRow
-    from smartbatch.cli.prompts import KeyedRow
+    from smartbatch.runs.output_file import OutputRow
+    from smartbatch.runs.row_keys import KeyedRow
     from smartbatch.tables.result_files import Line
 
 _PROMPT_SHOWN: Final = 40
@@ -104,7 +104,7 @@ def discard_standard_output() -> None:
 
 def _readable(row: KeyedRow, line: Line, width: int) -> str:
     """Return a result as one line of at most ``width`` cells: number, prompt and answer."""
-    from smartbatch.cli.output_lines import defects_of  # late: most commands print no result
+    from smartbatch.runs.output_lines import defects_of  # late: most commands print no result
 
     error, vector = line["error"], line.get("embedding")
     if error is not None:

@@ -9,9 +9,6 @@ from typing import Final
 from attrs import Factory, define, evolve
 
 from smartbatch._display import escape
-from smartbatch.cli.output_lines import Amounts
-from smartbatch.cli.outputs import Recovered
-from smartbatch.cli.prompts import KeyedRow
 from smartbatch.core.limits.error_patterns import pattern_of
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.options import Option
@@ -19,6 +16,9 @@ from smartbatch.core.routing.outcome import ActualCost, rescue_in_words
 from smartbatch.errors import ListStopped, SmartbatchError, kind_name
 from smartbatch.jobs.status import JobStatus, cost_in_words, usd
 from smartbatch.results import defects_in_words
+from smartbatch.runs.output_file import Recovered
+from smartbatch.runs.output_lines import Amounts
+from smartbatch.runs.row_keys import KeyedRow
 from smartbatch.types import Result, Route
 
 _LEAST_FASTER: Final = 1.05

@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 import zstandard
 
-from smartbatch.cli import compression, parquet_pages, parquet_rows
-from smartbatch.cli.inputs import RowSource
-from smartbatch.cli.parsed_rows import BadRow
-from smartbatch.cli.result_tables import _base
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ConfigError, InputError
+from smartbatch.runs.result_tables import _base
+from smartbatch.tables import compression, parquet_pages, parquet_rows
 from smartbatch.tables.columns import shape_of
+from smartbatch.tables.parsed_rows import BadRow
+from smartbatch.tables.row_source import RowSource
 
 PEAK = """
 import re, sys
 from pathlib import Path
-from smartbatch.cli.inputs import RowSource
+from smartbatch.tables.row_source import RowSource
 with RowSource(sys.argv[1]) as source:
     for row in source.rows():
         pass

@@ -22,9 +22,9 @@ import pytest
 from cli.runs import prompts, written
 
 from smartbatch.cli.main import main
-from smartbatch.cli.outputs import OutputFile, OutputLost, OutputRow
-from smartbatch.cli.text_table import cells_of
+from smartbatch.runs.output_file import OutputFile, OutputLost, OutputRow
 from smartbatch.testing import emulator
+from smartbatch.views.terminal import cells_of
 
 SIM = "sim:demo?latency=0"
 

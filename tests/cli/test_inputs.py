@@ -23,10 +23,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from levels import sampled
 
-from smartbatch.cli import parsed_rows, row_formats
-from smartbatch.cli.inputs import Row, RowSource
-from smartbatch.cli.parsed_rows import BadRow
 from smartbatch.errors import InputError
+from smartbatch.tables import parsed_rows, row_formats
+from smartbatch.tables.parsed_rows import BadRow
+from smartbatch.tables.row_source import Row, RowSource
 
 
 def read(path: Path, data: bytes, format: str | None = None) -> list[Row | BadRow]:
@@ -334,7 +334,7 @@ def test_a_library_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.
 PEAK = """
 import re, sys
 from pathlib import Path
-from smartbatch.cli.inputs import Row, RowSource
+from smartbatch.tables.row_source import Row, RowSource
 with RowSource(sys.argv[1]) as source:
     assert sum(isinstance(row, Row) for row in source.rows()) == int(sys.argv[2])
 print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from attrs import define, field
 
-from smartbatch.cli.jobs_of_run import RunIdentity, RunJob
-from smartbatch.cli.prompts import Keys, RowKeys
 from smartbatch.errors import InputError
+from smartbatch.runs.row_keys import Keys, RowKeys
+from smartbatch.runs.run_identity import RunIdentity, RunJob
 from smartbatch.types import Generation
 
 KEYS_OF = Keys.of("sim:demo", Generation())

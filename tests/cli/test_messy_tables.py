@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from smartbatch.cli.csv_rows import csv_rows
 from smartbatch.cli.main import main
-from smartbatch.cli.parsed_rows import BadRow
+from smartbatch.tables.csv_rows import csv_rows
+from smartbatch.tables.parsed_rows import BadRow
 from smartbatch.tables.row_prompts import RowPrompts
 from smartbatch.tables.template import BadField
 
@@ -269,7 +269,7 @@ def test_equal_ids_are_refused_with_both_rows(capfd: pytest.CaptureFixture[str])
 
 def test_a_million_ids_take_eight_bytes_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where they are compared part by part."""
-    from smartbatch.cli import unique_ids
+    from smartbatch.runs import row_keys as unique_ids
 
     monkeypatch.setattr(unique_ids, "_AT_ONCE", 10)
     ids = unique_ids.UniqueIds()

@@ -13,7 +13,7 @@ from cli.runs import prompts, stored_jobs, written
 from levels import sampled
 
 from smartbatch.cli.main import main
-from smartbatch.cli.outputs import OutputFile, OutputLost, OutputRow
+from smartbatch.runs.output_file import OutputFile, OutputLost, OutputRow
 
 OWN = "call:own_calls:ask"
 SIM = "sim:demo?batch_seconds=0.02"

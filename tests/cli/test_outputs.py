@@ -18,17 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch import _files
-from smartbatch.cli import outputs, prompts
-from smartbatch.cli.output_lines import Amounts, encode, replacing, to_resend
-from smartbatch.cli.outputs import (
-    OutputChanged,
-    OutputFile,
-    OutputLost,
-    Recovered,
-    check_output_name,
-    replaced,
-)
-from smartbatch.cli.prompts import KeyedRow, Keys, RowKeys
 from smartbatch.cli.standard_output import StandardOutput, discard_standard_output
 from smartbatch.errors import (
     BudgetExceeded,
@@ -38,6 +27,17 @@ from smartbatch.errors import (
     SmartbatchError,
     StoreError,
 )
+from smartbatch.runs import output_file, row_keys
+from smartbatch.runs.output_file import (
+    OutputChanged,
+    OutputFile,
+    OutputLost,
+    Recovered,
+    check_output_name,
+    replaced,
+)
+from smartbatch.runs.output_lines import Amounts, encode, replacing, to_resend
+from smartbatch.runs.row_keys import KeyedRow, Keys, RowKeys
 from smartbatch.types import Generation, Result, Usage
 from tests.lossy_disk import LossyDisk
 
@@ -241,7 +241,7 @@ def test_an_edited_row_does_not_count_as_answered(
             self._found[same] = bytes(len(self._found[same]))
             return bytes(self._found)
 
-    monkeypatch.setattr(prompts, "hashlib", SimpleNamespace(blake2b=Colliding))
+    monkeypatch.setattr(row_keys, "hashlib", SimpleNamespace(blake2b=Colliding))
     path = tmp_path / "out.jsonl"
     row = KeyedRow(0, 0, {"prompt": "Is it good?"}, KEYS.key("Is it good?"))
     path.write_bytes(encode(row, Result("0", text="yes"), MODEL))
@@ -857,7 +857,7 @@ def test_an_output_that_cannot_be_put_in_order_says_so_and_keeps_its_rows(
     with OutputFile(str(path)) as out:
         out.recover(keys(2))
         out.append([(asked(1), line(1), True), (asked(0), line(0), True)])
-        monkeypatch.setattr(outputs, "replaced", no_room)
+        monkeypatch.setattr(output_file, "replaced", no_room)
         with pytest.raises(OutputLost, match="cannot be put in order: No space left on device; every"):
             out.put_in_order()
         monkeypatch.undo()

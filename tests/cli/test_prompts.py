@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.cli.inputs import Row, RowSource
-from smartbatch.cli.prompts import HALF, InputRequests, Keys, PromptMaker, RowKeys
 from smartbatch.errors import InputError
+from smartbatch.runs.row_keys import HALF, Keys, RowKeys
+from smartbatch.runs.row_requests import InputRequests, PromptMaker
+from smartbatch.tables.row_source import Row, RowSource
 from smartbatch.tables.template import BadField
 from smartbatch.types import Generation, Request
 
@@ -178,7 +179,7 @@ def test_rows_behind_answered_ones_are_the_same_wherever_reading_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, first: int
 ) -> None:
     """Of a plain file of JSON lines, places are remembered; blank lines and a limit make no difference."""
-    monkeypatch.setattr("smartbatch.cli.inputs._EVERY", 7)
+    monkeypatch.setattr("smartbatch.tables.row_source._EVERY", 7)
     lines = [
         "\ufeff" + json.dumps({"prompt": "é 0"}),
         *(json.dumps({"prompt": f"é {i}"}) for i in range(1, 60)),
@@ -196,7 +197,7 @@ def test_rows_behind_answered_ones_are_the_same_wherever_reading_begins(
 
 def test_rows_that_are_answered_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So it makes no difference what becomes of them, unless rows come or go; of the others it does."""
-    monkeypatch.setattr("smartbatch.cli.inputs._EVERY", 10)
+    monkeypatch.setattr("smartbatch.tables.row_source._EVERY", 10)
     path = tmp_path / "in.jsonl"
     path.write_text("".join(f'{{"prompt": "row {i}"}}\n' for i in range(30)))
     with RowSource(str(path)) as source:

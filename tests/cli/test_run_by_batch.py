@@ -17,9 +17,9 @@ import pytest
 from cli.runs import use_emulator, written
 
 from smartbatch.cli.main import main
-from smartbatch.cli.outputs import OutputFile, OutputLost, OutputRow
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.store import open_store
+from smartbatch.runs.output_file import OutputFile, OutputLost, OutputRow
 from smartbatch.testing import Emulator, emulator
 
 PATIENCE = 60.0

@@ -17,8 +17,8 @@ from cli.runs import Child, prompts, stored_jobs, until, use_emulator, written
 from levels import sampled
 
 from smartbatch.cli.main import main
-from smartbatch.cli.outputs import OutputFile
 from smartbatch.core.routing.workload import Workload
+from smartbatch.runs.output_file import OutputFile
 from smartbatch.testing import Emulator, emulator
 
 OPENAI = "openai:gpt-5-mini"

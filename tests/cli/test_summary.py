@@ -7,9 +7,6 @@ import sys
 
 import pytest
 
-from smartbatch.cli.output_lines import encode
-from smartbatch.cli.outputs import Recovered
-from smartbatch.cli.prompts import KeyedRow
 from smartbatch.cli.standard_output import StandardOutput
 from smartbatch.cli.summary import RunSummary, decision_summary, failure_line
 from smartbatch.core.routing.choice import Decision
@@ -18,6 +15,9 @@ from smartbatch.core.routing.outcome import ActualCost
 from smartbatch.core.routing.workload import Cost, Load
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs.status import usd
+from smartbatch.runs.output_file import Recovered
+from smartbatch.runs.output_lines import encode
+from smartbatch.runs.row_keys import KeyedRow
 from smartbatch.types import Result, Route, Usage, evolve
 
 FAILURE = ProviderError("no answer\x1b[31m", kind=ErrorKind.TIMEOUT)

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from levels import sampled
 
 from smartbatch import BatchingClient
-from smartbatch.cli import table_output
 from smartbatch.cli.main import main
-from smartbatch.cli.parsed_rows import BadRow
-from smartbatch.cli.result_tables import read_table
-from smartbatch.cli.row_formats import READERS
+from smartbatch.runs import table_output
+from smartbatch.runs.result_tables import read_table
+from smartbatch.tables.parsed_rows import BadRow
 from smartbatch.tables.result_files import Line, UnwritableTable, write_table
+from smartbatch.tables.row_formats import READERS
 
 OWN = "call:own_calls:ask"
 FORMATS = ["csv", "parquet"]

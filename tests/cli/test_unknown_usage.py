@@ -7,11 +7,11 @@ import json
 import pytest
 
 from smartbatch import ResultList
-from smartbatch.cli.output_lines import Amounts, encode
-from smartbatch.cli.outputs import Recovered
-from smartbatch.cli.prompts import KeyedRow
 from smartbatch.cli.summary import RunSummary
 from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.runs.output_file import Recovered
+from smartbatch.runs.output_lines import Amounts, encode
+from smartbatch.runs.row_keys import KeyedRow
 from smartbatch.types import Result, Route, Usage
 
 LOST = Result(

@@ -19,11 +19,11 @@ from pages import Page, pages
 import smartbatch
 from smartbatch import BatchingClient, BatchingConfig, errors, events
 from smartbatch.cli.main import build_parser
-from smartbatch.cli.output_lines import encode
-from smartbatch.cli.prompts import KeyedRow
 from smartbatch.integrations import hosting, pydantic_ai
 from smartbatch.observe.metrics_snapshot import DecisionFigures, MetricsSnapshot
 from smartbatch.providers import AnthropicProvider, GeminiProvider, OpenAIProvider
+from smartbatch.runs.output_lines import encode
+from smartbatch.runs.row_keys import KeyedRow
 from smartbatch.types import ConstraintParams, Generation, Result, TokenLogprob, ToolCall
 
 PAGES: dict[str, Page] = {page.name: page for page in pages() if "/decisions/" not in page.name}

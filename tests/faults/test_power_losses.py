@@ -12,14 +12,14 @@ import pytest
 
 from smartbatch._clock import VirtualClock
 from smartbatch.cli.main import main
-from smartbatch.cli.outputs import OutputFile, OutputRow
-from smartbatch.cli.run_job import JobRun
 from smartbatch.client import BatchingClient
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.records import ShardRow
 from smartbatch.jobs.steps import collect
 from smartbatch.jobs.steps.context import Step
 from smartbatch.jobs.store import open_store
+from smartbatch.runs.output_file import OutputFile, OutputRow
+from smartbatch.runs.stored_rows import StoredRows
 from tests.jobs.remote import Remote
 from tests.levels import sampled
 from tests.lossy_disk import LossyDisk
@@ -59,10 +59,10 @@ def test_an_output_is_on_the_disk_before_the_store_forgets_its_answers(
     in_order: bool, names_kept: bool, outputs: LossyDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lines and its name, whether or not a copy in order took the place of the first file."""
-    forget, append = JobRun.forget, OutputFile.append
+    forget, append = StoredRows.forget, OutputFile.append
     survived: list[bytes] = []
 
-    def noted(self: JobRun, *, all_answered: bool) -> None:
+    def noted(self: StoredRows, *, all_answered: bool) -> None:
         survived.append(outputs.survivors(names_kept=names_kept)["out.jsonl"])
         forget(self, all_answered=all_answered)
 
@@ -70,7 +70,7 @@ def test_an_output_is_on_the_disk_before_the_store_forgets_its_answers(
         append(self, written)
         self._in_order = in_order
 
-    monkeypatch.setattr(JobRun, "forget", noted)
+    monkeypatch.setattr(StoredRows, "forget", noted)
     monkeypatch.setattr(OutputFile, "append", appended)
     assert main(["run", "in.txt", "--model", "sim:demo", "--parallelism", "1", "-o", "out.jsonl"]) == 0
     assert [sorted(rows(content)) for content in survived] == [list(range(ROWS))]
@@ -106,10 +106,10 @@ def test_a_table_is_on_the_disk_before_the_store_forgets_its_answers(
     names_kept: bool, outputs: LossyDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And while its lines are removed: whatever is kept of that, one of them has every row."""
-    forget, remove = JobRun.forget, OutputFile.remove
+    forget, remove = StoredRows.forget, OutputFile.remove
     survived: list[bytes] = []
 
-    def noted(self: JobRun, *, all_answered: bool) -> None:
+    def noted(self: StoredRows, *, all_answered: bool) -> None:
         survived.append(outputs.survivors(names_kept=names_kept)["out.csv"])
         forget(self, all_answered=all_answered)
 
@@ -117,7 +117,7 @@ def test_a_table_is_on_the_disk_before_the_store_forgets_its_answers(
         remove(self)
         survived.append(outputs.survivors(names_kept=names_kept)["out.csv"])
 
-    monkeypatch.setattr(JobRun, "forget", noted)
+    monkeypatch.setattr(StoredRows, "forget", noted)
     monkeypatch.setattr(OutputFile, "remove", removed)
     assert main(["run", "in.txt", "--model", "sim:demo", "-o", "out.csv"]) == 0
     assert [len(content.splitlines()) for content in survived] == [1 + ROWS] * 2

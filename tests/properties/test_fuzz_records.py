@@ -26,12 +26,6 @@ from properties.test_fuzz_parsers import Wire, check_error, check_usage, reply
 
 from smartbatch._clock import RealClock
 from smartbatch._settings import seconds_in, spec_of, usd
-from smartbatch.cli.inputs import Row, RowSource
-from smartbatch.cli.output_lines import encode
-from smartbatch.cli.outputs import OutputFile
-from smartbatch.cli.parsed_rows import BadRow
-from smartbatch.cli.prompts import KeyedRow, Keys, PromptMaker, RowKeys
-from smartbatch.cli.row_formats import READERS
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ConfigError, ErrorKind, InputError, ProviderError, StoreError
 from smartbatch.jobs.payload import (
@@ -54,6 +48,13 @@ from smartbatch.providers.gemini.provider import GeminiProvider
 from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.providers.registry import create
 from smartbatch.realtime.call.soundness import flaw
+from smartbatch.runs.output_file import OutputFile
+from smartbatch.runs.output_lines import encode
+from smartbatch.runs.row_keys import KeyedRow, Keys, RowKeys
+from smartbatch.runs.row_requests import PromptMaker
+from smartbatch.tables.parsed_rows import BadRow
+from smartbatch.tables.row_formats import READERS
+from smartbatch.tables.row_source import Row, RowSource
 from smartbatch.tables.template import BadField, TemplateError, parse_template
 from smartbatch.types import Answer, Generation, Kind, Request, Result, Route, Usage
 from tests.levels import sampled

@@ -8,10 +8,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from smartbatch.cli.output_lines import encode
-from smartbatch.cli.outputs import OutputFile
-from smartbatch.cli.prompts import KeyedRow, Keys, RowKeys
 from smartbatch.errors import BudgetExceeded, ErrorKind, InputError, ProviderError
+from smartbatch.runs.output_file import OutputFile
+from smartbatch.runs.output_lines import encode
+from smartbatch.runs.row_keys import KeyedRow, Keys, RowKeys
 from smartbatch.tables.result_files import encode_result
 from smartbatch.types import Generation, Result, Usage
 from tests.core.walks.record import Record

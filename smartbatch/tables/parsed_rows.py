@@ -8,6 +8,8 @@ from typing import IO, Any, Final, TypeAlias
 
 from attrs import frozen
 
+from smartbatch.errors import InputError
+
 MAX_ROW_BYTES: Final = 64 * 2**20
 """Longest row, bytes: above any request body the providers take, and small enough to hold in memory."""
 
@@ -43,3 +45,10 @@ def is_clean(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def missing(package: str, extra: str, purpose: str) -> InputError:
+    """Return the error for a library that is not installed, which says what to install."""
+    return InputError(
+        f"{purpose} needs {package}: pip install {package}, or the extra {extra!r} of smartbatch-llm"
+    )

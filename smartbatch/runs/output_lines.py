@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from attrs import define, fields_dict
 
-from smartbatch.cli.prompts import HALF, KeyedRow
 from smartbatch.providers.http.content import decode_json
+from smartbatch.runs.row_keys import HALF, KeyedRow
 from smartbatch.tables.result_files import Line, outcome_fields, to_line
 from smartbatch.types import Defect, Result
 

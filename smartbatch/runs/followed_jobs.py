@@ -10,7 +10,6 @@ from typing import Final
 from attrs import define, evolve, field
 
 from smartbatch._clock import Clock
-from smartbatch.cli.messages import say
 from smartbatch.errors import JobTimeout
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
@@ -141,19 +140,18 @@ class FollowedJobs:
         if self.statuses:
             self._show(_combined(list(self.statuses.values())))
 
-    def report_held(self, advice: str = "") -> bool:
-        """Print which jobs are held, as their last status says; return whether there is one.
+    def held(self, advice: str = "") -> list[str]:
+        """Return a line for each job that is held, as its last status says.
 
         Args:
-            advice: what to do besides resuming them.
+            advice: what to do besides resuming it.
         """
-        stuck = [status for status in self.statuses.values() if _is_stuck(status)]
-        for status in stuck:
-            say(
-                f"smartbatch: job {status.id} is held: {status.note or 'it waits for a person'}. "
-                f"smartbatch jobs resume {status.id} goes on with it{advice}"
-            )
-        return bool(stuck)
+        return [
+            f"smartbatch: job {status.id} is held: {status.note or 'it waits for a person'}. "
+            f"smartbatch jobs resume {status.id} goes on with it{advice}"
+            for status in self.statuses.values()
+            if _is_stuck(status)
+        ]
 
     def _refresh_if_due(self) -> None:
         if self._clock.now() >= self._next_refresh:

@@ -7,7 +7,7 @@ import io
 import zlib
 from typing import IO, Any, Final
 
-from smartbatch.cli.optional import missing
+from smartbatch.tables.parsed_rows import missing
 
 MAGIC: Final = {"gz": b"\x1f\x8b", "zst": b"\x28\xb5\x2f\xfd"}
 """How compressed files begin, by their endings."""

@@ -1,21 +1,20 @@
-"""Rows of a run that workers of a Dask cluster ask: ``smartbatch run --dask``.
+"""Rows of a run that workers of a Dask cluster ask.
 
 They stand in the store as units, each a job in real time that this process does not carry on.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
+from typing import Any
 
 from attrs import define, field
 
-from smartbatch.cli.clients import config_of
-from smartbatch.cli.provider_options import options_of
 from smartbatch.client import BatchingClient
 from smartbatch.cluster import UNIT, Cluster, Unit, one_budget, shared_config
-from smartbatch.errors import ConfigError, RequestCancelled
+from smartbatch.config import BatchingConfig
+from smartbatch.errors import RequestCancelled
 from smartbatch.jobs.job import Job
 from smartbatch.plan import Plan
 from smartbatch.types import Request, Result
@@ -35,15 +34,22 @@ class ClusterUnits:
 
     @classmethod
     def of(
-        cls, cluster: Cluster, args: argparse.Namespace, key: str, stopped: Callable[[], bool]
+        cls,
+        cluster: Cluster,
+        model: str,
+        config: BatchingConfig,
+        options: Mapping[str, Any] | None,
+        key: str,
+        *,
+        stopped: Callable[[], bool],
     ) -> ClusterUnits:
         """Have the workers make clients for a run.
 
         Args:
+            options: of the provider.
             key: of the run; its budget is one for all workers.
         """
-        config = one_budget(shared_config(config_of(args)), key)
-        cluster.add_clients(args.model, config, options_of(args))
+        cluster.add_clients(model, one_budget(shared_config(config), key), options)
         return cls(cluster, stopped)
 
     def submit(
@@ -72,18 +78,3 @@ class ClusterUnits:
         for result in job.results(wait=False):
             if not isinstance(result.error, RequestCancelled):
                 yield result
-
-
-def cluster_of(args: argparse.Namespace) -> Cluster:
-    """Return the cluster of ``--dask``.
-
-    Raises:
-        ConfigError: nobody answers there, or something else is missing.
-    """
-    if args.output is None:
-        raise ConfigError("--dask writes rows as their units end: give -o as well")
-    shared_config(config_of(args))
-    try:
-        return Cluster(args.dask)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--dask {args.dask}: no scheduler answers there ({error})") from None

@@ -18,11 +18,11 @@ from typing import IO, Any, Final, TypeVar, cast
 from attrs import frozen
 
 from smartbatch._display import escape
-from smartbatch.cli.compression import ERRORS, MAGIC, decompressed
-from smartbatch.cli.csv_rows import csv_rows
-from smartbatch.cli.parsed_rows import BadRow
-from smartbatch.cli.row_formats import READERS, lines
 from smartbatch.errors import InputError
+from smartbatch.tables.compression import ERRORS, MAGIC, decompressed
+from smartbatch.tables.csv_rows import csv_rows
+from smartbatch.tables.parsed_rows import BadRow
+from smartbatch.tables.row_formats import READERS, lines
 
 _Read = TypeVar("_Read")
 

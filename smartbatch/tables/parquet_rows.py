@@ -7,11 +7,10 @@ import math
 from collections.abc import Iterator
 from typing import IO, Any, Final
 
-from smartbatch.cli import parsed_rows
-from smartbatch.cli.optional import missing
-from smartbatch.cli.parquet_pages import TooLarge, column_chunks, column_sizes
-from smartbatch.cli.parsed_rows import BadRow, ParsedRow, header_error
+from smartbatch.tables import parsed_rows
 from smartbatch.tables.answer_columns import plain
+from smartbatch.tables.parquet_pages import TooLarge, column_chunks, column_sizes
+from smartbatch.tables.parsed_rows import BadRow, ParsedRow, header_error, missing
 
 _BLOCK: Final = 1 << 20
 """Bytes of a column that are read at a time."""

@@ -29,7 +29,9 @@ from attrs import define, field
 
 from smartbatch._display import escape
 from smartbatch._files import is_foreign_link, lock_file, require_locks, sync_folder
-from smartbatch.cli.output_lines import (
+from smartbatch.errors import InputError
+from smartbatch.providers.http.content import decode_json
+from smartbatch.runs.output_lines import (
     HEAD,
     Amounts,
     defects_of,
@@ -44,10 +46,8 @@ from smartbatch.cli.output_lines import (
     to_resend,
     with_key,
 )
-from smartbatch.cli.prompts import HALF, KeyedRow, RowKeys
-from smartbatch.cli.result_tables import FORMATS, check_format
-from smartbatch.errors import InputError
-from smartbatch.providers.http.content import decode_json
+from smartbatch.runs.result_tables import FORMATS, check_format
+from smartbatch.runs.row_keys import HALF, KeyedRow, RowKeys
 from smartbatch.tables.result_files import to_line
 from smartbatch.types import Defect
 

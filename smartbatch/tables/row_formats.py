@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import IO, Any, Final, NoReturn
 
-from smartbatch.cli import parsed_rows
-from smartbatch.cli.csv_rows import csv_rows
-from smartbatch.cli.parquet_rows import parquet_rows
-from smartbatch.cli.parsed_rows import BadRow, ParsedRow, Reader, is_clean
+from smartbatch.tables import parsed_rows
+from smartbatch.tables.csv_rows import csv_rows
+from smartbatch.tables.parquet_rows import parquet_rows
+from smartbatch.tables.parsed_rows import BadRow, ParsedRow, Reader, is_clean
 
 _fast: Callable[[bytes], Any] | None
 try:

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 
 from smartbatch._display import escape
-from smartbatch.cli.outputs import OutputFile, OutputLost, OutputRow, Recovered, replaced
-from smartbatch.cli.prompts import RowKeys
-from smartbatch.cli.result_tables import read_table, table_format
 from smartbatch.errors import InputError
+from smartbatch.runs.output_file import OutputFile, OutputLost, OutputRow, Recovered, replaced
+from smartbatch.runs.result_tables import read_table, table_format
+from smartbatch.runs.row_keys import RowKeys
 from smartbatch.tables.result_files import CsvFormulas, UnwritableTable, to_line, write_table
 from smartbatch.types import Defect
 

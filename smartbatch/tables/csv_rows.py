@@ -9,8 +9,8 @@ from contextlib import suppress
 from itertools import chain, islice
 from typing import IO, Final
 
-from smartbatch.cli import parsed_rows
-from smartbatch.cli.parsed_rows import BadRow, ParsedRow, header_error, is_clean
+from smartbatch.tables import parsed_rows
+from smartbatch.tables.parsed_rows import BadRow, ParsedRow, header_error, is_clean
 
 DELIMITERS: Final = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 """The delimiters that are detected, by the names under which ``--delimiter`` takes them."""

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from smartbatch.cli.prompts import RowKeys
 from smartbatch.client import BatchingClient
 from smartbatch.errors import AnswerUnread, InputError
 from smartbatch.jobs.job import Job
+from smartbatch.runs.row_keys import RowKeys
 from smartbatch.types import Result
 
 _NAME: Final = 100
@@ -96,12 +96,12 @@ class RunIdentity:
 
     An input may grow at its end, so a job of an earlier run belongs to this one when the rows of then are the
     first rows of now. Of several answers to each row each counts as a row here, by its place (see
-    :class:`smartbatch.cli.prompts.RowKeys`); runs with other numbers of answers have other jobs.
+    :class:`smartbatch.runs.row_keys.RowKeys`); runs with other numbers of answers have other jobs.
 
     Args:
         output: the output's path; ``None`` is standard output.
         model: ``provider:model``.
-        keys: the key of every row, see :class:`smartbatch.cli.prompts.Keys`.
+        keys: the key of every row, see :class:`smartbatch.runs.row_keys.Keys`.
         resend: the id under which answers are replaced: jobs from before have those that are replaced.
     """
 

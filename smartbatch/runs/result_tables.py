@@ -8,11 +8,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, Final
 
-from smartbatch.cli.csv_rows import csv_rows
-from smartbatch.cli.optional import missing
-from smartbatch.cli.parquet_rows import parquet_rows
-from smartbatch.cli.parsed_rows import BadRow
 from smartbatch.errors import InputError
+from smartbatch.tables.csv_rows import csv_rows
+from smartbatch.tables.parquet_rows import parquet_rows
+from smartbatch.tables.parsed_rows import BadRow, missing
 from smartbatch.tables.result_files import FIRST, FIXED, LAST, PREFIX, CsvFormulas, Line
 
 _PREFIXES: Final = re.compile(f"^(?:{PREFIX})+")

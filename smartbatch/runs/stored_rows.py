@@ -1,0 +1,331 @@
+"""Rows as stored requests: the store is their record, an output a copy that catches up.
+
+Rows that are neither answered nor under way become a job, in real time or for the provider's Batch API. Then
+the results of all jobs of the run are read together, in the order of the input, and each row is yielded that
+is not in the output yet. A process may end at any point of this: the next one finds the jobs by their keys
+and goes on.
+
+A job in real time is carried on only by its own run, or by a command that names it: no other process pays
+for a run that was interrupted. When such a run is over, its output is the record, and its jobs are deleted
+from the store. Jobs of batches stay until they are forgotten.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, TypeAlias
+
+from attrs import define, field, frozen
+
+from smartbatch._clock import Clock
+from smartbatch.client import BatchingClient
+from smartbatch.errors import AnswerUnread, RowSkipped, StoreError
+from smartbatch.jobs.incident_titles import incident_title
+from smartbatch.jobs.job import Job
+from smartbatch.jobs.status import JobStatus
+from smartbatch.plan import Plan
+from smartbatch.runs.followed_jobs import GRACE, FollowedJobs
+from smartbatch.runs.row_keys import KeyedRow
+from smartbatch.runs.row_requests import InputRequests
+from smartbatch.runs.run_identity import RunIdentity, RunJob, has_answer
+from smartbatch.types import Request, Result
+
+if TYPE_CHECKING:
+    from smartbatch.runs.cluster_units import ClusterUnits
+
+
+@frozen
+class RowResult:
+    """The result of a row.
+
+    Attributes:
+        place: of the answer, see :class:`RowKeys`.
+        earlier: it comes from a job that had ended before this run began, and was paid then.
+    """
+
+    place: int
+    result: Result
+    earlier: bool
+
+
+def skipped_row(row: KeyedRow) -> RowResult:
+    """Return the result of a row that is skipped."""
+    return RowResult(
+        row.place, Result("", error=RowSkipped(f"skipped: {row.skipped}"), cost=0.0), earlier=False
+    )
+
+
+Rows: TypeAlias = "Iterator[list[tuple[KeyedRow, RowResult]]]"
+"""Rows whose results are there, those together that come at once."""
+
+
+@define(eq=False, repr=False)
+class StoredRows:
+    """Stores the rows of a run as jobs, and yields the results of all jobs of the run.
+
+    Args:
+        identity: finds the jobs of the run in the store.
+        written: whether the output has the answer at a place, and it need not be sent again.
+        to_file: whether the output is put in order at the end, so that rows may come in any order.
+        stopped: once true, nothing more is stored or waited for.
+        say: takes messages for people.
+
+    Attributes:
+        jobs: of the run: those that were found, then those that were stored.
+        live: those that had not ended when they were found.
+    """
+
+    _client: BatchingClient
+    _input: InputRequests
+    identity: RunIdentity
+    _written: Callable[[int], bool]
+    _clock: Clock
+    _to_file: bool = field(kw_only=True)
+    _stopped: Callable[[], bool] = field(kw_only=True)
+    _say: Callable[[str], object] = field(kw_only=True)
+    jobs: list[RunJob] = field(factory=list, init=False)
+    live: list[RunJob] = field(factory=list, init=False)
+    _units: ClusterUnits | None = field(default=None, init=False)
+    _followed: FollowedJobs | None = field(default=None, init=False)
+    _unread: set[str] = field(factory=set, init=False)  # jobs with answers that smartbatch failed to read
+
+    # -- storing ---------------------------------------------------------------------------------------------
+
+    def take_up(self, *, batches_only: bool) -> None:
+        """Find the jobs of earlier runs, and go on with them.
+
+        Args:
+            batches_only: rows that wait for real time are taken out of their jobs, to go by batch.
+
+        Raises:
+            InputError: a job of another input goes on for the same output.
+            StoreError: the store cannot be used.
+        """
+        self.jobs = self.identity.find(self._client, self._say, batches_only=batches_only)
+        for one in self.jobs:
+            if not one.ended:  # what it can still spend is part of this run's budget, before new rows get any
+                self._client.job(one.job.id, reserve=True)
+
+    def submit(
+        self, choose: Callable[[bytearray], Plan], units: Callable[[str], ClusterUnits] | None = None
+    ) -> None:
+        """Store the rows as a job that are neither answered nor under way, if there are any.
+
+        Args:
+            choose: returns the plan for the answers with a 1.
+            units: makes, by the key of the run, what asks rows in real time on a cluster; then they are
+                several jobs.
+
+        Raises:
+            ConfigError: no route meets the constraints, or the provider has no Batch API.
+            InputError: the input changed.
+            StoreError: the store cannot be used.
+        """
+        if units is not None:
+            self._units = units(self.identity.key(self.identity.rows))
+        needed = self.identity.needed(self.jobs, self._answered)
+        for one in self.jobs:
+            found = "had ended before; its answers are taken from the store"
+            if not one.ended:
+                found = f"goes on; {one.stored:,} of {one.job.total:,} rows have their results"
+            self._say(f"job {one.job.id}: {found}")
+        if any(needed):
+            self.jobs += self._stored(needed, choose(needed))
+        self.live = [one for one in self.jobs if not one.ended]
+        for one in self.live:
+            if self._units is not None and one.realtime:
+                self._units.begin(one.job)
+
+    def _stored(self, needed: bytearray, plan: Plan) -> list[RunJob]:
+        realtime = not plan.route.by_batch
+        rows = self._requests(needed)
+        key = self.identity.free_key({one.job.key for one in self.jobs}, realtime=realtime)
+        metadata = self.identity.labels(realtime=realtime)
+        if realtime and self._units is not None:
+            units = self._units.submit(self._client, rows, plan, key, metadata)
+            self._say(f"{sum(needed):,} rows are stored; the cluster is sent {len(units):,} units of them")
+            return [self._new(job, realtime=True) for job in units]
+        job = self._client.submit_run(rows, plan, key=key, metadata=metadata)
+        if not realtime:
+            first = f"the first {plan.first:,} are asked at once, the others " if plan.first else ""
+            self._say(
+                f"job {job.id}: {job.total:,} rows are stored; {first or 'they '}go by batch; should this "
+                "command end, the same line again takes them up"
+            )
+        return [self._new(job, realtime=realtime)]
+
+    def _new(self, job: Job, *, realtime: bool) -> RunJob:
+        return RunJob(job, self.identity.rows, realtime=realtime, ended=False, is_new=True)
+
+    def _requests(self, needed: bytearray) -> Iterator[Request]:
+        return self._input.read(
+            skip=lambda place: not needed[place],
+            stopped=self._stopped,
+            context=lambda row: [row.place, row.key.hex()],
+        )
+
+    # -- following -------------------------------------------------------------------------------------------
+
+    @property
+    def in_real_time(self) -> bool:
+        """Whether no job that has to end goes by batch."""
+        return all(one.realtime for one in self.live)
+
+    @property
+    def on_cluster(self) -> bool:
+        """Whether workers of a cluster ask rows in real time."""
+        return self._units is not None
+
+    @property
+    def batches(self) -> Sequence[JobStatus]:
+        """The last statuses of the jobs of batches that this run waited for."""
+        statuses = {} if self._followed is None else self._followed.statuses
+        return [statuses[one.job.id] for one in self.live if not one.realtime and one.job.id in statuses]
+
+    @property
+    def submitted_all(self) -> bool:
+        """Whether this run submitted every job that it waited for."""
+        return all(one.is_new for one in self.live)
+
+    def follow(self, show: Callable[[JobStatus], object]) -> FollowedJobs:
+        """Return what follows the jobs that have to end; ``show`` takes the status of all of them."""
+        self._followed = FollowedJobs(
+            [one.job for one in self.live if self._units is None or not one.realtime],
+            show,
+            self._clock,
+            stopped=self._stopped,
+            ending=lambda: self._client.stop(GRACE),
+            forecast=not self.in_real_time,  # the rows are counted and timed as they come
+        )
+        return self._followed
+
+    def stored_after(self, last: int) -> Iterator[Result]:
+        """Yield what the jobs have stored for the rows behind the one at the place ``last``."""
+        for one in self.live:
+            for result in one.job.results(wait=False):
+                if self.identity.place_of(result) > last:
+                    yield result
+
+    def forget(self, *, all_answered: bool) -> None:
+        """Delete the jobs in real time from the store once the output has all of their results.
+
+        Failed rows of a run to standard output can be tried again only while the store has the others. What
+        the jobs know of requests that may be paid twice is told, as it goes with them.
+        """
+        if not self._to_file and not all_answered:
+            return
+        for one in self.jobs:
+            if one.job.id in self._unread:
+                self._say(
+                    f"job {one.job.id} stays in the store, as smartbatch itself failed to read answers; "
+                    "the same line reads them again and pays nothing for them; after smartbatch jobs forget "
+                    f"{one.job.id} it sends their rows again"
+                )
+            elif one.realtime:
+                try:
+                    if one.job.is_done():
+                        for incident in one.job.incidents():
+                            title = incident_title(incident.kind)
+                            self._say(f"job {one.job.id}: {title}: {incident.detail}")
+                        one.job.forget(keep_decision=self._to_file)
+                except StoreError as error:  # the output has every answer: no reason to fail
+                    self._say(f"job {one.job.id} stays in the store: {error.message}")
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    def results(self, advance: Callable[[Result], object]) -> Rows:
+        """Yield the rows whose results are to be written, each with its result; once :meth:`follow` was
+        called. ``advance`` takes each result that comes from a cluster.
+
+        1. An output in a file, with a job in real time: results in real time come as they are stored, so that
+           a row that takes long holds up no other. The file is put in order at the end.
+        2. Everything else comes in the order of the input.
+        """
+        if not any(self._comes_as_stored(one) for one in self.jobs):
+            yield from self._to_write(_alone(self._results_of_all()), ordered=True)
+            return
+        for one in sorted(self.jobs, key=lambda one: (not one.ended, not one.realtime)):
+            if not self._comes_as_stored(one):
+                yield from self._to_write(_alone(self._results_of(one)), ordered=True)
+            elif self._units is None:
+                yield from self._to_write(self._as_stored(one), ordered=False)
+            else:
+                found = self._from_cluster(self._units, one, advance)
+                yield from self._to_write(_alone(found), ordered=False)
+
+    def _from_cluster(
+        self, units: ClusterUnits, one: RunJob, advance: Callable[[Result], object]
+    ) -> Iterator[RowResult]:
+        for number, result in enumerate(units.results(one.job)):
+            if number >= one.stored:  # so many are in the count from the start
+                advance(result)
+            yield self._outcome(one, result)
+
+    def _comes_as_stored(self, one: RunJob) -> bool:
+        return one.realtime and not one.ended and self._to_file
+
+    def _to_write(self, groups: Iterator[list[RowResult]], *, ordered: bool) -> Rows:
+        in_place = not self._to_file  # a file gets the skipped rows at the end, and is then ordered
+        row_at = self._input.row_lookup(self._written if in_place else self._answered, ordered=ordered)
+        following = 0
+        for group in groups:
+            rows = []
+            for outcome in group:
+                if self._answered(outcome.place) or (outcome.earlier and not has_answer(outcome.result)):
+                    continue  # written before; or failed before, and sent again meanwhile
+                if in_place:
+                    passed = filter(self._input.keys.has_skipped, range(following, outcome.place))
+                    rows += [(row, skipped_row(row)) for row in map(row_at, passed)]
+                    following = outcome.place + 1
+                rows += [(row_at(outcome.place), outcome)]
+            if rows:
+                yield rows
+
+    def _results_of_all(self) -> Iterator[RowResult]:
+        """Yield one result a row, in order: of several jobs that have it the best."""
+        if len(self.jobs) == 1:  # the end of a group is seen late, so a single job has none
+            return self._results_of(self.jobs[0])
+        merged = heapq.merge(*(self._results_of(one) for one in self.jobs), key=attrgetter("place"))
+        return (_best(several) for _, several in groupby(merged, key=attrgetter("place")))
+
+    def _results_of(self, one: RunJob) -> Iterator[RowResult]:
+        if one.ended or self._followed is None:
+            results = one.job.results(wait=False)
+        else:
+            # after Ctrl-C, a file gets all that is stored; standard output gets batches in order only
+            rest = one.realtime or self._to_file
+            results = self._followed.results(one.job, rest=rest)
+        for result in results:
+            yield self._outcome(one, result)
+
+    def _as_stored(self, one: RunJob) -> Iterator[list[RowResult]]:
+        if self._followed is None:
+            return
+        is_known = self.identity.by_position(one, self._answered)
+        for results in self._followed.results_as_stored(one.job, one.stored, is_known):
+            yield [self._outcome(one, result) for result in results]
+
+    def _outcome(self, one: RunJob, result: Result) -> RowResult:
+        if isinstance(result.error, AnswerUnread):
+            self._unread.add(one.job.id)
+        return RowResult(self.identity.place_of(result), result, one.ended)
+
+    def _answered(self, place: int) -> bool:
+        """Whether an answer need not be asked for: it has its line in the output, or its row is skipped."""
+        return self._written(place) or self._input.keys.is_skipped(place)
+
+
+def _alone(results: Iterator[RowResult]) -> Iterator[list[RowResult]]:
+    """Yield each result by itself, as soon as it is there."""
+    return ([result] for result in results)
+
+
+def _best(several: Iterator[RowResult]) -> RowResult:
+    """Of the results of one row, oldest first, return the answer, else one that was not read, else the last
+    failure."""
+    outcomes = list(several)
+    answer = next((outcome for outcome in outcomes if outcome.result.ok), None)
+    return answer or next((outcome for outcome in outcomes if has_answer(outcome.result)), outcomes[-1])
