@@ -29,33 +29,21 @@ _STEPS: Mapping[ShardState, Callable[[Step, ShardRow], ShardRow]] = {
 
 
 def run_batch_step(step: Step) -> StepResult:
-    """Run the step that is due first, if one is due. The cases, in order:
-
-    1. The job is held because of uncertain creates whose outcome is known by now: it goes on.
-    2. It has open items: they become shards, unless its model is paused.
-    3. It has a deadline and is late: a batch is taken back. While its model is paused that would not help.
-    4. Otherwise the shard that is due first has its step, by its state. What was sent is followed to its end,
-       also while the job is held or its model is paused.
-    """
+    """Run the step that is due first, if one is due."""
+    # 1. the job is held because of uncertain creates whose outcome is known by now: it goes on
     if recover.resume_if_known(step):
         return StepResult(step.wall)
     job = step.job
     goes_on = job.state is JobState.ACTIVE and not is_paused(step.runtime, job)
+    # 2. it has open items: they become shards, unless its model is paused
     if goes_on and not job.cancel_requested and plan_shards(step):
         return StepResult(step.wall, has_realtime(step.runtime, job))
+    # 3. otherwise the shards that there are
     return _step(step)
 
 
 def _step(step: Step) -> StepResult:
-    """Run the step that is due of the shards there are: cases 3 and 4 of :func:`run_batch_step`. In order:
-
-    1. A batch was taken back because the job is late: look again at once.
-    2. No shard may run: the job is finished if none is left, else the next look is that at its deadline.
-    3. None is due yet: the next look is when one is.
-    4. What is due was not sent, and the job was cancelled, or an orphan has answered all of its requests: it
-       is discarded.
-    5. It has its step; a provider's error puts it off.
-    """
+    """Run the step that is due of the shards that there are."""
     shards = [
         shard
         for shard in step.store.shards.of_job(step.job.id)
@@ -64,24 +52,32 @@ def _step(step: Step) -> StepResult:
     paused = is_paused(step.runtime, step.job)
     check_at = math.inf if paused else job_rescue.rescue_late_job(step, shards)
     realtime = has_realtime(step.runtime, step.job)
+    # 1. a batch was taken back because the job is late, which would not help while its model is paused: look
+    # again at once
     if check_at <= step.wall:
         return StepResult(step.wall, realtime)
+    # what was sent is followed to its end, also while the job is held or its model is paused
     held = (paused or step.job.state is JobState.HELD) and not step.job.cancel_requested
     runnable = [shard for shard in shards if not (held and shard.state in UNSENT_SHARDS)]
     due = min(runnable, key=lambda shard: _due_at(step, shard), default=None)
+    # 2. no shard may run: the job is finished if none is left, else the next look is that at its deadline
     if due is None:
         finished = not shards and step.job.state is JobState.DONE
         return StepResult(None if check_at == math.inf else check_at, realtime, finished)
     at = min(_due_at(step, due), check_at)
+    # 3. none is due yet: the next look is when one is
     if at > step.wall:
         return StepResult(at, realtime)
     own = step.for_model(due.model)
+    # 4. what is due was not sent, and takes too long, the job was cancelled, or an orphan has answered all of
+    # its requests: it is discarded
     if due.state in UNSENT_SHARDS and poll.is_overdue(own, due):
         own.discard(due, poll.OVERDUE, to=ItemState.REALTIME)
         return StepResult(step.wall, has_realtime(step.runtime, step.job))
     if due.state in UNSENT_SHARDS and (step.job.cancel_requested or step.store.shards.is_answered(due)):
         own.discard(due, "the job was cancelled" if step.job.cancel_requested else poll.ANSWERED)
         return StepResult(step.wall, realtime)
+    # 5. otherwise it has its step, by its state; a provider's error puts it off
     try:
         _STEPS[due.state](own, due)
     except ProviderError as error:

@@ -47,29 +47,24 @@ PEEK = 1 << 20
 
 
 def fetch(step: Step, shard: ShardRow) -> ShardRow:
-    """``ENDED``: fetch every output, whole. The cases, in order:
-
-    1. The results may be deleted by now, and there are none: they are gone.
-    2. The batch is not there, or not ended any more (a late replica): later.
-    3. The disk is full: raised, since nothing is wrong at the provider.
-    4. The provider refuses, and may have deleted the results by now: they are gone.
-    5. Any other failure: try again; an incident once half of the time is over that results are kept.
-    6. All outputs are on the disk: read them.
-    """
+    """``ENDED``: fetch every output, whole."""
     assert shard.batch_id is not None
     try:
         # the addresses of results may have changed
         batch = step.api.get(shard.batch_id, step.limits.call_timeout)
         nothing = batch is None or (batch.state is RemoteState.COMPLETED and not batch.outputs)
+        # 1. the results may be deleted by now, and there are none: they are gone
         if nothing and no_longer_kept(step, shard):
             return _gone(step, shard)
+        # 2. the batch is not there, or not ended any more (a late replica): later
         if batch is None or not batch.state.ended:
             return step.reschedule(shard, step.limits.poll_interval, tries=shard.tries + 1)
         download_all(step, shard, batch)
     except StoreError:
-        raise  # the disk is full: nothing is wrong at the provider
+        raise  # 3. the disk is full: nothing is wrong at the provider
     except Exception as error:
-        return _not_fetched(step, shard, step.api.classify(error))
+        return _not_fetched(step, shard, step.api.classify(error))  # 4. any other failure
+    # 5. all outputs are on the disk: read them
     remote = evolve(shard.remote, outputs=batch.outputs, state=batch.state, results_fetched=True)
     return step.advance(shard, ShardState.INGESTING, remote=remote)
 
@@ -77,8 +72,10 @@ def fetch(step: Step, shard: ShardRow) -> ShardRow:
 def _not_fetched(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow:
     if error.code == TOO_LARGE:
         _tell_at_risk(step, shard, f"are larger than {shard.size:,} requests can have")
+    # the provider refuses, and may have deleted the results by now: they are gone
     if error.kind is ErrorKind.CLIENT_ERROR and no_longer_kept(step, shard):
         return _gone(step, shard)
+    # else try again; an incident once half of the time is over that results are kept
     until = shard.results_until
     if until is not None and step.wall > ((shard.submitted_at or until) + until) / 2:
         _tell_at_risk(step, shard, f"cannot be fetched ({error.kind.value})")

@@ -68,32 +68,30 @@ def begin(step: Step, shard: ShardRow) -> ShardRow:
 
 
 def resume_upload(step: Step, shard: ShardRow) -> ShardRow:
-    """``UPLOADING`` as it was found: an earlier upload may have been under way. The cases, in order:
-
-    1. The file was uploaded, and is not listed yet: look again, some times.
-    2. The file is not there: upload again under a new name. The old upload may still be under way, of a
-       process that is suspended: with the same name it could bring the input of a late create back after the
-       fence. What it leaves belongs to no batch, and expires.
-    3. The file has another size: half an upload arrived as a whole. Its name, like its nonce, is never used
-       again, so the shard ends and its items go into a new one.
-    4. The provider still processes the file: later.
-    5. The file is ready: go on to the create.
-    """
+    """``UPLOADING`` as it was found: an earlier upload may have been under way."""
     try:
         found = step.api.find_file(_input_name(shard), step.limits.call_timeout)
     except Exception as error:
         return _call_failed(step, shard, error)
+    # 1. the file was uploaded, and is not listed yet: look again, some times
     if found is None and shard.file_id is not None and shard.tries + 1 < FILE_TRIES:
         return step.reschedule(shard, FILE_PAUSE, tries=shard.tries + 1)
+    # 2. the file is not there: upload again under a new name. The old upload may still be under way, of a
+    # process that is suspended: with the same name it could bring the input of a late create back after the
+    # fence. What it leaves belongs to no batch, and expires
     if found is None:
         remote = evolve(shard.remote, uploads=shard.remote.uploads + 1)
         return _send_file(step, step.reschedule(shard, 0.0, remote=remote, file_id=None))
+    # 3. the file has another size: half an upload arrived as a whole. Its name, like its nonce, is never used
+    # again, so the shard ends and its items go into a new one
     size = _spool(step, shard).stat().st_size
     if found.size is not None and found.size != size:
         shard = step.reschedule(shard, 0.0, file_id=found.id)  # it is deleted when the shard is cleaned up
         return step.discard(shard, "its input file is another than the one meant")
+    # 4. the provider still processes the file: later
     if not found.ready:
         return step.reschedule(shard, FILE_PAUSE)
+    # 5. the file is ready: go on to the create
     return step.advance(shard, ShardState.READY, file_id=found.id)
 
 
@@ -113,16 +111,11 @@ def _send_file(step: Step, shard: ShardRow) -> ShardRow:
 
 
 def _call_failed(step: Step, shard: ShardRow, failure: Exception) -> ShardRow:
-    """Go on after a call that costs nothing, before anything is created. The cases, in order:
-
-    1. A page with 404, 405, 410 or 501: from a server without batches, but also from a gateway whose server
-       is unavailable. Nothing tells them apart, so it is tried again; after some tries the requests go in
-       real time where the job may fall back, and else an incident says what to do.
-    2. What may pass, or may have been done: try again. A server that fails again and again is given up where
-       the job may fall back.
-    3. Otherwise it is refused.
-    """
+    """Go on after a call that costs nothing, before anything is created."""
     error, tries = refusals.redacted(step, shard, failure), shard.tries + 1
+    # 1. a page with 404, 405, 410 or 501: from a server without batches, but also from a gateway whose server
+    # is unavailable. Nothing tells them apart, so it is tried again; after some tries the requests go in real
+    # time where the job may fall back, and else an incident says what to do
     missing = error.status in _NO_SUCH_PATH and error.maybe_billed
     failing = error.kind is ErrorKind.SERVER_ERROR and (error.status or 0) >= 500 and tries >= FAILING_TRIES
     if step.falls_back and ((missing and tries >= MISSING_TRIES) or failing):
@@ -131,36 +124,33 @@ def _call_failed(step: Step, shard: ShardRow, failure: Exception) -> ShardRow:
         detail = f"{_PAGE} ({error.status}). {_PAGE_REMEDY}"
         step.incident("no_batch_api", detail, shard)
         return step.retry_later(shard, error, note=detail)
+    # 2. what may pass, or may have been done: try again. A server that fails again and again is given up
+    # where the job may fall back
     if error.kind in _REPEAT or error.kind is ErrorKind.INVALID_RESPONSE or error.maybe_billed:
         return step.retry_later(shard, error)
+    # 3. otherwise it is refused
     return _refused(step, shard, error)
 
 
 def submit(step: Step, shard: ShardRow) -> ShardRow:
-    """``READY``: send the one create. The cases, in order:
-
-    1. It is above a limit that another shard has met since it was cut: it is cut anew.
-    2. The quota of enqueued tokens has no room: later.
-    3. The input file is missing: upload first.
-    4. Batches have no labels, and another create of the account is not settled: wait for the turn.
-    5. The list cannot be read: without a watermark nothing is created.
-    6. The intent cannot be stored because another shard has the turn now: later.
-    7. The intent is too old when it is stored (the process was suspended): another process may own the job,
-       nothing was sent, so the shard goes back to ``READY``.
-    8. The create is sent, and its outcome is adopted, refused, or unknown.
-    """
+    """``READY``: send the one create."""
+    # 1. it is above a limit that another shard has met since it was cut: it is cut anew
     if refusals.is_above_limits(step, shard):
         return step.discard(shard, refusals.ABOVE)
+    # 2. the quota of enqueued tokens has no room: later
     wait = enqueued_quota.room_for(step, shard)
     if wait > 0:
         return step.reschedule(shard, wait, note="waits for the quota of enqueued tokens")
+    # 3. the input file is missing: upload first
     if step.api.abilities.files and shard.file_id is None:
         return step.advance(shard, ShardState.UPLOADING)
+    # 4. batches have no labels, and another create of the account is not settled: wait for the turn
     if (wait := _turn(step, shard)) > 0:
         return step.reschedule(shard, wait, note=_TURN)
     source = None if step.api.abilities.files else _spool(step, shard)
     try:
         page = step.api.page(None, step.limits.call_timeout)
+    # 5. the list cannot be read: without a watermark nothing is created
     except Exception as error:
         return _call_failed(step, shard, error)
     find_orphans(step, page.batches)
@@ -175,12 +165,16 @@ def submit(step: Step, shard: ShardRow) -> ShardRow:
         submitted_at=now,
         due_at=now,
     )
+    # 6. the intent cannot be stored because another shard has the turn now: later
     if intended is None:
         return step.reschedule(shard, max(_turn(step, shard), 1.0), note=_TURN)
     step.tell_change(shard, intended)
-    # by the wall clock as well: where the machine slept, the others may stand
+    # 7. the intent is too old when it is stored (the process was suspended): another process may own the job,
+    # nothing was sent, so the shard goes back to READY; by the wall clock as well, as the others may stand
+    # where the machine slept
     if max(step.now - began, step.runtime.clock.wall() - set_to) > step.limits.send_within:
         return step.advance(intended, ShardState.READY, "its intent was too old to be sent")
+    # 8. the create is sent, and its outcome is adopted, refused, or unknown
     creation = Creation(
         mark=shard.nonce,
         model=step.model,
@@ -233,18 +227,10 @@ def _turn(step: Step, shard: ShardRow) -> float:
 
 
 def _create_failed(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow:
-    """Go on after a create that raised. The cases, in order:
-
-    1. The batch may exist: ``UNCERTAIN``. In all other cases it certainly does not: back to ``READY``. A
-       conflict over the input file is such a case, since the server names what it refuses.
-    2. The quota of enqueued tokens, or a rate limit: all shards of the model wait together. A shard that is
-       too large by itself ends, and its items go into smaller ones.
-    3. The input file is not known yet, or not ready: try again, some times.
-    4. An error that may pass: try again.
-    5. The input file expired or was deleted: its name is used up, so the items go into a new shard.
-    6. Any other refusal stands.
-    """
+    """Go on after a create that raised."""
     about_file = shard.file_id is not None and _is_about_file(error)
+    # 1. the batch may exist: UNCERTAIN. In all other cases it certainly does not: back to READY. A
+    # conflict over the input file is such a case, since the server names what it refuses
     if error.maybe_billed and not about_file:
         now = step.wall
         return step.advance(
@@ -256,17 +242,23 @@ def _create_failed(step: Step, shard: ShardRow, error: ProviderError) -> ShardRo
         )
     reason = f"its create was refused ({error.kind.value})"
     back = step.advance(shard, ShardState.READY, reason, tries=shard.tries)
+    # 2. the quota of enqueued tokens, or a rate limit: all shards of the model wait together. A shard that is
+    # too large by itself ends, and its items go into smaller ones
     if error.code in enqueued_quota.QUOTA_CODES or error.kind is ErrorKind.RATE_LIMIT:
         if enqueued_quota.refused(step, back, error, error.message):
             reason = "more than the quota of enqueued tokens; it goes again in smaller parts"
             return step.discard(back, reason)
         return step.retry_later(back, error, at_least=enqueued_quota.room_for(step, back))
+    # 3. the input file is not known yet, or not ready: try again, some times
     if about_file and back.tries + 1 < FILE_TRIES:
         return step.retry_later(back, error, note=f"waits for its input file: {error.message}")
+    # 4. an error that may pass: try again
     if error.kind in _REPEAT:
         return step.retry_later(back, error)
+    # 5. the input file expired or was deleted: its name is used up, so the items go into a new shard
     if error.kind is ErrorKind.CLIENT_ERROR and _input_is_gone(step, back):
         return step.discard(back, "its input file is gone; its requests go again", tried=True)
+    # 6. any other refusal stands
     return _refused(step, back, error)
 
 
@@ -290,18 +282,15 @@ def _input_is_gone(step: Step, shard: ShardRow) -> bool:
 
 
 def _refused(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow:
-    """End a shard that was refused for good. The cases, in order:
-
-    1. There is no Batch API for this account, and the job may fall back: real time.
-    2. The account cannot be used: the job is held, and the shard goes on when it is resumed.
-    3. It names wrong lines, or a limit that the batch exceeds: see :func:`.refusals.sort_out`.
-    4. Otherwise the refusal stands.
-    """
+    """End a shard that was refused for good."""
+    # 1. there is no Batch API for this account, and the job may fall back: real time
     if step.falls_back and error.status in _NOT_OFFERED and error.kind is not ErrorKind.NO_MONEY:
         return _do_without(step, shard, error)
+    # 2. the account cannot be used: the job is held, and the shard goes on when it is resumed
     if error.kind in ACCOUNT_ERRORS:
         step.hold(error)
         return step.reschedule(shard, 0.0, note=error.message)  # goes on as soon as the job is resumed
+    # 3. it names wrong lines, or a limit that the batch exceeds; otherwise the refusal stands
     return refusals.sort_out(step, shard, error) or step.give_up(shard, error, error.message)
 
 

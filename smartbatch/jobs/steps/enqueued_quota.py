@@ -98,12 +98,7 @@ def _store_name(step: Step) -> str:
 
 
 def refused(step: Step, shard: ShardRow, error: ProviderError | None, reason: str | None) -> bool:
-    """Remember a refusal: the limit it names, and a pause that grows while others use the quota. The cases:
-
-    1. The shard is above the limit that the refusal names, or the known one: it will not pass as it is.
-    2. It was refused :data:`ALONE` times with nothing else of ours enqueued: the same, and shards of the
-       model get half its size.
-    3. Otherwise others use the quota: it passes later.
+    """Remember a refusal: the limit it names, and a pause that grows while others use the quota.
 
     Returns:
         True when the shard will not pass as it is, and its items are to be cut anew.
@@ -118,9 +113,13 @@ def refused(step: Step, shard: ShardRow, error: ProviderError | None, reason: st
         longest=step.limits.longest_pause,
         asked=None if error is None else error.retry_after,
     )
+    # 1. the shard is above the limit that the refusal names, or the known one: it will not pass as it is
     too_large = shard.tokens > known_limit(step, named)
+    # 2. it was refused ALONE times with nothing else of ours enqueued: the same, and shards of the model get
+    # half its size
     if not too_large and shard.size > 1 and refusals >= ALONE and not _ours(step, shard):
         too_large, refusals, most = True, 0, max(1, shard.size // 2)
+    # 3. otherwise others use the quota: it passes later
     limit = named if math.isfinite(named) else known.limit
     _remember(step, _Known(limit, step.wall + wait, refusals, most))
     return too_large

@@ -16,38 +16,34 @@ _UNKNOWN = frozenset({_S.SUBMITTING, _S.UNCERTAIN, _S.PROVISIONAL, _S.FENCED})
 
 
 def rescue_late_job(step: Step, shards: Sequence[ShardRow]) -> float:
-    """Take back what would be late; return the Unix seconds of the next check, infinity for never.
-
-    The cases, in order:
-
-    1. The job has no deadline, is not active, is being cancelled, or has no open shard: never.
-    2. A batch was cancelled, and has not ended when its requests have to go in real time: it is polled once
-       more, and left behind.
-    3. A shard whose create is uncertain endangers the deadline: an incident; it cannot be taken back.
-    4. Shards that were not sent are discarded, all at once; one batch is cancelled in each step. While there
-       are more, the next check is now.
-    5. Nothing is late yet: check again when it could be.
-    """
+    """Take back what would be late; return the Unix seconds of the next check, infinity for never."""
     deadline = step.policy.deadline
+    # 1. the job has no deadline, is not active, is being cancelled, or has no open shard: never
     if deadline is None or step.job.state is not JobState.ACTIVE or step.job.cancel_requested:
         return math.inf
     pending = [shard for shard in shards if shard.state in OPEN_SHARDS]
     if not pending:
         return math.inf
     leave_at = min(poll.leave_at(step, shard) for shard in pending)
+    # 2. a batch was cancelled, and has not ended when its requests have to go in real time: it is polled once
+    # more, and left behind
     for shard in pending:
         if step.wall >= poll.leave_at(step, shard):
             poll.poll(step.for_model(shard.model), shard)
             return step.wall
     decision = _decision(step, deadline, pending)
+    # 3. a shard whose create is uncertain endangers the deadline: an incident; it cannot be taken back
     if decision.late:
         _tell_risk(step, pending)
+    # 4. shards that were not sent are discarded, all at once; one batch is cancelled in each step. While
+    # there are more, the next check is now
     for at in decision.take_back:
         _take_back(step, pending[at], deadline, decision)
         if pending[at].state not in UNSENT_SHARDS:
             return step.wall
     if decision.take_back:
         return step.wall
+    # 5. nothing is late yet: check again when it could be
     return min(step.wall + decision.wait, leave_at)
 
 

@@ -28,25 +28,23 @@ LOOKS = 4
 
 
 def watch_dead_shard(step: Step, shard: ShardRow) -> ShardRow:
-    """``DEAD``, not cleaned up. The cases, in order:
-
-    1. An orphan was salvaged: what the provider keeps of it is deleted as of a batch that was settled.
-    2. A list showed a batch that is, or could be, an orphan: handle it.
-    3. An orphan may still appear: read the list, which notes orphans on their shards, this one included.
-    4. None can appear any more: delete the input file, unless the fence did, and the local files; the shard
-       is cleaned up.
-    """
+    """``DEAD``, not cleaned up."""
+    # 1. an orphan was salvaged: what the provider keeps of it is deleted as of a batch that was settled
     if shard.candidate is not None and shard.candidate == shard.batch_id:
         return clean_up(step, shard)
     with step.provider_calls():
+        # 2. a list showed a batch that is, or could be, an orphan: handle it
         if shard.candidate is not None:
             return _handle_orphan(step, shard, shard.candidate)
+        # 3. an orphan may still appear: read the list, which notes orphans on their shards, this one included
         if is_watched(step, shard):
             newer_than_intent(step, shard)
             fresh = step.store.shards.get(shard.id) or shard
             if fresh.candidate is not None:
                 return fresh
             return step.reschedule(fresh, step.limits.longest_pause, tries=0)
+        # 4. none can appear any more: delete the input file, unless the fence did, and the local files; the
+        # shard is cleaned up
         if shard.file_id is not None and shard.fenced_at is None:
             step.api.delete_file(shard.file_id, step.limits.call_timeout)
     collect.clear(step, shard)
@@ -54,45 +52,43 @@ def watch_dead_shard(step: Step, shard: ShardRow) -> ShardRow:
 
 
 def _handle_orphan(step: Step, shard: ShardRow, batch_id: str) -> ShardRow:
-    """Deal with a batch that is, or could be, the shard's. The cases, in order:
-
-    1. It is not there: read again a few times; then somebody deleted it, and it is remembered as foreign.
-    2. It runs, and its label proves it: cancel it once, and wait for its end.
-    3. It runs although every batch should have ended by now, as one that is stuck in its cancel: it is no
-       longer looked at. An incident has said, or says, so, and what is reserved stays so.
-    4. It runs, and has no label: it may be foreign, so it is left alone until its results tell.
-    5. It is proven by its label, and the provider keeps its results no longer: an incident, and what is
-       reserved stays so.
-    6. It has ended without a label, and no result can be read: read again a few times, then an incident.
-    7. Its results carry other ids: it is foreign.
-    8. It is the shard's: salvage it.
-    """
+    """Deal with a batch that is, or could be, the shard's."""
     batch = step.api.get(batch_id, step.limits.call_timeout)
+    # 1. it is not there: read again a few times; then somebody deleted it, and it is remembered as foreign
     if batch is None:
         if shard.tries + 1 < LOOKS:
             return step.reschedule(shard, step.limits.poll_interval, tries=shard.tries + 1)
         return _discard(step, shard, batch_id)
     labels = step.api.abilities.labels
     if not batch.state.ended:
+        # 2. it runs, and its label proves it: cancel it once, and wait for its end
         if labels and not shard.cancelled:
             step.api.cancel(batch.id, step.limits.call_timeout)
             return step.reschedule(shard, step.limits.poll_interval, cancelled=True)
+        # 3. it runs although every batch should have ended by now, as one that is stuck in its cancel: it is
+        # no longer looked at. An incident has said, or says, so, and what is reserved stays so
         if not is_young(step, shard):
             return _stop_looking(step, shard, batch)
+        # 4. it runs, and has no label: it may be foreign, so it is left alone until its results tell
         return step.reschedule(shard, step.limits.poll_interval)
     gone = _are_gone(step, shard, batch)
+    # 5. it is proven by its label, and the provider keeps its results no longer: an incident, and what is
+    # reserved stays so
     if gone and labels:
         tell_unreadable(step, shard, batch)
         collect.clear(step, shard)
         return step.reschedule(shard, 0.0, cleaned_up=True, batch_id=batch.id)
     if not labels:
         nonces = set() if gone else collect.nonces_in(step, shard, batch)
+        # 6. it has ended without a label, and no result can be read: read again a few times, then an incident
         if not nonces and (pause := step.reread_pause(shard.tries)) is not None:
             return step.reschedule(shard, pause, tries=shard.tries + 1)
         if not nonces:
             tell_unreadable(step, shard, batch)
+        # 7. its results carry other ids: it is foreign
         if shard.nonce not in nonces:
             return _discard(step, shard, batch.id)
+    # 8. it is the shard's: salvage it
     return _salvage_orphan(step, shard, batch)
 
 
@@ -137,23 +133,21 @@ def _salvage_orphan(step: Step, shard: ShardRow, batch: RemoteBatch) -> ShardRow
 
 
 def clean_up(step: Step, shard: ShardRow) -> ShardRow:
-    """``SETTLED``, not cleaned up. The cases, in order:
-
-    1. There may be a second batch of the shard: examine it first.
-    2. The user sets no retention: nothing is deleted, and the shard is cleaned up.
-    3. The job is not done, or its retention is not over: later.
-    4. Delete the outputs, the batch and the input at the provider.
-    """
+    """``SETTLED``, not cleaned up."""
+    # 1. there may be a second batch of the shard: examine it first
     if shard.remote.suspected_duplicates:
         return _examine_suspect(step, shard)
     retention = step.policy.retention
+    # 2. the user sets no retention: nothing is deleted, and the shard is cleaned up
     if retention is None:
         return step.reschedule(shard, 0.0, cleaned_up=True)
+    # 3. the job is not done, or its retention is not over: later
     if step.job.state is not JobState.DONE:
         return step.reschedule(shard, step.limits.longest_pause)
     rest = (step.job.finished_at or step.wall) + retention - step.wall
     if rest > 0:
         return step.reschedule(shard, min(rest, step.limits.longest_pause))
+    # 4. delete the outputs, the batch and the input at the provider
     with step.provider_calls():
         batch = None if shard.batch_id is None else step.api.get(shard.batch_id, step.limits.call_timeout)
         if batch is not None:
@@ -166,26 +160,24 @@ def clean_up(step: Step, shard: ShardRow) -> ShardRow:
 
 
 def _examine_suspect(step: Step, shard: ShardRow) -> ShardRow:
-    """``SETTLED``, with suspects: examine the first of them. The cases, in order:
-
-    1. It runs: later.
-    2. It has results of which none can be read: read again a few times, then nothing can be found out.
-    3. Its results carry the shard's ids: it is a duplicate, and an incident says what it cost.
-    4. It, or its results, are gone, unreadable, or foreign: nothing more is to be done.
-    """
+    """``SETTLED``, with suspects: examine the first of them."""
     suspect, *others = shard.remote.suspected_duplicates
     twice = 0.0
     with step.provider_calls():
         batch = step.api.get(suspect, step.limits.call_timeout)
+        # 1. it runs: later
         if batch is not None and not batch.state.ended:
             return step.reschedule(shard, step.limits.poll_interval, tries=0)
         gone = batch is None or _are_gone(step, shard, batch)
         nonces = set() if batch is None or gone else collect.nonces_in(step, shard, batch)
         pause = step.reread_pause(shard.tries)
+        # 2. it has results of which none can be read: read again a few times, then nothing can be found out
         if not (nonces or gone) and batch is not None and batch.outputs and pause is not None:
             return step.reschedule(shard, pause, tries=shard.tries + 1)
+        # 3. its results carry the shard's ids: it is a duplicate, and an incident says what it cost
         if batch is not None and shard.nonce in nonces:
             twice = _tell_cost(step, shard, batch)
+    # 4. it, or its results, are gone, unreadable, or foreign: nothing more is to be done
     remote = evolve(shard.remote, suspected_duplicates=others)
     return step.reschedule(shard, 0.0, tries=0, remote=remote, reserved=shard.reserved + twice)
 

@@ -30,26 +30,22 @@ PORTION = 100_000
 def plan_shards(step: Step) -> bool:
     """Put the job's open items into shards, as far as its budget reaches; return whether anything changed.
 
-    The cases, in order:
-
-    1. There are no open items: nothing.
-    2. The job's budget has no room for any of them: they end, or wait for room.
-    3. They are cut into shards within what the API, the server and the settings allow, which are stored one
-       by one; where items in real time took the room meanwhile, the rest is cut anew in the next step.
-    4. Items that are too big for any batch end, or go in real time.
-
     Each shard is one transaction with all its wire ids, before anything of it is sent. Where batches have no
     label (Anthropic), sizes of shards that are not settled differ pairwise, so that a size tells them apart.
     """
     items = step.store.items.in_state(step.job.id, state=ItemState.OPEN, limit=PORTION)
+    # 1. there are no open items: nothing
     if not items:
         return False
     costs: dict[int, float] = {}
     if step.policy.budget is not None:
         costs = _affordable(step, items)
+        # 2. the job's budget has no room for any of them: they end, or wait for room
         if not costs:
             return _end_unaffordable(step, items)
         items = [item for item in items if item.ix in costs]
+    # 3. they are cut into shards within what the API, the server and the settings allow, which are stored one
+    # by one; where items in real time took the room meanwhile, the rest is cut anew in the next step
     for label, members in _by_model(step, items).items():
         if not _plan_model(step.for_model(label), members, costs):
             break
@@ -154,6 +150,7 @@ def _plan_model(step: Step, items: Sequence[OpenItem], costs: Mapping[int, float
             step.store.shards.plan(step.lease, new)
         except OverJobBudget:  # items in real time took the room meanwhile
             return False
+    # 4. items that are too big for any batch end, or go in real time
     if pieces.too_big:
         _refuse_too_big(step, pieces.too_big)
     return True

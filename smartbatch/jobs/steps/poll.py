@@ -43,20 +43,11 @@ _LOOKS = 4
 
 
 def poll(step: Step, shard: ShardRow) -> ShardRow:
-    """``SUBMITTED``: poll the batch. The cases, in order:
-
-    1. The job was cancelled, the batch takes too long, or an orphan has answered all of its requests: cancel
-       it.
-    2. We cancelled it long ago, and nobody says that it has ended: it is left behind. A cancel that failed
-       is tried once more before, and without a deadline a provider that cannot be reached is waited for:
-       requests in real time would not reach it either.
-    3. The provider does not know it: see :func:`_vanished`.
-    4. It has ended: its results are fetched next, or it failed as a whole.
-    5. It runs: store its progress. Once, its duplicates are searched for. After a cancel it is polled sooner
-       at first, as most cancels take seconds.
-    """
+    """``SUBMITTED``: poll the batch."""
     assert shard.batch_id is not None
     left = step.wall >= leave_at(step, shard)
+    # 1. the job was cancelled, the batch takes too long, or an orphan has answered all of its requests:
+    # cancel it
     if not (left or shard.cancelled) and (reason := _reason_to_cancel(step, shard)):
         return cancel(step, shard, reason, rescues=reason == OVERDUE)
     try:
@@ -66,18 +57,25 @@ def poll(step: Step, shard: ShardRow) -> ShardRow:
         if not left or (step.policy.deadline is None and error.kind in _UNREACHED):
             raise
         return leave_behind(step, shard)
+    # 2. we cancelled it long ago, and nobody says that it has ended: it is left behind. A cancel that failed
+    # is tried once more before, and without a deadline a provider that cannot be reached is waited for:
+    # requests in real time would not reach it either
     if left and (batch is None or not batch.state.ended):
         if batch is not None and not shard.cancelled and step.policy.deadline is None:
             shard = cancel(step, shard, OVERDUE)
             if shard.cancelled or shard.state is not ShardState.SUBMITTED:
                 return shard
         return leave_behind(step, shard)
+    # 3. the provider does not know it
     if batch is None:
         return _vanished(step, shard)
     enqueued_quota.tell(step, shard, ended=batch.state.ended)
     remote = _progress(listing.search_duplicates_once(step, shard, batch), batch)
+    # 4. it has ended: its results are fetched next, or it failed as a whole
     if batch.state.ended:
         return _ended(step, shard, batch, remote)
+    # 5. it runs: store its progress. Once, its duplicates are searched for. After a cancel it is polled
+    # sooner at first, as most cancels take seconds
     late = step.wall - (shard.submitted_at or step.wall) > PROMISE
     note = _LATE.format(word=batch.word) if late else None
     pause = step.limits.poll_interval
@@ -113,26 +111,24 @@ def cancel(step: Step, shard: ShardRow, reason: str, *, rescues: bool = True) ->
 
 
 def _not_cancelled(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow:
-    """A cancel failed with ``error``. The cases, in order:
-
-    1. The batch is not to be looked at either: the cancel is tried again later.
-    2. The provider does not know the batch: see :func:`_vanished`.
-    3. It has ended: go on with it. Some servers have no cancel, and a batch must end all the same.
-    4. Otherwise the cancel is tried again later.
-    """
+    """A cancel failed with ``error``."""
     assert shard.batch_id is not None
     try:
         batch = step.api.get(shard.batch_id, step.limits.call_timeout)
+    # 1. the batch is not to be looked at either: the cancel is tried again later
     except Exception as raised:
         step.ignored("poll of a batch", raised)
         return step.retry_later(shard, error)
+    # 2. the provider does not know the batch
     if batch is None and error.status == 404:
         return _vanished(step, shard)
+    # 3. it has ended: go on with it. Some servers have no cancel, and a batch must end all the same
     if batch is not None and batch.state.ended:
         enqueued_quota.tell(step, shard, ended=True)
         return _ended(
             step, shard, batch, _progress(listing.search_duplicates_once(step, shard, batch), batch)
         )
+    # 4. otherwise the cancel is tried again later
     return step.retry_later(shard, error)
 
 
@@ -227,50 +223,45 @@ def _learn(step: Step, shard: ShardRow, batch: RemoteBatch) -> None:
 
 
 def _failed(step: Step, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
-    """The batch was refused at validation: nothing was run, nothing billed. The cases, in order:
-
-    1. Lines of it are wrong, or it is above a limit: see :func:`.refusals.sort_out`.
-    2. The quota of enqueued tokens: the items go into new shards, later, and lose no try.
-    3. The account cannot be used: the same, when a person has resumed the job.
-    4. These items were not refused so often before: they go into a new shard.
-    5. Otherwise the refusal stands.
-    """
+    """The batch was refused at validation: nothing was run, nothing billed."""
     reason = batch.reason or "the provider failed the batch as a whole"
     error = batch.error or ProviderError(reason, kind=ErrorKind.CLIENT_ERROR, code=batch.code)
+    # 1. lines of it are wrong, or it is above a limit
     if (sorted_out := refusals.sort_out(step, shard, error)) is not None:
         return sorted_out
     if refusals.repeats_a_prompt(step, shard, f"{reason} {error.message}"):
         reason = "the provider failed the batch as a whole (its text is left out, it repeats a prompt)"
         error = ProviderError(reason, kind=error.kind, code=error.code)
+    # 2. the quota of enqueued tokens: the items go into new shards, later, and lose no try
     if batch.code in enqueued_quota.QUOTA_CODES:
         enqueued_quota.refused(step, shard, batch.error, batch.reason)
         return step.discard(shard, reason, tried=False)
+    # 3. the account cannot be used: the same, when a person has resumed the job
     if error.kind in ACCOUNT_ERRORS:
         step.hold(error)
         return step.discard(shard, reason, tried=False)
+    # 4. these items were not refused so often before: they go into a new shard
     refusals_allowed = step.limits.max_tries if error.kind is ErrorKind.SERVER_ERROR else REFUSALS
     if refusals.tries_of(step, shard) + 1 < refusals_allowed:
         return step.discard(shard, reason, tried=True)
+    # 5. otherwise the refusal stands
     return step.give_up(shard, error, reason, tried=True)
 
 
 def _vanished(step: Step, shard: ShardRow) -> ShardRow:
-    """The provider does not know the batch. The cases, in order:
-
-    1. It no longer keeps batches of that age: go on as with an ended one.
-    2. The batch is new, and may not be visible yet: poll again. How old it is tells the time of the create,
-       unless the process was suspended until the answer; so it is searched for a few times before its first
-       poll.
-    3. An incident, once; and where the job is cancelled, the items end, as nothing more will come.
-    4. Otherwise poll rarely. Nothing is sent again, since the requests may have been paid.
-    """
+    """The provider does not know the batch."""
+    # 1. it no longer keeps batches of that age: go on as with an ended one
     if collect.no_longer_kept(step, shard):
         return step.advance(shard, ShardState.ENDED, "the provider no longer keeps it", ended_at=step.wall)
+    # 2. the batch is new, and may not be visible yet: poll again. How old it is tells the time of the create,
+    # unless the process was suspended until the answer; so it is searched for a few times before its first
+    # poll
     age = step.wall - (shard.submitted_at or step.wall)
     never_seen = shard.remote.state is None and shard.tries < _LOOKS
     if age < max(step.limits.visibility, step.limits.poll_interval) or never_seen:
         pause = min(step.limits.poll_interval, step.limits.visibility / _LOOKS)
         return step.reschedule(shard, pause, tries=shard.tries + 1)
+    # 3. an incident, once; and where the job is cancelled, the items end, as nothing more will come
     step.incident(
         "batch_vanished",
         f"the provider no longer knows batch {shard.batch_id}; its requests are not sent again, as they may "
@@ -280,6 +271,7 @@ def _vanished(step: Step, shard: ShardRow) -> ShardRow:
     if step.job.cancel_requested:
         reason = "the provider no longer knows the batch, and the job is cancelled"
         return step.discard(shard, reason, tried=True, maybe_billed=True)
+    # 4. otherwise poll rarely. Nothing is sent again, since the requests may have been paid
     return step.reschedule(
         shard, step.limits.longest_pause, note="the provider no longer knows the batch; see the incidents"
     )

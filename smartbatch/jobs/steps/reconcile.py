@@ -24,23 +24,13 @@ from smartbatch.types import Result, Route, Usage
 
 
 def settle(step: Step, shard: ShardRow) -> ShardRow:
-    """``INGESTING``: read the results that were fetched, and settle the shard unless they have to be fetched
-    again. The cases of items without a result, in order:
-
-    1. The provider has deleted the results: an incident, and the items fail as lost.
-    2. The results were cut, which proves nothing: fetch them again as long as they are kept.
-    3. Items have no line although they may have been run: fetch the results again, as they may not have been
-       complete; soon, then after longer pauses as long as more comes, or they look broken. A further download
-       that is as long and brings nothing else confirms that these lines are missing.
-    4. They still have none: an incident, since they may be paid twice, unless there never were results.
-    5. The batch was cancelled, and not by us: an incident, and the job is held until a person resumes it.
-    6. Each item is classified, see :func:`_classified`.
-    """
+    """``INGESTING``: read the results, and settle the shard unless they have to be fetched again."""
     read = collect.ingest(step, shard)
     if read is None:
         return shard
     rest = step.store.shards.unsettled(shard.id)
     missing = [item for item in rest if item.verdict is None]
+    # 1. the provider has deleted the results: an incident, and the items fail as lost
     if missing and shard.remote.results_gone:
         step.incident(
             "results_gone",
@@ -48,13 +38,18 @@ def settle(step: Step, shard: ShardRow) -> ShardRow:
             f"time: {len(missing):,} requests may have been paid for and have no answer",
             shard,
         )
+    # 2. the results were cut, which proves nothing: fetch them again as long as they are kept
     if missing and _was_cut(step, shard, read):
         return collect.fetch_cut_again(step, shard, read.size)
+    # 3. items have no line although they may have been run: fetch the results again, as they may not have
+    # been complete; soon, then after longer pauses as long as more comes, or they look broken. A further
+    # download that is as long and brings nothing else confirms that these lines are missing
     may_have_run = bool(missing) and _may_have_run(shard, rest, read.billed)
     has_results = collect.ended_by_itself(shard) or bool(shard.remote.outputs)
     pause = None if _is_confirmed(shard, read) else step.reread_pause(shard.remote.results_refetched)
     if may_have_run and pause is not None:
         return _fetch_again(step, shard, pause, read.size, len(missing))
+    # 4. they still have none: an incident, since they may be paid twice, unless there never were results
     if may_have_run and has_results:
         step.incident(
             "missing_items",
@@ -66,7 +61,9 @@ def settle(step: Step, shard: ShardRow) -> ShardRow:
     if may_have_run or shard.remote.results_gone:  # what they cost stays reserved: nobody can know it
         unused += _lost_cost(step, shard, [item.ix for item in missing])
     unused += _lost_cost(step, shard, read.unknown)
+    # 5. the batch was cancelled, and not by us: an incident, and the job is held until a person resumes it
     elsewhere = _hold_where_cancelled_elsewhere(step, shard, rest)
+    # 6. each item is classified
     items = _classified(step, shard, rest, may_have_run=may_have_run, elsewhere=elsewhere)
     return _settle_with(step, shard, items, unused, None if shard.remote.results_gone else read.usd)
 
@@ -142,15 +139,13 @@ def _settle_with(
 
 
 def _was_cut(step: Step, shard: ShardRow, read: collect.ResultTotals) -> bool:
-    """Whether results that were read are to be fetched again because they end too early. The cases, in order:
-
-    1. The results are gone or no longer kept, or the job is cancelled: what came is all there is.
-    2. They end in the middle of a line: they were cut.
-    3. They end with a line, without its newline: they may have been cut there, unless the download before was
-       of the same size. Some servers end their files like that.
-    """
+    """Whether results that were read are to be fetched again because they end too early."""
+    # 1. the results are gone or no longer kept, or the job is cancelled: what came is all there is
     if shard.remote.results_gone or step.job.cancel_requested or collect.no_longer_kept(step, shard):
         return False
+    # 2. they end in the middle of a line: they were cut
+    # 3. they end with a line, without its newline: they may have been cut there, unless the download before
+    # was of the same size. Some servers end their files like that
     return read.cut or (read.unended and read.size != shard.remote.results_size)
 
 
@@ -166,18 +161,16 @@ def _is_confirmed(shard: ShardRow, read: collect.ResultTotals) -> bool:
 
 
 def _may_have_run(shard: ShardRow, rest: list[UnsettledItem], billed: int) -> bool:
-    """Whether items without a line may have been run, and billed. The cases, in order:
-
-    1. The results are gone: nothing more can be found out.
-    2. The batch ended by itself: all were run.
-    3. It expired or was cancelled. Providers leave out the lines of what was not run, or write them, and some
-       count it as failed. So items are missing only when others are said to be unrun and these are not, or
-       when the provider counts more successes than the ``billed`` lines that were read.
-    """
+    """Whether items without a line may have been run, and billed."""
+    # 1. the results are gone: nothing more can be found out
     if shard.remote.results_gone:
         return False
+    # 2. the batch ended by itself: all were run
     if collect.ended_by_itself(shard) and not shard.cancelled:
         return True
+    # 3. it expired or was cancelled. Providers leave out the lines of what was not run, or write them, and
+    # some count it as failed. So items are missing only when others are said to be unrun and these are not,
+    # or when the provider counts more successes than the billed lines that were read
     if any(item.verdict == "unrun" for item in rest):
         return True
     return (shard.remote.completed or 0) > billed
@@ -229,17 +222,7 @@ def _classified(
     may_have_run: bool,
     elsewhere: bool,
 ) -> _Outcomes:
-    """Classify items one by one. The cases, in order:
-
-    1. The account had no credit: it stays open and the job is held; a cancelled job goes on with 3.
-    2. The results are gone, and no line of it was read: it fails as lost.
-    3. The job is cancelled: it ends as cancelled.
-    4. The server rejects a parameter that the next batch lacks: it goes into a new shard; this was no try.
-    5. It was sent often enough: it fails, with its last error where there is one. That somebody else has
-       cancelled its batch (``elsewhere``) does not count.
-    6. Its line asks for another try, or the job may fall back: it runs in real time.
-    7. It goes into a new shard.
-    """
+    """Classify items one by one."""
     found = _Outcomes()
     cancelled = RequestCancelled("the job was cancelled before this request was run", kind=ErrorKind.UNKNOWN)
     lost = ProviderError(
@@ -251,6 +234,7 @@ def _classified(
     )
     for item in items:
         error = None if item.body is None else decode_error(item.body)
+        # 1. the account had no credit: it stays open and the job is held; a cancelled job goes on with 3
         if isinstance(error, ProviderError) and error.kind is ErrorKind.NO_MONEY:
             found.no_money = error
             if not step.job.cancel_requested:
@@ -258,12 +242,18 @@ def _classified(
                 continue
         unknown = item.verdict is None and (may_have_run or shard.remote.results_gone)
         end = partial(_end, step, item, unknown=unknown)
+        # 2. the results are gone, and no line of it was read: it fails as lost
         if shard.remote.results_gone and item.verdict is None:
             found.finals.append(end("failed", lost))
+        # 3. the job is cancelled: it ends as cancelled
         elif step.job.cancel_requested:
             found.finals.append(end("cancelled", cancelled))
+        # 4. the server rejects a parameter that the next batch lacks: it goes into a new shard; this was no
+        # try
         elif isinstance(error, ParameterRejected) and refusals.is_new(shard, error):
             found.untried.append(item.ix)
+        # 5. it was sent often enough: it fails, with its last error where there is one. That somebody else
+        # has cancelled its batch (elsewhere) does not count
         elif (
             item.tries + 1 >= step.limits.max_tries
             and found.no_money is None
@@ -271,8 +261,10 @@ def _classified(
         ):
             last = error if item.verdict == "again" or isinstance(error, ParameterRejected) else None
             found.finals.append(end("failed", last or _exhausted(shard, item)))
+        # 6. its line asks for another try, or the job may fall back: it runs in real time
         elif item.verdict == "again" or step.falls_back:
             found.realtime.append(item.ix)
+        # 7. it goes into a new shard
         else:
             found.opened.append(item.ix)
     return found

@@ -63,48 +63,39 @@ def mark_uncertain(step: Step, shard: ShardRow) -> ShardRow:
 
 
 def search(step: Step, shard: ShardRow) -> ShardRow:
-    """``UNCERTAIN`` or ``FENCED``: search the provider's list for the batch. The cases, in order:
-
-    1. The list cannot be read: nothing is concluded, and it is read again later.
-    2. Batches have no labels: search by size, see :func:`_search_unlabelled`.
-    3. One or more batches have the shard's label: adopt the oldest.
-    4. It was not absent for long enough: search again.
-    5. It has an input file whose deletion makes a late create fail: the fence. A batch that was created
-       before it will be in the list.
-    6. It was absent for the settle time: the items go into a new shard.
-    """
+    """``UNCERTAIN`` or ``FENCED``: search the provider's list for the batch."""
+    # 1. the list cannot be read: nothing is concluded, and it is read again later
     with step.provider_calls():
         newer = newer_than_intent(step, shard)
+    # 2. batches have no labels: search by size
     if not step.api.abilities.labels:
         return _search_unlabelled(step, shard, newer)
+    # 3. one or more batches have the shard's label: adopt the oldest
     mine = [batch for batch in newer.batches if has_label(batch, shard)]
     if mine:
         return _take_oldest(step, shard, mine)
+    # 4. it was not absent for long enough: search again
     if (rest := _rest(step, shard, newer.at)) > 0:
         return _search_again(step, shard, rest, newer.at)
+    # 5. it has an input file whose deletion makes a late create fail: the fence. A batch that was created
+    # before it will be in the list
     if shard.state is ShardState.UNCERTAIN and _can_fence(step, shard):
         return _fence(step, shard, newer.at)
+    # 6. it was absent for the settle time: the items go into a new shard
     return _send_again(step, shard)
 
 
 def verify(step: Step, shard: ShardRow) -> ShardRow:
-    """``PROVISIONAL``: a batch without a label could be the shard's; its results tell. The cases, in order:
-
-    1. It runs: later.
-    2. It is in the list, and not found by its id: back to ``UNCERTAIN``.
-    3. Its results carry the shard's ids: adopt it.
-    4. They do not: read them again a few times, as the download may be cut or hold foreign lines.
-    5. No line can be read: an incident, since the requests may be paid twice.
-    6. The batch is foreign: back to ``UNCERTAIN``, and it is remembered. Where it belongs to a dead shard of
-       the job, it is noted there.
-    """
+    """``PROVISIONAL``: a batch without a label could be the shard's; its results tell."""
     assert shard.candidate is not None
     with step.provider_calls():
         batch = step.api.get(shard.candidate, step.limits.call_timeout)
+        # 1. it runs: later
         if batch is not None and not batch.state.ended:
             return step.reschedule(
                 shard, step.limits.poll_interval, tries=0, note="its results will tell whose it is"
             )
+        # 2. it is in the list, and not found by its id: back to UNCERTAIN
         if batch is None:
             return step.advance(
                 shard,
@@ -114,13 +105,17 @@ def verify(step: Step, shard: ShardRow) -> ShardRow:
                 due_at=step.wall + _search_pause(step, shard),
             )
         nonces = nonces_in(step, shard, batch)
+    # 3. its results carry the shard's ids: adopt it
     if shard.nonce in nonces:
         return adopt(step, shard, batch, "its results carry this shard's ids")
-    # the first download may be cut, or come too early
+    # 4. they do not: read them again a few times, as the download may be cut, too early or hold foreign lines
     if (pause := step.reread_pause(shard.tries)) is not None:
         return step.reschedule(shard, pause, tries=shard.tries + 1)
+    # 5. no line can be read: an incident, since the requests may be paid twice
     if not nonces:
         tell_unreadable(step, shard, batch)
+    # 6. the batch is foreign: back to UNCERTAIN, and it is remembered. Where it belongs to a dead shard
+    # of the job, it is noted there
     for nonce in nonces:
         _note_orphan(step, nonce, shard.candidate)
     return step.advance(
@@ -143,20 +138,18 @@ def tell_unreadable(step: Step, shard: ShardRow, batch: RemoteBatch) -> None:
 
 
 def _search_unlabelled(step: Step, shard: ShardRow, newer: NewerBatches) -> ShardRow:
-    """Search by size for a batch without a label. The cases, in order:
-
-    1. One new batch of the shard's size belongs to no other shard, and the workspace is exclusive: adopt it.
-    2. There are such batches: the oldest is the candidate, to be verified by its results.
-    3. There was none for long enough: the items go into a new shard.
-    4. Otherwise search again.
-    """
+    """Search by size for a batch without a label."""
     candidates = unclaimed(step, shard, newer.batches)
     if candidates:
         oldest = candidates[-1]
+        # 1. one new batch of the shard's size belongs to no other shard, and the workspace is exclusive:
+        # adopt it
         if len(candidates) == 1 and step.policy.exclusive_workspace:
             return adopt(step, shard, oldest, "the only new batch of a workspace nobody else uses")
+        # 2. there are such batches: the oldest is the candidate, to be verified by its results
         reason, remote = "a batch of its size appeared", _dated(shard, newer.at)
         return step.advance(shard, ShardState.PROVISIONAL, reason, candidate=oldest.id, remote=remote)
+    # 3. there was none for long enough: the items go into a new shard; otherwise search again
     rest = _rest(step, shard, newer.at)
     return _search_again(step, shard, rest, newer.at) if rest > 0 else _send_again(step, shard)
 
@@ -231,15 +224,13 @@ def _can_fence(step: Step, shard: ShardRow) -> bool:
 
 
 def _until(step: Step, shard: ShardRow) -> float:
-    """Return the seconds that a batch must be absent in all while there is no fence. The cases, in order:
-
-    1. The job is held because of it: until every batch that could exist has ended.
-    2. There is a fence: until a batch that exists is visible, or the settle time where that is shorter.
-    3. The settle time.
-    """
+    """Return the seconds that a batch must be absent in all while there is no fence."""
+    # 1. the job is held because of it: until every batch that could exist has ended
     if _holds(step, shard):
         return step.limits.orphan_watch
     settle = step.settle_time
+    # 2. there is a fence: until a batch that exists is visible, or the settle time where that is shorter, as
+    # without a fence
     return min(settle, step.limits.visibility) if _can_fence(step, shard) else settle
 
 

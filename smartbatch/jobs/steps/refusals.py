@@ -30,13 +30,8 @@ _LEFT_OUT = "(its text is left out, it repeats a prompt)"
 
 
 def sort_out(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow | None:
-    """End a shard whose refusal explains itself; ``None`` where it does not. The cases, in order:
-
-    1. The server rejects a parameter, which is omitted from now on: all requests go again without it.
-    2. The batch is above a limit of the server's, and can be divided: its requests go again in halves.
-    3. Lines of it are wrong: their requests fail, and the others go again. Where all lines are, and the job
-       may go on in real time, the refusal is of the batch as a whole.
-    """
+    """End a shard whose refusal explains itself; ``None`` where it does not."""
+    # 1. the server rejects a parameter, which is omitted from now on: all requests go again without it
     if isinstance(error, ParameterRejected):
         return _without_parameter(step, shard, error)
     exceeded: Measure | None = "bytes" if error.status == 413 else None
@@ -44,9 +39,12 @@ def sort_out(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow | No
     if isinstance(error, BatchRefused):
         exceeded = error.exceeds
         lines = _named_lines(shard, error)
+    # 2. the batch is above a limit of the server's, and can be divided: its requests go again in halves
     if exceeded is not None and shard.size > 1:
         _halve(step, shard, exceeded)
         return step.discard(shard, ABOVE)
+    # 3. lines of it are wrong: their requests fail, and the others go again. Where all lines are, and the job
+    # may go on in real time, the refusal is of the batch as a whole
     if not lines or (step.falls_back and len(lines) == shard.size):
         return None
     dead = step.discard(

@@ -15,13 +15,7 @@ from smartbatch.jobs.steps.context import Step, StepResult, has_realtime
 
 
 def run_step(runtime: JobRuntime, lease: JobLease) -> StepResult:
-    """Run the step of a job that is due first, if one is due. The cases, in order:
-
-    1. The job was deleted: finished.
-    2. It is cancelled: items that were not sent end now.
-    3. This process lacks its account, or that has no Batch API: only what needs no provider is done.
-    4. Nothing of it goes by batch, now or earlier: nothing is due.
-    5. Otherwise its batches have their step.
+    """Run the step of a job that is due first, if one is due.
 
     One thread at a time may run a job's step; different jobs may run concurrently.
 
@@ -30,16 +24,21 @@ def run_step(runtime: JobRuntime, lease: JobLease) -> StepResult:
         StoreError: the store cannot be used at the moment.
     """
     job = runtime.store.jobs.get(lease.job_id)
+    # 1. the job was deleted: finished
     if job is None:
         return StepResult(None, finished=True)
+    # 2. it is cancelled: items that were not sent end now
     if job.cancel_requested and job.state is not JobState.DONE:
         body = encode_error(RequestCancelled("the job was cancelled before this request was sent"))
         if runtime.store.items.drop_unsent(lease, body, at=runtime.wall()):
             job = runtime.tell_progress(job)
+    # 3. this process lacks its account, or that has no Batch API: only what needs no provider is done; and
+    # nothing is due where nothing goes by batch, now or earlier
     provider = runtime.provider_of(job)
     api = None if provider is None else provider.batches()
     if api is None or not _uses_batches(runtime, job):
         return StepResult(None, has_realtime(runtime, job), finished=job.state is JobState.DONE)
+    # 4. otherwise its batches have their step
     from smartbatch.jobs.steps.batch_step import run_batch_step  # late: a run in real time needs none of it
 
     return run_batch_step(Step(runtime=runtime, api=api, job=job, lease=lease))
