@@ -10,10 +10,13 @@ original one asks for.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeVar
 
 from attrs import frozen
+
+T = TypeVar("T")
 
 BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 """Keywords that hold schemas by names of the user's, which may be keywords themselves."""
@@ -56,6 +59,16 @@ def in_dialect(schema: Mapping[str, Any], dialect: Dialect) -> dict[str, Any]:
         NotExpressible: the dialect cannot express it.
     """
     return _Writer(schema, dialect).whole()
+
+
+def once_per_schema(write: Callable[[dict[str, Any]], T]) -> Callable[[Mapping[str, Any]], T]:
+    """Return ``write`` with a cache: all requests of a client usually have the same schema."""
+
+    @lru_cache(maxsize=256)
+    def written(text: str) -> T:
+        return write(json.loads(text))
+
+    return lambda schema: written(json.dumps(schema))
 
 
 def instruction(schema: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
-"""Reads the answers of Anthropic's Messages API, whole ones and streamed ones.
+"""Answers of Anthropic's Messages API, complete and streamed.
 
-The SDK does not check a successful body, so everything is looked at here: what is missing is ``None``, what
-has the wrong shape is an ``INVALID_RESPONSE``.
+The SDK does not check a successful body, so it is checked here: a missing field is ``None``, and a field of
+the wrong type is an ``INVALID_RESPONSE``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any
 
 from attrs import evolve
 
-from smartbatch.errors import ProviderError
 from smartbatch.providers.answer_parts import (
     add_piece,
     decoded_arguments,
@@ -36,7 +35,7 @@ from smartbatch.providers.foreign_text import (
 )
 from smartbatch.providers.http.event_stream import EventReader
 from smartbatch.providers.http.replies import Reply
-from smartbatch.types import MESSAGE_BLOCKS, Answer, ToolCall, Usage
+from smartbatch.types import MESSAGE_BLOCKS, Answer, Usage
 
 _FINISH = {
     "end_turn": "stop",
@@ -45,7 +44,7 @@ _FINISH = {
     "model_context_window_exceeded": "length",
     "tool_use": "tool_calls",
 }
-_INSIDE = Reply(200, {}, b"")  # a line of a batch has neither headers nor a status of its own
+_INSIDE = Reply(200, {}, b"")  # a line of a batch has no headers and no status
 
 
 _KNOWN = frozenset({"id", "type", "role", "content", "model", "stop_reason", "usage"})
@@ -58,14 +57,20 @@ _PLAIN_BLOCK = frozenset({"type", "text", "citations"})
 
 
 def read_message(data: Mapping[str, Any], reply: Reply, dropped: tuple[tuple[str, str], ...] = ()) -> Answer:
-    """Return the answer in a message, the decoded body of ``reply``; ``dropped`` of the request was not sent.
+    """Return the answer in a message.
 
-    A body that is no message is an ``INVALID_RESPONSE``.
+    Args:
+        data: the decoded body of ``reply``.
+        reply: the answer that contains it.
+        dropped: parameters of the request that were not sent.
+
+    Raises:
+        ProviderError: the body is not a message (``INVALID_RESPONSE``).
     """
     usage = usage_of(data.get("usage"))
     content = data.get("content")
     if data.get("type") != "message" or not isinstance(content, list):
-        raise ERRORS.unusable(reply, "shape", "the answer is no message", usage)
+        raise ERRORS.unusable(reply, "shape", "the answer is not a message", usage)
     texts, thoughts, calls, others = [], [], [], False
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None
@@ -73,7 +78,8 @@ def read_message(data: Mapping[str, Any], reply: Reply, dropped: tuple[tuple[str
             texts.append(block["text"])
             others = others or bool(block.get("citations")) or not block.keys() <= _PLAIN_BLOCK
         elif kind == "tool_use":
-            calls.append(_call(block))
+            more = unmodelled(block, _KNOWN_IN_CALL)
+            calls.append(tool_call(block.get("id"), block.get("name"), block.get("input"), more))
         else:
             others = True
             if kind == "thinking" and isinstance(block.get("thinking"), str):
@@ -81,7 +87,7 @@ def read_message(data: Mapping[str, Any], reply: Reply, dropped: tuple[tuple[str
     extra = unmodelled(data, _KNOWN)
     if used := unmodelled_usage(data.get("usage"), _KNOWN_IN_USAGE):
         extra["usage"] = used
-    if others:  # they go back as they came: thinking is signed, and citations belong to their texts
+    if others:  # returned unchanged in later turns: thinking is signed, and citations belong to their texts
         extra[MESSAGE_BLOCKS] = [block for block in content if fields(block).get("type") != "tool_use"]
     return Answer(
         text=well_formed("".join(texts)),
@@ -97,17 +103,10 @@ def read_message(data: Mapping[str, Any], reply: Reply, dropped: tuple[tuple[str
     )
 
 
-def _call(block: Mapping[str, Any]) -> ToolCall | None:
-    """A call; of one that the end of a stream cut, the input is a text that is no JSON."""
-    return tool_call(
-        block.get("id"), block.get("name"), block.get("input"), unmodelled(block, _KNOWN_IN_CALL)
-    )
-
-
 def usage_of(usage: Mapping[str, Any] | Any) -> Usage | None:
-    """Return the billed tokens; ``None`` when they are missing or absurd.
+    """Return the billed tokens; ``None`` if they are missing or implausible.
 
-    Anthropic counts input in three parts: fresh, written to the cache, and read from it.
+    Anthropic counts input in three parts: new, written to the cache, and read from it.
     """
     if not isinstance(usage, Mapping):
         return None
@@ -129,7 +128,11 @@ def usage_of(usage: Mapping[str, Any] | Any) -> Usage | None:
 
 
 def read_result(line: bytes, errors: ErrorReader) -> Line:
-    """Return what one line of a batch's results says; what is no such line is a ``ValueError``."""
+    """Return the outcome in one line of a batch's results.
+
+    Raises:
+        ValueError: the line is not a result.
+    """
 
     def read(data: dict[str, Any]) -> Answer:
         result = data.get("result")
@@ -139,8 +142,11 @@ def read_result(line: bytes, errors: ErrorReader) -> Line:
             case {"type": "succeeded", "message": dict(message)}:
                 identity = short(message.get("id"), PLAIN_ID)
                 return evolve(read_message(message, _INSIDE), provider_request_id=identity)
-            case {"type": "errored", "error": dict(error)}:
-                raise _failure(error, errors)
+            case {"type": "errored", "error": dict(found)}:
+                whole = found if isinstance(found.get("error"), dict) else {"type": "error", "error": found}
+                error = errors.read(_INSIDE, data=whole)
+                error.status, error.maybe_billed = None, False  # an error in a line is never billed
+                raise error
             case {"type": "canceled"}:
                 raise not_run("cancelled")
             case {"type": "expired"}:
@@ -150,16 +156,8 @@ def read_result(line: bytes, errors: ErrorReader) -> Line:
     return line_of(line, "custom_id", read)
 
 
-def _failure(found: dict[str, Any], errors: ErrorReader) -> ProviderError:
-    """An error in a line is not billed, whatever its kind."""
-    whole = found if isinstance(found.get("error"), dict) else {"type": "error", "error": found}
-    error = errors.read(_INSIDE, data=whole)
-    error.status, error.maybe_billed = None, False
-    return error
-
-
 class MessageReader(EventReader):
-    """The events of a message; ``dropped`` parameters of the request were left out."""
+    """Reads the named events of a streamed message; only ``message_stop`` completes it."""
 
     def __init__(self, errors: ErrorReader, dropped: tuple[tuple[str, str], ...]) -> None:
         super().__init__(errors)
@@ -183,7 +181,7 @@ class MessageReader(EventReader):
                 self._count(data.get("usage"))
             case "message_stop":
                 self.ended = True
-        return ""  # pings and whatever may be added one day
+        return ""  # pings and unknown events
 
     def finish(self, text: str, head: Reply) -> Answer:
         blocks = [_whole(joined(block)) for block in self._blocks.values()]
@@ -196,7 +194,6 @@ class MessageReader(EventReader):
         return _text(block) if block.get("type") == "text" else ""
 
     def _continue(self, index: Any, delta: Mapping[str, Any]) -> str:
-        """Enter a delta: a piece of the block's text, thinking, signature or input, or a citation."""
         block = self._blocks.setdefault(index if isinstance(index, int) else None, {})
         kind = delta.get("type")
         if kind == "citations_delta":
@@ -206,11 +203,12 @@ class MessageReader(EventReader):
             return ""
         if kind == "text_delta":
             block.setdefault("type", "text")
+        # a piece of the block's text, thinking, signature or input
         add_piece(block, {name: value for name, value in delta.items() if name != "type"}, growing=True)
         return _text(delta) if kind == "text_delta" else ""
 
     def _count(self, usage: Any) -> None:
-        """Counters are cumulative; a later event repeats only some of them."""
+        """Update the counters, which are cumulative; a later event repeats only some of them."""
         if isinstance(usage, Mapping):
             self._counted.update({name: value for name, value in usage.items() if value is not None})
             self.usage = usage_of(self._counted)
@@ -222,7 +220,7 @@ def _text(block: Mapping[str, Any]) -> str:
 
 
 def _whole(block: dict[str, Any]) -> dict[str, Any]:
-    """Return a block with its input, which comes as pieces of JSON; one that was cut stays a text."""
+    # the input arrives as pieces of JSON; one that was cut stays a string
     if pieces := block.pop("partial_json", None):
         decoded = decoded_arguments(pieces)
         block["input"] = pieces if decoded is None else decoded

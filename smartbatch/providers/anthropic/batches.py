@@ -1,8 +1,8 @@
-"""Anthropic's Message Batches, through the vendor's SDK, for the job engine.
+"""Anthropic's Message Batches, through the vendor's SDK.
 
-A batch is created with all its requests in one body; there is no input file, no name and no label. What the
-SDK's own methods add is left out: ``results()`` looks the batch up again first, typed models drop what they
-do not know, and ``create()`` needs every request in memory. So its lowest call is used, as for messages.
+A batch is created with all its requests in one body; there is no input file, name or label. The SDK's own
+methods are not used: ``results()`` first looks the batch up again, typed models drop unknown fields, and
+``create()`` needs every request in memory. Its lowest-level call is used instead, as for messages.
 
 Source: Anthropic's API reference of Message Batches (November 2026).
 """
@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-
-from attrs import evolve
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.anthropic.answers import read_result
@@ -52,15 +50,15 @@ class AnthropicBatches(BatchApi):
     """See :class:`~smartbatch.providers.batch_api.BatchApi`; made by ``AnthropicProvider.batches()``.
 
     Args:
-        sdk: returns the SDK's client of this process, over a transport for batches.
-        leads_to: tells whether an origin is that of the base URL.
-        message: makes the body of a request for a model, and tells what it leaves out.
+        sdk: returns this process's SDK client, over a transport for batches.
+        leads_to: whether an origin is that of the base URL.
+        message: returns the body of a request for a model, and the parameters it leaves out.
     """
 
     name = "anthropic"
     abilities = BatchAbilities(
         max_requests=100_000,
-        max_bytes=256_000_000,  # documented as 256 MB; the smaller meaning
+        max_bytes=256_000_000,  # documented as 256 MB, read as the smaller meaning
         files=False,
         labels=False,
         fence=False,
@@ -89,11 +87,11 @@ class AnthropicBatches(BatchApi):
         return encode_json({"custom_id": wire_id, "params": self._message(request, model)[0]})
 
     def dropped(self, request: Request, *, model: str) -> tuple[tuple[str, str], ...]:
-        """Return the sampling parameters the API's version does not take, as real time reports them."""
+        """Return the sampling parameters that the API version does not take."""
         return self._message(request, model)[1]
 
     def overhead(self, size: int) -> int:  # noqa: ARG002
-        """Return the bytes around the lines; a comma stands for every line end but the last."""
+        """Return the bytes around the lines; a comma replaces every line end but the last."""
         return len(_BEFORE) + len(_AFTER)
 
     def create(self, creation: Creation, timeout: float) -> RemoteBatch:
@@ -107,10 +105,10 @@ class AnthropicBatches(BatchApi):
             return self._calls.created(reply)
         except ProviderError as error:
             lines = error.lines.values() if isinstance(error, BatchRefused) else ()
-            for told in (error, *lines):
-                if told.status is not None and echoes(told.message, _prompts_of(creation.lines)):
-                    told.message = f"the provider answered {told.status}; its text repeats a prompt"
-                    told.args = (told.message,)
+            for each in (error, *lines):
+                if each.status is not None and echoes(each.message, _prompts_of(creation.lines)):
+                    each.message = f"the provider answered {each.status}; its text repeats a prompt"
+                    each.args = (each.message,)
             raise
 
     def get(self, batch_id: str, timeout: float) -> RemoteBatch | None:
@@ -118,7 +116,7 @@ class AnthropicBatches(BatchApi):
         return self._calls.found(self._sdk().ask("get", _path(batch_id), timeout))
 
     def page(self, after: str | None, timeout: float) -> BatchPage:
-        """Return a hundred batches; ``after`` is the last id of the page before."""
+        """Return up to 100 batches; ``after`` is the last id of the previous page."""
         params = {"limit": str(_PAGE), **({"after_id": check_id(after)} if after is not None else {})}
         reply = self._sdk().ask("get", _ROOT, timeout, params=params)
         data, found = self._calls.listed(reply, "data")
@@ -127,37 +125,50 @@ class AnthropicBatches(BatchApi):
         return page_of(reply, batches, batches[-1].id if more else None)
 
     def cancel(self, batch_id: str, timeout: float) -> None:
-        """Ask to cancel; a refusal is looked into, because the batch may have ended."""
+        """Request cancellation; after a refusal the batch is checked, because it may have ended."""
         reply = self._sdk().ask("post", f"{_path(batch_id)}/cancel", timeout)
         self._calls.cancelled(reply, lambda: self.get(batch_id, timeout))
 
     def delete_batch(self, batch_id: str, timeout: float) -> None:
-        """Delete an ended batch with its results; one that is gone already is a success."""
+        """Delete an ended batch with its results; a missing batch counts as deleted."""
         self._calls.gone(self._sdk().ask("delete", _path(batch_id), timeout))
 
     def download(self, batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:  # noqa: ARG002
-        """Yield the results as they come, from this API's own server only."""
+        """Yield the results as they arrive, from this API's own server only."""
         if not self._is_results(output):
-            raise unusable("the address of the results is none of this server's", "id", status=200)
+            raise unusable("the results are at an address of another server", "id", status=200)
         sdk = self._sdk()
         begin = partial(sdk.begin, accept="application/binary")
         yield from self._calls.results(begin, sdk.url_of(output), timeout)
 
     def read_line(self, line: bytes, kind: Kind) -> Line:  # noqa: ARG002
-        """Understand one line of results."""
+        """Read one line of results."""
         return read_result(line, self._errors)
 
     def _read(self, data: Any) -> RemoteBatch:
-        """Return a batch as the API tells it, with where its results are: as told, if that is this server.
-
-        A gateway may pass on the address of the service behind it, where our key must not go; then it is the
-        address that the API documents.
-        """
-        batch, url = _read_batch(data)
-        if not batch.state.ended:
-            return batch
-        told = isinstance(url, str) and "://" in url and self._is_results(url)
-        return evolve(batch, outputs=(url if told else f"{_path(batch.id)}/results",))
+        if not isinstance(data, dict):
+            raise unusable("the provider returned an invalid batch", status=200)
+        word = short(data.get("processing_status"), PLAIN_WORD) or "unknown"
+        told = data.get("request_counts")
+        counts = {name: count(told.get(name)) or 0 for name in _COUNTS} if isinstance(told, dict) else {}
+        batch_id, state = check_id(data.get("id")), _state(word, counts)
+        outputs: tuple[str, ...] = ()
+        if state.ended:
+            # A gateway may pass on the address of the service behind it, where the key must not be sent; then
+            # the documented path is used.
+            url = data.get("results_url")
+            is_own = isinstance(url, str) and "://" in url and self._is_results(url)
+            outputs = (str(url) if is_own else f"{_path(batch_id)}/results",)
+        return RemoteBatch(
+            id=batch_id,
+            state=state,
+            word=word,
+            created_at=unix_seconds(data.get("created_at")),
+            total=sum(counts.values()) or None,
+            completed=counts.get("succeeded", 0),
+            failed=counts.get("errored", 0),
+            outputs=outputs,
+        )
 
     def _is_results(self, output: str) -> bool:
         if len(output) > 1024 or ".." in output:
@@ -183,34 +194,12 @@ def _is_own(reply: Reply) -> bool:
     return fields(data).get("type") == "error" and isinstance(error_in(data).get("type"), str)
 
 
-def _read_batch(data: Any) -> tuple[RemoteBatch, Any]:
-    """A batch, and where its results are said to be."""
-    if not isinstance(data, dict):
-        raise unusable("a batch in the provider's answer is none", status=200)
-    word = short(data.get("processing_status"), PLAIN_WORD) or "unknown"
-    told = data.get("request_counts")
-    counts = {name: count(told.get(name)) or 0 for name in _COUNTS} if isinstance(told, dict) else {}
-    batch = RemoteBatch(
-        id=check_id(data.get("id")),
-        state=_state(word, counts),
-        word=word,
-        created_at=unix_seconds(data.get("created_at")),
-        total=sum(counts.values()) or None,
-        completed=counts.get("succeeded", 0),
-        failed=counts.get("errored", 0),
-    )
-    return batch, data.get("results_url")
-
-
 def _state(word: str, counts: Mapping[str, int]) -> RemoteState:
-    """A batch that has ended has a result for every request, so it is complete even where a part was not run.
-
-    Only where none was run, it is called what its requests are called.
-    """
     if word == "canceling":
         return RemoteState.ENDING
     if word != "ended":
         return RemoteState.RUNNING
+    # An ended batch has a result for every request, so it is complete unless none of them was run.
     total = sum(counts.values())
     if total and counts["canceled"] == total:
         return RemoteState.CANCELLED
@@ -220,10 +209,10 @@ def _state(word: str, counts: Mapping[str, int]) -> RemoteState:
 
 
 def _prompts_of(lines: Path) -> Iterator[str]:
-    """Yield every text of the prompts in a spooled input; nothing for a file that cannot be read."""
+    """Yield every text of the prompts in a spooled input; nothing if the file cannot be read."""
     try:
         with open(lines, "rb") as file:
-            for line in file:  # a file opened for bytes is cut at b"\n" only
+            for line in file:  # bytes are split at b"\n" only
                 params = json.loads(line).get("params", {})
                 yield from _texts([params.get("system"), params.get("messages")])
     except (OSError, ValueError, AttributeError):

@@ -1,14 +1,15 @@
-"""Request bodies of Anthropic's Messages API, as plain dictionaries; nothing is sent here.
+"""Request bodies of Anthropic's Messages API as plain dictionaries, and its dialect of JSON Schema.
 
 Source of the fields: the types of the ``anthropic`` SDK 2.11 and Anthropic's API reference of October 2026.
+Source of the dialect: Anthropic's guide on structured outputs, "JSON Schema limitations", of November 2026,
+and ``anthropic.transform_schema`` of its SDK, which moves the same keywords into the description but closes
+every object, even one that stands for a dictionary.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from smartbatch.errors import InvalidRequest
@@ -23,7 +24,14 @@ from smartbatch.providers.conversation import (
     content_of,
     refuse_strict,
 )
-from smartbatch.providers.schema_forms import Dialect, NotExpressible, in_dialect, instruction, subschemas
+from smartbatch.providers.schema_forms import (
+    Dialect,
+    NotExpressible,
+    in_dialect,
+    instruction,
+    once_per_schema,
+    subschemas,
+)
 from smartbatch.types import Generation, Message, Request, Tool, ToolCall
 
 DIALECT = Dialect(
@@ -33,20 +41,16 @@ DIALECT = Dialect(
     recursion="none",
 )
 MAX_OPTIONAL = 24
-"""Properties of one request that may be left out."""
+"""Optional properties per request."""
 MAX_UNIONS = 16
-"""Parts of one request that have several types."""
+"""Parts with several types per request."""
 
 
-def sent_schema(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return a schema as it is sent, or ``None`` where the API cannot enforce it."""
-    return _sent(json.dumps(schema))
-
-
-@lru_cache(maxsize=256)  # the requests of a client have the same schema
-def _sent(text: str) -> Mapping[str, Any] | None:
+@once_per_schema
+def sent_schema(schema: dict[str, Any]) -> Mapping[str, Any] | None:
+    """Return a schema in the API's dialect; ``None`` if the API cannot enforce it."""
     try:
-        form = in_dialect(json.loads(text), DIALECT)
+        form = in_dialect(schema, DIALECT)
     except NotExpressible:
         return None
     parts = list(_parts(form))
@@ -63,9 +67,9 @@ def _parts(form: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 VERSION = "2026-10-21"
-"""The API version this adapter was written for; it takes no sampling parameters."""
+"""The API version this adapter is written for; it takes no sampling parameters."""
 OLD_VERSION = "2023-06-01"
-"""The version before, which takes them for the models that still know them."""
+"""The previous version, which takes sampling parameters for models that still support them."""
 
 _RESERVED = ("model", "messages", "stream")
 
@@ -73,9 +77,9 @@ _RESERVED = ("model", "messages", "stream")
 def message_body(
     request: Request, model: str, version: str, default_max_tokens: int
 ) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
-    """Return the body of ``POST /v1/messages``, and what was left out of it with the reasons.
+    """Return the body of ``POST /v1/messages``, and the parameters left out of it with the reasons.
 
-    ``default_max_tokens`` are for requests without ``max_tokens``, which the API requires.
+    ``default_max_tokens`` applies to requests without ``max_tokens``, which the API requires.
     """
     params = request.params
     system, messages = _conversation(request)
@@ -103,14 +107,12 @@ def message_body(
 
 
 def check_request(request: Request, version: str) -> None:
-    """Refuse what the API cannot take, or what would change the shape of the answer; names the field."""
-    _check_params(request.params, version)
-    check_turns(request.prompt)
-    if "system" in (request.params.extra or {}) and _conversation(request)[0]:
-        raise InvalidRequest("system is set twice, by the request and in extra", field="extra")
+    """Reject requests that the API cannot take, or whose answers would have another shape.
 
-
-def _check_params(params: Generation, version: str) -> None:
+    Raises:
+        InvalidRequest: names the field.
+    """
+    params = request.params
     if params.response_format is not None:
         raise InvalidRequest("Anthropic has no response_format; use schema", field="response_format")
     if params.logprobs:
@@ -122,10 +124,13 @@ def _check_params(params: Generation, version: str) -> None:
     check_format(params, ("format",), within="output_config")
     if version != VERSION and params.temperature is not None and params.temperature > 1:
         raise InvalidRequest("Anthropic takes temperatures from 0 to 1", field="temperature")
+    check_turns(request.prompt)
+    if "system" in (params.extra or {}) and _conversation(request)[0]:
+        raise InvalidRequest("system is set twice, by the request and in extra", field="extra")
 
 
 def _add_sampling(body: dict[str, Any], params: Generation, version: str) -> tuple[tuple[str, str], ...]:
-    """Add the sampling parameters the version takes; return the others."""
+    """Add the sampling parameters that the version takes; return the others with the reasons."""
     dropped = []
     for name in ("temperature", "top_p"):
         value = getattr(params, name)
@@ -147,7 +152,7 @@ def _add_sampling(body: dict[str, Any], params: Generation, version: str) -> tup
 
 
 def _conversation(request: Request) -> tuple[str | list[Any], list[dict[str, Any]]]:
-    """Instructions and messages: the API takes instructions outside of the messages only."""
+    """Return the instructions, which the API takes outside the messages only, and the messages."""
     params, prompt = request.params, request.prompt
     instructions: list[Any] = [] if params.system is None else [params.system]
     messages: list[dict[str, Any]] = []
@@ -158,53 +163,46 @@ def _conversation(request: Request) -> tuple[str | list[Any], list[dict[str, Any
             _add_turn(messages, message)
     if params.schema is not None and sent_schema(params.schema) is None:
         instructions.append(instruction(params.schema))
-    return _joined(instructions), messages
+    if all(isinstance(text, str) for text in instructions):
+        return "\n\n".join(text for text in instructions if text), messages
+    blocks: list[Any] = []  # an instruction in parts may carry cache marks
+    for text in instructions:
+        if not isinstance(text, str):
+            blocks += text
+        elif text:
+            blocks.append({"type": "text", "text": text})
+    return blocks, messages
 
 
 def _add_turn(messages: list[dict[str, Any]], message: Message) -> None:
-    """Add a message. Results of tools, and what the user says after them, are one message of the user."""
-    if message.role == "tool":
-        result = {"type": "tool_result", "tool_use_id": _identity(str(message.tool_call_id))}
-        turn = {"role": "user", "content": [{**result, "content": content_of(message)}]}
+    content: Any = content_of(message)
+    role = message.role
+    if role == "tool":
+        role = "user"
+        result = {"type": "tool_result", "tool_use_id": _NO_ID.sub("_", str(message.tool_call_id))}
+        content = [{**result, "content": content}]
     elif message.tool_calls:
-        turn = {"role": message.role, "content": [*_blocks(message), *map(_call, message.tool_calls)]}
+        if isinstance(content, str):
+            content = [{"type": "text", "text": content}] if content.strip() else []
+        content = [*content, *map(_call, message.tool_calls)]
+    before: Any = messages[-1]["content"] if messages else None
+    has_results = isinstance(before, list) and any(part.get("type") == "tool_result" for part in before)
+    if role == "user" and has_results:  # tool results and the user's next words are one message
+        before += [{"type": "text", "text": content}] if isinstance(content, str) else content
     else:
-        turn = {"role": message.role, "content": content_of(message)}
-    if turn["role"] == "user" and messages and _has_results(messages[-1]):
-        content = turn["content"]
-        messages[-1]["content"] += (
-            [{"type": "text", "text": content}] if isinstance(content, str) else content
-        )
-    else:
-        messages.append(turn)
-
-
-def _has_results(turn: Mapping[str, Any]) -> bool:
-    content = turn["content"]
-    return isinstance(content, list) and any(part.get("type") == "tool_result" for part in content)
-
-
-def _blocks(message: Message) -> list[Mapping[str, Any]]:
-    if isinstance(message.content, str):
-        return [{"type": "text", "text": message.content}] if message.content.strip() else []
-    return list(message.content)
+        messages.append({"role": role, "content": content})
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
     extra = call.extra or {}
     more = {name: extra[name] for name in _CALL_FIELDS if name in extra}
-    block = {"type": "tool_use", "id": _identity(call.id), "name": call.name}
+    block = {"type": "tool_use", "id": _NO_ID.sub("_", call.id), "name": call.name}
     return {**block, "input": arguments_sent(call), **more}
 
 
 _CALL_FIELDS = ("caller", "cache_control")
-"""What goes back with a call of Anthropic's."""
-_NO_ID = re.compile(r"[^a-zA-Z0-9_-]")
-
-
-def _identity(identity: str) -> str:
-    """Return an id that the API takes; those of other providers may have other characters."""
-    return _NO_ID.sub("_", identity)
+"""Fields of an earlier call that are returned with it."""
+_NO_ID = re.compile(r"[^a-zA-Z0-9_-]")  # ids of other providers may have such characters
 
 
 _CHOICES = {"auto": "auto", "none": "none", "required": "any"}
@@ -222,16 +220,3 @@ def _tool(tool: Tool) -> dict[str, Any]:
         if described["input_schema"] is None:
             raise refuse_strict(tool, "Anthropic")
     return described
-
-
-def _joined(instructions: Sequence[Any]) -> str | list[Any]:
-    """One text, or a list of blocks where one of them is a list (which may carry cache marks)."""
-    if all(isinstance(text, str) for text in instructions):
-        return "\n\n".join(text for text in instructions if text)
-    blocks: list[Any] = []
-    for text in instructions:
-        if not isinstance(text, str):
-            blocks += text
-        elif text:
-            blocks.append({"type": "text", "text": text})
-    return blocks

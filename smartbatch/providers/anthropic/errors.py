@@ -1,4 +1,4 @@
-"""What an error of Anthropic's means: its type and code first, then what its text says, then the status.
+"""Meaning of Anthropic's errors: type and code first, then the text, then the status.
 
 Source: Anthropic's error reference; ``_exceptions.py`` and ``_error_classes.py`` of the ``anthropic`` SDK.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from smartbatch.errors import ErrorKind
@@ -16,7 +15,6 @@ from smartbatch.providers.error_table import kind_of_status
 from smartbatch.providers.foreign_text import PLAIN_ID, PLAIN_WORD, fields, short
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.limit_headers import read_anthropic_limits
-from smartbatch.types import LimitReport
 
 _TYPES = {
     "authentication_error": ErrorKind.AUTH_ERROR,
@@ -44,15 +42,19 @@ _TOO_LONG = re.compile(
 
 
 def kind_of(status: int, type_: object, code: object, message: str) -> ErrorKind:
-    """Return the meaning of an error: its type, its ``details.error_code``, and its unscrubbed text.
+    """Return the kind of an error.
 
-    The status is 200 for an error inside a stream.
+    Args:
+        status: the HTTP status; 200 for an error inside a stream.
+        type_: the error's type.
+        code: its ``details.error_code``.
+        message: its unscrubbed text.
     """
     named = _TYPES.get(type_) if isinstance(type_, str) else None
     if isinstance(code, str) and _SPENT_CODE.search(code):
         return ErrorKind.NO_MONEY
     if status in (200, 400, 403, 429) and code != "ramp_limit_exceeded" and _SPENT_TEXT.search(message):
-        return ErrorKind.NO_MONEY  # a limit the user set on a workspace answers 400
+        return ErrorKind.NO_MONEY  # a spend limit on a workspace is a 400
     if status in (200, 400, 413) and _TOO_LONG.search(message):
         return ErrorKind.CONTEXT_TOO_LONG
     if status < 300:
@@ -74,8 +76,4 @@ def _understand(reply: Reply, data: Any) -> Refusal:
     )
 
 
-def _limits(headers: Mapping[str, str]) -> LimitReport | None:
-    return read_anthropic_limits(headers, time.time())
-
-
-ERRORS = ErrorReader(_understand, _limits, "request-id")
+ERRORS = ErrorReader(_understand, lambda headers: read_anthropic_limits(headers, time.time()), "request-id")

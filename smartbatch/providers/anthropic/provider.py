@@ -1,4 +1,4 @@
-"""Anthropic's Messages API, through the vendor's SDK, which is imported when it is first needed."""
+"""Anthropic's Messages API, through the vendor's SDK, which is imported on first use."""
 
 from __future__ import annotations
 
@@ -43,26 +43,26 @@ _PATH = "/v1/messages"
 
 
 class AnthropicProvider(Provider):
-    """Messages at Anthropic, or at any server that speaks its API.
+    """Messages at Anthropic, or at any server that implements its API.
 
-    The key is never part of a text, a ``repr`` or a pickle; a provider cannot be pickled at all.
+    The key never appears in a string, a ``repr`` or a pickle; a provider cannot be pickled.
 
     Args:
         api_key: ``ANTHROPIC_API_KEY`` by default. Optional for servers other than Anthropic's.
-        auth_token: ``ANTHROPIC_AUTH_TOKEN`` by default; counts when there is no key.
-        base_url: without the version, such as ``https://api.anthropic.com``; by default
-            ``ANTHROPIC_BASE_URL``.
-        api_version: ``2026-10-21`` takes no sampling parameters: they are dropped, which ``Answer.dropped``
-            tells. ``2023-06-01`` sends them, for models that still take them.
+        auth_token: ``ANTHROPIC_AUTH_TOKEN`` by default; used if there is no key.
+        base_url: without the version, such as ``https://api.anthropic.com``; ``ANTHROPIC_BASE_URL`` by
+            default.
+        api_version: ``2026-10-21`` takes no sampling parameters: they are dropped and listed in
+            ``Answer.dropped``. ``2023-06-01`` sends them, for models that still take them.
         default_max_tokens: sent for requests without ``max_tokens``, which the API requires.
-        headers: further headers; they count as secrets. With an ``x-api-key`` among them no
+        headers: further headers, which are treated as secrets. If ``x-api-key`` is one of them, no
             ``Authorization`` is sent, for gateways that only know that header.
-        connect_timeout: most seconds until an address accepts the connection.
-        max_body: most bytes of a decoded answer.
+        connect_timeout: maximum time until an address accepts the connection.
+        max_body: maximum bytes of a decoded answer.
         allow_http: send the key over plain ``http`` to another machine.
 
     Raises:
-        ConfigError: for a missing key or a setting that cannot be used; names it and the variable to set.
+        ConfigError: a key is missing or a setting is invalid; names it and the variable to set.
     """
 
     name = "anthropic"
@@ -81,11 +81,15 @@ class AnthropicProvider(Provider):
         max_body: int = MAX_BODY,
         allow_http: bool = False,
     ) -> None:
-        _check_settings(api_version, default_max_tokens)
+        if api_version not in (VERSION, OLD_VERSION):
+            raise ConfigError(f"api_version={api_version!r} is unknown; use {VERSION!r} or {OLD_VERSION!r}")
+        if default_max_tokens < 1:
+            raise ConfigError(f"default_max_tokens={default_max_tokens!r} must be at least 1")
         own = own_headers(headers)
         key, token = _credentials(api_key, auth_token)
-        # The SDK adds these by itself; known here so that they are kept out of errors.
-        custom = _custom_headers(os.environ.get("ANTHROPIC_CUSTOM_HEADERS", ""))
+        # The SDK adds these itself; they are read here to keep them out of errors.
+        pairs = (line.partition(":") for line in os.environ.get("ANTHROPIC_CUSTOM_HEADERS", "").split("\n"))
+        custom = {name.strip(): value.strip() for name, colon, value in pairs if colon}
         url = checked_url(
             base_url,
             "ANTHROPIC_BASE_URL",
@@ -135,7 +139,7 @@ class AnthropicProvider(Provider):
         return read_message(self._errors.answer(reply, (request,)), reply, dropped)
 
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:  # noqa: ARG002
-        """Stream one answer; the reading sends the request, and raises what :meth:`generate` raises."""
+        """Stream one answer; reading it sends the request, and raises like :meth:`generate`."""
         body, dropped = self._message(request, model)
         content = encode_json({**body, "stream": True})
 
@@ -149,13 +153,13 @@ class AnthropicProvider(Provider):
     def check(self, request: Request, *, model: str) -> None:
         """See :meth:`Provider.check <smartbatch.providers.base.Provider.check>`."""
         if not PLAIN_ID.fullmatch(model):
-            raise InvalidRequest("the model's name is empty or has characters no model has", field="model")
+            raise InvalidRequest("the model's name is empty or has invalid characters", field="model")
         if request.params is not self._checked or not isinstance(request.prompt, str):
             check_request(request, self._version)
             self._checked = request.params
 
     def batches(self) -> BatchApi:
-        """Return the API of Message Batches; it has connections of its own."""
+        """Return the Message Batches API; it has its own connections."""
         self.network.open_batches()
         return self._batches
 
@@ -169,24 +173,12 @@ class AnthropicProvider(Provider):
 
 
 def _credentials(api_key: str | None, auth_token: str | None) -> tuple[str | None, str | None]:
-    """Key or token: what was passed goes before the environment, the key before the token."""
+    """Return key and token: arguments take precedence over the environment, the key over the token."""
     if api_key is not None and auth_token is not None:
-        raise ConfigError("api_key and auth_token are two ways to say the same; pass one of them")
+        raise ConfigError("api_key and auth_token are alternatives; pass one of them")
     key = setting(api_key, "ANTHROPIC_API_KEY") if auth_token is None else None
     token = setting(auth_token, "ANTHROPIC_AUTH_TOKEN") if key is None else None
     secret = key or token
     if secret is not None and not (secret.isascii() and secret.isprintable()):
         raise ConfigError("the API key or token has characters HTTP does not allow; check its source")
     return key, token
-
-
-def _check_settings(version: str, max_tokens: int) -> None:
-    if version not in (VERSION, OLD_VERSION):
-        raise ConfigError(f"api_version={version!r} is unknown; use {VERSION!r} or {OLD_VERSION!r}")
-    if max_tokens < 1:
-        raise ConfigError(f"default_max_tokens={max_tokens!r} must be at least 1")
-
-
-def _custom_headers(text: str) -> dict[str, str]:
-    pairs = (line.partition(":") for line in text.split("\n"))
-    return {name.strip(): value.strip() for name, colon, value in pairs if colon}

@@ -1,6 +1,6 @@
-"""The ``anthropic`` SDK, held to one request a call, over a transport of ours.
+"""The ``anthropic`` SDK, limited to one request per call, over this library's transport.
 
-Its lowest call is used, which signs requests and parses nothing. Importing this module imports the SDK.
+Its lowest-level call is used, which signs requests and parses nothing. Importing this module imports the SDK.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ class AnthropicSdk(SdkCalls):
     """Calls through ``anthropic``.
 
     Args:
+        transport: sends the requests.
         url: the base URL, without the version.
-        token: counts where there is no key.
-        headers: sent with every request, the API's version among them.
-        authorization: whether the SDK may send that header.
+        key: the API key.
+        token: used if there is no key.
+        headers: sent with every request, including the API version.
+        authorization: whether the SDK may send an ``Authorization`` header.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class AnthropicSdk(SdkCalls):
         super().__init__(transport)
         self._url = url.rstrip("/")
         _keep_prompts_out_of_logs()
-        # Something must be passed for both, or the SDK would look for credentials elsewhere.
+        # One of them must be set, or the SDK looks for credentials elsewhere.
         secret: dict[str, Any] = {"auth_token": token} if token and not key else {"api_key": key or "none"}
         sent: dict[str, Any] = (
             dict(headers) if authorization else {**headers, "Authorization": anthropic.Omit()}
@@ -56,11 +58,11 @@ class AnthropicSdk(SdkCalls):
         )
 
     def url_of(self, path: str) -> str:
-        """Return the whole address of a path, or of an address."""
+        """Return the full address of a path; an address is returned unchanged."""
         return path if "://" in path else self._url + path
 
     def send(self, method: str, path: str, timeout: float, *, body: bytes = b"", **more: Any) -> object:
-        """Make one request; ``more`` are ``headers`` and ``params``."""
+        """Make one request; ``more`` may hold ``headers`` and ``params``."""
         content: dict[str, Any] = {"content": body} if method == "post" else {}
         options = {"timeout": timeout, **more}
         return getattr(self.client, method)(path, cast_to=httpx2.Response, options=options, **content)
@@ -71,7 +73,7 @@ def _not_a_body(record: logging.LogRecord) -> bool:
 
 
 def _keep_prompts_out_of_logs() -> None:
-    """At level DEBUG the SDK logs whole requests; only who sets ``ANTHROPIC_LOG`` has asked for that."""
+    """At level DEBUG the SDK logs complete requests; only ``ANTHROPIC_LOG`` enables that."""
     logger = logging.getLogger("anthropic._base_client")
     if not os.environ.get("ANTHROPIC_LOG") and _not_a_body not in logger.filters:
         logger.addFilter(_not_a_body)

@@ -1,4 +1,4 @@
-"""Reads the answers of the Gemini API. Zero counters are left out on the wire, so every field is optional."""
+"""Answers of the Gemini API, complete and streamed. Zero counters are omitted, so every field is optional."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from smartbatch.providers.answer_parts import (
     unmodelled_usage,
     vector,
 )
-from smartbatch.providers.batch_api import Line, NotRun, line_of, not_run
+from smartbatch.providers.batch_api import Line, line_of, not_run
 from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.foreign_text import (
     PLAIN_ID,
@@ -40,7 +40,7 @@ from smartbatch.types import MESSAGE_BLOCKS, Answer, Kind, Request, TokenLogprob
 _FINISH = {
     "STOP": "stop",
     "MAX_TOKENS": "length",
-    "CONTINUATION": "length",  # there is more to come, which would be a further call; it is not made
+    "CONTINUATION": "length",  # the answer is incomplete; the call that would continue it is not made
     "SAFETY": "content_filter",
     "RECITATION": "content_filter",
     "BLOCKLIST": "content_filter",
@@ -50,22 +50,16 @@ _FINISH = {
     "IMAGE_PROHIBITED_CONTENT": "content_filter",
     "IMAGE_RECITATION": "content_filter",
 }
-"""Finish reasons (reference of ``FinishReason``); those not listed keep their own word in lower case."""
+"""Finish reasons (reference of ``FinishReason``); unlisted ones keep their own name in lower case."""
 
-_UNSAID = "_UNSPECIFIED"
-"""How the name ends that an enumeration has for "no value"."""
+_UNSAID = "_UNSPECIFIED"  # the suffix of an enumeration's "no value"
 
 
 class Gathered:
-    """An answer put together from the one body of a call, or from the chunks of a stream.
-
-    Attributes:
-        ended: True once a finish reason, or a block of the prompt, has come.
-        usage: the tokens of the call, where they have come.
-    """
+    """An answer put together from the body of a call, or from the chunks of a stream."""
 
     def __init__(self) -> None:
-        self.ended = False
+        self.ended = False  # a finish reason, or the block of the prompt, has arrived
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._parts: list[Mapping[str, Any]] = []
@@ -79,14 +73,17 @@ class Gathered:
         self._tier: str | None = None
 
     def add(self, data: Mapping[str, Any]) -> str:
-        """Take in a body or a chunk and return its text; another shape is an ``INVALID_RESPONSE``."""
+        """Take in a body or a chunk and return its text; one without the expected shape is an error."""
         self._model = short(data.get("modelVersion"), PLAIN_ID) or self._model
         self._identity = short(data.get("responseId"), PLAIN_ID) or self._identity
         metadata = data.get("usageMetadata")
         self.usage = usage_of(metadata) or self.usage
-        self._tier = _tier(fields(metadata).get("serviceTier")) or self._tier
+        tier = (short(fields(metadata).get("serviceTier"), PLAIN_WORD) or "unspecified").lower()
+        if not tier.endswith("unspecified"):
+            self._tier = tier
         add_piece(self._extra, unmodelled(data, _KNOWN))
-        if used := _unmodelled_usage(metadata):
+        used = unmodelled_usage(metadata, _KNOWN_IN_USAGE)
+        if used := {name: value for name, value in used.items() if not _is_text_only(value)}:
             self._extra["usageMetadata"] = used
         candidates = data.get("candidates")
         if candidates:
@@ -100,11 +97,19 @@ class Gathered:
 
     @property
     def answer(self) -> Answer:
-        """What has come so far."""
+        """The answer so far."""
         finish = "tool_calls" if self._calls and self._finish == "stop" else self._finish
         extra = dict(self._extra)
         if not all(map(_is_plain, self._parts)):
-            extra[MESSAGE_BLOCKS] = _replayed(self._parts)
+            # The parts are returned unchanged in later turns, without the calls and with texts put together.
+            blocks: list[Mapping[str, Any]] = []
+            others = (part for part in self._parts if "functionCall" not in part)
+            for plain, group in groupby(others, _is_plain):
+                if plain:
+                    blocks.append({"text": "".join(str(part.get("text", "")) for part in group)})
+                else:
+                    blocks += group
+            extra[MESSAGE_BLOCKS] = blocks
         return Answer(
             text=well_formed("".join(self._texts)),
             usage=self.usage,
@@ -150,10 +155,9 @@ _KNOWN_IN_USAGE = frozenset(
 
 
 def _call(part: Mapping[str, Any]) -> ToolCall | None:
-    """A call; the signature next to it has to go back with it."""
     call = fields(part["functionCall"])
     extra = unmodelled(call, _KNOWN_IN_CALL)
-    if says(signature := part.get("thoughtSignature")):
+    if says(signature := part.get("thoughtSignature")):  # must be returned with the call
         extra["thoughtSignature"] = signature
     return tool_call(call.get("id"), call.get("name"), call.get("args"), extra)
 
@@ -162,55 +166,33 @@ def _is_plain(part: Mapping[str, Any]) -> bool:
     return "functionCall" in part or part.keys() <= {"text"}
 
 
-def _replayed(parts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the parts of an answer that go back as they came, without its calls and with texts that came in
-    pieces put together.
-    """
-    blocks: list[Mapping[str, Any]] = []
-    for plain, group in groupby((part for part in parts if "functionCall" not in part), _is_plain):
-        if plain:
-            blocks.append({"text": "".join(str(part.get("text", "")) for part in group)})
-        else:
-            blocks += group
-    return blocks
+def _is_text_only(counts: Any) -> bool:
+    """Whether counts by modality have no modality but text."""
+    return isinstance(counts, list) and all(fields(each).get("modality") == "TEXT" for each in counts)
 
 
 def _logprobs(result: Any) -> list[TokenLogprob]:
-    """Log-probabilities: those of the tokens, and next to them the most likely ones at each position."""
+    """Return the log-probabilities of the tokens, each with the most likely alternatives at its position."""
     chosen, top = fields(result).get("chosenCandidates"), fields(result).get("topCandidates")
     if not isinstance(chosen, list):
         return []
+
+    def in_openai_form(candidate: Any) -> dict[str, Any]:
+        return {"token": fields(candidate).get("token"), "logprob": fields(candidate).get("logProbability")}
+
     found = []
     for place, candidate in enumerate(chosen):
         beside = fields(top[place]).get("candidates") if isinstance(top, list) and place < len(top) else ()
-        others = [_openai_form(each) for each in beside] if isinstance(beside, list) else []
-        found.append({**_openai_form(candidate), "top_logprobs": others})
+        others = [in_openai_form(each) for each in beside] if isinstance(beside, list) else []
+        found.append({**in_openai_form(candidate), "top_logprobs": others})
     return list(token_logprobs(found) or ())
 
 
-def _openai_form(candidate: Any) -> dict[str, Any]:
-    return {"token": fields(candidate).get("token"), "logprob": fields(candidate).get("logProbability")}
-
-
-def _unmodelled_usage(metadata: Any) -> dict[str, Any]:
-    """The counts that are not modelled; those by modality if there is another one than text."""
-    return {
-        name: value
-        for name, value in unmodelled_usage(metadata, _KNOWN_IN_USAGE).items()
-        if not (isinstance(value, list) and all(fields(each).get("modality") == "TEXT" for each in value))
-    }
-
-
-def _tier(told: Any) -> str | None:
-    """The tier that answered; enumerated values may come in capitals, and say nothing when unspecified."""
-    word = (short(told, PLAIN_WORD) or "unspecified").lower()
-    return None if word.endswith("unspecified") else word
-
-
 def read_answer(data: Mapping[str, Any]) -> Answer:
-    """Return the answer of ``:generateContent``; of a blocked prompt an empty text with ``content_filter``.
+    """Return the answer of ``:generateContent``; for a blocked prompt, an empty text with ``content_filter``.
 
-    Neither a candidate nor a reason for that is an ``INVALID_RESPONSE``.
+    Raises:
+        ProviderError: there is neither a candidate nor a reason for its absence (``INVALID_RESPONSE``).
     """
     gathered = Gathered()
     gathered.add(data)
@@ -220,9 +202,10 @@ def read_answer(data: Mapping[str, Any]) -> Answer:
 
 
 def read_embeddings(data: Mapping[str, Any], requests: Sequence[Request]) -> list[Answer]:
-    """Return an answer for each request; the API sends the vectors in the requests' order, without an index.
+    """Return one answer per request; the API returns vectors in the order of the requests, without an index.
 
-    Vectors that are not what was asked for are an ``INVALID_RESPONSE``.
+    Raises:
+        ProviderError: the vectors are not as requested (``INVALID_RESPONSE``).
     """
     wanted = requests[0].embedding
     dimensions = wanted.dimensions if wanted is not None else None
@@ -241,7 +224,7 @@ def read_embeddings(data: Mapping[str, Any], requests: Sequence[Request]) -> lis
 
 
 def usage_of(found: Any) -> Usage | None:
-    """Return the billed tokens; ``None`` when there is none or it is absurd. Thoughts count as output."""
+    """Return the billed tokens; ``None`` if they are missing or implausible. Thoughts count as output."""
     if not isinstance(found, dict) or not found:
         return None
     prompt, cached, made, thought, tools = (
@@ -262,31 +245,31 @@ def usage_of(found: Any) -> Usage | None:
 
 def _shapeless(usage: Usage | None) -> ProviderError:
     return unusable(
-        "the answer has neither a candidate nor a reason why there is none", status=200, usage=usage
+        "the answer has neither a candidate nor a reason for its absence", status=200, usage=usage
     )
 
 
 def read_result(line: bytes, kind: Kind, errors: ErrorReader) -> Line:
-    """Return what one line of a batch's results says; what is no such line is a ``ValueError``."""
+    """Return the outcome in one line of a batch's results.
+
+    Raises:
+        ValueError: the line is not a result.
+    """
 
     def read(data: dict[str, Any]) -> Answer:
-        if data.get("error") is not None:
-            raise _failure(data["error"], errors)
+        if (found := data.get("error")) is not None:
+            code, text = rpc_code(found), fields(found).get("message")
+            if code == CANCELLED:
+                raise not_run("cancelled")
+            if code == DEADLINE and isinstance(text, str) and BATCH_EXPIRED.search(text[:500]):
+                raise not_run("expired")
+            raise status_error(found, errors)
         response = data.get("response")
         if not isinstance(response, dict):
             raise unusable("the result has neither a response nor an error", status=200)
         return _read_vector(response) if kind is Kind.EMBED else read_answer(response)
 
     return line_of(line, "key", read)
-
-
-def _failure(found: Any, errors: ErrorReader) -> ProviderError | NotRun:
-    code, text = rpc_code(found), fields(found).get("message")
-    if code == CANCELLED:
-        return not_run("cancelled")
-    if code == DEADLINE and isinstance(text, str) and BATCH_EXPIRED.search(text[:500]):
-        return not_run("expired")
-    return status_error(found, errors)
 
 
 def _read_vector(response: Mapping[str, Any]) -> Answer:
@@ -307,7 +290,7 @@ def _read_vector(response: Mapping[str, Any]) -> Answer:
 
 
 class ChunkReader(EventReader):
-    """The chunks of ``:streamGenerateContent``; only a finish reason says that the answer is whole."""
+    """Reads the chunks of ``:streamGenerateContent``; only a finish reason shows that the answer is complete."""
 
     to_the_end = True
 

@@ -1,12 +1,12 @@
-"""The Gemini API's batches and files, through the ``google-genai`` SDK, for the job engine.
+"""The Gemini API's batches and files, through the ``google-genai`` SDK.
 
-The input is always a file, sent under a name of ours: a second upload meets the first. The SDK's own method
-repeats pieces of it after a pause, and reads no answer but the last. Inline requests would have no
-fence, their answers come in another order, and their keys are not always echoed. Batches are read raw: the
-SDK's typed models drop the counts, the reason of a failure and results that stand under ``response``, and
-cannot read error details at all.
+The input is always a file, uploaded under a name chosen here, so a second upload finds the first. The SDK's
+own upload method repeats pieces after a pause, and reads only the last answer. Inline requests could not be
+fenced, their answers arrive in another order, and their keys are not always returned. Batches are read
+without the SDK's typed models, which drop counts, the reason of a failure and results under ``response``, and
+cannot read error details.
 
-Source: Google's guides and references of the Batch API and the Files API (November 2026), the wire of
+Source: Google's guides and references of the Batch API and the Files API (November 2026), and the requests of
 ``google-genai`` 3.4.
 """
 
@@ -57,29 +57,28 @@ _STATES = {
     "CANCELLED": RemoteState.CANCELLED,
     "EXPIRED": RemoteState.EXPIRED,
 }
-"""Words after ``BATCH_STATE_`` or ``JOB_STATE_``; queued, pending, running, paused, updating and any other
-word are a batch that runs."""
+"""States without ``BATCH_STATE_`` or ``JOB_STATE_``; all others are those of a running batch."""
 _PREFIX = re.compile(r"^(?:BATCH|JOB)_STATE_")
 _MARK = re.compile(r"sb-[A-Za-z0-9_-]{1,64}")
 _TYPE = "application/jsonl"
 _FILE = re.compile(r"files/[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _ADDRESS = re.compile(r"https?://(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d{1,5})?/[\x21-\x7e]{1,4096}", re.ASCII)
 _MISSING = re.compile(r"may not exist", re.I)
-_DISPLAY = 512  # most characters of a display name
+_MAX_DISPLAY_NAME = 512  # characters
 
 
 class GeminiBatches(BatchApi):
     """See :class:`~smartbatch.providers.batch_api.BatchApi`; made by ``GeminiProvider.batches()``.
 
-    ``sdk`` returns the SDK's client of this process, over a transport for batches.
+    ``sdk`` returns this process's SDK client, over a transport for batches.
     """
 
     name = "gemini"
     abilities = BatchAbilities(
-        max_requests=100_000,  # no count is documented; what the others take
+        max_requests=100_000,  # not documented; the limit of other providers
         max_bytes=2_000_000_000,
         kinds=frozenset({Kind.GENERATE, Kind.EMBED}),
-        # Files are kept for 48 hours; nothing says that those with results are kept for longer.
+        # Files are kept for 48 hours; nothing documents a longer time for results.
         retention=48 * 3600.0,
     )
 
@@ -90,7 +89,7 @@ class GeminiBatches(BatchApi):
         self._calls = BatchCalls(errors, _is_own, self._read, _refine)
 
     def encode(self, request: Request, *, model: str, wire_id: str) -> bytes:
-        """Return ``request`` as a line with its key; the request itself is as in real time."""
+        """Return ``request`` as a line with its key; the request itself is the same as in real time."""
         if request.embedding is not None:
             body = embed_body([request], model)["requests"][0]
             del body["model"]  # a batch has one model, which its path names
@@ -101,36 +100,46 @@ class GeminiBatches(BatchApi):
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:
         """Upload ``source``; see :meth:`BatchApi.upload <smartbatch.providers.batch_api.BatchApi.upload>`.
 
-        Two calls within ``timeout``; none is repeated. In order:
-
-        1. the upload is announced; where the name is taken, the file that has it is returned;
-        2. the file is sent, read from the disk meanwhile; the answer must say that the service has it all.
-
-        An error in between leaves a file that the service never shows: a second upload begins anew.
+        It takes two calls within ``timeout``, neither of which is repeated. An error in between leaves a file
+        that the service never shows; a second upload starts again.
         """
         deadline = time.monotonic() + timeout
         content = SpooledBody(source)
         file_id = file_id_of(name)
+        # 1. The upload is announced; if the name is taken, its file is returned.
+        headers = {
+            "X-Goog-Upload-Protocol": "resumable",
+            "X-Goog-Upload-Command": "start",
+            "X-Goog-Upload-Header-Content-Length": str(len(content)),
+            "X-Goog-Upload-Header-Content-Type": _TYPE,
+        }
+        file = {"name": file_id, "display_name": name[:_MAX_DISPLAY_NAME], "mime_type": _TYPE}
+        body = {"file": {**file, "size_bytes": len(content)}}
         try:
-            address = self._start(file_id, name, len(content), timeout)
+            reply = self._sdk().ask("post", "upload/{api_version}/files", timeout, body=body, headers=headers)
+            self._calls.checked(reply)
         except ProviderError as error:
             taken = error.status == 409 or error.code == "ALREADY_EXISTS"
             if taken and (found := self._look(file_id, name, _left(deadline))) is not None:
                 return found
             raise
+        address = reply.headers.get("x-goog-upload-url")
+        if address is None or not _ADDRESS.fullmatch(address):
+            raise unusable("the service did not return an upload address", status=200)
+        # 2. The file is sent, read from disk meanwhile; the answer must confirm that it arrived complete.
         headers = {"X-Goog-Upload-Command": "upload, finalize", "X-Goog-Upload-Offset": "0"}
         reply = self._sdk().ask("post", address, _left(deadline), headers=headers, spooled=content)
         if self._calls.checked(reply).headers.get("x-goog-upload-status") != "final":
-            text = "the upload broke off: the service does not say that it has all bytes"
+            text = "the upload was interrupted: the service does not confirm that it has all bytes"
             raise unusable(text, status=200)
         return _read_file(self._calls.decoded(reply).get("file"), name)
 
     def find_file(self, name: str, timeout: float) -> RemoteFile | None:
-        """Return the file of that name; the id follows from the name, so this is one look."""
+        """Return the file of that name; its id follows from the name, so this is one call."""
         return self._look(file_id_of(name), name, timeout)
 
     def delete_file(self, file_id: str, timeout: float) -> None:
-        """Delete a file; one that is gone already is a success."""
+        """Delete a file; a missing file counts as deleted."""
         reply = self._sdk().ask("delete", _check_file(file_id), timeout)
         try:
             self._calls.checked(reply)
@@ -155,7 +164,7 @@ class GeminiBatches(BatchApi):
         return self._calls.found(self._sdk().ask("get", _path(batch_id), timeout))
 
     def page(self, after: str | None, timeout: float) -> BatchPage:
-        """Return a hundred batches; ``after`` is the page token."""
+        """Return up to 100 batches; ``after`` is the page token."""
         path = f"batches?pageSize={_PAGE}"
         if after is not None:
             path += f"&pageToken={quote(after, safe='')}"
@@ -164,16 +173,16 @@ class GeminiBatches(BatchApi):
         batches = [self._read(each) for each in found]
         token = data.get("nextPageToken")
         if token and not (isinstance(token, str) and _TOKEN.fullmatch(token)):
-            raise unusable("the list of batches goes on, but does not say where", status=200)
+            raise unusable("the list of batches has more pages, but no usable page token", status=200)
         return page_of(reply, batches, token or None)
 
     def cancel(self, batch_id: str, timeout: float) -> None:
-        """Ask to cancel; a refusal is looked into, because the batch may have ended."""
+        """Request cancellation; after a refusal the batch is checked, because it may have ended."""
         reply = self._sdk().ask("post", f"{_path(batch_id)}:cancel", timeout)
         self._calls.cancelled(reply, lambda: self.get(batch_id, timeout))
 
     def delete_batch(self, batch_id: str, timeout: float) -> None:
-        """Delete the batch's record; one that is gone already is a success."""
+        """Delete the batch's record; a missing batch counts as deleted."""
         self._calls.gone(self._sdk().ask("delete", _path(batch_id), timeout))
 
     def output_files(self, batch: RemoteBatch) -> Sequence[str]:
@@ -181,7 +190,7 @@ class GeminiBatches(BatchApi):
         return batch.outputs
 
     def download(self, batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:  # noqa: ARG002
-        """Yield a file of results as it comes."""
+        """Yield a file of results as it arrives."""
         sdk = self._sdk()
         yield from self._calls.results(
             lambda url, left: sdk.begin(url.removeprefix(sdk.url_of("")), left, "application/binary"),
@@ -190,7 +199,7 @@ class GeminiBatches(BatchApi):
         )
 
     def read_line(self, line: bytes, kind: Kind) -> Line:
-        """Understand one line of results."""
+        """Read one line of results."""
         return read_result(line, kind, self._errors)
 
     def _look(self, file_id: str, name: str, timeout: float) -> RemoteFile | None:
@@ -202,31 +211,45 @@ class GeminiBatches(BatchApi):
                 return None
             raise
 
-    def _start(self, file_id: str, name: str, size: int, timeout: float) -> str:
-        """Announce an upload and return the address its pieces go to."""
-        headers = {
-            "X-Goog-Upload-Protocol": "resumable",
-            "X-Goog-Upload-Command": "start",
-            "X-Goog-Upload-Header-Content-Length": str(size),
-            "X-Goog-Upload-Header-Content-Type": _TYPE,
-        }
-        body = {
-            "file": {
-                "name": file_id,
-                "display_name": name[:_DISPLAY],
-                "mime_type": _TYPE,
-                "size_bytes": size,
-            }
-        }
-        reply = self._sdk().ask("post", "upload/{api_version}/files", timeout, body=body, headers=headers)
-        self._calls.checked(reply)
-        address = reply.headers.get("x-goog-upload-url")
-        if address is None or not _ADDRESS.fullmatch(address):
-            raise unusable("the service did not say where to upload to", status=200)
-        return address
-
     def _read(self, data: Any) -> RemoteBatch:
-        return _read_batch(data, self._errors)
+        """Return the batch that an operation is about; counts are strings, and zeros are omitted."""
+        if not isinstance(data, dict):
+            raise unusable("the provider returned an invalid batch", status=200)
+        metadata = fields(data.get("metadata"))
+        name = data.get("name") or metadata.get("name")
+        # results are listed under metadata.output, under response, or both
+        files = [
+            fields(place).get("responsesFile") for place in (metadata.get("output"), data.get("response"))
+        ]
+        outputs = tuple(dict.fromkeys(_check_file(each) for each in files if each))
+        problem = data.get("error")
+        failure = None
+        if isinstance(problem, dict) and problem:
+            failure = explained(status_error(problem, self._errors), problem, self._errors.secrets)
+        word = _PREFIX.sub("", short(metadata.get("state"), PLAIN_WORD) or "UNSPECIFIED")
+        state = _STATES.get(word, RemoteState.RUNNING)
+        if word == "UNSPECIFIED" and data.get("done") is True:
+            state = RemoteState.COMPLETED if failure is None else RemoteState.FAILED
+        if state is RemoteState.COMPLETED and not outputs:
+            state = RemoteState.ENDING  # the results are listed a little later
+        if state is not RemoteState.FAILED:
+            failure = None  # the state of a cancelled or expired batch says the same
+        counts, config = fields(metadata.get("batchStats")), fields(metadata.get("inputConfig"))
+        input_file = config.get("fileName") or config.get("file_name") or None
+        mark = short(metadata.get("displayName"), _MARK)
+        return RemoteBatch(
+            id=check_id(name.removeprefix("batches/") if isinstance(name, str) else None),
+            state=state,
+            word=word,
+            created_at=unix_seconds(metadata.get("createTime")),
+            mark=mark and mark.removeprefix("sb-"),
+            file_id=None if input_file is None else _check_file(input_file),
+            total=whole(counts.get("requestCount")) or None,
+            completed=whole(counts.get("successfulRequestCount")) or 0,
+            failed=whole(counts.get("failedRequestCount")) or 0,
+            outputs=outputs,
+            error=failure,
+        )
 
 
 def _path(batch_id: str) -> str:
@@ -238,95 +261,36 @@ def _is_own(reply: Reply) -> bool:
 
 
 def _refine(error: ProviderError) -> None:
-    """A full quota of enqueued tokens, and a file that is not there, have codes of their own."""
     mark_over_quota(error)
+    # a missing file is a 403 as well, and the key is valid
     if error.status == 403 and _is_no_file(error):
-        error.kind, error.code = ErrorKind.CLIENT_ERROR, "no_such_file"  # nothing is wrong with the key
-
-
-def _read_batch(data: Any, errors: ErrorReader) -> RemoteBatch:
-    """The batch an operation is about.
-
-    Counts are texts, and what is zero is left out. Where results are is told under ``metadata.output``,
-    under ``response``, or both.
-    """
-    if not isinstance(data, dict):
-        raise unusable("a batch in the provider's answer is none", status=200)
-    metadata = fields(data.get("metadata"))
-    name = data.get("name") or metadata.get("name")
-    identity = check_id(name.removeprefix("batches/") if isinstance(name, str) else None)
-    outputs = tuple(dict.fromkeys(_outputs(metadata.get("output")) + _outputs(data.get("response"))))
-    word = _PREFIX.sub("", short(metadata.get("state"), PLAIN_WORD) or "UNSPECIFIED")
-    problem = data.get("error")
-    failure = None
-    if isinstance(problem, dict) and problem:
-        failure = explained(status_error(problem, errors), problem, errors.secrets)
-    state = _state(word, done=data.get("done") is True, failed=failure is not None, told=bool(outputs))
-    if state is not RemoteState.FAILED:
-        failure = None  # what a cancelled or expired batch says there, its state says already
-    counts, config = fields(metadata.get("batchStats")), fields(metadata.get("inputConfig"))
-    input_file = config.get("fileName") or config.get("file_name") or None
-    mark = short(metadata.get("displayName"), _MARK)
-    return RemoteBatch(
-        id=identity,
-        state=state,
-        word=word,
-        created_at=unix_seconds(metadata.get("createTime")),
-        mark=mark and mark.removeprefix("sb-"),
-        file_id=None if input_file is None else _check_file(input_file),
-        total=whole(counts.get("requestCount")) or None,
-        completed=whole(counts.get("successfulRequestCount")) or 0,
-        failed=whole(counts.get("failedRequestCount")) or 0,
-        outputs=outputs,
-        error=failure,
-    )
-
-
-def _state(word: str, *, done: bool, failed: bool, told: bool) -> RemoteState:
-    """An operation that is done although its batch has no state is judged by what else it says."""
-    state = _STATES.get(word, RemoteState.RUNNING)
-    if word == "UNSPECIFIED" and done:
-        state = RemoteState.FAILED if failed else RemoteState.COMPLETED
-    if state is RemoteState.COMPLETED and not told:
-        # Without its results nothing may be concluded: they are told a little later.
-        return RemoteState.ENDING
-    return state
-
-
-def _outputs(found: Any) -> tuple[str, ...]:
-    name = fields(found).get("responsesFile")
-    return (_check_file(name),) if name else ()
+        error.kind, error.code = ErrorKind.CLIENT_ERROR, "no_such_file"
 
 
 def file_id_of(name: str) -> str:
     """Return the id of the file that is uploaded under ``name``.
 
-    Ids have at most 40 lower-case letters, digits and dashes, so a name goes in as 176 bits of its hash:
-    lower-casing a nonce would make different ones alike.
+    Ids have at most 40 lower-case letters, digits and dashes, so the name is represented by 176 bits of its
+    hash: lower-casing it could give two names the same id.
     """
     digest = hashlib.sha256(name.encode()).digest()[:22]
     return f"files/sb-{base64.b32encode(digest).decode().rstrip('=').lower()}"
 
 
 def _check_file(value: Any) -> str:
-    """Return a file's id, ``files/…``, that may be used in URLs; anything else is an ``INVALID_RESPONSE``."""
     return check_id(value, _FILE, "a file's id")
 
 
 def _is_no_file(error: ProviderError) -> bool:
-    """True for the service's own word that there is no such file.
-
-    It answers 403, *You do not have permission to access the File … or it may not exist.*, as for the file of
-    another project.
-    """
-    if error.maybe_billed:  # no error of the service's own
+    if error.maybe_billed:  # not the service's own error
         return False
+    # 403 "You do not have permission to access the File … or it may not exist.", as for other projects' files
     return error.status == 404 or (error.status == 403 and bool(_MISSING.search(error.message)))
 
 
 def _read_file(data: Any, name: str) -> RemoteFile:
     if not isinstance(data, dict):
-        raise unusable("the service's answer about a file is none", status=200)
+        raise unusable("the service returned an invalid file", status=200)
     if data.get("state") == "FAILED":
         raise ProviderError(
             "the service could not process the uploaded file", kind=ErrorKind.CLIENT_ERROR, code="file_failed"

@@ -1,7 +1,8 @@
-"""Request bodies of the Gemini API, as plain dictionaries; nothing is sent here.
+"""Request bodies of the Gemini API as plain dictionaries, and its dialect of JSON Schema.
 
 Source of the fields: Google's reference of ``models.generateContent`` and ``models.batchEmbedContents``, and
-the requests the ``google-genai`` SDK 3.4 makes. The API takes camel and snake case alike.
+the requests of the ``google-genai`` SDK 3.4. The API takes camel and snake case alike. Source of the dialect:
+the reference of ``GenerationConfig.responseJsonSchema`` of November 2026.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from smartbatch.errors import InvalidRequest
@@ -24,8 +24,14 @@ from smartbatch.providers.conversation import (
     own_turns,
     text_of_result,
 )
-from smartbatch.providers.schema_forms import Dialect, NotExpressible, in_dialect, instruction
-from smartbatch.types import Generation, Message, Request, Tool, ToolCall
+from smartbatch.providers.schema_forms import (
+    Dialect,
+    NotExpressible,
+    in_dialect,
+    instruction,
+    once_per_schema,
+)
+from smartbatch.types import Generation, Message, Request, ToolCall
 
 DIALECT = Dialect(
     keywords=frozenset({"format", "minimum", "maximum", "minItems", "maxItems"}),
@@ -37,27 +43,24 @@ DIALECT = Dialect(
 )
 
 
-def sent_schema(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return a schema as it is sent, or ``None`` where the API cannot enforce it."""
-    return _sent(json.dumps(schema))
-
-
-@lru_cache(maxsize=256)  # the requests of a client have the same schema
-def _sent(text: str) -> Mapping[str, Any] | None:
+@once_per_schema
+def sent_schema(schema: dict[str, Any]) -> Mapping[str, Any] | None:
+    """Return a schema in the API's dialect; ``None`` if the API cannot enforce it."""
     try:
-        return in_dialect(json.loads(text), DIALECT)
+        return in_dialect(schema, DIALECT)
     except NotExpressible:
         return None
 
 
 MAX_TEXTS = 100
-"""Requests of one ``batchEmbedContents``; more are answered "at most 100 requests can be in one batch"."""
+"""Requests per ``batchEmbedContents``; larger calls are rejected."""
 MAX_TEXT_TOKENS = 100 * 2048
-"""The texts of one call at ``gemini-embedding-001``'s 2,048 tokens for each; no total is documented."""
+"""Tokens per call: 2,048 for each text of ``gemini-embedding-001``; no total is documented."""
 
 _MODEL = re.compile(r"(?:(?:models|tunedModels)/)?[\w.@-]{1,256}", re.ASCII)
 _TOOL = re.compile(r"[a-zA-Z_]")
 _ROLES = {"user": "user", "assistant": "model"}
+_MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
 _JSON = "application/json"
 _RESERVED = ("model", "contents", "systemInstruction", "system_instruction", "requests")
 _CONFIGS = ("generationConfig", "generation_config")
@@ -73,16 +76,14 @@ def resource(model: str) -> str:
 
 
 def generate_body(request: Request) -> dict[str, Any]:
-    """Return the body of ``:generateContent`` and ``:streamGenerateContent`` for a request that was
-    checked.
-    """
+    """Return the body of ``:generateContent`` and ``:streamGenerateContent`` for a checked request."""
     params = request.params
     system: list[Mapping[str, Any]] = [] if params.system is None else [{"text": params.system}]
     contents: list[dict[str, Any]] = []
     if isinstance(request.prompt, str):
         contents.append({"role": "user", "parts": [{"text": request.prompt}]})
     else:
-        names: dict[str, str] = {}  # of the tools that were called last, by the ids of the calls
+        names: dict[str, str] = {}  # tools called last, by the ids of the calls
         for message in own_turns(request.prompt):
             if message.role in INSTRUCTIONS:
                 system += _parts(message)
@@ -106,35 +107,30 @@ def generate_body(request: Request) -> dict[str, Any]:
     if config:
         body["generationConfig"] = config
     if params.tools:
-        declarations = [_declaration(tool) for tool in params.tools]
+        declarations = []
+        for tool in params.tools:
+            described = {"name": tool.name}
+            if tool.description is not None:
+                described["description"] = tool.description
+            declarations.append(
+                {**described, "parametersJsonSchema": sent_schema(tool.parameters) or tool.parameters}
+            )
         body["tools"] = all_tools([{"functionDeclarations": declarations}], params.extra)
-    if (calling := _calling(params)) is not None:
+    choice = params.tool_choice
+    calling: dict[str, Any] = {}
+    if any(tool.strict for tool in params.tools or ()) and choice in (None, "auto"):
+        calling["mode"] = "VALIDATED"  # leaves the choice to the model and enforces the parameters
+    elif choice in _MODES:
+        calling["mode"] = _MODES[choice]
+    elif choice is not None:
+        calling |= {"mode": "ANY", "allowedFunctionNames": [choice]}
+    if calling:
         body["toolConfig"] = {"functionCallingConfig": calling}
     return body
 
 
-def _declaration(tool: Tool) -> dict[str, Any]:
-    described: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        described["description"] = tool.description
-    return {**described, "parametersJsonSchema": sent_schema(tool.parameters) or tool.parameters}
-
-
-def _calling(params: Generation) -> dict[str, Any] | None:
-    """The mode of calls; ``VALIDATED`` leaves the choice to the model and enforces the parameters."""
-    choice = params.tool_choice
-    if any(tool.strict for tool in params.tools or ()) and choice in (None, "auto"):
-        return {"mode": "VALIDATED"}
-    if choice is None:
-        return None
-    return {"mode": _MODES[choice]} if choice in _MODES else {"mode": "ANY", "allowedFunctionNames": [choice]}
-
-
-_MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
-
-
 def _add_result(contents: list[dict[str, Any]], message: Message, names: Mapping[str, str]) -> None:
-    """Add a tool's result; those of one turn belong into one content, in the order of their calls."""
+    """Add a tool result; those of one turn belong in one content, in the order of their calls."""
     text = text_of_result(message) or ""
     try:
         value = json.loads(text)
@@ -151,9 +147,9 @@ def _add_result(contents: list[dict[str, Any]], message: Message, names: Mapping
 
 
 def embed_body(requests: Sequence[Request], model: str) -> dict[str, Any]:
-    """Return the body of ``:batchEmbedContents``: one content for each text.
+    """Return the body of ``:batchEmbedContents``, with one content per text.
 
-    Several texts in one content would come back as one vector for all of them.
+    Several texts in one content would return one vector for all of them.
     """
     wanted = requests[0].embedding
     options: dict[str, Any] = {}
@@ -171,7 +167,11 @@ def embed_body(requests: Sequence[Request], model: str) -> dict[str, Any]:
 
 
 def check_request(request: Request, model: str) -> None:
-    """Refuse what cannot be sent, or would change the shape of the answer; names the field."""
+    """Reject requests that the API cannot take, or whose answers would have another shape.
+
+    Raises:
+        InvalidRequest: names the field.
+    """
     if not _MODEL.fullmatch(model):
         raise InvalidRequest(
             "the model's name may have letters, digits, '.', '_', '-' and a leading models/", field="model"
@@ -185,17 +185,12 @@ def check_request(request: Request, model: str) -> None:
             field="response_format",
         )
     check_turns(request.prompt)
-    if not isinstance(request.prompt, str):
-        _check_results(request.prompt)
-    _check_extra(request.params)
-
-
-def _check_results(prompt: Sequence[Message]) -> None:
-    for message in own_turns(prompt):
+    for message in () if isinstance(request.prompt, str) else own_turns(request.prompt):
         if message.role == "tool" and text_of_result(message) is None:
             raise InvalidRequest(
-                "the result of a tool has parts that are no text; Gemini takes text or JSON", field="prompt"
+                "a tool result has parts that are not text; Gemini takes text or JSON", field="prompt"
             )
+    _check_extra(request.params)
 
 
 def _check_extra(params: Generation) -> None:
@@ -214,7 +209,7 @@ def _check_extra(params: Generation) -> None:
         check_format(params, _FORMATS, within=name)
         if any(config.get(count, 1) != 1 for count in ("candidateCount", "candidate_count")):
             raise InvalidRequest(
-                "extra may not ask for several candidates: give n to the call, as submit(…, n=3)",
+                "extra may not request several candidates: pass n to the call, as in submit(…, n=3)",
                 field="extra",
             )
 
@@ -245,13 +240,10 @@ def _config(request: Request) -> dict[str, Any]:
 
 
 def _parts(message: Message) -> list[Mapping[str, Any]]:
-    """The parts of a message; text parts in the chat style lose their ``type``, others go as they are. Calls
-    follow, each with the signature that came with it.
-    """
     parts: list[Mapping[str, Any]]
     if isinstance(message.content, str):
         parts = [{"text": message.content}] if message.content or not message.tool_calls else []
-    else:
+    else:  # chat-style text parts lose their type; other parts are sent unchanged
         parts = [
             {"text": part.get("text", "")} if part.get("type") == "text" else part for part in message.content
         ]

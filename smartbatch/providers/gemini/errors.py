@@ -1,7 +1,7 @@
-"""What the Gemini API's errors mean.
+"""Meaning of the Gemini API's errors.
 
 Sources: Google's troubleshooting guide and rate limit pages, ``google.rpc`` error details, and error bodies
-of the live service in public reports. There are no limit headers: a refusal's details are all that is said.
+of the live service in public reports. There are no limit headers: only the details of a refusal name limits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BILLING = re.compile(r"enable billing|billing (?:account|is)", re.I)
 BATCH_EXPIRED = re.compile(r"batch[^.]{0,20}expired", re.I)
 
 CANCELLED, DEADLINE = 1, 4
-"""Two of ``google.rpc.Code``."""
+"""Values of ``google.rpc.Code``."""
 _CODES = {
     1: (499, "CANCELLED"),
     2: (500, "UNKNOWN"),
@@ -51,44 +51,47 @@ _CODES = {
     15: (500, "DATA_LOSS"),
     16: (401, "UNAUTHENTICATED"),
 }
-"""``google.rpc.Code`` as HTTP statuses, by Google's own table in ``code.proto``."""
+"""HTTP statuses of ``google.rpc.Code``, from ``code.proto``."""
 
 _ENQUEUED = re.compile(r"enqueued", re.I)
 
 
 @frozen
 class _Error:
-    """An error body, taken apart: text, status, ``ErrorInfo`` reasons, quota ids with their values as far as
-    they are said, seconds of its ``RetryInfo``, and the HTTP status it names itself.
-    """
+    """The parts of an error body."""
 
     message: str
     status: str | None
-    reasons: tuple[str, ...]
-    violations: tuple[tuple[str, str | None], ...]
-    wait: float | None
-    code: int | None
+    reasons: tuple[str, ...]  # of ErrorInfo
+    violations: tuple[tuple[str, str | None], ...]  # quota ids, with their limits if they are named
+    wait: float | None  # seconds of RetryInfo
+    code: int | None  # the HTTP status it names
 
     def quotas(self, word: str) -> list[tuple[str, str | None]]:
-        """The violated quotas with this word in their name."""
+        """Return the violated quotas with this word in their name."""
         return [(name, value) for name, value in self.violations if word in name]
 
 
 def _understand(reply: Reply, data: Any) -> Refusal:
-    """An error inside a success is taken by the status it names itself."""
     found = _take_apart(data)
+    # an error inside a success has the status it names
     status = found.code if reply.ok and found.code is not None else reply.status
     named = None if status == reply.status else status
     if status == 429 and (spent := _used_up(found)) is not None:
         return evolve(spent, status=named)
     kind = _kind(status, found)
+    limits: dict[str, int] = {}
+    for name, value in found.quotas("PerMinute") if kind is ErrorKind.RATE_LIMIT else ():
+        if value is not None:
+            field = "input_limit" if "token" in name.lower() else "requests_limit"
+            limits[field] = min(int(value), limits.get(field, int(value)))
     return Refusal(
         kind,
         found.message,
         "API_KEY_INVALID" if "API_KEY_INVALID" in found.reasons else found.status,
         status=named,
         wait=found.wait,
-        limits=_limits(found) if kind is ErrorKind.RATE_LIMIT else None,
+        limits=LimitReport(**limits) if limits else None,
     )
 
 
@@ -106,14 +109,14 @@ def _kind(status: int, found: _Error) -> ErrorKind:
     if status in (400, 413, 500) and _TOO_LONG.search(found.message):
         return ErrorKind.CONTEXT_TOO_LONG
     if status == 400 and _PLACE.search(found.message):
-        return ErrorKind.AUTH_ERROR  # the API may not be used from here: no other request will fare better
-    if status == 504:  # DEADLINE_EXCEEDED: the prompt was too much for the time it had
+        return ErrorKind.AUTH_ERROR  # the API is not available here, whatever the request
+    if status == 504:  # DEADLINE_EXCEEDED: the prompt took longer than the time allowed
         return ErrorKind.TIMEOUT
     return kind_of_status(status)
 
 
 def _used_up(found: _Error) -> Refusal | None:
-    """The meaning of a 429 that no wait of this day will turn; its own delay of seconds is misleading."""
+    """Return the meaning of a 429 that no short wait resolves; its own delay of seconds is misleading."""
     if day := found.quotas("PerDay"):
         name, value = day[0]
         amount = f" of {value}" if value is not None else ""
@@ -128,16 +131,6 @@ def _used_up(found: _Error) -> Refusal | None:
     return None
 
 
-def _limits(found: _Error) -> LimitReport | None:
-    """The limits a minute that a refusal names."""
-    report: dict[str, int] = {}
-    for name, value in found.quotas("PerMinute"):
-        if value is not None:
-            what = "input_limit" if "token" in name.lower() else "requests_limit"
-            report[what] = min(int(value), report.get(what, int(value)))
-    return LimitReport(**report) if report else None
-
-
 def _take_apart(data: Any) -> _Error:
     error = error_in(data)
     code = error.get("code")
@@ -147,9 +140,12 @@ def _take_apart(data: Any) -> _Error:
     for detail in _dicts(error.get("details")):
         if isinstance(reason := detail.get("reason"), str):
             reasons.append(reason)
-        violations += map(_violation, _dicts(detail.get("violations")))
+        for each in _dicts(detail.get("violations")):
+            name = short(each.get("quotaId"), PLAIN_WORD) or short(each.get("quotaMetric"), PLAIN_WORD) or ""
+            value = plain(each.get("quotaValue"))
+            violations.append((name, value if re.fullmatch(r"[0-9]{1,12}", value) else None))
         if "retryDelay" in detail:
-            wait = _delay(detail["retryDelay"])
+            wait = _seconds(detail["retryDelay"])
     return _Error(
         message=error.get("message", ""),
         status=short(error.get("status"), PLAIN_WORD),
@@ -164,32 +160,21 @@ def _dicts(found: Any) -> Iterator[Mapping[str, Any]]:
     return (each for each in found if isinstance(each, dict)) if isinstance(found, list) else iter(())
 
 
-def _violation(violation: Mapping[str, Any]) -> tuple[str, str | None]:
-    name = (
-        short(violation.get("quotaId"), PLAIN_WORD) or short(violation.get("quotaMetric"), PLAIN_WORD) or ""
-    )
-    value = plain(violation.get("quotaValue"))
-    return name, value if re.fullmatch(r"[0-9]{1,12}", value) else None
+def _seconds(delay: Any) -> float | None:
+    """Return a protobuf duration in seconds: ``"41s"``, ``"0.847655010s"``, or an object of its two fields."""
+    if isinstance(delay, str):
+        return parse_duration(delay)
+    try:
+        return max(0.0, int(delay.get("seconds", 0)) + int(delay.get("nanos", 0)) / 1e9)
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return None
 
 
-def _delay(value: Any) -> float | None:
-    """The seconds of a protobuf duration: ``"41s"``, ``"0.847655010s"``, or its two fields."""
-    if isinstance(value, str):
-        return parse_duration(value)
-    if isinstance(value, dict):
-        seconds, nanos = value.get("seconds", 0), value.get("nanos", 0)
-        try:
-            return max(0.0, int(seconds) + int(nanos) / 1e9)
-        except (TypeError, ValueError, OverflowError):
-            return None
-    return None
-
-
-ERRORS = ErrorReader(_understand, lambda headers: None)  # noqa: ARG005 - no header says anything about limits
+ERRORS = ErrorReader(_understand, lambda headers: None)  # noqa: ARG005 - no header names limits
 
 
 def status_error(found: Any, errors: ErrorReader) -> ProviderError:
-    """Return the meaning of a ``google.rpc.Status``; a code nobody knows is a server's failure.
+    """Return the meaning of a ``google.rpc.Status``; an unknown code is a server error.
 
     A refusal because too many tokens are enqueued has the code ``token_limit_exceeded``.
     """
@@ -198,28 +183,28 @@ def status_error(found: Any, errors: ErrorReader) -> ProviderError:
     status, word = _CODES.get(code, (code if 400 <= code <= 599 else 500, "UNKNOWN"))
     told = {"error": {**found, "code": status, "status": word}}
     error = errors.read(Reply(status, {}, b""), data=told)
-    # The status is of no HTTP answer, and what failed is not billed.
+    # The status is not that of an HTTP answer, and a failed request is not billed.
     error.status, error.maybe_billed = None, False
     mark_over_quota(error)
     return error
 
 
 def mark_over_quota(error: ProviderError) -> None:
-    """Give a refusal its own code where the quota of enqueued tokens is full."""
+    """Give a refusal its own code if the quota of enqueued tokens is full."""
     if error.kind in (ErrorKind.RATE_LIMIT, ErrorKind.NO_MONEY) and _ENQUEUED.search(error.message):
         error.kind, error.code = ErrorKind.RATE_LIMIT, "token_limit_exceeded"
 
 
 def rpc_code(found: Any) -> int:
-    """Return the code of a ``google.rpc.Status``; 0 where it has none."""
+    """Return the code of a ``google.rpc.Status``; 0 without one."""
     code = found.get("code") if isinstance(found, Mapping) else None
     return code if type(code) is int else 0
 
 
 def _gemini_full(error: ProviderError) -> bool:
-    """A 503, or a 429 that names no quota: what is refused for a quota names it, and how long to wait."""
     if error.status == 503:
         return True
+    # a refusal for a quota names it, or a time to wait
     unnamed = error.limits is None and error.retry_after is None
     return error.status == 429 and error.kind is ErrorKind.RATE_LIMIT and unnamed
 

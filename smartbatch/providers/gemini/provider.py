@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 DEFAULT_BASE_URL = "https://generativelanguage.googleapis.com"
 _OFFICIAL_HOST = "generativelanguage.googleapis.com"
 DEFAULT_VERSION = "v1"
-"""What the SDK 3.4 uses; ``v1beta`` has features that are not there yet."""
+"""The version that the SDK 3.4 uses; ``v1beta`` has more features."""
 
 _KEY = re.compile(r"[\x21-\x7e]{1,512}")
 _VERSION = re.compile(r"[a-z0-9]{1,32}")
@@ -62,25 +62,26 @@ _OWN_HEADERS = ("accept", "x-goog-api-key")
 class GeminiProvider(Provider):
     """Generation, streams and embeddings of the Gemini API.
 
-    The key travels in a header only, and is never part of a text or a ``repr``; a provider cannot be pickled.
+    The key is sent in a header only and never appears in a string or a ``repr``; a provider cannot be
+    pickled.
 
-    Vectors are exact to the wire. Those of ``gemini-embedding-001`` have unit length only at their full 3,072
-    dimensions: normalise shorter ones before comparing them by dot product.
+    Vectors are exact. Those of ``gemini-embedding-001`` have unit length only at their full 3,072 dimensions:
+    normalise shorter ones before comparing them by dot product.
 
     Args:
         api_key: ``GOOGLE_API_KEY``, or else ``GEMINI_API_KEY``, by default.
         base_url: without the version; ``GOOGLE_GEMINI_BASE_URL`` by default.
-        api_version: ``GOOGLE_GENAI_API_VERSION`` by default, and ``v1`` without it.
-        headers: further headers; they count as secrets.
-        connect_timeout: most seconds until an address accepts the connection.
-        max_body: most bytes of a decoded answer.
-        flex: whether the server knows ``serviceTier: flex``; by default only Google's own is taken to. It is
-            asked for where a model has a price in that tier, which the bundled table does not list: give one
-            under ``prices``.
+        api_version: ``GOOGLE_GENAI_API_VERSION`` by default, or else ``v1``.
+        headers: further headers, which are treated as secrets.
+        connect_timeout: maximum time until an address accepts the connection.
+        max_body: maximum bytes of a decoded answer.
+        flex: whether the server supports ``serviceTier: flex``; by default only Google's own does. The tier
+            is used for models with a price in it, which the bundled table does not list: set one under
+            ``prices``.
         allow_http: send the key over plain ``http`` to another machine.
 
     Raises:
-        ConfigError: for a missing key or a setting that cannot be used; names it and the variable to set.
+        ConfigError: a key is missing or a setting is invalid; names it and the variable to set.
     """
 
     name = "gemini"
@@ -101,7 +102,10 @@ class GeminiProvider(Provider):
         allow_http: bool = False,
     ) -> None:
         key = _check_key(setting(api_key, "GOOGLE_API_KEY", "GEMINI_API_KEY"))
-        version = self._version = _check_version(setting(api_version, "GOOGLE_GENAI_API_VERSION"))
+        version = setting(api_version, "GOOGLE_GENAI_API_VERSION") or DEFAULT_VERSION
+        self._version = version = "v1beta" if version == "beta" else version
+        if not _VERSION.fullmatch(version):
+            raise ConfigError("api_version (GOOGLE_GENAI_API_VERSION) is not a version such as v1 or v1beta")
         own = own_headers(headers, _OWN_HEADERS)
         url = checked_url(
             base_url,
@@ -139,12 +143,12 @@ class GeminiProvider(Provider):
         attempt: int,  # noqa: ARG002
         timeout: float,
     ) -> list[Answer]:
-        """Make one call for the vectors of several texts, one content for each; placed by their order."""
+        """Make one call for the vectors of several texts, one content per text, in their order."""
         path = f"{resource(model)}:batchEmbedContents"
         return read_embeddings(self._ask(path, embed_body(requests, model), requests, timeout), requests)
 
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:  # noqa: ARG002
-        """Stream one answer; the reading sends the request, and raises what :meth:`generate` raises."""
+        """Stream one answer; reading it sends the request, and raises like :meth:`generate`."""
         path = f"{resource(model)}:streamGenerateContent?alt=sse"
         body = generate_body(request)
         return EventStream(
@@ -159,15 +163,15 @@ class GeminiProvider(Provider):
         check_request(request, model)
 
     def flex(self, model: str) -> FlexTier | None:  # noqa: ARG002
-        """Return the tier ``serviceTier: flex``: of Google's own server, and of others as told."""
+        """Return the tier ``serviceTier: flex`` for Google's own server, or as configured."""
         return FLEX_TIER if self._flex else None
 
     def takes_temperature(self, model: str) -> bool:  # noqa: ARG002
-        """All models do."""
+        """All models take a temperature."""
         return True
 
     def batches(self) -> BatchApi:
-        """Return the API of batches; it has connections of its own."""
+        """Return the Batch API; it has its own connections."""
         self.network.open_batches()
         return self._batches
 
@@ -179,9 +183,8 @@ class GeminiProvider(Provider):
     def _ask(
         self, path: str, body: dict[str, Any], requests: Sequence[Request], timeout: float
     ) -> dict[str, Any]:
-        """Post ``body`` and return the decoded answer; errors in a 200 are errors too."""
         reply = self._sdk.get().post(path, encode_json(body), timeout)
-        if reply.status != 200:  # another success is nothing this API sends
+        if reply.status != 200:  # this API sends no other success
             raise self._errors.refused(reply, requests)
         return self._errors.answer(reply, requests)
 
@@ -197,10 +200,3 @@ def _check_key(key: str | None) -> str:
     if key.startswith("auth_tokens/"):
         raise ConfigError("the API key is a short-lived token of the live API; set GEMINI_API_KEY to a key")
     return key
-
-
-def _check_version(version: str | None) -> str:
-    version = {None: DEFAULT_VERSION, "beta": "v1beta"}.get(version, version)
-    if version is None or not _VERSION.fullmatch(version):
-        raise ConfigError("api_version (GOOGLE_GENAI_API_VERSION) is not a version such as v1 or v1beta")
-    return version

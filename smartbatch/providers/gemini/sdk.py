@@ -1,8 +1,9 @@
-"""The ``google-genai`` SDK, held to one request a call. Importing this module imports it, in about a second.
+"""The ``google-genai`` SDK, limited to one request per call. Importing this module imports it, in about a
+second.
 
 Its raw path (``_build_request`` and ``_request_once``) is used: the same addresses, headers and key as its
 typed methods, at about a third of their CPU. Those names are private, so the version is bounded and a test
-would tell.
+checks them.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ from smartbatch.providers.http.sdk_bridge import SdkCalls, http_client
 from smartbatch.providers.http.transport import Transport
 
 _CLIENT, _BUILD, _ONCE = "_api_client", "_build_request", "_request_once"
-"""The SDK's private names this file needs; an SDK without them is refused."""
+"""Private names of the SDK; an SDK without them is refused."""
 
-_LONGEST = 3600.0  # seconds; the time-out of a call that names none, which does not happen
+_MAX_SECONDS = 3600.0  # the SDK's own time-out; every call sets another
 
 
 class GeminiSdk(SdkCalls):
     """Calls through ``google-genai``.
 
-    An installed SDK that cannot be used is a ``ConfigError``. The base URL comes without the API's version.
+    Raises:
+        ConfigError: the installed SDK cannot be used.
     """
 
     def __init__(
@@ -44,10 +46,10 @@ class GeminiSdk(SdkCalls):
             base_url=base_url,
             api_version=version,
             headers=dict(headers),
-            timeout=int(_LONGEST * 1000),
+            timeout=int(_MAX_SECONDS * 1000),
             retry_options=types.HttpRetryOptions(attempts=1),
             httpx_client=network,
-            # Given so that the SDK makes none of its own, with TLS contexts that cost 0.1 s.
+            # Set so that the SDK does not make its own, whose TLS contexts take 0.1 s.
             httpx_async_client=httpx2.AsyncClient(transport=_NoNetwork(), trust_env=False),
             async_client_args={"ssl": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)},
         )
@@ -63,7 +65,7 @@ class GeminiSdk(SdkCalls):
         self._client = client
 
     def url_of(self, path: str) -> str:
-        """Return the whole address of a path below the API's version."""
+        """Return the full address of a path below the API's version."""
         return f"{self._base_url}/{self._version}/{path}"
 
     def send(self, method: str, path: str, timeout: float, **more: Any) -> object:
@@ -71,11 +73,12 @@ class GeminiSdk(SdkCalls):
 
         Args:
             method: such as ``get``.
-            path: below the API's version; ``{api_version}`` in it puts the version elsewhere. An address the
-                service gave is asked as it is, of the base URL's server and of no other: behind a gateway the
-                address is that of the service itself. The key is sent with a ``get`` only.
-            timeout: total seconds; the service is told as well, in ``X-Server-Timeout``.
-            more: the ``body`` as a mapping or as encoded JSON, and ``headers``, of this call.
+            path: below the API's version; ``{api_version}`` in it puts the version elsewhere. An address from
+                the service is called unchanged if it is on the base URL's server; otherwise its path is
+                called there, because behind a gateway the address is that of the service itself. The key is
+                sent with a ``get`` only.
+            timeout: total seconds, also sent to the service as ``X-Server-Timeout``.
+            more: ``body``, a mapping or encoded JSON, and ``headers``.
         """
         headers = more.get("headers", {})
         if "://" in path:
@@ -96,4 +99,4 @@ class GeminiSdk(SdkCalls):
 
 
 class _NoNetwork(httpx2.AsyncBaseTransport):
-    """The network of the SDK's asynchronous half, which nobody uses."""
+    """The network of the SDK's asynchronous half, which is unused."""

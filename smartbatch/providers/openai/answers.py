@@ -1,13 +1,13 @@
-"""Reads the answers of OpenAI's generation and embeddings APIs, and of the servers that imitate them.
+"""Answers of OpenAI's generation and embeddings APIs, and of compatible servers.
 
-Every field is optional until it is read: compatible servers leave out usage, details, refusals, even the
-model. What is missing is ``None``; what has the wrong shape is an ``INVALID_RESPONSE``.
+Every field is optional: compatible servers leave out usage, details, refusals, even the model. A missing
+field is ``None``; a field of the wrong type is an ``INVALID_RESPONSE``.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import evolve
@@ -50,23 +50,23 @@ from smartbatch.types import MESSAGE_BLOCKS, Answer, Kind, Request, TokenLogprob
 
 _OF_CHATS = ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details")
 _OF_RESPONSES = ("input_tokens", "output_tokens", "input_tokens_details", "output_tokens_details")
-"""Names of the tokens that were read and written, and of their details."""
+"""Names of the tokens read and written, and of their details."""
 _FINISH = {
     "function_call": "tool_calls",
     "max_output_tokens": "length",
     "max_tokens": "length",
-    "model_length": "length",  # Mistral: the end of the model's context
+    "model_length": "length",  # Mistral: the model's context is full
 }
 _CALLS = ("tool_calls", "function_call")
 REASONING = ("reasoning_content", "reasoning")
-"""Fields with the reasoning of a message: DeepSeek, vLLM, xAI; OpenRouter, Groq."""
+"""Fields with the reasoning of a message: DeepSeek, vLLM and xAI; OpenRouter and Groq."""
 KNOWN_IN_MESSAGE = frozenset({"role", "content", "refusal", *_CALLS, *REASONING})
 KNOWN_IN_CHOICE = frozenset({"index", "message", "delta", "finish_reason", "logprobs", "error"})
 KNOWN_IN_BODY = frozenset({"id", "object", "created", "model", "choices", "usage", "error", "obfuscation"})
 _KNOWN_IN_CALL = frozenset({"id", "type", "index", "function"})
 _KNOWN_IN_RESPONSE = frozenset(
     {"id", "object", "created_at", "completed_at", "model", "output", "usage", "status", "error"}
-    # what the request said, repeated:
+    # repeated from the request:
     | {"instructions", "metadata", "parallel_tool_calls", "temperature", "tool_choice", "tools", "top_p"}
     | {"max_output_tokens", "max_tool_calls", "text", "reasoning", "store", "truncation", "background"}
     | {"top_logprobs", "user", "previous_response_id", "prompt", "prompt_cache_key", "safety_identifier"}
@@ -77,12 +77,14 @@ _KNOWN_IN_USAGE = frozenset(
     | {"cached_tokens", "cache_write_tokens", "reasoning_tokens"}
 )
 _BROKEN_OFF = ("abort", "error", "insufficient_system_resource")
-"""Finish reasons of answers that the server could not finish: vLLM; OpenRouter and Mistral; DeepSeek."""
+"""Finish reasons of interrupted answers: vLLM; OpenRouter and Mistral; DeepSeek."""
 
 
 def read_chat(data: Mapping[str, Any], reply: Reply) -> Answer:
-    """Return the answer of ``/chat/completions``; ``INVALID_RESPONSE`` when there is no message in it, and
-    what :func:`check_choice` raises.
+    """Return the answer of ``/chat/completions``.
+
+    Raises:
+        ProviderError: it has no message (``INVALID_RESPONSE``), and as :func:`check_choice`.
     """
     usage = usage_of(data.get("usage"))
     try:
@@ -95,22 +97,28 @@ def read_chat(data: Mapping[str, Any], reply: Reply) -> Answer:
     check_choice(choice, reply, usage)
     if isinstance(refusal, str) and refusal and not content:
         content, finish = refusal, "refusal"
-    calls = _calls_of(message, data)
+    if (text := text_of(content)) is None:
+        reason = "the message's content is neither a string nor a list of parts"
+        raise ERRORS.unusable(reply, "shape", reason, usage)
     rest = unmodelled(message, KNOWN_IN_MESSAGE)
-    if isinstance(content, list) and (blocks := _other_blocks(content)):
-        rest[MESSAGE_BLOCKS] = blocks
+    if isinstance(content, list) and not all(map(_is_text, content)):
+        rest[MESSAGE_BLOCKS] = content
     logprobs = choice.get("logprobs")
     return _answer(
         data,
         reply,
-        _joined(content, reply, usage),
+        text,
         usage,
         finish_word(finish, _FINISH),
-        calls,
+        _calls_of(message, data),
         reasoning=_reasoning(message, content),
         logprobs=token_logprobs(fields(logprobs).get("content")),
         extra=gathered(_of_body(data, KNOWN_IN_BODY), unmodelled(choice, KNOWN_IN_CHOICE), rest),
     )
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, str) or (isinstance(part, Mapping) and part.keys() <= {"type", "text"})
 
 
 def _of_body(data: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
@@ -121,51 +129,49 @@ def _of_body(data: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
 
 
 def _calls_of(message: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[ToolCall, ...]:
-    listed_calls, older = message.get("tool_calls"), message.get("function_call")
-    if not listed_calls and not older:
+    items, older = message.get("tool_calls"), message.get("function_call")
+    if not items and not older:
         return ()
-    items = listed_calls if isinstance(listed_calls, list) else ()
-    calls = [_call(item) for item in items if isinstance(item, Mapping)]
+    listed_calls = items if isinstance(items, list) else ()
+    calls = [_call(item) for item in listed_calls if isinstance(item, Mapping)]
     if not calls and isinstance(older, Mapping):
         calls = [tool_call(None, older.get("name"), older.get("arguments"))]
     return identified(calls, short(data.get("id"), PLAIN_ID))
 
 
 def _call(item: Mapping[str, Any]) -> ToolCall | None:
-    """A call of a chat, of a function or of a custom tool, whose input is a text."""
     custom, extra = item.get("custom"), unmodelled(item, _KNOWN_IN_CALL)
     if isinstance(custom, Mapping):
-        text = custom.get("input")
-        extra = {"type": "custom", **{name: value for name, value in extra.items() if name != "custom"}}
-        call = tool_call(item.get("id"), custom.get("name"), None, extra)
-        return call and evolve(call, arguments=None, arguments_text=text if isinstance(text, str) else "")
+        extra.pop("custom", None)
+        return _custom_call(item.get("id"), custom.get("name"), custom.get("input"), extra)
     function = fields(item.get("function"))
     return tool_call(item.get("id"), function.get("name"), function.get("arguments"), extra)
 
 
+def _custom_call(identity: Any, name: Any, text: Any, extra: Mapping[str, Any]) -> ToolCall | None:
+    """Return the call of a custom tool, whose input is a string."""
+    call = tool_call(identity, name, None, {"type": "custom", **extra})
+    return call and evolve(call, arguments=None, arguments_text=text if isinstance(text, str) else "")
+
+
 def _reasoning(message: Mapping[str, Any], content: Any) -> str | None:
-    """The reasoning next to the text; Mistral and Magistral send it as a part of the content."""
     for name in REASONING:
         if isinstance(text := message.get(name), str) and text:
             return well_formed(text)
     if not isinstance(content, list):
         return None
+    # Mistral's models send it as a part of the content
     thoughts = (part.get("thinking") for part in content if isinstance(part, Mapping))
     found = "".join(text_of(thought) or "" for thought in thoughts if says(thought))
     return well_formed(found) or None
 
 
-def _other_blocks(content: list[Any]) -> list[Any]:
-    """Return the parts of a message, if some are more than text."""
-    plain_text = all(
-        isinstance(part, str) or (isinstance(part, Mapping) and part.keys() <= {"type", "text"})
-        for part in content
-    )
-    return [] if plain_text else content
-
-
 def check_choice(choice: Mapping[str, Any], reply: Reply, usage: Usage | None) -> None:
-    """Raise the failure that ended a choice in a 200: what came of its text is not the answer."""
+    """Raise the error that ended a choice in a 200; its text so far is not an answer.
+
+    Raises:
+        ProviderError: the choice has an error, or a finish reason of an interrupted answer.
+    """
     reason = choice.get("finish_reason")
     code = reason if reason in _BROKEN_OFF else None
     if code or says_something(choice.get("error")):
@@ -173,9 +179,10 @@ def check_choice(choice: Mapping[str, Any], reply: Reply, usage: Usage | None) -
 
 
 def read_response(data: Mapping[str, Any], reply: Reply) -> Answer:
-    """Return the answer of ``/responses``, which says in a 200 whether it failed.
+    """Return the answer of ``/responses``.
 
-    A failed or unfinished response, or one without output, is an error.
+    Raises:
+        ProviderError: the response failed, is unfinished or has no output.
     """
     usage = usage_of(data.get("usage"))
     status = data.get("status")
@@ -187,7 +194,10 @@ def read_response(data: Mapping[str, Any], reply: Reply) -> Answer:
     texts, refusals, finish = [], [], "stop"
     logprobs: list[TokenLogprob] = []
     rest: list[dict[str, Any]] = []
-    for part in _parts(output):
+    items = [item for item in output if isinstance(item, dict)]
+    contents = (item.get("content") for item in items if item.get("type") == "message")
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    for part in (part for part in parts if isinstance(part, dict)):
         if part.get("type") == "output_text" and isinstance(part.get("text"), str):
             texts.append(part["text"])
             logprobs += token_logprobs(part.get("logprobs")) or ()
@@ -200,11 +210,10 @@ def read_response(data: Mapping[str, Any], reply: Reply) -> Answer:
         texts, finish = refusals, "refusal"
     if status == "incomplete":
         finish = finish_word(fields(data.get("incomplete_details")).get("reason") or "length", _FINISH)
-    items = [item for item in output if isinstance(item, dict)]
     calls = [item for item in items if item.get("type") in _CALL_ITEMS]
     if others := [item for item in items if item.get("type") not in ("message", *_CALL_ITEMS)]:
         rest.append({"output": others})
-    if any(item.get("encrypted_content") for item in others):  # else nothing is stored that could be named
+    if any(item.get("encrypted_content") for item in others):  # without it, the items could not be sent again
         kept = [item for item in items if item.get("type") in ("message", "reasoning")]
         rest.append({MESSAGE_BLOCKS: kept})
     return _answer(
@@ -229,20 +238,14 @@ def _response_call(item: Mapping[str, Any]) -> ToolCall | None:
     extra = unmodelled(item, _KNOWN_IN_ITEM)
     if item.get("type") == "function_call":
         return tool_call(item.get("call_id"), item.get("name"), item.get("arguments"), extra)
-    text = item.get("input")
-    call = tool_call(item.get("call_id"), item.get("name"), None, {"type": "custom", **extra})
-    return call and evolve(call, arguments=None, arguments_text=text if isinstance(text, str) else "")
+    return _custom_call(item.get("call_id"), item.get("name"), item.get("input"), extra)
 
 
 def _summary(items: list[dict[str, Any]]) -> str | None:
-    """The reasoning in a response: its text where the server gives it, else its summary."""
-    texts = []
-    for item in items:
-        if item.get("type") == "reasoning":
-            found = text_of(item.get("content")) or text_of(item.get("summary"))
-            if found:
-                texts.append(found)
-    return well_formed("\n\n".join(texts)) or None
+    """Return the reasoning in a response: its text if the server sends it, else its summary."""
+    reasoning = (item for item in items if item.get("type") == "reasoning")
+    found = (text_of(item.get("content")) or text_of(item.get("summary")) for item in reasoning)
+    return well_formed("\n\n".join(filter(None, found))) or None
 
 
 def _answer(
@@ -274,22 +277,24 @@ def _answer(
     return read_tool_answer(answer) if calls else answer
 
 
-def _unfinished(what: str, error: Mapping[str, Any], reply: Reply, usage: Usage | None) -> ProviderError:
+def _unfinished(name: str, error: Mapping[str, Any], reply: Reply, usage: Usage | None) -> ProviderError:
     code, message = error.get("code"), error.get("message")
     kind = kind_of_status(200, code, None, message if isinstance(message, str) else "")
     if kind is ErrorKind.INVALID_RESPONSE:
         kind = ErrorKind.SERVER_ERROR
     word = short(plain(code), PLAIN_WORD)
-    text = f"the provider could not finish the {what} ({word or 'no code'})"
+    text = f"the provider could not finish the {name} ({word or 'no code'})"
     return ERRORS.unusable(reply, word, text, usage, kind=kind)
 
 
 def read_embeddings(data: Mapping[str, Any], reply: Reply, requests: Sequence[Request]) -> list[Answer]:
-    """Return an answer for each request, placed by the ``index`` of each vector; without any, in their order.
+    """Return one answer per request, placed by the ``index`` of each vector; without indices, in their order.
 
-    The provider counts the tokens of the call only; they are split over its texts by their length. Doubled
-    and foreign indices are an ``INVALID_RESPONSE``, as are several that are missing, and vectors that are not
-    what was asked for.
+    The provider counts the tokens of the whole call; they are split over its texts by their lengths.
+
+    Raises:
+        ProviderError: indices are repeated, unknown or missing, or vectors are not as requested
+            (``INVALID_RESPONSE``).
     """
     wanted = requests[0].embedding
     common = Answer(
@@ -299,24 +304,21 @@ def read_embeddings(data: Mapping[str, Any], reply: Reply, requests: Sequence[Re
         dropped=dropped_of(wanted),
     )
     usage = fields(data.get("usage"))
-    total = count(usage.get("prompt_tokens", usage.get("total_tokens")))  # Voyage tells the total only
+    total = count(usage.get("prompt_tokens", usage.get("total_tokens")))  # Voyage reports the total only
     with counted(total):
         vectors = _by_index(data.get("data"), len(requests), wanted.dimensions if wanted else None)
         return spread(common, vectors, requests, total)
 
 
 def _by_index(items: Any, size: int, dimensions: int | None) -> list[array[float]]:
-    """The vectors by their index; a single one without is the one left over. Gemini's layer omits zeros, and
-    some gateways all of them.
-    """
     found = listed(items, size)
-    told = [item.get("index") if isinstance(item, dict) else None for item in found]
-    if told.count(None) == size:
-        told = list(range(size))
-    elif told.count(None) == 1:
-        told[told.index(None)] = next(index for index in range(size) if index not in told)
+    indices = [item.get("index") if isinstance(item, dict) else None for item in found]
+    if indices.count(None) == size:  # some gateways omit all indices
+        indices = list(range(size))
+    elif indices.count(None) == 1:  # Gemini's layer omits the index 0
+        indices[indices.index(None)] = next(index for index in range(size) if index not in indices)
     placed: dict[int, array[float]] = {}
-    for index, item in zip(told, found, strict=True):
+    for index, item in zip(indices, found, strict=True):
         if type(index) is not int or not 0 <= index < size or index in placed:
             raise unusable("the vectors' indices are not those of the texts")
         placed[index] = vector(fields(item).get("embedding"), dimensions)
@@ -324,10 +326,11 @@ def _by_index(items: Any, size: int, dimensions: int | None) -> list[array[float
 
 
 def usage_of(usage: Any) -> Usage | None:
-    """Return the billed tokens, by the names of either API.
+    """Return the billed tokens of either API; ``None`` if they are missing or implausible, so that an
+    estimate is used.
 
-    ``None`` when they are missing or absurd, so that an estimate takes their place. xAI and Gemini's layer
-    count the reasoning in the total only: what no other count explains of it was written.
+    xAI and Gemini's layer count the reasoning in the total only: the part of the total that no other count
+    explains is output.
     """
     if not isinstance(usage, dict):
         return None
@@ -347,18 +350,11 @@ def usage_of(usage: Any) -> Usage | None:
     return Usage(taken, made, cached, min(reasoning, made), cache_write_tokens=written)
 
 
-def _joined(content: Any, reply: Reply, usage: Usage | None) -> str:
-    text = text_of(content)
-    if text is None:
-        text = "the message's content is neither a text nor a list of parts"
-        raise ERRORS.unusable(reply, "shape", text, usage)
-    return text
-
-
 def text_of(content: Any) -> str | None:
-    """Return the text of a message or of a piece of one; ``None`` for what is neither a text nor parts.
+    """Return the text of a message or of a piece of one; ``None`` for a value that is neither a string nor a
+    list.
 
-    Compatible servers may send it in parts, and a message that calls tools has none.
+    Compatible servers may send parts, and a message that calls tools has no text.
     """
     if isinstance(content, list):
         texts = [part.get("text") if isinstance(part, dict) else part for part in content]
@@ -368,70 +364,65 @@ def text_of(content: Any) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def _parts(output: list[Any]) -> Iterator[dict[str, Any]]:
-    for item in output:
-        content = item.get("content") if isinstance(item, dict) and item.get("type") == "message" else None
-        if isinstance(content, list):
-            yield from (part for part in content if isinstance(part, dict))
-
-
-_TEXT = Request()
-"""Stands for a vector's request: a line has one text, and what was asked of it is the caller's to check."""
+_TEXT = Request()  # a line has one text; the caller checks the vector against its request
 
 
 def read_line(line: bytes, kind: Kind, api: str, errors: ErrorReader) -> Line:
-    """Understand a line of a batch's output or error file, as OpenAI's Batch guide of November 2026 has them.
+    """Return the outcome in a line of a batch's output or error file (OpenAI's Batch guide, November 2026).
 
-    ``api`` is ``chat`` or ``responses``; what is no line of results is a ``ValueError``.
+    Args:
+        line: of the file.
+        kind: of the request.
+        api: ``chat`` or ``responses``.
+        errors: makes the errors.
+
+    Raises:
+        ValueError: the line is not a result.
     """
 
     def read(data: dict[str, Any]) -> Answer:
         response = data.get("response")
         if response is None:
-            raise _without_response(data.get("error"), errors.secrets)
+            raise _unanswered(data.get("error"), errors.secrets)
         if not isinstance(response, dict):
-            raise ValueError("the line's response is no object")
-        return _line_answer(response, data.get("error"), kind, api, errors)
+            raise ValueError("the line's response is not an object")
+        # some servers leave out the status, or the body around the answer
+        body = response.get("body") if "body" in response else response
+        status = response.get("status_code", 200)
+        if type(status) is not int or not (status == 0 or 100 <= status <= 599):
+            raise ValueError("the line's status is not an HTTP status")
+        if status == 0:
+            text = "the provider got no answer for this request (status 0)"
+            raise unusable(text, "status_0", kind=ErrorKind.SERVER_ERROR)
+        request_id = response.get("request_id")
+        reply = Reply(status, {"x-request-id": request_id} if isinstance(request_id, str) else {}, b"")
+        if not reply.ok:
+            raise errors.read(
+                reply, data=body or data.get("error")
+            )  # vLLM puts the error next to the response
+        if not isinstance(body, dict):
+            raise errors.unusable(reply, "shape", "the line's answer is not an object")
+        errors.check(body, reply)
+        if kind is Kind.EMBED:
+            return read_embeddings(body, reply, (_TEXT,))[0]
+        return read_chat(body, reply) if api == "chat" else read_response(body, reply)
 
     return line_of(line, "custom_id", read)
 
 
-def _line_answer(response: dict[str, Any], told: Any, kind: Kind, api: str, errors: ErrorReader) -> Answer:
-    """A request that was run; some servers leave out the status, or the body around the answer, and vLLM puts
-    an error next to the response: ``told``.
-    """
-    body = response.get("body") if "body" in response else response
-    status = response.get("status_code", 200)
-    if type(status) is not int or not (status == 0 or 100 <= status <= 599):
-        raise ValueError("the line's status is none of HTTP")
-    if status == 0:
-        text = "the provider got no answer for this request (status 0)"
-        raise unusable(text, "status_0", kind=ErrorKind.SERVER_ERROR)
-    request_id = response.get("request_id")
-    reply = Reply(status, {"x-request-id": request_id} if isinstance(request_id, str) else {}, b"")
-    if not reply.ok:
-        raise errors.read(reply, data=body or told)
-    if not isinstance(body, dict):
-        raise errors.unusable(reply, "shape", "the line's answer is no object")
-    errors.check(body, reply)
-    if kind is Kind.EMBED:
-        return read_embeddings(body, reply, (_TEXT,))[0]
-    return read_chat(body, reply) if api == "chat" else read_response(body, reply)
-
-
-def _without_response(error: Any, secrets: tuple[str, ...]) -> ProviderError | NotRun:
-    """A request without an answer: not executed, unless its code says that it was refused or broke off."""
-    told = error_in({"error": error})
-    code, message = short(told.get("code"), PLAIN_WORD), told.get("message", "")
-    kind = kind_of_code(told.get("code"), told.get("type"), message)
-    broke_off = "timeout" in (code or "")
-    if broke_off:
+def _unanswered(error: Any, secrets: tuple[str, ...]) -> ProviderError | NotRun:
+    """Return the meaning of a request without an answer: not run, unless its code names another reason."""
+    found = error_in({"error": error})
+    code, message = short(found.get("code"), PLAIN_WORD), found.get("message", "")
+    kind = kind_of_code(found.get("code"), found.get("type"), message)
+    timed_out = "timeout" in (code or "")
+    if timed_out:
         kind = ErrorKind.TIMEOUT
     text = safe_text(message, (), *secrets)
     meaning = ProviderError(
         f"the batch did not run this request ({code or 'no code'}{f': {text}' if text else ''})",
         kind=kind or ErrorKind.SERVER_ERROR,
         code=code,
-        maybe_billed=broke_off,
+        maybe_billed=timed_out,
     )
     return NotRun(meaning) if kind is None else meaning

@@ -1,4 +1,4 @@
-"""Request bodies of OpenAI's generation and embeddings APIs, as plain dictionaries; nothing is sent here.
+"""Request bodies of OpenAI's generation and embeddings APIs as plain dictionaries.
 
 Source of the fields: OpenAI's OpenAPI document 2.3.0 (chat completions and responses).
 """
@@ -25,9 +25,9 @@ from smartbatch.providers.openai.schema_modes import add_schema, check_tool_mode
 from smartbatch.types import Embedding, Generation, Message, Request, Tool, ToolCall
 
 MAX_TEXTS = 2048
-"""Inputs of one call (OpenAI API reference, embeddings)."""
+"""Inputs per call (OpenAI API reference, embeddings)."""
 MAX_TEXT_TOKENS = 200_000
-"""The API takes 300,000 tokens a call; our count is an estimate, so a third is kept free."""
+"""Tokens per call: the API takes 300,000; ours are estimated, so a third is left as a margin."""
 MAX_STOPS = 4
 _RESERVED = ("model", "messages", "input", "stream", "stream_options", "background")
 _PART_TYPES = {"user": "input_text", "system": "input_text", "developer": "input_text"}
@@ -42,10 +42,15 @@ def chat_body(
     schema_mode: str = "json_schema",
     reasoning: bool = False,
 ) -> dict[str, Any]:
-    """Return the body of ``POST /chat/completions``; some servers know only ``max_tokens``, or no seed.
+    """Return the body of ``POST /chat/completions``.
 
     Args:
-        reasoning: whether the server takes the reasoning of earlier calls back.
+        request: a generation.
+        model: without the prefix.
+        max_tokens_field: the name of the output limit; some servers only know ``max_tokens``.
+        send_seed: whether the server takes a seed.
+        schema_mode: how to send a schema; see :func:`add_schema`.
+        reasoning: whether the server takes the reasoning of earlier turns.
     """
     params = request.params
     messages: list[dict[str, Any]] = []
@@ -84,7 +89,7 @@ def chat_body(
 
 
 def response_body(request: Request, model: str, schema_mode: str = "json_schema") -> dict[str, Any]:
-    """Return the body of ``POST /responses``; the provider stores nothing unless ``extra`` says so."""
+    """Return the body of ``POST /responses``; the provider stores nothing unless ``extra`` enables it."""
     params = request.params
     prompt = request.prompt
     body: dict[str, Any] = {
@@ -104,7 +109,10 @@ def response_body(request: Request, model: str, schema_mode: str = "json_schema"
     if params.schema is not None:
         add_schema(body, params.schema, schema_mode)
     elif params.response_format is not None:
-        body["text"] = {**(body.get("text") or {}), "format": _flat_format(params.response_format)}
+        form = params.response_format
+        if isinstance(inner := form.get("json_schema"), Mapping):
+            form = {"type": "json_schema", **inner}  # this API has no inner object
+        body["text"] = {**(body.get("text") or {}), "format": form}
     if params.logprobs:
         body["include"] = [*(body.get("include") or ()), "message.output_text.logprobs"]
         if params.logprobs is not True:
@@ -122,7 +130,7 @@ def response_body(request: Request, model: str, schema_mode: str = "json_schema"
 def embeddings_body(
     requests: Sequence[Request], model: str, encoding_format: str | None = "base64"
 ) -> dict[str, Any]:
-    """Return the body for the vectors of all ``requests``; base64 parses eight times cheaper than numbers."""
+    """Return the body for the vectors of ``requests``; parsing base64 takes an eighth of the CPU of numbers."""
     body: dict[str, Any] = {"model": model, "input": [request.prompt for request in requests]}
     if encoding_format is not None:
         body["encoding_format"] = encoding_format
@@ -133,24 +141,24 @@ def embeddings_body(
 
 
 def dropped_of(embedding: Embedding | None) -> tuple[tuple[str, str], ...]:
-    """Return what of an embedding's constraints is not sent, each with the reason."""
+    """Return the constraints of an embedding that are not sent, each with the reason."""
     if embedding is None or embedding.task_type is None:
         return ()
     return (("task_type", "OpenAI's embeddings know no task types"),)
 
 
 def check_params(params: Generation, api: str) -> None:
-    """Refuse what cannot be sent, or would change the shape of the answer; names the field."""
+    """Reject parameters that cannot be sent, or that would change the shape of the answer.
+
+    Raises:
+        InvalidRequest: names the field.
+    """
     if params.stop is not None and len(params.stop) > MAX_STOPS:
-        raise InvalidRequest(
-            f"stop has {len(params.stop)} texts; at most {MAX_STOPS} are taken", field="stop"
-        )
+        raise InvalidRequest(f"stop has {len(params.stop)} strings; the maximum is {MAX_STOPS}", field="stop")
     if api == "responses":
         for field in ("stop", "seed"):
             if getattr(params, field) is not None:
-                raise InvalidRequest(
-                    f"{field} does not exist in the responses API; use api='chat'", field=field
-                )
+                raise InvalidRequest(f"the responses API has no {field}; use api='chat'", field=field)
     check_tool_mode(params)
     extra = params.extra or {}
     check_extra(extra, _RESERVED)
@@ -164,11 +172,10 @@ def check_params(params: Generation, api: str) -> None:
         if params.system is not None and "instructions" in extra:
             raise InvalidRequest("system is set twice, by the request and in extra", field="extra")
     if extra.get("n", 1) != 1:
-        raise InvalidRequest("extra may not set n: give it to the call, as submit(…, n=3)", field="extra")
+        raise InvalidRequest("extra may not set n: pass it to the call, as in submit(…, n=3)", field="extra")
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
-    """Return a function as the API describes it; with ``strict``, in the dialect of that mode."""
     function: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description
@@ -205,12 +212,12 @@ def _chat_call(call: ToolCall) -> dict[str, Any]:
 
 
 _CALL_FIELDS = ("extra_content",)
-"""What goes back with a call: the signatures of Gemini's models in its OpenAI-compatible layer."""
+"""Fields returned with an earlier call: signatures of Gemini's OpenAI-compatible layer."""
 
 
 def _input_items(message: Message) -> Iterator[Mapping[str, Any]]:
-    """Yield a chat message in the shape of the responses API, whose text parts name their direction, and in
-    which calls and their results are items of their own.
+    """Yield a message as items of the responses API: text parts name their direction, and calls and results
+    are separate items.
     """
     if message.role == "tool":
         text = text_of_result(message)
@@ -224,7 +231,7 @@ def _input_items(message: Message) -> Iterator[Mapping[str, Any]]:
         kind = _PART_TYPES.get(message.role, "output_text")
         parts: list[Mapping[str, Any]] = []
         for part in message.content:
-            if part.get("type") == "reasoning":  # an item that an answer had, which goes back as it came
+            if part.get("type") == "reasoning":  # an item of an earlier answer, returned unchanged
                 yield part
             elif part.get("type") == "message":
                 parts += part.get("content") or ()
@@ -241,13 +248,7 @@ def _input_items(message: Message) -> Iterator[Mapping[str, Any]]:
             yield {**function, "call_id": call.id, "name": call.name}
 
 
-def _flat_format(form: Mapping[str, Any]) -> Mapping[str, Any]:
-    inner = form.get("json_schema")
-    return {"type": "json_schema", **inner} if isinstance(inner, Mapping) else form
-
-
 def _add_sampling(body: dict[str, Any], params: Generation) -> None:
-    if params.temperature is not None:
-        body["temperature"] = params.temperature
-    if params.top_p is not None:
-        body["top_p"] = params.top_p
+    for name in ("temperature", "top_p"):
+        if (value := getattr(params, name)) is not None:
+            body[name] = value

@@ -1,8 +1,8 @@
-"""Streamed answers of OpenAI's two generation APIs, and of the servers that imitate them.
+"""Streamed answers of OpenAI's two generation APIs, and of compatible servers.
 
-Source: OpenAI's OpenAPI document 2.3.0. A chat ends with ``[DONE]``, or, at servers that do not send it, with
-the body after a finish reason; a response with one of three events that carry it whole. Anything else was cut
-on its way, whatever the connection says.
+Source: OpenAI's OpenAPI document 2.3.0. A chat ends with ``[DONE]`` or, at servers that do not send it, with
+the body after a finish reason; a response ends with one of three events that contain it. Any other end means
+that the stream was cut.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from smartbatch.types import Answer
 
 
 class ChatReader(EventReader):
-    """Chunks of a chat completion, and ``[DONE]``, which Perplexity leaves out."""
+    """Reads the chunks of a chat completion, and ``[DONE]``, which Perplexity omits."""
 
     to_the_end = True  # the usage comes after the finish reason
 
@@ -42,8 +42,7 @@ class ChatReader(EventReader):
         self._choice: dict[str, Any] = {}
         self._message: dict[str, Any] = {}
         self._calls: list[dict[str, Any]] = []
-        self._open: dict[int | None, dict[str, Any]] = {}
-        """The calls that further pieces may continue, by their index."""
+        self._open: dict[int | None, dict[str, Any]] = {}  # calls that may be continued, by index
         self._logprobs: list[Any] = []
         self._reason: Any = None
         self._choices = 0
@@ -60,7 +59,7 @@ class ChatReader(EventReader):
             self.usage, self._body["usage"] = usage, data["usage"]
         choices = data.get("choices")
         if not isinstance(choices, list) or not choices:
-            return ""  # the chunk of the usage, and what proxies send to keep a connection alive
+            return ""  # the chunk with the usage, or a proxy's keep-alive
         choice = choices[0]
         if not isinstance(choice, dict):
             raise self.errors.unusable(head, "shape", "a chunk of the stream has no choices[0]")
@@ -81,7 +80,7 @@ class ChatReader(EventReader):
         return content + refusal
 
     def _take_rest(self, delta: Mapping[str, Any]) -> None:
-        """Enter what a delta has besides text: calls, reasoning, and what is not modelled."""
+        """Enter the parts of a delta besides text: calls, reasoning and unmodelled fields."""
         calls = delta.get("tool_calls")
         for item in calls if isinstance(calls, list) else ():
             if isinstance(item, dict):
@@ -93,9 +92,7 @@ class ChatReader(EventReader):
         add_piece(self._message, {**pieces, **unmodelled(delta, KNOWN_IN_MESSAGE)}, growing=True)
 
     def _take_call(self, item: dict[str, Any]) -> None:
-        """Enter a piece of a call. Its index says which call it continues; some servers send no index, or the
-        same for calls with different ids.
-        """
+        # Some servers send no index, or the same one for calls with different ids.
         identity, index = item.get("id"), item.get("index")
         call = self._open.get(index if isinstance(index, int) else None)
         if call is None or (identity and call.get("id") not in (None, identity)):
@@ -125,7 +122,7 @@ class ChatReader(EventReader):
 
 
 class ResponseReader(EventReader):
-    """Named events of a response; the last one carries it whole."""
+    """Reads the named events of a response; the last one contains it."""
 
     _answer: Answer | None = None
 
@@ -143,7 +140,7 @@ class ResponseReader(EventReader):
         return ""
 
     def finish(self, text: str, head: Reply) -> Answer:  # noqa: ARG002
-        assert self._answer is not None  # an end without it is an error
+        assert self._answer is not None  # a stream without it raises earlier
         return evolve(self._answer, text=text) if text else self._answer
 
     def whole(self, data: Mapping[str, Any], reply: Reply) -> Answer:
