@@ -290,7 +290,7 @@ def _read_vector(response: Mapping[str, Any]) -> Answer:
 
 
 class ChunkReader(EventReader):
-    """Reads the chunks of ``:streamGenerateContent``; only a finish reason shows that the answer is complete."""
+    """Reads the chunks of ``:streamGenerateContent``; only a finish reason completes the answer."""
 
     to_the_end = True
 

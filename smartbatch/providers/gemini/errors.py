@@ -161,7 +161,7 @@ def _dicts(found: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _seconds(delay: Any) -> float | None:
-    """Return a protobuf duration in seconds: ``"41s"``, ``"0.847655010s"``, or an object of its two fields."""
+    """Return the seconds of a protobuf duration: ``"41s"``, ``"0.847655010s"``, or an object."""
     if isinstance(delay, str):
         return parse_duration(delay)
     try:

@@ -130,7 +130,7 @@ def response_body(request: Request, model: str, schema_mode: str = "json_schema"
 def embeddings_body(
     requests: Sequence[Request], model: str, encoding_format: str | None = "base64"
 ) -> dict[str, Any]:
-    """Return the body for the vectors of ``requests``; parsing base64 takes an eighth of the CPU of numbers."""
+    """Return the body for the vectors of ``requests``; parsing base64 takes an eighth of the CPU."""
     body: dict[str, Any] = {"model": model, "input": [request.prompt for request in requests]}
     if encoding_format is not None:
         body["encoding_format"] = encoding_format
