@@ -14,46 +14,6 @@ from smartbatch.jobs.records import JobRow, StoredItem
 from smartbatch.providers.base import Provider
 from smartbatch.types import Kind, Route
 
-SHARE_OF_STORING = 0.1
-"""The part of its time that the thread that stores results spends in the store: the faster that is, the
-sooner a result is stored."""
-LONGEST_GATHER = 0.05
-"""Seconds that a result waits at most for others to be stored with it."""
-MEASURED = 0.5
-"""Seconds over which it is counted how many results come."""
-MOST_AHEAD = 500
-"""Items that are claimed at most because results come fast."""
-
-
-@define(eq=False)
-class GatherInterval:
-    """How long results gather before they are stored together. Not thread-safe.
-
-    Attributes:
-        pause: seconds.
-        storing: seconds that storing them took last.
-        meanwhile: how many come in both together, as of late: so many are neither asked nor make room.
-    """
-
-    pause: float = 0.0
-    storing: float = 0.0
-    meanwhile: int = 0
-    _since: float = -math.inf
-    _count: int = 0
-
-    def gathered(self, count: int, now: float) -> None:
-        """Note how many results are to be stored now. They come in bursts: their rate is that of a while."""
-        self._count += count
-        seconds = now - self._since
-        if seconds >= MEASURED:
-            self.meanwhile = math.ceil(self._count * (self.pause + self.storing) / seconds)
-            self._since, self._count = now, 0
-
-    def stored(self, seconds: float) -> None:
-        """Note how long storing results took."""
-        self.storing = seconds
-        self.pause = min(LONGEST_GATHER, seconds / SHARE_OF_STORING)
-
 
 @frozen
 class Turn:
@@ -76,7 +36,6 @@ class ClaimTurns:
             the jobs of one limit share it.
     """
 
-    _interval: GatherInterval
     jobs: dict[str, RealtimeItems] = field(factory=dict)
     under_way: Counter[ItemLimit] = field(factory=Counter)
     _taken: Counter[ItemLimit] = field(factory=Counter)
@@ -91,7 +50,7 @@ class ClaimTurns:
         first: Turn | None = None
         resumes_at = math.inf
         for job in self.jobs.values():
-            room = self._most(job) - self.under_way[job.limit] - self._taken[job.limit]
+            room = job.limit() - self.under_way[job.limit] - self._taken[job.limit]
             room += count if ended is not None and ended.limit == job.limit else 0
             if room <= 0 or not job.wanting or job.withdrawn:
                 continue
@@ -101,23 +60,9 @@ class ClaimTurns:
             turn = Turn(job, min(room, job.turn))
             if not self._overtaken and not job.begun and job.row.total <= room:
                 return turn
-            if room >= min(self._most(job) // 4, TURN // 2):  # calls have enough to do until then
+            if room >= min(job.limit() // 4, TURN // 2):  # calls have enough to do until then
                 first = first or turn
         return first or resumes_at
-
-    def enough(self) -> int:
-        """Return how many results are stored without waiting for more: nothing more is to come, or calls
-        would soon wait for the room."""
-        wanting = [self._most(job) // 2 for job in self.jobs.values() if job.wanting]
-        return min(*wanting, self.under_way.total()) if wanting else self.under_way.total()
-
-    def _most(self, job: RealtimeItems) -> int:
-        """Return the limit of a job; more where many results come in the time in which they gather: half of
-        the limit is for calls in flight."""
-        limit = job.limit()
-        if job.capped:
-            return limit
-        return max(limit, min(MOST_AHEAD, limit // 2 + 2 * self._interval.meanwhile))
 
     def begin(self, turn: Turn) -> None:
         """Keep the room of a turn while its items are claimed."""

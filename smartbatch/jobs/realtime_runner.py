@@ -22,7 +22,7 @@ from smartbatch.core.limits.backoff import backoff
 from smartbatch.core.preparation.fingerprint import remember
 from smartbatch.errors import ClientClosed, RequestCancelled, StoreError
 from smartbatch.events import StoreAvailable, StoreUnavailable
-from smartbatch.jobs.claim_turns import ClaimTurns, GatherInterval, Turn
+from smartbatch.jobs.claim_turns import ClaimTurns, Turn
 from smartbatch.jobs.job_budget import JobBudget, has_batches, short_of_budget
 from smartbatch.jobs.payload import decode_params, decode_request, item_id
 from smartbatch.jobs.realtime_items import ItemLimit, RealtimeItems
@@ -80,14 +80,12 @@ class RealtimeRunner:
         self._monitor = clock.monitor()
         self._inbox = clock.monitor(self._monitor.lock)
         self._empty = clock.monitor(self._monitor.lock)
-        self._interval = GatherInterval()
-        self._turns = ClaimTurns(self._interval)
+        self._turns = ClaimTurns()
         self._jobs = self._turns.jobs
         self._claimed: deque[tuple[RealtimeItems, Sequence[StoredItem]]] = deque()
         self._verdicts: deque[tuple[RealtimeItems, int, Verdict]] = deque()
         self._unstored: dict[RealtimeItems, list[tuple[int, Verdict]]] = {}
         self._health = StoreHealth(clock)
-        self._gathering = False
         self._claiming: RealtimeItems | None = None
         self._started: set[str] = set()
         self._submitting = self._halted = self._ending = self._ended = False
@@ -411,8 +409,7 @@ class RealtimeRunner:
             self._verdicts.append((job, ix, verdict))
             if _RESULTS not in self._started:  # it ended in the very moment in which a job was dropped
                 self._start_locked()
-            if not self._gathering or self._has_gathered_locked():
-                self._inbox.notify()
+            self._inbox.notify()
             stuck = verdict.is_answer and self._health.is_stuck
         if stuck:  # here, because the threads of this class may be waiting for the store
             self._recall_all()
@@ -456,8 +453,8 @@ class RealtimeRunner:
                 self._all_stored()
 
     def _gather(self, tries: int) -> bool:
-        """Add verdicts to what is to be stored: while one group is stored, the next gathers, and for a while
-        after it. False at the end."""
+        """Add verdicts to what is to be stored: those that came while a group was stored are the next one.
+        False at the end."""
         with self._inbox:
             if tries and not self._ended:
                 longest = LAST_PAUSE if self._ending else LONGEST_PAUSE
@@ -467,19 +464,10 @@ class RealtimeRunner:
                     return False
             if self._ended and tries:
                 return False
-            until = self._clock.now() + (0.0 if tries else self._interval.pause)
-            while not self._has_gathered_locked() and (left := until - self._clock.now()) > 0:
-                self._gathering = True
-                self._inbox.wait(left)
-            self._gathering = False
-            self._interval.gathered(len(self._verdicts), self._clock.now())
             while self._verdicts:
                 job, ix, verdict = self._verdicts.popleft()
                 self._unstored.setdefault(job, []).append((ix, verdict))
             return True
-
-    def _has_gathered_locked(self) -> bool:
-        return self._ending or len(self._verdicts) >= self._turns.enough()
 
     def _not_stored(self, job: RealtimeItems, error: BaseException, *, first: bool) -> None:
         """Ask nothing more while the store cannot be written, and tell it once."""
@@ -536,7 +524,6 @@ class RealtimeRunner:
         turn = self._turn_with(job, len(group)) if all(final) and not wait and note is None else None
         claimed: Sequence[StoredItem] | None = None
         room = any(final)  # there may be money for others now
-        began = self._clock.now()
         try:
             at = self._runtime.wall()
             if job.budget is None:
@@ -555,7 +542,6 @@ class RealtimeRunner:
             if turn is not None:
                 self._end_turn(turn, claimed)
         with self._monitor:
-            self._interval.stored(self._clock.now() - began)
             for result in results:
                 job.under_way.pop(result.ix, None)
             self._turns.stored(job, len(results))
