@@ -379,7 +379,7 @@ class BatchingClient:
 
     def announce_plan(self, plan: Plan) -> AnnouncedPlan:
         """Tell observers of a plan that :meth:`submit_run` carries out; return what scores it."""
-        return AnnouncedPlan(self._running.advisor, plan.decision)
+        return self._running.advisor.announce(plan.decision)
 
     # -- jobs ------------------------------------------------------------------------------------------------
 

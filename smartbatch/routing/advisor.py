@@ -19,19 +19,18 @@ from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig
 from smartbatch.core.forecast.forecaster import ForecastAt
 from smartbatch.core.routing.choice import Decision, Infeasible, break_even, choose
-from smartbatch.core.routing.offers import BatchOffer, Offer, Throughput
+from smartbatch.core.routing.offers import BatchOffer, Offer, Rounds, Throughput, rounds_of
 from smartbatch.core.routing.options import Constraints
-from smartbatch.core.routing.outcome import ActualCost
 from smartbatch.core.routing.rescue import Speed
-from smartbatch.core.routing.workload import Cost, Load, OtherModel, Workload, expected_usd
+from smartbatch.core.routing.workload import Cost, Load, OtherModel, Workload
 from smartbatch.errors import ConfigError
-from smartbatch.events import BatchEnded, Event, ForecastMoved, RouteChosen, RouteScored, ThresholdMoved
+from smartbatch.events import BatchEnded, Event, ForecastMoved, ThresholdMoved
 from smartbatch.observe.text import duration
 from smartbatch.prices import PriceBook, Processing, RateCard
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.setup import Parallelism
 from smartbatch.realtime.shared_quota import shared_quota
-from smartbatch.routing.budget_rounds import Rounds, rounds_of
+from smartbatch.routing.announced_plan import AnnouncedPlan, Prices
 from smartbatch.routing.history import ForecastHistory
 from smartbatch.types import Kind, Request, Result, Route, Strategy
 
@@ -120,7 +119,7 @@ class Advisor:
         }
         calibration = self._history.calibration(self._model.label, kind)
         kept = self._config.cache is not None
-        return Workload(calibration, rates, kept=kept, others=partial(self._other, kind))
+        return Workload(calibration, rates, kept=kept)
 
     def for_model(self, model: OpenedModel) -> Advisor:
         """Return what chooses the routes of lists for another model of the provider."""
@@ -133,7 +132,7 @@ class Advisor:
             found = self._of_models.setdefault(model.name, made)
         return found
 
-    def _other(self, kind: Kind, request: Request) -> OtherModel | None:
+    def other(self, request: Request, kind: Kind) -> OtherModel | None:
         """Return what is known of the model of a request, if it is not the one routes are chosen for."""
         model = (self._root or self._model).of(request)
         if model.name == self._model.name:
@@ -142,19 +141,19 @@ class Advisor:
         rates = {"standard": known._rates("standard"), "batch": known._rates("batch")}
         return OtherModel(model.name, self._history.calibration(model.label, kind), rates)
 
-    def _prices_of(self, result: Result) -> tuple[RateCard | None, RateCard | None] | None:
-        """Return the prices of the model that answered, if it is another one of the provider."""
+    def _prices_of(self, result: Result) -> Prices:
+        """Return the prices of the model that answered, if it is one of the provider."""
         provider, _, name = (result.model or "").partition(":")
-        if provider != self._model.provider.name or name == self._model.name:
-            return None
-        other = self.for_model(evolve(self._model, name=name))
-        return other._rates("standard"), other._rates("batch")
+        known = self
+        if provider == self._model.provider.name and name != self._model.name:
+            known = self.for_model(evolve(self._model, name=name))
+        return known._rates("standard"), known._rates("batch")
 
     def ceilings(self, requests: Iterable[Request], kind: Kind) -> list[float] | None:
         """Return the most USD that each request can cost in real time; ``None`` where no price is known."""
         most = []
         for request in requests:
-            other = self._other(kind, request)
+            other = self.other(request, kind)
             learned = (
                 self._history.calibration(self._model.label, kind) if other is None else other.calibration
             )
@@ -220,65 +219,12 @@ class Advisor:
             return decision
         return evolve(decision, reason=f"{decision.reason}; {rounds.told()}")
 
-    def tell(self, decision: Decision, purpose: str | None = None) -> str:
-        """Tell a decision, and return the id it was told under."""
-        chosen = decision.chosen
+    def announce(self, decision: Decision, purpose: str | None = None) -> AnnouncedPlan:
+        """Tell observers of a decision; return what holds it against its results."""
         number = f"decision-{next(self._numbers)}"
-        self._tell(
-            RouteChosen(
-                at=self._clock.now(),
-                decision_id=number,
-                model=self._model.label,
-                purpose=purpose,
-                requests=decision.load.requests,
-                route=chosen.route,
-                first=chosen.first,
-                reason=decision.reason,
-                p50=chosen.p50,
-                p95=chosen.p95,
-                cost=expected_usd(chosen.cost),
-                options=tuple(
-                    (each.route.value, each.p50, each.p95, expected_usd(each.cost), each.feasible)
-                    for each in decision.options
-                ),
-            )
+        return AnnouncedPlan(
+            number, self._model.label, decision, purpose, self._prices_of, self._clock, self._tell
         )
-        return number
-
-    def actual_cost(self) -> ActualCost:
-        """Return what adds up the cost of results, and what their tokens cost by the plain routes."""
-        return ActualCost(self._rates("standard"), self._rates("batch"), self._prices_of)
-
-    def score(
-        self, number: str, decision: Decision, seconds: float, actual: ActualCost
-    ) -> RouteScored | None:
-        """Tell what a decision really took: seconds from the submission to the last answer, and USD.
-
-        Where nothing was answered, how soon that was known says nothing of any route: ``None``.
-        """
-        if not actual.answered:
-            return None
-        chosen, constraints = decision.chosen, decision.constraints
-        alone, batch = decision.alone, decision.batch
-        scored = RouteScored(
-            at=self._clock.now(),
-            decision_id=number,
-            model=self._model.label,
-            requests=decision.load.requests,
-            route=chosen.route,
-            seconds=seconds,
-            cost=actual.paid,
-            forecast_p50=chosen.p50,
-            forecast_p95=chosen.p95,
-            forecast_cost=expected_usd(chosen.cost),
-            individual_seconds=seconds if alone is chosen else alone.p50,
-            individual_cost=actual.individual,
-            batch_seconds=None if batch is None else seconds if batch is chosen else batch.p50,
-            batch_cost=None if batch is None else actual.by_batch,
-            met=None if constraints.deadline is None else seconds <= constraints.deadline,
-        )
-        self._tell(scored)
-        return scored
 
     def speed(self, row: JobRow) -> Speed:
         """Return how fast requests of a job can be taken out of batches and answered in real time."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from attrs import frozen
 
@@ -12,16 +13,16 @@ from smartbatch._clock import Clock
 from smartbatch._fork import run_after_collection
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.outcome import ListDecision, Measured, rescue_in_words
-from smartbatch.errors import RequestCancelled
-from smartbatch.events import RouteScored
+from smartbatch.errors import RequestCancelled, RowSkipped
 from smartbatch.interrupted import Interrupted
 from smartbatch.realtime.bounded_map import BoundedMap
 from smartbatch.results import ResultList, of_prompts
 from smartbatch.routing.advisor import Advisor
+from smartbatch.routing.announced_plan import AnnouncedPlan
 from smartbatch.routing.job_results import JobResults
 from smartbatch.routing.list_progress import ListDisplay
-from smartbatch.routing.skipped_rows import Merged
 from smartbatch.routing.stored_lists import CheckedList
+from smartbatch.tables.row_prompts import SkippedRow
 from smartbatch.types import Request, Result
 
 Taken: TypeAlias = JobResults | BoundedMap
@@ -53,7 +54,7 @@ class RoutedResults(Iterator[Result]):
         self._purpose = common_purpose(asked.requests)
         self._take = take
         self._note = note
-        self._actual = advisor.actual_cost()
+        self._plan: AnnouncedPlan | None = None
         self._results: Taken | None = None
         self._ended = False
         self.decided: ListDecision | None = None
@@ -62,42 +63,41 @@ class RoutedResults(Iterator[Result]):
         if self._ended:
             raise StopIteration
         try:
-            if self._results is None:
-                self._number = self._advisor.tell(self._decision, self._purpose)
+            if self._plan is None:
+                self._plan = self._advisor.announce(self._decision, self._purpose)
                 self._began = self._clock.now()
                 self.decided = ListDecision(self._clock.wall(), self._advisor.label, self._decision)
                 if self._note is not None:
                     self._note(self.decided)
+            if self._results is None:
                 self._results = self._take()
             result = next(self._results)
         except StopIteration:
             self._ended = True
-            seconds = self._clock.now() - self._began
-            self._explain_rescue()
-            self._scored(self._advisor.score(self._number, self._decision, seconds, self._actual))
+            if self._plan is not None and self.decided is not None:
+                self._score(self._plan, self.decided)
             raise
         except BaseException:
             self.close()
             raise
-        self._actual.add(result)
+        self._plan.add(result)
         return result
 
-    def _explain_rescue(self) -> None:
-        if self.decided is None or rescue_in_words(self._decision, self._actual, None) is None:
-            return
-        reason = self._results.rescue() if isinstance(self._results, JobResults) else None
-        self.decided.rescue = rescue_in_words(self._decision, self._actual, reason)
-
-    def _scored(self, event: RouteScored | None) -> None:
-        if event is not None and self.decided is not None:
-            self.decided.measured = Measured(
+    def _score(self, plan: AnnouncedPlan, decided: ListDecision) -> None:
+        seconds = self._clock.now() - self._began
+        if rescue_in_words(self._decision, plan.actual, None) is not None:
+            reason = self._results.rescue() if isinstance(self._results, JobResults) else None
+            decided.rescue = rescue_in_words(self._decision, plan.actual, reason)
+        event = plan.score(seconds)
+        if event is not None:
+            decided.measured = Measured(
                 seconds=event.seconds,
                 cost=event.cost,
                 individual_cost=event.individual_cost,
                 batch_cost=event.batch_cost,
             )
             if self._note is not None:
-                self._note(self.decided)
+                self._note(decided)
 
     def unread(self) -> dict[int, Result]:
         """Return, after :meth:`close`, the results that came and were not taken, by position."""
@@ -227,3 +227,79 @@ def common_purpose(requests: Sequence[Request]) -> str | None:
     """Return the purpose of all of them; ``None`` where they differ."""
     purposes = {request.purpose for request in requests}
     return purposes.pop() if len(purposes) == 1 else None
+
+
+def without_skipped(prompts: Iterable[Any], answers: int) -> tuple[Iterable[Any], dict[int, Result]]:
+    """Return prompts, and the results of those rows among them that are skipped, by their position in the
+    list of results.
+
+    The prompts keep their positions: whoever makes requests of them leaves out the skipped rows. If they are
+    read lazily, their results are there as soon as they have been read.
+
+    Args:
+        answers: results of each row that is not skipped.
+    """
+    skipped: dict[int, Result] = {}
+
+    def read() -> Iterator[Any]:
+        for at, prompt in enumerate(prompts):
+            if isinstance(prompt, SkippedRow):
+                before = len(skipped)
+                skipped[(at - before) * answers + before] = _skipped(at, prompt)
+            yield prompt
+
+    if isinstance(prompts, Sequence):
+        deque(read(), maxlen=0)
+        return prompts, skipped
+    return read(), skipped
+
+
+def _skipped(at: int, row: SkippedRow) -> Result:
+    error = RowSkipped(f"row {at} (counted from 0) was skipped: {row.reason}")
+    return Result("", error=error, cost=0.0, row=at)
+
+
+class Merged(Iterator[Result]):
+    """The results of requests with those of skipped rows among them, at their positions.
+
+    Args:
+        results: of the requests.
+        skipped: results of skipped rows by position; there before the result of any later row.
+        ordered: whether the results come in the order of the rows. If not, those of skipped rows come first.
+    """
+
+    def __init__(self, results: Iterator[Result], skipped: dict[int, Result], *, ordered: bool) -> None:
+        self._results = results
+        self._skipped = skipped
+        self._ordered = ordered
+        self._position = 0
+        self._held: Result | None = None
+        self._ended = False
+
+    def __next__(self) -> Result:
+        if not self._ordered:
+            return self._next_unordered()
+        if self._position not in self._skipped and self._held is None and not self._ended:
+            try:
+                self._held = next(self._results)
+            except StopIteration:
+                self._ended = True
+        at = self._position
+        self._position += 1
+        if at in self._skipped:
+            return self._skipped[at]
+        held, self._held = self._held, None
+        if held is None:
+            raise StopIteration
+        return held
+
+    def _next_unordered(self) -> Result:
+        while True:
+            if self._skipped:
+                return self._skipped.popitem()[1]
+            if self._ended:
+                raise StopIteration
+            try:
+                return next(self._results)
+            except StopIteration:
+                self._ended = True

@@ -35,10 +35,17 @@ from smartbatch.realtime.realtime import Realtime, stored_stream
 from smartbatch.realtime.text_stream import TextStream
 from smartbatch.results import ReportFile, ResultList, ended
 from smartbatch.routing.advisor import Advisor, individual_calls
+from smartbatch.routing.announced_plan import AnnouncedPlan
 from smartbatch.routing.job_results import JobResults
 from smartbatch.routing.list_progress import ListDisplay, ListDisplays, OnProgress, ProgressCounter
-from smartbatch.routing.list_results import ListFacts, ListResults, RoutedResults, Taken, common_purpose
-from smartbatch.routing.skipped_rows import without_skipped
+from smartbatch.routing.list_results import (
+    ListFacts,
+    ListResults,
+    RoutedResults,
+    Taken,
+    common_purpose,
+    without_skipped,
+)
 from smartbatch.routing.stored_lists import CheckedList, StoredLists
 from smartbatch.types import (
     ConstraintParams,
@@ -118,8 +125,8 @@ class ListRouter:
     _note: Callable[[ListDecision], object]
     _advisor: Advisor
     _stored: StoredLists
-    _decided: dict[str, tuple[str, Decision]] = field(factory=dict, init=False)
-    """The decisions of jobs that have not ended, with the ids they were told under."""
+    _decided: dict[str, AnnouncedPlan] = field(factory=dict, init=False)
+    """The plans of jobs that have not ended."""
     displays: ListDisplays = field(factory=ListDisplays, init=False)
     """What shows lists that are read now."""
 
@@ -302,21 +309,20 @@ class ListRouter:
             if self._is_cached(request):
                 workload.cached += 1
             else:
-                workload.add(request, self._shared_key(request))
+                workload.add(request, self._shared_key(request), advisor.other(request, kind))
         return Plan(advisor.consider(workload, constraints, kind, batchable=batchable))
 
     def job_finished(self, event: JobFinished) -> None:
         """Score the decision of a job of this process when its last result was stored."""
-        decided = self._decided.pop(event.job_id, None)
-        if decided is None:
+        plan = self._decided.pop(event.job_id, None)
+        if plan is None:
             return
-        number, decision = decided
         paid = None if event.unpriced else event.cost
-        by_batch = paid if decision.chosen.route is Route.BATCH else None
+        by_batch = paid if plan.route is Route.BATCH else None
         actual = ActualCost(
             paid=paid, individual=event.realtime_cost, by_batch=by_batch, answered=event.succeeded
         )
-        self._advisor.score(number, decision, event.seconds, actual)
+        plan.score(event.seconds, actual)
 
     # -- jobs ------------------------------------------------------------------------------------------------
 
@@ -367,10 +373,10 @@ class ListRouter:
         names: Sequence[ItemName | None] = (),
     ) -> JobRow:
         """Tell a decision and store the job; the decision is scored when the job is done."""
-        number = self._advisor.for_model(asked.model).tell(decision, common_purpose(asked.requests))
+        plan = self._advisor.for_model(asked.model).announce(decision, common_purpose(asked.requests))
         submit = self._jobs().submit_decided
         row = submit(rows, asked.params, decision, asked.kind, options, names)
-        self._decided[row.id] = number, decision
+        self._decided[row.id] = plan
         for earliest in list(self._decided)[:-DECIDED]:
             self._decided.pop(earliest, None)
         if self._jobs().service.is_done(row.id):
@@ -472,7 +478,7 @@ class ListRouter:
         )
         workload.cached = len(asked.requests) - len(requests)
         for request in requests:
-            workload.add(request, self._shared_key(request))
+            workload.add(request, self._shared_key(request), advisor.other(request, asked.kind))
         return advisor.consider(workload, asked.constraints, asked.kind, batchable=asked.batchable)
 
     def _is_cached(self, request: Request) -> bool:

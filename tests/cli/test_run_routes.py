@@ -299,7 +299,7 @@ def test_ctrl_c_while_a_route_is_chosen_leaves_nothing(
     prompts(5000)
     added: list[object] = []
 
-    def add(_self: Workload, request: object, _key: object) -> None:
+    def add(_self: Workload, request: object, *_: object) -> None:
         added.append(request)
         if len(added) == 3:
             os.kill(os.getpid(), signal.SIGINT)

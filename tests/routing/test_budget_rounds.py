@@ -15,8 +15,7 @@ from inside import inside
 from levels import sampled
 
 from smartbatch import BatchingClient, ConfigError, Price
-from smartbatch.core.routing.offers import BatchOffer
-from smartbatch.routing.budget_rounds import rounds_of
+from smartbatch.core.routing.offers import BatchOffer, rounds_of
 from tests.faults.world import MINUTE, World, texts, world
 
 PRICE = Price(input=1000.0, output=1000.0)

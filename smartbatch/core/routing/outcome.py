@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from attrs import define, field, frozen
 
@@ -19,11 +19,6 @@ _REALTIME = (*_STANDARD, Route.FLEX)
 class ActualCost:
     """Adds up results in constant memory. All amounts are USD.
 
-    Args:
-        standard: prices in real time; ``None`` where unknown.
-        batch: prices by batch, likewise.
-        others: returns both for the model of a result, if it is another one.
-
     Attributes:
         paid: what the results cost; ``None`` once one of them has no known cost.
         individual: what the tokens they used cost in real time; ``None`` where that is unknown.
@@ -33,9 +28,6 @@ class ActualCost:
         realtime: requests that were sent in real time.
     """
 
-    _standard: Rates | None = None
-    _batch: Rates | None = None
-    _others: Callable[[Result], tuple[Rates | None, Rates | None] | None] = lambda _: None
     paid: float | None = 0.0
     individual: float | None = 0.0
     by_batch: float | None = 0.0
@@ -43,15 +35,19 @@ class ActualCost:
     batched: int = 0
     realtime: int = 0
 
-    def add(self, result: Result) -> None:
-        """Add a result; one that took no call, or got the answer of another request, adds nothing."""
+    def add(self, result: Result, standard: Rates | None = None, batch: Rates | None = None) -> None:
+        """Add a result; one that took no call, or got the answer of another request, adds nothing.
+
+        Args:
+            standard: prices of its model in real time; ``None`` if they are unknown.
+            batch: its prices by batch, likewise.
+        """
         self.answered += result.ok
         if result.paid_before:
             return
         if not result.deduplicated:
             self.batched += result.route in _BATCH
             self.realtime += result.route in _REALTIME
-        standard, batch = self._others(result) or (self._standard, self._batch)
         cost = result.cost
         self.paid = None if self.paid is None or cost is None else self.paid + cost
         if self.individual is not None:

@@ -6,7 +6,7 @@ import math
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from struct import Struct
 from typing import Protocol
 
@@ -184,7 +184,6 @@ class Workload:
         calibration: what was learned of the model's tokens.
         rates: prices by the way of processing, such as ``standard`` and ``batch``; ``None`` where unknown.
         kept: whether answers are kept, so that equal requests share one however far apart they are.
-        others: returns what is known of the model of a request, if it names another one.
 
     Attributes:
         cached: requests that the cache answers; the caller counts them.
@@ -202,11 +201,9 @@ class Workload:
         rates: Mapping[str, Rates | None],
         *,
         kept: bool = False,
-        others: Callable[[Request], OtherModel | None] = lambda _: None,
     ) -> None:
         self._calibration = calibration
         self._kept = kept
-        self._others = others
         self._unpriced: set[str] = set()
         self._rates = {name: card for name, card in rates.items() if card is not None}
         self._usd = {name: _Usd() for name in self._rates}
@@ -227,8 +224,13 @@ class Workload:
         self._sampled = 0
         self._sampled_in = self._sampled_most = 0.0
 
-    def add(self, request: Request, key: bytes | None = None) -> None:
-        """Add a request. Equal ones have the same ``key``; ``None`` is for one that shares no answer."""
+    def add(self, request: Request, key: bytes | None = None, other: OtherModel | None = None) -> None:
+        """Add a request.
+
+        Args:
+            key: equal requests have the same; ``None`` for one that shares no answer.
+            other: what is known of its model, if it is not that of the list.
+        """
         repeated = False
         if key is not None:
             if self._keys.is_near(key):
@@ -242,7 +244,7 @@ class Workload:
         embeds = request.embedding is not None
         self._generating = self._generating or not (embeds or request.call)
         shape = None if embeds else SHAPES.of(request.params)
-        limit, other = request.params.max_tokens, self._others(request)
+        limit = request.params.max_tokens
         learned = self._calibration if other is None else other.calibration
         estimated = estimate_request(request)
         texts = estimated if learned.observed else estimate_texts(request)

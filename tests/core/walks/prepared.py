@@ -178,11 +178,12 @@ def answers(rng: random.Random, record: Record) -> None:
 def costs(rng: random.Random, record: Record) -> None:
     """What results cost is held against other routes."""
     for _ in range(20):
-        one = ActualCost(rng.choice((None, Rates())), rng.choice((None, Rates())))
+        one, prices = ActualCost(), (rng.choice((None, Rates())), rng.choice((None, Rates())))
         for place in range(rng.randrange(5)):
             usage = rng.choice((Usage(), Usage(900, 80)))
             route = rng.choice(list(Route))
-            one.add(Result(str(place), usage=usage, cost=rng.choice((None, 0.0, 0.5, 0.5)), route=route))
+            cost = rng.choice((None, 0.0, 0.5, 0.5))
+            one.add(Result(str(place), usage=usage, cost=cost, route=route), *prices)
             record.note(
                 "cost", paid=one.paid, individual=one.individual, by_batch=one.by_batch, answered=one.answered
             )
