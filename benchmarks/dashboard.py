@@ -31,7 +31,7 @@ from smartbatch.types import Result
 JOBS, ROWS = 10_000, 10_000_000
 PAGES = (
     *("/", "/jobs", "/jobs?state=unfinished", "/jobs?before=5000", "/jobs/job-0000000000000042"),
-    *("/choices", "/choices/5000", "/models", "/errors", "/acts"),
+    *("/decisions", "/decisions/5000", "/models", "/errors"),
 )
 LOADS = 10
 SETTLED = 1000

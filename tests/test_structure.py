@@ -32,7 +32,7 @@ NOUNS = frozenset({"attempt", "chats", "errors", "types", "events", "results", "
 """What travels everywhere: it imports nothing above itself."""
 
 FOR_ALL = frozenset(
-    {"_clock", "_display", "_files", "_fork", "_html", "_importing", "_kept"}
+    {"_clock", "_display", "_files", "_fork", "_importing", "_kept"}
     | {"_postgres", "_settings", "_sqlite", "_version"}
 )
 """Files at the root that every room may import."""
@@ -47,7 +47,6 @@ BELOW_CLIENT = NOUNS | {
     "sharing",
     "realtime",
     "jobs",
-    "reports",
     "routing",
     "tables",
     "views",
@@ -56,10 +55,9 @@ BELOW_CLIENT = NOUNS | {
 ALLOWED: dict[str, frozenset[str]] = {
     # for all
     "_clock": frozenset(),  # time and waiting
-    "_display": frozenset(),  # short reprs, and HTML for notebooks
+    "_display": frozenset(),  # short reprs, escapes
     "_files": frozenset({"errors"}),  # files for this user only
     "_fork": frozenset(),  # forks and the interpreter's end
-    "_html": frozenset(),  # escaping, elements
     "_importing": frozenset({"_fork"}),  # how modules are imported late
     "_kept": frozenset({"errors"}),  # what the next process need not work out again
     "_postgres": frozenset({"errors"}),  # addresses of PostgreSQL servers
@@ -83,12 +81,11 @@ ALLOWED: dict[str, frozenset[str]] = {
     # adapters of APIs, and listeners to events
     "providers": NOUNS | {"emulator"},  # those that only simulate one: see SIMULATED
     "observe": NOUNS | {"core", "config", "prices", "views"},
-    "reports": NOUNS | {"core"},  # parts of pages, charts, and the report of a job
     # limits and budgets that processes share
     "sharing": NOUNS | {"config", "core", "observe"},
     # the two ways to an answer; they do not know each other
     "realtime": NOUNS | {"config", "prices", "core", "providers", "observe", "sharing"},
-    "jobs": NOUNS | {"config", "prices", "core", "providers", "observe", "reports", "views"},
+    "jobs": NOUNS | {"config", "prices", "core", "providers", "observe", "views"},
     # a list's way
     "plan": NOUNS | {"core", "views"},
     "routing": NOUNS
@@ -102,7 +99,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "cluster": BELOW_CLIENT | {"client"},
     "runs": BELOW_CLIENT | {"client", "cluster"},  # the rows of a file, and an output that survives
     "cli": BELOW_CLIENT | {"client", "stored_jobs", "emulator", "cluster", "runs", "dashboard"},
-    "dashboard": BELOW_CLIENT | {"client", "stored_jobs", "reports"},
+    "dashboard": BELOW_CLIENT | {"client", "stored_jobs"},
     # frameworks have commands, and mount the dashboard
     "integrations": BELOW_CLIENT | {"client", "stored_jobs", "cluster", "cli", "dashboard"},
     "__main__": frozenset({"cli"}),
@@ -120,7 +117,6 @@ FOLDERS: dict[str, frozenset[str]] = {
     "routing": frozenset(),
     "providers": frozenset({"http", "openai", "anthropic", "gemini", "sim"}),
     "observe": frozenset(),
-    "reports": frozenset(),
     "views": frozenset({"templates"}),
     "dashboard": frozenset({"static"}),
     "tables": frozenset(),

@@ -12,7 +12,7 @@ from smartbatch.dashboard.source import Source
 from smartbatch.errors import InvalidRequest, JobNotFound
 from smartbatch.jobs.act_records import MOST_COUNTED, Acted, JobSelection
 from smartbatch.jobs.job import Job
-from smartbatch.reports.axes import usd
+from smartbatch.views.words import money
 
 NONE = "none"
 """Takes a deadline or a budget away."""
@@ -79,9 +79,9 @@ def _budget(source: Source, asked: Asked) -> str:
     if given == NONE:
         return f"Job {job.id} has no budget any more."
     if left >= 0:
-        return f"The budget of job {job.id} is {given}; {usd(left)} of it are neither spent nor reserved."
+        return f"The budget of job {job.id} is {given}; {money(left)} of it are neither spent nor reserved."
     return (
-        f"The budget of job {job.id} is {given}; {usd(-left)} more are spent or reserved already. What is "
+        f"The budget of job {job.id} is {given}; {money(-left)} more are spent or reserved already. What is "
         "under way ends, and nothing more is sent until something costs less than was reserved for it."
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, final
 from urllib.parse import parse_qsl, unquote
 
@@ -14,7 +13,7 @@ from smartbatch.dashboard import acts
 from smartbatch.dashboard.access import MAX_QUERY_FIELDS, Access, TokenAccess, is_from_own_page, is_known_host
 from smartbatch.dashboard.downloads import KINDS, formats, may_download, results_file
 from smartbatch.dashboard.layout import document, message, policy, static_file
-from smartbatch.dashboard.live import OpenStreams, Streamed, stream, update, version_of
+from smartbatch.dashboard.live import OpenStreams, Rendered, Streamed, stream
 from smartbatch.dashboard.navigation import PAGES
 from smartbatch.dashboard.page import Page, Query
 from smartbatch.dashboard.source import Source
@@ -124,7 +123,9 @@ class Dashboard:
             return self._act(environ, query)
         if method not in ("GET", "HEAD"):
             raise _Refused(
-                "405 Method Not Allowed", "Pages are read, and acts are posted.", ("Allow", "GET, HEAD, POST")
+                "405 Method Not Allowed",
+                "Pages are read with GET, and actions are sent with POST.",
+                ("Allow", "GET, HEAD, POST"),
             )
         if isinstance(self._access, TokenAccess) and "token" in query.values:
             return self._with_cookie(self._access, environ, query)
@@ -165,13 +166,13 @@ class Dashboard:
             page = _made(self._source, query)
         except SmartbatchError as error:
             return self._wrong(query, error)
-        return Response(body=document(page, query, version_of(page)))
+        return Response(body=document(page, query))
 
     def _wrong(self, query: Query, error: SmartbatchError) -> Response:
         """Answer with the reason why a page cannot be made."""
         missing = isinstance(error, JobNotFound)
         status = "404 Not Found" if missing else "503 Service Unavailable"
-        title = "No such job" if missing else "The page cannot be made"
+        title = "No such job" if missing else "This page is unavailable"
         return Response(status=status, body=message(title, error.message, query))
 
     def _news(self, environ: WSGIEnvironment, query: Query) -> Response:
@@ -183,13 +184,18 @@ class Dashboard:
         except SmartbatchError as error:
             raise _Refused("503 Service Unavailable", error.message) from None
         if query.path == "news":
-            return Response(kind="application/json", body=update(page, seen))
+            return Response(kind="application/json", body=Rendered.of(page).news(seen))
         give_back = self._streams.take() if environ.get("wsgi.multithread") else None
         if give_back is None:
             raise _Refused("503 Service Unavailable", "No stream is free here: ask for news now and then.")
         source = self._source
-        render = partial(_made, source, asked)
-        events = stream(render, seen, source.clock, lambda: self._stopped, source.written)
+        events = stream(
+            lambda: Rendered.of(_made(source, asked)),
+            seen,
+            source.clock,
+            lambda: self._stopped,
+            source.written,
+        )
         headers = (("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
         return Response(kind="text/event-stream", body=Streamed(events, give_back), headers=headers)
 

@@ -10,10 +10,10 @@ from attrs import frozen
 from smartbatch.dashboard.shared_view import SharedView
 from smartbatch.dashboard.source import Source
 from smartbatch.jobs.records import JobState
-from smartbatch.jobs.status import span
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.job_overview import JobFilter, JobLine
 from smartbatch.observe.participants import LaneStatus, merged
+from smartbatch.views.words import duration, money
 
 LONG = 60.0
 """Seconds of a cooldown that a person should know of."""
@@ -64,14 +64,14 @@ def needs_of(source: Source, shared: SharedView) -> Iterator[Need]:
         yield Need(f"The place where processes share limits cannot be read: {shared.problem}")
     for one in shared.found.living:
         if one.realtime.budget and one.realtime.spent >= SPENT * one.realtime.budget:
-            told = f"{one.realtime.spent:.2f} of {one.realtime.budget:.2f} USD"
+            told = f"{money(one.realtime.spent)} of {money(one.realtime.budget)}"
             yield Need(f"The budget of process {one.pid} on {one.host} is spent: {told}.")
     for lane in merged([one.realtime for one in shared.found.living]).lanes:
         yield from _provider(lane)
     if store is not None:
         yield from _waiting(store)
     for one in shared.found.lost:
-        heard = f"has not been heard for {span(one.age)}, and did not say that it ended"
+        heard = f"has not been heard for {duration(one.age)}, and did not say that it ended"
         yield Need(f"Process {one.pid} on {one.host} {heard}.")
 
 
@@ -94,7 +94,7 @@ def _provider(lane: LaneStatus) -> Iterator[Need]:
     if lane.breaker != "closed":
         yield Need(f"{lane.model}: the provider is down, the breaker is {lane.breaker}.")
     if lane.cooldown >= LONG:
-        yield Need(f"{lane.model}: paused for {span(lane.cooldown)} after a refusal.")
+        yield Need(f"{lane.model}: paused for {duration(lane.cooldown)} after a refusal.")
     if lane.is_lost:
         told = "the place that shares the limit is unavailable; each process keeps to its own share"
         yield Need(f"{lane.model}: {told}.")

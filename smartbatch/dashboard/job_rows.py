@@ -1,43 +1,42 @@
-"""Jobs as rows of a table: how each stands, what it costs, and when it will be done."""
+"""Jobs as rows of a table: state, progress, cost, and when they will be done."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
-from smartbatch._html import Child, Html, el, fragment
 from smartbatch.dashboard.outlook import Outlook, outlook, risk_of
 from smartbatch.dashboard.page import Query
 from smartbatch.dashboard.source import Source
 from smartbatch.jobs.records import JobState
-from smartbatch.jobs.status import span
 from smartbatch.jobs.store.job_overview import AcceptedForecast, JobLine
-from smartbatch.reports import components
-from smartbatch.reports.axes import usd
 from smartbatch.results import defects_in_words
+from smartbatch.views.model import Cell, DataTable, Link, Moment, ProgressBar, State, Tone, Value
+from smartbatch.views.words import duration, money, share
 
-HEAD = ("job", "model", "state", "requests", "route", "forecast and came", "cost", "real time", "deadline")
-_KINDS = {JobState.ACTIVE: "", JobState.HELD: "bad", JobState.DONE: "good"}
+_COLUMNS = "job, model/4, state, requests, route/6, time, cost:money, deadline/5"
+_TONES: dict[JobState, Tone] = {JobState.ACTIVE: "", JobState.HELD: "bad", JobState.DONE: "good"}
+_RISKY = 0.05
+_TINY = 1e-9
 
 
-def jobs_table(caption: str, lines: Sequence[JobLine], source: Source, query: Query) -> Html:
+def jobs_table(caption: str, lines: Sequence[JobLine], source: Source, query: Query) -> DataTable | None:
     """Return a table of jobs; two questions to the store besides that for the jobs themselves."""
     store = source.store
-    if store is None:
-        return fragment()
-    told, now = store.overview.forecasts(lines), source.now()
-    going = [line for line in lines if line.state is not JobState.DONE]
-    shards = store.overview.shards(going)
+    if store is None or not lines:
+        return None
+    forecasts, now = store.overview.forecasts(lines), source.now()
+    running = [line for line in lines if line.state is not JobState.DONE]
+    shards = store.overview.shards(running)
     history = source.history
-    times = {model: history.turnaround(model) for model in {line.model for line in going}}
+    times = {model: history.turnaround(model) for model in {line.model for line in running}}
     rows = []
     for line in lines:
         ends, risk = None, None
         if line.id in shards:
             of_job = shards[line.id], times[line.model], now
             ends, risk = outlook(line, *of_job), risk_of(line, *of_job)
-        rows.append(_row(line, told.get(line.no), ends, risk, now, query))
-    return components.table(caption, HEAD, rows, numbers=(6, 7))
+        rows.append(_row(line, forecasts.get(line.no), ends, risk, now, query))
+    return DataTable.of(caption, _COLUMNS, rows)
 
 
 def _row(
@@ -47,78 +46,73 @@ def _row(
     risk: float | None,
     now: float,
     query: Query,
-) -> tuple[Child, ...]:
+) -> tuple[Cell, ...]:
     return (
-        fragment(
-            el("a", line.key or line.id, href=query.link("jobs", line.id)),
-            el("div", moment_of(line.created_at), class_="soft"),
-        ),
+        (Link(line.key or line.id, query.link("jobs", line.id)), Moment(line.created_at)),
         line.model,
         state_of(line),
         progress_of(line),
-        "–" if line.policy.route is None else line.policy.route.value,
+        None if line.policy.route is None else line.policy.route.value,
         time_of(line, forecast, ends, now),
-        usd(line.cost) + (" + ?" if line.unpriced else ""),
-        usd(line.realtime_cost),
+        _cost(line),
         deadline_of(line, risk, now),
     )
 
 
-def state_of(line: JobLine) -> Html:
-    """Return the state of a job in words."""
+def state_of(line: JobLine) -> State:
+    """Return the state of a job."""
     if line.cancel_requested and line.state is not JobState.DONE:
-        return components.state("is being cancelled", "warn")
-    return components.state(line.state.value, _KINDS[line.state])
+        return State("cancelling", "warn")
+    return State(line.state.value, _TONES[line.state])
 
 
-def progress_of(line: JobLine) -> Html:
+def progress_of(line: JobLine) -> tuple[Value, ...]:
     """Return how many requests have their results, and how many of them are flawed or failed."""
-    shown = components.progress(
-        f"requests of {line.key or line.id} that have results", line.finished, line.total
-    )
-    counts = f"{line.finished:,} of {line.total:,}"
-    failed = el("div", components.state(f"{line.failed:,} failed", "bad")) if line.failed else None
+    bar = ProgressBar(f"requests of {line.key or line.id} that have results", line.finished, line.total)
     defects = defects_in_words(line)
-    flawed = el("div", components.state(defects, "warn")) if defects else None
-    return fragment(shown, el("div", counts, class_="soft"), flawed, failed)
+    return (
+        bar,
+        f"{line.finished:,} of {line.total:,}",
+        *([State(defects, "warn")] if defects else []),
+        *([State(f"{line.failed:,} failed", "bad")] if line.failed else []),
+    )
 
 
-def time_of(line: JobLine, forecast: AcceptedForecast | None, ends: Outlook | None, now: float) -> Html:
-    """Return what was forecast for a job, and what it took or what is left."""
-    parts = []
-    if forecast is not None:
-        parts.append(f"forecast {span(forecast.p50)}, 95 % within {span(forecast.p95)}")
+def _cost(line: JobLine) -> tuple[Value, ...]:
+    saved = line.realtime_cost - line.cost
+    compared = f"{money(abs(saved))} {'less' if saved > 0 else 'more'} than in real time"
+    return (
+        line.cost,
+        *([compared] if abs(saved) > _TINY else []),
+        *([f"{line.unpriced:,} without a price"] if line.unpriced else []),
+    )
+
+
+def time_of(
+    line: JobLine, forecast: AcceptedForecast | None, ends: Outlook | None, now: float
+) -> tuple[Value, ...]:
+    """Return what a job took or what is left, and what was forecast."""
     if line.finished_at is not None:
-        parts.append(f"took {span(line.finished_at - line.created_at)}")
+        first = f"took {duration(line.finished_at - line.created_at)}"
     elif ends is not None:
-        late = f", 95 % within {span(ends.late - now)}" if ends.late > ends.median + 1 else ""
-        parts.append(f"about {span(max(0.0, ends.median - now))} left{late}")
+        late = f", p95 {duration(ends.late - now)}" if ends.late > ends.median + 1 else ""
+        first = f"about {duration(max(0.0, ends.median - now))} left{late}"
     else:
-        parts.append(f"{span(max(0.0, now - line.created_at))} so far")
-    return fragment(el("div", part) for part in parts)
+        first = f"{duration(max(0.0, now - line.created_at))} so far"
+    if forecast is None:
+        return (first,)
+    return first, f"forecast p50 {duration(forecast.p50)}, p95 {duration(forecast.p95)}"
 
 
-def deadline_of(line: JobLine, risk: float | None, now: float) -> Child:
-    """Return a job's deadline, and how probable its batches miss it."""
+def deadline_of(line: JobLine, risk: float | None, now: float) -> Cell:
+    """Return a job's deadline, and the probability that its batches miss it."""
     deadline = line.policy.deadline
     if deadline is None:
-        return "–"
+        return None
     if line.state is JobState.DONE:
         late = (line.finished_at or now) - deadline
-        return (
-            components.state(f"missed by {span(late)}", "bad")
-            if late > 0
-            else components.state("met", "good")
-        )
+        return State(f"missed by {duration(late)}", "bad") if late > 0 else State("met", "good")
     if now > deadline:
-        return components.state(f"missed {span(now - deadline)} ago", "bad")
-    words = f"in {span(deadline - now)}"
-    if risk is None:
-        return words
-    return fragment(el("div", words), components.state(f"risk {risk:.0%}", "warn" if risk > 0.05 else ""))
-
-
-def moment_of(at: float) -> Html:
-    """Return a time in UTC."""
-    found = datetime.fromtimestamp(at, UTC)
-    return el("time", f"{found:%Y-%m-%d %H:%M:%S}", datetime=found.isoformat(timespec="seconds"))
+        return State(f"missed {duration(now - deadline)} ago", "bad")
+    words = f"in {duration(deadline - now)}"
+    return words if risk is None else (words, State(f"risk {share(risk)}", "warn" if risk > _RISKY else ""))

@@ -1,52 +1,45 @@
-"""*Jobs*: how each stands, by pages, and which ones are meant."""
+"""*Jobs*: every job, by pages, and by state, model or name."""
 
 from __future__ import annotations
 
-from smartbatch._html import Html, el, fragment
 from smartbatch.dashboard import act_forms
 from smartbatch.dashboard.job_rows import jobs_table
-from smartbatch.dashboard.page import Page, PageSection, Query, no_store_yet
+from smartbatch.dashboard.page import Page, Query, no_store_yet, number_of, pages_of
 from smartbatch.dashboard.source import Source
 from smartbatch.jobs.records import JobState
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.store.job_overview import COUNTED, JobFilter, JobLine
-from smartbatch.reports import components
+from smartbatch.jobs.store.job_overview import COUNTED, JobFilter
+from smartbatch.views.model import Field, Form, Section, Tile, View
 
 PAGE = 40
 """Jobs of a page."""
 EVERY = 1.75
 """Seconds between two looks while somebody watches: so many jobs take less than a hundredth of a core, and a
 change is seen within two seconds."""
-_STATES = (
-    ("", "all"),
-    ("unfinished", "going on"),
-    *((state.value, state.value) for state in JobState),
-)
-_MOST_DIGITS = 18
-"""Digits of a number in an address that a database takes."""
+_STATES = (("", "all"), ("unfinished", "running"), *((state.value, state.value) for state in JobState))
+_EMPTY = "No jobs found. Show all of them, or submit one: client.submit_batch(prompts, key=…)."
 
 
 def page(source: Source, query: Query) -> Page:
     """Return the page."""
     store = source.store
     if store is None:
-        told = el("p", no_store_yet(source))
-        return Page("Jobs", (PageSection("jobs", "Jobs", told),))
-    forms = act_forms.of_jobs(filter_of(query), query)
-    return Page(
-        "Jobs",
-        (
-            PageSection("counts", "How many", _counts(store)),
-            PageSection("filter", "Which", _form(query), live=False),
-            PageSection("jobs", "Jobs", _jobs(source, store, query)),
-            *(() if forms is None else (PageSection("act", "Act on them", forms, live=False),)),
-        ),
-        every=EVERY,
-    )
+        return Page(View("Jobs", (Section("jobs", "All jobs", (), empty=no_store_yet(source)),)))
+    chosen, before = filter_of(query), number_of(query.values.get("before"))
+    lines = store.overview.page(chosen, before=before, limit=PAGE + 1)
+    older = lines[PAGE - 1].no if len(lines) > PAGE else None
+    table = jobs_table("Jobs, newest first", lines[:PAGE], source, query)
+    forms = act_forms.of_jobs(chosen, query)
+    sections = [
+        Section("filter", "Filter", (_filter(query),), is_live=False),
+        Section("jobs", "Jobs", (table, pages_of("jobs", query, "before", older)), empty=_EMPTY),
+        *([Section("act", "Actions on these jobs", forms, is_live=False)] if forms else []),
+    ]
+    return Page(View("Jobs", tuple(sections), tiles=_tiles(store, query)), every=EVERY)
 
 
 def filter_of(query: Query) -> JobFilter:
-    """Return which jobs the address asks for; what is no state is all."""
+    """Return which jobs the address asks for; an unknown state means all."""
     state, model = query.values.get("state", ""), query.values.get("model", "")
     return JobFilter(
         state=JobState(state) if state in {each.value for each in JobState} else None,
@@ -56,9 +49,16 @@ def filter_of(query: Query) -> JobFilter:
     )
 
 
-def _counts(store: SqlStore) -> Html:
-    return components.facts(
-        [(state.value, count_in_words(store.overview.count(state))) for state in JobState]
+def _tiles(store: SqlStore, query: Query) -> tuple[Tile, ...]:
+    counts = [(state, store.overview.count(state)) for state in JobState]
+    return tuple(
+        Tile(
+            state.value.capitalize(),
+            count_in_words(count),
+            tone="bad" if state is JobState.HELD and count else "",
+            href=query.link("jobs", state=state.value),
+        )
+        for state, count in counts
     )
 
 
@@ -67,49 +67,16 @@ def count_in_words(count: int) -> str:
     return f"{COUNTED:,}+" if count > COUNTED else f"{count:,}"
 
 
-def _form(query: Query) -> Html:
-    """Return what narrows the list; it works without JavaScript."""
-    chosen = query.values.get("state", "")
-    options = (el("option", name, value=value, selected=value == chosen) for value, name in _STATES)
-    return el(
-        "form",
-        el("label", "State", el("select", options, name="state")),
-        el("label", "Model", _input("model", "provider:model", query)),
-        el("label", "Id or key", _input("name", "job-… or a key", query)),
-        el("button", "Show", type="submit"),
-        el("a", "All jobs", href=query.link("jobs")),
-        method="get",
-        action=query.link("jobs"),
-        role="search",
+def _filter(query: Query) -> Form:
+    """Return the form that narrows the list; it works without JavaScript."""
+    values = query.values
+    fields = (
+        Field("state", "State", values.get("state", ""), kind="select", options=_STATES),
+        _search("model", "Model", "provider:model", query),
+        _search("name", "Id or key", "job-… or a key", query),
     )
+    return Form(query.link("jobs"), "Show", fields, is_search=True)
 
 
-def _input(name: str, hint: str, query: Query) -> Html:
-    value = query.values.get(name, "")
-    return el("input", type="search", name=name, value=value, placeholder=hint, maxlength=1_024)
-
-
-def _jobs(source: Source, store: SqlStore, query: Query) -> Html:
-    """Return a page of jobs; it is named by the job before it, so it costs the same wherever it is."""
-    before = number_of(query.values.get("before"))
-    lines = store.overview.page(filter_of(query), before=before, limit=PAGE + 1)
-    if not lines:
-        return el("p", "No job is there that is meant.", class_="soft")
-    return fragment(
-        jobs_table("Jobs, newest first", lines[:PAGE], source, query), _pages(lines, before, query)
-    )
-
-
-def _pages(lines: list[JobLine], before: int | None, query: Query) -> Html | None:
-    links = []
-    if before is not None:
-        links.append(el("li", el("a", "Newest jobs", href=query.again(before=None))))
-    if len(lines) > PAGE:
-        links.append(el("li", el("a", "Older jobs", href=query.again(before=lines[PAGE - 1].no))))
-    return el("nav", el("ul", links), aria_label="Pages of jobs") if links else None
-
-
-def number_of(text: str | None) -> int | None:
-    """Return a number of an address; ``None`` for what is none."""
-    is_one = text is not None and text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
-    return int(text) if is_one and text is not None else None
+def _search(name: str, label: str, hint: str, query: Query) -> Field:
+    return Field(name, label, query.values.get(name, ""), hint, kind="search", is_required=False)

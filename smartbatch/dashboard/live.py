@@ -1,6 +1,6 @@
 """What changed on a page while somebody looks: by Server-Sent Events, and by polling where these do not go.
 
-What a browser shows is named by the digests of the sections it has, the *version*. It comes with each event
+What a browser shows is named by the digests of the parts it has, the *version*. It comes with each event
 as its id, and back with each question, so the server keeps nothing of those who look.
 """
 
@@ -9,13 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import final
+
+from attrs import frozen
 
 from smartbatch._clock import Clock
 from smartbatch._fork import PerProcess
-from smartbatch.dashboard.page import TICK, Page
+from smartbatch.dashboard.page import EVERY, TICK, Page
 from smartbatch.errors import SmartbatchError
+from smartbatch.views.html import live_parts
 
 HEARTBEAT = 2.0
 """Seconds after which a stream without news says that it is there. By that a browser that went away is
@@ -29,31 +32,41 @@ RETRY = 2_000
 """Milliseconds after which a browser opens a broken stream again."""
 
 
-def version_of(page: Page) -> str:
-    """Return what names the present content of the live sections of a page."""
-    return ".".join(_digest(section.body) for section in page.sections if section.live)
+@frozen
+class Rendered:
+    """What of a page is renewed: HTML by the ids of its parts, and the seconds until the next look."""
 
+    parts: Mapping[str, str]
+    every: float = EVERY
 
-def changed(page: Page, seen: str) -> dict[str, str]:
-    """Return the sections, by id, that are not as in the version ``seen``; all for another page's."""
-    sections = [section for section in page.sections if section.live]
-    known = seen.split(".")
-    if len(known) != len(sections):
-        known = [""] * len(sections)
-    return {
-        section.id: section.body
-        for section, digest in zip(sections, known, strict=True)
-        if _digest(section.body) != digest
-    }
+    @classmethod
+    def of(cls, page: Page) -> Rendered:
+        """Return the parts of a page."""
+        return cls(live_parts(page.view), page.every)
 
+    @property
+    def version(self) -> str:
+        """What names the present content of the parts."""
+        return ".".join(map(_digest, self.parts.values()))
 
-def update(page: Page, seen: str) -> bytes:
-    """Return the answer to a question for news: the version, and what changed, as JSON."""
-    return json.dumps({"version": version_of(page), "sections": changed(page, seen)}).encode()
+    def changed(self, seen: str) -> dict[str, str]:
+        """Return the parts that differ from the version ``seen``; all, if that is of another page."""
+        known = seen.split(".")
+        if len(known) != len(self.parts):
+            known = [""] * len(self.parts)
+        return {
+            name: body
+            for (name, body), digest in zip(self.parts.items(), known, strict=True)
+            if _digest(body) != digest
+        }
+
+    def news(self, seen: str) -> bytes:
+        """Return the answer to a question for news: the version, and what changed, as JSON."""
+        return json.dumps({"version": self.version, "sections": self.changed(seen)}).encode()
 
 
 def stream(
-    render: Callable[[], Page],
+    render: Callable[[], Rendered],
     seen: str,
     clock: Clock,
     stop: Callable[[], bool],
@@ -76,8 +89,8 @@ def stream(
             page = render()
         except SmartbatchError:  # the browser asks again, and is told then
             return
-        if news := changed(page, seen):
-            seen = version_of(page)
+        if news := page.changed(seen):
+            seen = page.version
             yield f"id: {seen}\nevent: sections\ndata: {json.dumps(news)}\n\n".encode()
             spoke = clock.now()
         elif clock.now() >= spoke + HEARTBEAT:

@@ -1,4 +1,4 @@
-"""*Models*: how long calls and batches took, the limits that were learned, and the prices that are used."""
+"""*Models*: pauses and limits set by people, times of calls and batches, known limits, and prices."""
 
 from __future__ import annotations
 
@@ -8,32 +8,41 @@ from datetime import UTC, datetime
 
 from attrs import define, field
 
-from smartbatch._html import Child, Html, el, fragment
-from smartbatch.dashboard.job_rows import moment_of
-from smartbatch.dashboard.page import Page, PageSection, Query
+from smartbatch.dashboard import act_forms
+from smartbatch.dashboard.page import Page, Query, no_store_yet, number_of, pages_of
 from smartbatch.dashboard.shared_view import SharedView
 from smartbatch.dashboard.source import Source
+from smartbatch.jobs.act_records import Act
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.turnaround_log import topic_of
 from smartbatch.observe.participants import LaneStatus
 from smartbatch.prices import Processing
-from smartbatch.reports import charts, components
-from smartbatch.reports.axes import Axis, seconds
 from smartbatch.types import Route
+from smartbatch.views.drawings import quantile
+from smartbatch.views.model import BarsOverTime, Cell, DataTable, Link, Note, Part, Section, View
 
 EVERY = 5.0
 """Seconds between two looks while somebody watches; what is shown is written every few seconds."""
+ACTS = 50
+"""Actions of a page."""
 TOPICS = 60
 """Models and routes of a page; of each what the store keeps, some hundred calls or batches."""
 SAMPLE = 500
 DRAWN = 8
 """Models whose batches are drawn by the hour, those with the most of them."""
-SPENT_ON = 7 * 24 * 3600.0
-"""Seconds back from now; of models that were used since, the prices are shown."""
-_HOURS = Axis("hour of the day of the creation (UTC)", "{:.0f}".format, low=0.0, high=23.0)
-_TOOK = Axis("turnaround", seconds, log=True)
+USED_WITHIN = 7 * 24 * 3600.0
+"""Seconds back from now; prices of models used since then are shown."""
+_HOUR = 3600.0
 _PROCESSINGS: tuple[Processing, ...] = ("standard", "batch", "flex")
 _MILLION = 1e6
+_TIMES = (
+    "model, route, seen:number, p50:duration, p95:duration, p99:duration, given up:number, latest (UTC):time"
+)
+_LIMITS = (
+    "model, requests:number, tokens:number, input tokens:number, output tokens:number, "
+    "evenly spaced to:number, processes:number"
+)
+_PRICES = "model, tier, prompts above, input:number, cached input:number, output:number, source"
 
 
 @define
@@ -51,21 +60,86 @@ class _Times:
     given_up: int = 0
 
 
-def page(source: Source, query: Query) -> Page:  # noqa: ARG001 - the same for all
+def page(source: Source, query: Query) -> Page:
     """Return the page."""
     store = source.store
     times, left_out = ([], 0) if store is None else _times(store)
     shared = source.participants()
-    return Page(
-        "Models",
-        (
-            PageSection("latency", "How long calls took", _latency(times, left_out)),
-            PageSection("turnaround", "How long batches took, by the hour of the day", _turnaround(times)),
-            PageSection("limits", "Limits that were told or learned", _limits(shared)),
-            PageSection("prices", "Prices", _prices(source, sorted(_models(source, times, shared)))),
+    models = sorted(_models(source, times, shared))
+    sections = (
+        *_controls(store, query),
+        Section(
+            "latency",
+            "Time of calls and batches",
+            _latency(times, left_out),
+            empty="No calls yet: clients with a store (store=…) record theirs.",
         ),
-        every=EVERY,
+        Section(
+            "turnaround",
+            "Batches by the hour of their creation",
+            _turnaround(times),
+            empty="No batch has ended yet.",
+        ),
+        Section(
+            "limits",
+            "Known limits per minute",
+            _limits(shared),
+            empty="No limits known: processes that share limits (shared=…) publish them while they run.",
+        ),
+        Section("prices", "Prices", _prices(source, models), empty="No model was used yet."),
+        _acts(source, store, query),
     )
+    return Page(View("Models", sections), every=EVERY)
+
+
+# -- controls and actions ------------------------------------------------------------------------------------
+
+
+def _controls(store: SqlStore | None, query: Query) -> Iterator[Section]:
+    """Yield what people paused and limited, and the forms for it."""
+    if store is not None:
+        controls = store.controls.controls()
+        paused: list[tuple[Cell, ...]] = [
+            (one.model, one.reason, one.by, one.since, act_forms.unpause(one.model, query))
+            for one in controls.pauses.values()
+        ]
+        limits: list[tuple[Cell, ...]] = [
+            (one.model, _limit(one.requests_per_minute), _limit(one.tokens_per_minute), one.by, one.since)
+            for one in controls.limits.values()
+        ]
+        pauses = DataTable.of("Paused models", "model, reason, by, since (UTC):time, ", paused)
+        columns = "model, requests per minute, tokens per minute, by, since (UTC):time"
+        parts = (pauses if paused else None, DataTable.of("Set limits", columns, limits) if limits else None)
+        empty = "Nothing is paused, and the configured limits apply."
+        yield Section("paused", "Paused and limited", parts, empty=empty)
+    yield Section("forms", "Pause or limit a model", act_forms.of_models(query), is_live=False)
+
+
+def _limit(number: float | None) -> Cell:
+    return "as configured" if number is None else f"{number:,.6g}"
+
+
+def _acts(source: Source, store: SqlStore | None, query: Query) -> Section:
+    """Return who did what, by pages."""
+    if store is None:
+        return Section("acts", "Actions", (), empty=no_store_yet(source))
+    acts = store.controls.latest(before=number_of(query.values.get("before")), limit=ACTS + 1)
+    older = acts[ACTS - 1].number if len(acts) > ACTS else None
+    columns = "at (UTC):time, by, action, target, changed:number, left:number, details"
+    rows = [_act_row(one, query) for one in acts[:ACTS]]
+    table = DataTable.of("Actions, newest first", columns, rows) if rows else None
+    parts = (table, pages_of("actions", query, "before", older))
+    return Section("acts", "Actions", parts, empty="No actions yet.")
+
+
+def _act_row(act: Act, query: Query) -> tuple[Cell, ...]:
+    target: Cell = act.target
+    if act.job_id is not None and act.name != "forget":
+        target = Link(act.job_id, query.link("jobs", act.job_id))
+    return act.at, act.by, act.name.replace("_", " "), target, act.count, act.left_out or None, act.detail
+
+
+# -- times ---------------------------------------------------------------------------------------------------
 
 
 def _times(store: SqlStore) -> tuple[list[_Times], int]:
@@ -89,72 +163,58 @@ def _times(store: SqlStore) -> tuple[list[_Times], int]:
     return list(found.values()), max(0, len(names) - 2 * TOPICS)
 
 
-def quantile(values: Sequence[float], q: float) -> float:
-    """Return the value that a share ``q`` of sorted values does not exceed."""
-    return values[max(0, math.ceil(q * len(values)) - 1)]
-
-
-def _latency(times: Iterable[_Times], left_out: int) -> Html:
+def _latency(times: Iterable[_Times], left_out: int) -> tuple[Part, ...]:
     rows = [_latency_row(each) for each in times if each.took]
     if not rows:
-        return el("p", "No call or batch was seen yet by a client with this store.", class_="soft")
-    head = ("model", "route", "seen", "half within", "95 % within", "99 % within", "given up", "latest (UTC)")
-    note = f"Of each the latest, at most {SAMPLE}: a sample of the calls, and all batches."
+        return ()
+    note = f"The latest {SAMPLE} at most: a sample of the calls, and all batches."
     if left_out:
         note += f" {left_out:,} further names are left out."
-    table = components.table("Seconds of calls and batches", head, rows, numbers=range(2, 7))
-    return fragment(table, el("p", note, class_="soft"))
+    return DataTable.of("Calls and batches", _TIMES, rows), Note(note)
 
 
-def _latency_row(times: _Times) -> tuple[Child, ...]:
+def _latency_row(times: _Times) -> tuple[Cell, ...]:
     took = sorted(each for _, each, _ in times.took)
+    quantiles = (quantile(took, q) for q in (0.5, 0.95, 0.99))
     return (
         times.model,
         times.route.value,
-        f"{len(took):,}",
-        *(seconds(quantile(took, q)) for q in (0.5, 0.95, 0.99)),
-        f"{times.given_up:,}",
-        moment_of(max(at for _, _, at in times.took)),
+        len(took),
+        *quantiles,
+        times.given_up,
+        max(at for _, _, at in times.took),
     )
 
 
-def _turnaround(times: Iterable[_Times]) -> Html:
+def _turnaround(times: Iterable[_Times]) -> tuple[Part, ...]:
     """Return the turnaround of batches by the hour of the day in which they were created."""
     batches = [each for each in times if each.route is Route.BATCH and each.took]
-    if not batches:
-        return el("p", "No batch has ended yet.", class_="soft")
     batches.sort(key=lambda each: -len(each.took))
-    drawn = [charts.band(_title(each), _by_hour(each), _TOOK, x=_HOURS) for each in batches[:DRAWN]]
-    more = len(batches) - DRAWN
-    note = f"Of {more:,} further models nothing is drawn." if more > 0 else None
-    return fragment(drawn, el("p", note, class_="soft") if note else None)
+    charts = [_by_hour(each) for each in batches[:DRAWN]]
+    left = len(batches) - DRAWN
+    return (*charts, *([Note(f"{left:,} further models are left out.")] if left > 0 else []))
 
 
-def _title(times: _Times) -> str:
-    return f"{times.model}: half and 95 % of {len(times.took):,} batches, by the hour of their creation (UTC)"
-
-
-def _by_hour(times: _Times) -> list[tuple[float, float, float]]:
+def _by_hour(times: _Times) -> BarsOverTime:
     hours: dict[int, list[float]] = {}
     for _, took, at in times.took:
         if took > 0:
             hours.setdefault(datetime.fromtimestamp(at - took, UTC).hour, []).append(took)
-    return [
-        (float(hour), quantile(found, 0.5), quantile(found, 0.95))
-        for hour, found in ((hour, sorted(hours[hour])) for hour in sorted(hours))
+    bars = tuple((hour * _HOUR, quantile(sorted(hours[hour]), 0.5)) for hour in sorted(hours))
+    title = f"{times.model}: p50 of {len(times.took):,} batches by hour of creation (UTC)"
+    return BarsOverTime(title, _HOUR, bars, "duration", low=0.0, high=24 * _HOUR, ticks="hours")
+
+
+# -- limits and prices ---------------------------------------------------------------------------------------
+
+
+def _limits(shared: SharedView) -> tuple[Part, ...]:
+    rows: list[tuple[Cell, ...]] = [
+        (lane.model, *(value or None for value in _limits_of(lane)), lane.processes)
+        for lane in _lanes(shared)
+        if any(_limits_of(lane))
     ]
-
-
-# -- limits --------------------------------------------------------------------------------------------------
-
-
-def _limits(shared: SharedView) -> Html:
-    rows = [_limit_row(lane) for lane in _lanes(shared) if any(_limits_of(lane))]
-    if not rows:
-        told = "No limit is known now: processes that share limits tell of them while they run."
-        return el("p", told, class_="soft")
-    head = ("model", "requests", "tokens", "input tokens", "output tokens", "evenly spaced to", "processes")
-    return components.table("Limits a minute", head, rows, numbers=range(1, 7))
+    return (DataTable.of("Limits per minute", _LIMITS, rows),) if rows else ()
 
 
 def _lanes(shared: SharedView) -> list[LaneStatus]:
@@ -176,38 +236,26 @@ def _limits_of(lane: LaneStatus) -> tuple[float, ...]:
     )
 
 
-def _limit_row(lane: LaneStatus) -> tuple[Child, ...]:
-    told = (f"{value:,.0f}" if value else "–" for value in _limits_of(lane))
-    return (lane.model, *told, f"{lane.processes:,}")
-
-
-# -- prices --------------------------------------------------------------------------------------------------
-
-
 def _models(source: Source, times: Iterable[_Times], shared: SharedView) -> set[str]:
     """Return the models that were used lately."""
     models = {each.model for each in times} | {lane.model for lane in _lanes(shared)}
-    return models | {each.model for each in source.spending(source.now() - SPENT_ON)}
+    return models | {each.model for each in source.spending(source.now() - USED_WITHIN)}
 
 
-def _prices(source: Source, models: Sequence[str]) -> Html:
-    if not models:
-        return el("p", "No model was used yet.", class_="soft")
+def _prices(source: Source, models: Sequence[str]) -> tuple[Part, ...]:
     rows = [row for model in models[:TOPICS] for row in _price_rows(source, model)]
-    head = ("model", "tier", "of prompts above", "input", "cached input", "output", "from")
-    caption = "USD for a million tokens, as requests are counted now"
-    return components.table(caption, head, rows, numbers=range(2, 6))
+    return (DataTable.of("USD per million tokens", _PRICES, rows),) if rows else ()
 
 
-def _price_rows(source: Source, model: str) -> Iterator[tuple[Child, ...]]:
+def _price_rows(source: Source, model: str) -> Iterator[tuple[Cell, ...]]:
     provider, _, name = model.partition(":")
     known = False
     for processing in _PROCESSINGS:
         card = source.prices.rates(provider, name, source.now(), processing)
         for band in () if card is None else card.bands:
             known = True
-            above = f"{band.above:,} tokens" if band.above > 0 else "–"
-            usd = (f"{rate * _MILLION:,.4g}" for rate in (band.input, band.cached, band.output))
-            yield model, processing, above, *usd, "" if card is None else card.source
+            above = f"{band.above:,} tokens" if band.above > 0 else None
+            usd = (rate * _MILLION for rate in (band.input, band.cached, band.output))
+            yield model, processing, above, *usd, None if card is None else card.source
     if not known:
-        yield model, "no price is known", "–", "–", "–", "–", "–"
+        yield model, "no known price", None, None, None, None, None

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from smartbatch.dashboard import (
-    acts_page,
-    choices_page,
+    decisions_page,
     errors_page,
     job_page,
     jobs_page,
@@ -36,9 +35,8 @@ class PageEntry:
 PAGES: Mapping[str, PageEntry] = {
     "": PageEntry("Now", now_page.page),
     "jobs": PageEntry("Jobs", jobs_page.page, of_one=job_page.page),
-    "choices": PageEntry("Choices", choices_page.page, of_one=choices_page.page_of_one),
+    "decisions": PageEntry("Decisions", decisions_page.page, of_one=decisions_page.page_of_one),
     "models": PageEntry("Models", models_page.page),
     "errors": PageEntry("Errors", errors_page.page),
-    "acts": PageEntry("Acts", acts_page.page),
 }
 """By the first part of the path."""

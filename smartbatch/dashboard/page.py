@@ -8,8 +8,8 @@ from urllib.parse import quote, urlencode
 
 from attrs import field, frozen
 
-from smartbatch._html import Html
 from smartbatch.dashboard.source import Source
+from smartbatch.views.model import Link, Links, View
 
 TICK = 1.0
 """Seconds after which a stream notices at the latest that its server ends."""
@@ -51,34 +51,15 @@ class Query:
 
 
 @frozen
-class PageSection:
-    """A part of a page whose body is replaced as a whole when it has changed.
-
-    Attributes:
-        id: unique in its page; letters and dashes.
-        title: its heading.
-        body: its content.
-        live: whether it is renewed while somebody looks; forms that are filled in are not.
-    """
-
-    id: str
-    title: str
-    body: Html
-    live: bool = True
-
-
-@frozen
 class Page:
     """A page: complete on the server, also for browsers without JavaScript.
 
     Attributes:
-        title: its heading.
-        sections: from top to bottom.
+        view: what it shows.
         every: seconds between two looks at it while somebody watches; more for one that costs more to make.
     """
 
-    title: str
-    sections: tuple[PageSection, ...]
+    view: View
     every: float = EVERY
 
 
@@ -86,6 +67,33 @@ PageOf: TypeAlias = Callable[[Source, Query], Page]
 """Makes a page. Raises JobNotFound where it is about a job that is not there."""
 
 
+_MAX_DIGITS = 18
+"""Digits of a number in an address that a database takes."""
+
+
 def no_store_yet(source: Source) -> str:
     """Return what a page says where there is no store."""
-    return f"There is no store yet at {source.place}: the first job makes it."
+    return f"There is no store yet at {source.place}: the first job creates it."
+
+
+def number_of(text: str | None) -> int | None:
+    """Return a number of an address; ``None`` for anything else."""
+    is_one = text is not None and text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS
+    return int(text) if is_one and text is not None else None
+
+
+def pages_of(
+    what: str, query: Query, name: str, older: int | None, words: tuple[str, str] = ("Newest", "Older")
+) -> Links | None:
+    """Return the links between the pages of a list; the value ``name`` of the address names the page.
+
+    Args:
+        what: is listed.
+        older: the value of the next page; ``None`` for the last.
+    """
+    links = []
+    if name in query.values:
+        links.append(Link(f"{words[0]} {what}", query.again(**{name: None})))
+    if older is not None:
+        links.append(Link(f"{words[1]} {what}", query.again(**{name: older})))
+    return Links(f"Pages of {what}", tuple(links)) if links else None

@@ -105,7 +105,7 @@ def test_acts_on_a_list_concern_the_jobs_of_its_state(
 def test_a_model_is_paused_limited_and_goes_on(visitor: Visitor, opened: SqlStore) -> None:
     visitor.post("/act/pause", {"model": "openai:m", "reason": "<b>too dear</b>"})
     visitor.post("/act/limit", {"model": "openai:m", "requests": "60", "tokens": ""})
-    page = visitor.get("/acts").text
+    page = visitor.get("/models").text
     assert "&lt;b&gt;too dear" in page
     assert "<b>" not in page
     assert "60 requests a minute" in page
@@ -134,7 +134,7 @@ def test_who_may_only_look_is_shown_no_form_and_does_nothing(
 ) -> None:
     job, _ = started(opened, shelf)
     reader = reader_of()
-    for path in (f"/jobs/{job.id}", "/jobs?state=active", "/acts"):
+    for path in (f"/jobs/{job.id}", "/jobs?state=active", "/models"):
         assert "/act/" not in reader.get(path).text
     assert reader.post("/act/cancel", {"id": job.id}).status == 403
     assert opened.controls.latest(limit=100) == []
@@ -148,7 +148,7 @@ def test_the_user_of_the_host_application_is_noted(opened: SqlStore, shelf: Benc
 
 def test_forms_lead_to_where_the_dashboard_is_mounted(visitor: Visitor, opened: SqlStore) -> None:
     mounted = Visitor(visitor.app, environ={"SCRIPT_NAME": "/board"})
-    assert 'action="/board/act/pause"' in mounted.get("/acts").text
+    assert 'action="/board/act/pause"' in mounted.get("/models").text
     assert opened.controls.latest(limit=100) == []
 
 
@@ -187,4 +187,4 @@ def test_a_form_of_no_length_is_refused(visitor: Visitor, length: str) -> None:
 def test_an_act_on_a_job_makes_no_store(tmp_path: object) -> None:
     board = app(store=f"{tmp_path}/none.db", shared="off", access=lambda environ: "all")
     assert Visitor(board).post("/act/cancel", {"id": "job-1"}).status == 404
-    assert "There is no store yet" in Visitor(board).get("/acts").text
+    assert "There is no store yet" in Visitor(board).get("/models").text

@@ -51,7 +51,8 @@ class Elements(HTMLParser):
 def check(answer: Answer) -> None:
     """Nothing of a name became an element, an attribute, an address elsewhere or a header."""
     read = Elements(answer.text)
-    assert [tag for tag in read.tags if tag in ("script", "img", "iframe", "style")] == ["style", "script"]
+    loaded = [tag for tag in read.tags if tag in ("script", "img", "iframe", "style")]
+    assert loaded == ["script", "style", "img"], "the icon of the head alone"
     assert not [name for name, _ in read.attributes if name.startswith("on") or name in ("style", "srcdoc")]
     links = [value or "" for name, value in read.attributes if name in ("href", "src", "action")]
     assert all(link.startswith(("/", "#")) and not link.startswith("//") for link in links)

@@ -24,8 +24,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # pipes of the driver
 ]
 JOBS = 10_000
-PAGES = {"now": "/", "jobs": "/jobs", "job": "/jobs/job-0000000000009999", "choices": "/choices"}
-PAGES |= {"models": "/models", "errors": "/errors", "acts": "/acts"}
+PAGES = {"now": "/", "jobs": "/jobs", "job": "/jobs/job-0000000000009999", "decisions": "/decisions"}
+PAGES |= {"models": "/models", "errors": "/errors"}
 PICTURES = Path(__file__).parents[2] / "docs" / "images"
 """The pictures of the documentation; ``DASHBOARD_PICTURES``, the address of a dashboard with its token, has
 them made anew, and of its newest job."""

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from smartbatch._clock import VirtualClock
-from smartbatch._html import Html
 from smartbatch.dashboard import app, live
-from smartbatch.dashboard.page import EVERY, Page, PageSection
+from smartbatch.dashboard.page import EVERY
 from smartbatch.dashboard.source import Source
 from smartbatch.errors import StoreError
 from smartbatch.jobs.store import SqlStore
@@ -20,8 +19,8 @@ from tests.dashboard.visits import LOCAL, Visitor
 from tests.jobs.stores import Bench, new_items
 
 
-def page_of(**bodies: str) -> Page:
-    return Page("t", tuple(PageSection(name, name, Html(body)) for name, body in bodies.items()))
+def page_of(**bodies: str) -> live.Rendered:
+    return live.Rendered(bodies)
 
 
 def events_of(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
@@ -33,16 +32,11 @@ def events_of(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def test_a_version_names_what_is_shown() -> None:
-    seen = live.version_of(page_of(a="1", b="2"))
-    assert live.changed(page_of(a="1", b="2"), seen) == {}
-    assert live.changed(page_of(a="1", b="3"), seen) == {"b": "3"}
-    assert live.changed(page_of(a="1", b="2", c="4"), seen) == {"a": "1", "b": "2", "c": "4"}
-    assert live.changed(page_of(a="1"), "") == {"a": "1"}
-
-
-def test_a_section_that_is_filled_in_is_left_alone() -> None:
-    page = Page("t", (PageSection("form", "f", Html("x"), live=False), PageSection("a", "a", Html("1"))))
-    assert live.changed(page, "") == {"a": "1"}
+    seen = page_of(a="1", b="2").version
+    assert page_of(a="1", b="2").changed(seen) == {}
+    assert page_of(a="1", b="3").changed(seen) == {"b": "3"}
+    assert page_of(a="1", b="2", c="4").changed(seen) == {"a": "1", "b": "2", "c": "4"}
+    assert page_of(a="1").changed("") == {"a": "1"}
 
 
 def test_a_stream_tells_what_changed_and_that_it_is_there() -> None:
@@ -51,7 +45,7 @@ def test_a_stream_tells_what_changed_and_that_it_is_there() -> None:
     events = events_of(stream)
     first = next(events)
     assert first["sections"] == shown
-    assert first["id"] == live.version_of(page_of(**shown))
+    assert first["id"] == page_of(**shown).version
     shown["b"] = "3"
     assert next(events)["sections"] == {"b": "3"}
     began = clock.now()
@@ -62,9 +56,9 @@ def test_a_stream_tells_what_changed_and_that_it_is_there() -> None:
 def test_a_page_that_costs_more_is_looked_at_less_often() -> None:
     clock, made = VirtualClock(), []
 
-    def render() -> Page:
+    def render() -> live.Rendered:
         made.append(clock.now())
-        return Page("t", (PageSection("a", "a", Html(str(len(made)))),), every=5.0)
+        return live.Rendered({"a": str(len(made))}, every=5.0)
 
     events = events_of(live.stream(render, "", clock, lambda: False))
     assert [next(events)["sections"] for _ in range(3)] == [{"a": "1"}, {"a": "2"}, {"a": "3"}]
@@ -75,18 +69,16 @@ def test_what_is_written_after_a_quiet_look_is_seen_at_once_and_noise_is_not() -
     """Where all that is written changes nothing that is shown, there is a look in five seconds more."""
     clock, looks = VirtualClock(), []
 
-    def render() -> Page:
+    def render() -> live.Rendered:
         looks.append(clock.now())
-        return Page(
-            "t", (PageSection("a", "a", Html("2" if clock.now() >= began + 60.6 else "1")),), every=50.0
-        )
+        return live.Rendered({"a": "2" if clock.now() >= began + 60.6 else "1"}, every=50.0)
 
     began = clock.now()
     noise = range(70, 90)
     events = events_of(
         live.stream(
             render,
-            live.version_of(page_of(a="1")),
+            page_of(a="1").version,
             clock,
             lambda: clock.now() > began + 90.0,
             lambda: int(clock.now() - began >= 60.6) + sum(clock.now() - began >= at for at in noise),
@@ -108,7 +100,7 @@ def test_the_time_of_the_last_write_changes_with_it(opened: SqlStore, shelf: Ben
 
 def test_a_stop_ends_a_stream_that_waits_for_its_next_look() -> None:
     clock = VirtualClock()
-    page = Page("t", (PageSection("a", "a", Html("1")),), every=1_000.0)
+    page = live.Rendered({"a": "1"}, every=1_000.0)
     stopped_at = clock.now() + 3.0
     began = clock.now()
     list(live.stream(lambda: page, "", clock, lambda: clock.now() >= stopped_at))
@@ -117,7 +109,7 @@ def test_a_stop_ends_a_stream_that_waits_for_its_next_look() -> None:
 
 def test_a_browser_that_comes_back_gets_what_it_missed() -> None:
     clock = VirtualClock()
-    seen = live.version_of(page_of(a="1", b="2"))
+    seen = page_of(a="1", b="2").version
     stream = live.stream(lambda: page_of(a="1", b="9"), seen, clock, lambda: False)
     assert next(events_of(stream))["sections"] == {"b": "9"}
 
@@ -125,11 +117,11 @@ def test_a_browser_that_comes_back_gets_what_it_missed() -> None:
 def test_a_stream_ends_by_itself_at_a_stop_and_where_nothing_can_be_read() -> None:
     clock = VirtualClock()
     assert list(live.stream(lambda: page_of(a="1"), "", clock, lambda: True)) == [b"retry: 2000\n\n"]
-    spoken = list(live.stream(lambda: page_of(a="1"), live.version_of(page_of(a="1")), clock, lambda: False))
+    spoken = list(live.stream(lambda: page_of(a="1"), page_of(a="1").version, clock, lambda: False))
     between = EVERY * math.ceil(live.HEARTBEAT / EVERY)
     assert spoken.count(b": here\n\n") == pytest.approx(live.LONGEST / between, abs=2)
 
-    def broken() -> Page:
+    def broken() -> live.Rendered:
         raise StoreError("away")
 
     assert list(live.stream(broken, "", clock, lambda: False)) == [b"retry: 2000\n\n"]

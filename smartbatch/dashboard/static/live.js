@@ -30,8 +30,43 @@
     old.innerHTML = html; // made and escaped by the server
     old.querySelectorAll("details").forEach((one, n) => { if (n in open) one.open = open[n]; });
     old.querySelectorAll(".scroll").forEach((one, n) => { if (n in scrolled) one.scrollLeft = scrolled[n]; });
+    sortable(old);
     if (focus >= 0) places(old)[focus]?.focus({ preventScroll: true });
   };
+
+  const orders = new Map(); // by the caption of a table: the column it is sorted by, and the direction
+
+  const sort = (table, column, up) => {
+    const key = (row) => row.cells[column].dataset.sort ?? row.cells[column].textContent.trim();
+    const compare = (a, b) => {
+      const [x, y] = [key(a), key(b)];
+      const numbers = x !== "" && y !== "" && !isNaN(x) && !isNaN(y);
+      return numbers ? x - y : x.localeCompare(y);
+    };
+    const rows = [...table.tBodies[0].rows].sort(compare);
+    table.tBodies[0].append(...(up ? rows : rows.reverse()));
+    [...table.tHead.rows[0].cells].forEach((cell, n) => {
+      if (n === column) cell.setAttribute("aria-sort", up ? "ascending" : "descending");
+      else cell.removeAttribute("aria-sort");
+    });
+  };
+
+  const sortable = (part) => part.querySelectorAll("table.sortable").forEach((table) => {
+    const name = table.caption.textContent;
+    [...table.tHead.rows[0].cells].forEach((cell, column) => {
+      if (!cell.textContent.trim() || table.tBodies[0].rows.length < 2) return;
+      const button = document.createElement("button");
+      button.textContent = cell.textContent;
+      cell.replaceChildren(button);
+      button.addEventListener("click", () => {
+        const up = cell.getAttribute("aria-sort") !== "ascending";
+        orders.set(name, [column, up]);
+        sort(table, column, up);
+      });
+    });
+    if (orders.has(name)) sort(table, ...orders.get(name));
+  });
+  sortable(document);
 
   const take = (sections, next) => {
     for (const [id, html] of Object.entries(sections)) replace(id, html);

@@ -1,0 +1,317 @@
+"""*Decisions*: each decision on a route with its forecast, what it took, and what it saved or lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from attrs import define, field, frozen
+
+from smartbatch.core.routing.decision_parts import decision_parts
+from smartbatch.core.routing.outcome import Measured
+from smartbatch.dashboard.page import Page, Query, no_store_yet, number_of, pages_of
+from smartbatch.dashboard.source import Source
+from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.summary_records import StoredDecision
+from smartbatch.types import Route
+from smartbatch.views.model import (
+    Cell,
+    DataTable,
+    Facts,
+    Link,
+    Moment,
+    Note,
+    Part,
+    Section,
+    State,
+    Tile,
+    Value,
+    ValueDistribution,
+    View,
+)
+from smartbatch.views.words import UNKNOWN, duration, moment, money, share
+
+EVERY = 2.0
+"""Seconds between two looks while somebody watches; what is shown is written every few seconds."""
+PAGE = 50
+"""Decisions of a page."""
+SUMMED = 1_000
+"""The latest decisions, which totals are made of."""
+_COLUMNS = (
+    "at (UTC), model, requests:number, route, p50 and p95 forecast, took, cost forecast:money, cost:money, "
+    "against always individual, against always batch"
+)
+_TOTALS = (
+    "route, decisions:number, requests:number, cost:money, against always individual, against always batch"
+)
+_NOTE = (
+    "Routes that were not taken were not measured. Their cost is that of the tokens really used, at their "
+    "price (by tokens used), or else the forecast made when the route was chosen (by forecast); their time "
+    "is always a forecast. There is no comparison with the route that was taken, or with one that had no "
+    "forecast: there is no Batch API for it, or it was excluded."
+)
+_UNMEASURED = "No decision was measured yet: its requests are still running."
+_NONE = "No route was chosen yet: send a list with generate(…, deadline=…), or smartbatch run."
+
+
+def page(source: Source, query: Query) -> Page:
+    """Return the page."""
+    store = source.store
+    if store is None:
+        return _alone("Decisions", no_store_yet(source))
+    figures = store.summaries.decisions(limit=SUMMED)
+    sections = (
+        Section("calibration", "Forecasts and outcomes", _calibration(figures), empty=_UNMEASURED),
+        Section("saved", "Saved and lost by route", _saved(figures), empty=_UNMEASURED),
+        Section("decisions", "Decisions", _decisions(store, query), empty=_NONE),
+    )
+    return Page(View("Decisions", sections, tiles=_tiles(figures)), every=EVERY)
+
+
+def page_of_one(source: Source, query: Query) -> Page:
+    """Return the page of one decision: its table of routes, and what it took."""
+    store, no = source.store, number_of(query.argument)
+    one = None if store is None or no is None else store.summaries.numbered(no)
+    if one is None:
+        return _alone("Decision", "There is no such decision; of those on lists only the latest are kept.")
+    routes = tuple(decision_parts(one.decision)) if one.decision is not None else ()
+    sections = (
+        Section("outcome", "Forecast and outcome", _outcome(one, query)),
+        Section(
+            "routes",
+            "Compared routes",
+            routes,
+            empty="A newer smartbatch made this decision: update to see its table.",
+        ),
+    )
+    return Page(View(f"{one.route.capitalize()} for {one.requests:,} requests", sections, subtitle=one.model))
+
+
+def _alone(title: str, text: str) -> Page:
+    return Page(View(title, (Section("decisions", "Decisions", (), empty=text),)))
+
+
+# -- totals --------------------------------------------------------------------------------------------------
+
+
+def _tiles(figures: Sequence[StoredDecision]) -> tuple[Tile, ...]:
+    known = [(one, one.measured) for one in figures if one.measured is not None]
+    tiles = [Tile("Decisions", f"{len(figures):,}", f"{len(known):,} measured")]
+    if known:
+        half = sum(measured.seconds <= one.p50 for one, measured in known) / len(known)
+        most = sum(measured.seconds <= one.p95 for one, measured in known) / len(known)
+        tiles.append(Tile("Within p50", share(half), "50 % is perfect"))
+        tiles.append(Tile("Within p95", share(most), "95 % is perfect"))
+    met = [measured.seconds <= one.deadline for one, measured in known if one.deadline is not None]
+    if met:
+        tiles.append(Tile("Deadlines met", f"{sum(met):,} of {len(met):,}", tone="" if all(met) else "bad"))
+    return tuple(tiles)
+
+
+def _calibration(figures: Sequence[StoredDecision]) -> tuple[Part, ...]:
+    """Return how the time taken relates to its forecast."""
+    ratios = tuple(
+        one.measured.seconds / one.p50 for one in figures if one.measured is not None and one.p50 > 0
+    )
+    if not ratios:
+        return ()
+    return (
+        ValueDistribution(
+            "Time taken, as a multiple of its p50 forecast", ratios, marks=(("forecast", 1.0),)
+        ),
+    )
+
+
+@frozen
+class _Gain:
+    """What was saved against another route; negative where it was lost, ``None`` where nothing is known.
+
+    Attributes:
+        usd: by what the tokens that were really used cost there.
+        forecast_usd: by its forecast, where that is all there is.
+        seconds: by its forecast.
+        compared: decisions of which that is known.
+    """
+
+    usd: float | None = None
+    forecast_usd: float | None = None
+    seconds: float | None = None
+    compared: int = 0
+
+    def __add__(self, other: _Gain) -> _Gain:
+        return _Gain(
+            _sum(self.usd, other.usd),
+            _sum(self.forecast_usd, other.forecast_usd),
+            _sum(self.seconds, other.seconds),
+            self.compared + other.compared,
+        )
+
+
+@define
+class _Sums:
+    """What decisions for one route came to, as far as it is known."""
+
+    decisions: int = 0
+    requests: int = 0
+    paid: float = 0.0
+    individual: _Gain = field(factory=_Gain)
+    batch: _Gain = field(factory=_Gain)
+
+
+def _gains(one: StoredDecision, measured: Measured) -> tuple[_Gain, _Gain]:
+    """Return what was saved against always-individual and against always-batch."""
+    individual = measured.individual_cost, one.individual_cost, one.individual_p50
+    batch = measured.batch_cost, one.batch_cost, one.batch_p50
+    return _gain(one, Route.INDIVIDUAL, measured, *individual), _gain(one, Route.BATCH, measured, *batch)
+
+
+def _gain(
+    one: StoredDecision,
+    other: Route,
+    measured: Measured,
+    used: float | None,
+    cost: float | None,
+    p50: float | None,
+) -> _Gain:
+    """Return what was saved against another route.
+
+    Args:
+        used: USD of the tokens that were really used, by that route.
+        cost, p50: forecast of it.
+    """
+    if one.route == other.value or p50 is None:
+        return _Gain()
+    seconds = p50 - measured.seconds
+    if measured.cost is None:
+        return _Gain(seconds=seconds, compared=1)
+    if used is not None:
+        return _Gain(usd=used - measured.cost, seconds=seconds, compared=1)
+    forecast = None if cost is None else cost - measured.cost
+    return _Gain(forecast_usd=forecast, seconds=seconds, compared=1)
+
+
+def _sum(one: float | None, other: float | None) -> float | None:
+    return one if other is None else other if one is None else one + other
+
+
+def _saved(figures: Iterable[StoredDecision]) -> tuple[Part, ...]:
+    """Return what was saved and lost by route, compared with the plain routes."""
+    by_route: dict[str, _Sums] = {}
+    for one in figures:
+        if one.measured is None:
+            continue
+        sums = by_route.setdefault(one.route, _Sums())
+        sums.decisions += 1
+        sums.requests += one.requests
+        sums.paid += one.measured.cost or 0.0
+        individual, batch = _gains(one, one.measured)
+        sums.individual = sums.individual + individual
+        sums.batch = sums.batch + batch
+    if not by_route:
+        return ()
+    rows: list[tuple[Cell, ...]] = [
+        (
+            route,
+            sums.decisions,
+            sums.requests,
+            sums.paid,
+            _in_words(sums.individual, of=sums.decisions),
+            _in_words(sums.batch, of=sums.decisions),
+        )
+        for route, sums in sorted(by_route.items(), key=lambda each: -each[1].decisions)
+    ]
+    caption = f"Measured decisions among the latest {SUMMED:,}, by route"
+    return DataTable.of(caption, _TOTALS, rows), Note(_NOTE)
+
+
+def _in_words(gain: _Gain, of: int = 1) -> Cell:
+    """Say what was saved and lost, and how that is known; never by a sign alone. Of several decisions also of
+    how many, where not all could be compared."""
+    if gain.seconds is None:
+        return None
+    lines = []
+    if gain.usd is not None:
+        lines.append(f"{_difference(gain.usd, money)} by tokens used")
+    if gain.forecast_usd is not None:
+        lines.append(f"{_difference(gain.forecast_usd, money)} by forecast")
+    lines = lines or [UNKNOWN]
+    lines.append(f"{_difference(gain.seconds, duration)} by forecast")
+    if gain.compared < of:
+        lines.append(f"of {gain.compared:,} of these {of:,} decisions")
+    return tuple(lines)
+
+
+def _difference(saved: float, words: Callable[[float], str]) -> str:
+    told = words(abs(saved))
+    return f"{told} {'saved' if saved >= 0 else 'lost'}" if told != words(0.0) else "the same"
+
+
+# -- each ----------------------------------------------------------------------------------------------------
+
+
+def _decisions(store: SqlStore, query: Query) -> tuple[Part, ...]:
+    """Return a page of decisions; it is named by the one before it, so it costs the same wherever it is."""
+    found = store.summaries.decisions(before=number_of(query.values.get("before")), limit=PAGE + 1)
+    rows = [_row(one, query) for one in found[:PAGE]]
+    table = DataTable.of("Decisions, newest first", _COLUMNS, rows) if rows else None
+    links = pages_of("decisions", query, "before", found[PAGE - 1].no if len(found) > PAGE else None)
+    return tuple(part for part in (table, links) if part is not None)
+
+
+def _row(one: StoredDecision, query: Query) -> tuple[Cell, ...]:
+    measured = one.measured
+    return (
+        Link(moment(one.at), query.link("decisions", str(one.no))),
+        one.model,
+        one.requests,
+        one.route,
+        f"{duration(one.p50)} / {duration(one.p95)}",
+        None if measured is None else _took(one, measured),
+        UNKNOWN if one.cost is None else one.cost,
+        None if measured is None else UNKNOWN if measured.cost is None else measured.cost,
+        *_against(one),
+    )
+
+
+def _took(one: StoredDecision, measured: Measured) -> tuple[Value, ...]:
+    took = measured.seconds
+    within = "within p50" if took <= one.p50 else "within p95" if took <= one.p95 else "beyond p95"
+    if one.deadline is None:
+        return duration(took), within
+    met = took <= one.deadline
+    state = State("deadline met" if met else "deadline missed", "good" if met else "bad")
+    return duration(took), within, state
+
+
+def _against(one: StoredDecision) -> tuple[Cell, Cell]:
+    """Return the forecasts of always individual and always batch, or what was saved compared with them."""
+    if one.measured is not None:
+        individual, batch = _gains(one, one.measured)
+        return _in_words(individual), _in_words(batch)
+    by_batch = "no forecast" if one.batch_p50 is None else _forecast(one.batch_cost, one.batch_p50)
+    return _forecast(one.individual_cost, one.individual_p50), by_batch
+
+
+def _forecast(cost: float | None, p50: float) -> str:
+    return f"{money(cost)}, {duration(p50)} forecast"
+
+
+def _outcome(one: StoredDecision, query: Query) -> tuple[Part, ...]:
+    rows: list[tuple[str, Cell]] = [
+        ("at (UTC)", Moment(one.at)),
+        *([("job", Link(one.job_id, query.link("jobs", one.job_id)))] if one.job_id is not None else []),
+        ("model", one.model),
+        ("route", one.route),
+        ("time forecast p50 / p95", f"{duration(one.p50)} / {duration(one.p95)}"),
+        ("cost forecast", money(one.cost)),
+    ]
+    if one.measured is None:
+        return Facts(tuple(rows)), Note("Its last answer has not arrived yet.")
+    measured = one.measured
+    rows += [
+        ("took", _took(one, measured)),
+        ("cost", money(measured.cost)),
+        ("the same tokens in real time", money(measured.individual_cost)),
+        ("the same tokens by batch", money(measured.batch_cost)),
+    ]
+    rows += zip(("against always individual", "against always batch"), _against(one), strict=True)
+    return Facts(tuple(rows)), Note(_NOTE)

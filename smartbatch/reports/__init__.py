@@ -1,1 +1,0 @@
-"""Pages of HTML and charts made by the server, and the report of a job or a list."""
