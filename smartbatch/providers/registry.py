@@ -264,7 +264,7 @@ class OpenedModel:
                 f"{self.provider.name} takes no schema_mode={mode!r}, only {', '.join(sorted(modes))}",
                 field="schema_mode",
             )
-        self.provider.check(request, model=self.of(request).name)
+        self.provider.check(request, model=request.model or self.name)
 
 
 def open_model(

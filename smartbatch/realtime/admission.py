@@ -60,7 +60,7 @@ class Admission:
             keeps = False
         if not shares and not keeps:
             return None, None
-        key = fingerprint(request, self._model.of(request).name, self._model.provider.scope)
+        key = fingerprint(request, request.model or self._model.name, self._model.provider.scope)
         return key if shares else None, key if keeps else None
 
     def fingerprint(self, request: Request) -> bytes | None:

@@ -203,7 +203,7 @@ class Collector:
         full when the next request would be too many, too many tokens, or more than can be paid.
         """
         lane = lane_queue.lane
-        lane_queue.pop()
+        lane_queue.take(head)
         tickets = [head]
         tokens, cost = head.input_tokens, head.reserve
         passed: list[Ticket] = []
@@ -308,7 +308,7 @@ class Collector:
 
     def _move_locked(self, lane_queue: LaneQueue, other: Lane, head: Ticket, now: float) -> None:
         """Let the head of a lane wait in ``other``, where it may take more tokens and cost more."""
-        lane_queue.pop()
+        lane_queue.take(head)
         head.move(other, priced=self._config.budget is not None or head.own_budget is not None)
         self._queue.lanes[other].put(head, head.due, now)
         self._moved = True

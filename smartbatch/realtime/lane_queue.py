@@ -123,12 +123,16 @@ class LaneQueue:
         """Take the head out; :meth:`unpop` can put it back at the same place."""
         ticket = self.head()
         if ticket is not None:
-            heapq.heappop(self._heap_of(ticket))
-            self.waiting -= 1
-            if self._shares:
-                self._urgent -= _skips_window(ticket)
-            ticket.entry = -ticket.entry
+            self.take(ticket)
         return ticket
+
+    def take(self, head: Ticket) -> None:
+        """Take out what :meth:`head` just returned."""
+        heapq.heappop(self._heap_of(head))
+        self.waiting -= 1
+        if self._shares:
+            self._urgent -= _skips_window(head)
+        head.entry = -head.entry
 
     def unpop(self, ticket: Ticket) -> None:
         """Put back a ticket that was popped a moment ago."""

@@ -134,9 +134,10 @@ class Advisor:
 
     def other(self, request: Request, kind: Kind) -> OtherModel | None:
         """Return what is known of the model of a request, if it is not the one routes are chosen for."""
-        model = (self._root or self._model).of(request)
-        if model.name == self._model.name:
+        root = self._root or self._model
+        if (request.model or root.name) == self._model.name:
             return None
+        model = root.of(request)
         known = self.for_model(model)
         rates = {"standard": known._rates("standard"), "batch": known._rates("batch")}
         return OtherModel(model.name, self._history.calibration(model.label, kind), rates)

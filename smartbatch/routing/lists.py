@@ -548,7 +548,9 @@ class ListRouter:
     def _in_real_time(self, asked: CheckedList, decision: Decision, options: ListOptions) -> BoundedMap:
         constraints = decision.constraints
         stop = None if constraints.keep_going else EqualFailures(len(asked.requests))
-        budget = self._list_budget(constraints.budget, asked.model, *map(self._model.of, asked.requests))
+        budget = None
+        if constraints.budget is not None:
+            budget = self._list_budget(constraints.budget, asked.model, *map(self._model.of, asked.requests))
         route = decision.chosen.route
         ahead = individual_calls(self._config, constraints.strategy) if route is Route.INDIVIDUAL else None
         options = evolve(options, own_budget=budget, route=route, ahead=ahead, stop=stop)

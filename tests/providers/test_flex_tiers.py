@@ -20,6 +20,7 @@ from smartbatch.providers.openai.answers import read_chat, read_response
 from smartbatch.providers.openai.bodies import chat_body, response_body
 from smartbatch.providers.openai.errors import ERRORS as OPENAI_ERRORS
 from smartbatch.providers.openai.errors import FLEX_TIER as OPENAI
+from smartbatch.providers.openai.errors import ServerParameters
 from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.types import Embedding, Generation, Request
 
@@ -57,8 +58,8 @@ class TestWhoHasIt:
 
 class TestHowItIsAsked:
     def test_both_apis_of_openai_get_the_parameter_next_to_the_users_own(self) -> None:
-        asked = OPENAI.asked_by(PROMPT)
-        for body in (chat_body(asked, "gpt-5-mini", "max_completion_tokens"), response_body(asked, "gpt-5")):
+        asked, server = OPENAI.asked_by(PROMPT), ServerParameters()
+        for body in (chat_body(asked, "gpt-5-mini", server), response_body(asked, "gpt-5", server)):
             assert body["service_tier"] == "flex"
             assert body["seed"] == 7
         assert PROMPT.params.extra == {"seed": 7}, "the request itself may go on at the standard price"

@@ -225,7 +225,7 @@ class AnswerShapes:
     def of(self, params: Generation) -> AnswerShape:
         """Return the shape of the answers to requests with ``params``."""
         schema = params.schema
-        if schema is None:
+        if schema is None and params.response_format is not None:
             schema = _own_schema(params.response_format)
         if schema is None:
             return self._free_text(params)
@@ -240,9 +240,9 @@ class AnswerShapes:
         return shape
 
     def _free_text(self, params: Generation) -> AnswerShape:
-        kind = (params.system, params.max_tokens, tuple(tool.name for tool in params.tools or ()))
-        if kind == (None, None, ()):
+        if params.system is None and params.max_tokens is None and not params.tools:
             return FREE
+        kind = (params.system, params.max_tokens, tuple(tool.name for tool in params.tools or ()))
         shape = self._free.get(kind)
         if shape is None:
             shape = AnswerShape(_digest(json.dumps(kind)), TEXT)
@@ -256,10 +256,8 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def _own_schema(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def _own_schema(response_format: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the schema in a provider's own ``response_format``."""
-    if response_format is None:
-        return None
     outer = response_format.get("json_schema")
     schema = outer.get("schema") if isinstance(outer, Mapping) else None
     return schema if isinstance(schema, Mapping) else None

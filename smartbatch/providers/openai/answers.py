@@ -338,11 +338,11 @@ def usage_of(usage: Any) -> Usage | None:
     taken, made = count(usage.get(names[0])), count(usage.get(names[1], 0))
     if taken is None or made is None:
         return None
-    details = usage.get(names[2])
-    cached = min(detail(details, "cached_tokens"), taken)
-    written = min(detail(details, "cache_write_tokens"), taken - cached)
+    details = fields(usage.get(names[2]))
+    cached = min(count(details.get("cached_tokens")) or 0, taken)
+    written = min(count(details.get("cache_write_tokens")) or 0, taken - cached)
     reasoning = detail(usage.get(names[3]), "reasoning_tokens")
-    more = detail(usage, "total_tokens") - taken - made
+    more = (count(usage.get("total_tokens")) or 0) - taken - made
     if more > 0:
         others = any(count(usage[name]) for name in usage if name not in (*names[:2], "total_tokens"))
         if more == reasoning or not (reasoning or cached or written or others):

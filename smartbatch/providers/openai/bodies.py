@@ -21,6 +21,7 @@ from smartbatch.providers.conversation import (
     refuse_strict,
     text_of_result,
 )
+from smartbatch.providers.openai.errors import ServerParameters
 from smartbatch.providers.openai.schema_modes import add_schema, check_tool_mode, sent_schema
 from smartbatch.types import Embedding, Generation, Message, Request, Tool, ToolCall
 
@@ -36,10 +37,8 @@ _PART_TYPES = {"user": "input_text", "system": "input_text", "developer": "input
 def chat_body(
     request: Request,
     model: str,
-    max_tokens_field: str,
+    parameters: ServerParameters,
     *,
-    send_seed: bool = True,
-    schema_mode: str = "json_schema",
     reasoning: bool = False,
 ) -> dict[str, Any]:
     """Return the body of ``POST /chat/completions``.
@@ -47,9 +46,7 @@ def chat_body(
     Args:
         request: a generation.
         model: without the prefix.
-        max_tokens_field: the name of the output limit; some servers only know ``max_tokens``.
-        send_seed: whether the server takes a seed.
-        schema_mode: how to send a schema; see :func:`add_schema`.
+        parameters: which parameters the server takes.
         reasoning: whether the server takes the reasoning of earlier turns.
     """
     params = request.params
@@ -62,14 +59,14 @@ def chat_body(
         messages += [_chat_message(message, reasoning) for message in own_turns(request.prompt)]
     body: dict[str, Any] = {"model": model, "messages": messages}
     if params.max_tokens is not None:
-        body[max_tokens_field] = params.max_tokens
+        body[parameters.max_tokens_field(model)] = params.max_tokens
     _add_sampling(body, params)
     if params.stop is not None:
         body["stop"] = list(params.stop)
-    if params.seed is not None and send_seed:
+    if params.seed is not None and parameters.sends("seed", model):
         body["seed"] = params.seed
     if params.schema is not None:
-        add_schema(body, params.schema, schema_mode)
+        add_schema(body, params.schema, parameters.schema_mode(params, model))
     elif params.response_format is not None:
         body["response_format"] = params.response_format
     if params.logprobs:
@@ -88,7 +85,7 @@ def chat_body(
     return body
 
 
-def response_body(request: Request, model: str, schema_mode: str = "json_schema") -> dict[str, Any]:
+def response_body(request: Request, model: str, parameters: ServerParameters) -> dict[str, Any]:
     """Return the body of ``POST /responses``; the provider stores nothing unless ``extra`` enables it."""
     params = request.params
     prompt = request.prompt
@@ -107,7 +104,7 @@ def response_body(request: Request, model: str, schema_mode: str = "json_schema"
     if params.extra:
         body.update(params.extra)
     if params.schema is not None:
-        add_schema(body, params.schema, schema_mode)
+        add_schema(body, params.schema, parameters.schema_mode(params, model))
     elif params.response_format is not None:
         form = params.response_format
         if isinstance(inner := form.get("json_schema"), Mapping):

@@ -202,17 +202,9 @@ class OpenAIProvider(Provider):
         """Return the body of a call, with the parameters that the server takes."""
         if requests[0].embedding is not None:
             return embeddings_body(requests, model, self._parameters.encoding_format(model))
-        mode = self._parameters.schema_mode(requests[0].params, model)
         if self._api == "chat":
-            return chat_body(
-                requests[0],
-                model,
-                self._parameters.max_tokens_field(model),
-                send_seed=self._parameters.sends("seed", model),
-                schema_mode=mode,
-                reasoning=self._reasoning,
-            )
-        return response_body(requests[0], model, mode)
+            return chat_body(requests[0], model, self._parameters, reasoning=self._reasoning)
+        return response_body(requests[0], model, self._parameters)
 
     def embed(
         self,
