@@ -24,8 +24,7 @@ from smartbatch.core.preparation.preparer import GENERATION, Preprocess
 from smartbatch.errors import StoreError, did_you_mean
 from smartbatch.events import Observer
 from smartbatch.interrupted import as_interrupted
-from smartbatch.jobs.job_options import STATUS_TIMEOUT, JobOptions, WaitOptions
-from smartbatch.jobs.preconditions import batches_of
+from smartbatch.jobs.job_options import STATUS_TIMEOUT, JobOptions, WaitOptions, batches_of
 from smartbatch.observe import logs
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.participants import RealtimeStatus

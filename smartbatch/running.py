@@ -37,8 +37,7 @@ from smartbatch.events import (
     RetryScheduled,
     ShardChanged,
 )
-from smartbatch.jobs.job_options import checked_key
-from smartbatch.jobs.preconditions import batches_of, check_priced
+from smartbatch.jobs.job_options import batches_of, check_priced, checked_key
 from smartbatch.jobs.threads import OwnThreads
 from smartbatch.observe import logs
 from smartbatch.observe.event_bus import EventBus

@@ -14,10 +14,10 @@ from smartbatch._display import short
 from smartbatch._settings import count_of, seconds_of
 from smartbatch.errors import JobTimeout, RequestCancelled, SmartbatchError, StoreError
 from smartbatch.interrupted import Interrupted
+from smartbatch.jobs.acceptance import change_budget, change_deadline
 from smartbatch.jobs.act_records import JobSelection, RetriedRows, actor
 from smartbatch.jobs.job_options import STATUS_TIMEOUT
 from smartbatch.jobs.payload import context_of, decode_result, encode_error, item_id
-from smartbatch.jobs.policy_changes import change_budget, change_deadline
 from smartbatch.jobs.records import LEASE, IncidentRow, JobRow, JobState, ResultRow
 from smartbatch.jobs.retried_rows import retry_failed
 from smartbatch.jobs.status import JobStatus

@@ -37,9 +37,9 @@ from smartbatch.jobs.records import (
     StoredResults,
 )
 from smartbatch.jobs.retried_rows import PolicyChange, unchanged
-from smartbatch.jobs.runtime import JobRuntime
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.verdicts import LATER, SOON, Verdict
+from smartbatch.jobs.wiring import JobRuntime
 from smartbatch.observe import logs
 from smartbatch.prices import PriceBook, Processing, RateCard
 from smartbatch.types import Request, Result

@@ -21,10 +21,9 @@ from smartbatch.errors import ConfigError
 from smartbatch.jobs.acceptance import Items, checked_metadata
 from smartbatch.jobs.job import LAST_CALLBACKS, Job, interrupted
 from smartbatch.jobs.job_budget import ClientBudget, CostCeiling
-from smartbatch.jobs.job_options import JobOptions, WaitOptions, checked_key
+from smartbatch.jobs.job_options import JobOptions, WaitOptions, batches_of, check_priced, checked_key
 from smartbatch.jobs.jobs_engine import JobsEngine
 from smartbatch.jobs.payload import Shared, encode_params
-from smartbatch.jobs.preconditions import batches_of, check_priced
 from smartbatch.jobs.records import ItemName, JobRow, NamedPlace, NewItem
 from smartbatch.jobs.versioned_records import Fallback, JobPolicy
 from smartbatch.observe.trace_context import traceparent

@@ -33,7 +33,6 @@ from smartbatch.events import (
     ShardChanged,
 )
 from smartbatch.jobs.acceptance import Items, with_further_rows
-from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.live_controls import LiveControls
 from smartbatch.jobs.records import (
     JobLease,
@@ -44,14 +43,13 @@ from smartbatch.jobs.records import (
     ResultRow,
     StoredCounts,
 )
-from smartbatch.jobs.runtime import JobRuntime, StepLimits
 from smartbatch.jobs.status import JobStatus, read_status
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.stored_result import result_as_stored
 from smartbatch.jobs.summary_log import SummaryLog
 from smartbatch.jobs.threads import OwnThreads, TimedReads, run_within, wait_while
 from smartbatch.jobs.watching import Changes, ItemWaiter, Watcher, stored_job
-from smartbatch.jobs.wiring import JobWiring
+from smartbatch.jobs.wiring import JobRuntime, JobWiring, Serving, StepLimits
 from smartbatch.prices import PriceBook
 from smartbatch.types import Result, T
 

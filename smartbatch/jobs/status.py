@@ -12,7 +12,6 @@ from smartbatch.core.forecast.forecaster import Times
 from smartbatch.core.forecast.turnaround import RunningBatch, remaining
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.errors import scrub
-from smartbatch.jobs.incident_titles import incident_title
 from smartbatch.jobs.records import (
     OPEN_SHARDS,
     UNSENT_SHARDS,
@@ -22,6 +21,7 @@ from smartbatch.jobs.records import (
     JobState,
     ShardRow,
     ShardState,
+    incident_title,
 )
 from smartbatch.jobs.store import SqlStore
 from smartbatch.results import defects_in_words

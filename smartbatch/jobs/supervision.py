@@ -23,13 +23,13 @@ from smartbatch.events import ClockStepped
 from smartbatch.jobs.claim_turns import is_capped, item_limits
 from smartbatch.jobs.live_controls import LiveControls
 from smartbatch.jobs.payload import encode_result
-from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import LEASE, JobLease, JobRow, JobState, LeaseLost
-from smartbatch.jobs.runtime import JobRuntime
+from smartbatch.jobs.runner import RealtimeRunner
 from smartbatch.jobs.steps.context import StepResult
 from smartbatch.jobs.steps.step import run_step
 from smartbatch.jobs.threads import OwnThreads, wait_while
 from smartbatch.jobs.watching import Changes
+from smartbatch.jobs.wiring import JobRuntime
 from smartbatch.types import Result, Route, Usage
 
 RENEW_EVERY = 5.0

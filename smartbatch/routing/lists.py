@@ -23,8 +23,7 @@ from smartbatch.core.routing.outcome import ActualCost, ListDecision
 from smartbatch.errors import InvalidRequest
 from smartbatch.events import JobFinished
 from smartbatch.interrupted import as_interrupted
-from smartbatch.jobs.job_options import JobOptions, checked_key
-from smartbatch.jobs.preconditions import batches_of, check_priced
+from smartbatch.jobs.job_options import JobOptions, batches_of, check_priced, checked_key
 from smartbatch.observe.progress import new_display
 from smartbatch.observe.user_warnings import tell_by_batch
 from smartbatch.plan import Plan

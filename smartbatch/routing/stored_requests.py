@@ -34,7 +34,7 @@ from smartbatch.errors import (
     StoreError,
     WrongProcess,
 )
-from smartbatch.jobs.preconditions import batches_of
+from smartbatch.jobs.job_options import batches_of
 from smartbatch.jobs.threads import OwnThreads
 from smartbatch.observe import logs
 from smartbatch.providers.registry import OpenedModel

@@ -23,8 +23,8 @@ from attrs import define, field, frozen
 from smartbatch._clock import Clock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import AnswerUnread, RowSkipped, StoreError
-from smartbatch.jobs.incident_titles import incident_title
 from smartbatch.jobs.job import Job
+from smartbatch.jobs.records import incident_title
 from smartbatch.jobs.status import JobStatus
 from smartbatch.plan import Plan
 from smartbatch.runs.followed_jobs import GRACE, FollowedJobs

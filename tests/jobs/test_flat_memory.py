@@ -22,8 +22,8 @@ from smartbatch.config import BatchingConfig
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.jobs.jobs_engine import JobsEngine
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
-from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import JobState, NewItem
+from smartbatch.jobs.runner import RealtimeRunner
 from smartbatch.jobs.steps.step import run_step
 from smartbatch.jobs.store import open_store
 from smartbatch.jobs.watching import REMEMBERED, Changes

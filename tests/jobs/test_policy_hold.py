@@ -20,8 +20,8 @@ from smartbatch.errors import ErrorKind, JobTimeout, ProviderError
 from smartbatch.events import Event, JobHeld
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.records import JobLease
-from smartbatch.jobs.runtime import StepLimits
 from smartbatch.jobs.store.items import ItemTable
+from smartbatch.jobs.wiring import StepLimits
 from smartbatch.observe.logs import level_of
 from smartbatch.providers.batch_api import BatchPage, Creation, RemoteBatch
 from smartbatch.types import Request

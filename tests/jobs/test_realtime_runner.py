@@ -22,8 +22,8 @@ from smartbatch.events import AnswersLost, Event, StoreAvailable, StoreUnavailab
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.jobs_engine import JobsEngine
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
-from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import ItemState, NewItem
+from smartbatch.jobs.runner import RealtimeRunner
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.store.items import ItemTable
 from smartbatch.jobs.supervision import LEASE

@@ -25,10 +25,10 @@ from smartbatch.jobs.records import (
     ShardRow,
     ShardState,
 )
-from smartbatch.jobs.runtime import JobRuntime, StepLimits
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.verdicts import held_note
 from smartbatch.jobs.versioned_records import JobPolicy
+from smartbatch.jobs.wiring import JobRuntime, StepLimits
 from smartbatch.observe import logs
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.types import Request

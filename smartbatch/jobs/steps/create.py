@@ -15,13 +15,13 @@ from attrs import evolve
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs.records import ItemState, ShardRow, ShardState
-from smartbatch.jobs.runtime import MINUTE
 from smartbatch.jobs.steps import enqueued_quota, refusals
 from smartbatch.jobs.steps.context import Step
 from smartbatch.jobs.steps.listing import find_orphans
 from smartbatch.jobs.verdicts import ACCOUNT_ERRORS
 from smartbatch.jobs.versioned_records import RemoteProgress
 from smartbatch.jobs.wire_ids import file_name, wire_id
+from smartbatch.jobs.wiring import MINUTE
 from smartbatch.providers.batch_api import Creation, RemoteBatch
 from smartbatch.types import Kind
 

@@ -15,12 +15,12 @@ from attrs import evolve
 
 from smartbatch.errors import ErrorKind
 from smartbatch.jobs.records import JobState, ShardRow
-from smartbatch.jobs.runtime import HOUR
 from smartbatch.jobs.steps import collect
 from smartbatch.jobs.steps.context import Step
 from smartbatch.jobs.steps.listing import is_watched, is_young, newer_than_intent
 from smartbatch.jobs.steps.recover import tell_unreadable
 from smartbatch.jobs.steps.result_lines import OddLines, ResultReader, pages_of, read_lines
+from smartbatch.jobs.wiring import HOUR
 from smartbatch.providers.batch_api import RemoteBatch
 
 LOOKS = 4

@@ -11,11 +11,11 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.events import BatchEnded
 from smartbatch.jobs import turnaround_log
 from smartbatch.jobs.records import ItemState, ShardRow, ShardState
-from smartbatch.jobs.runtime import HOUR
 from smartbatch.jobs.steps import collect, enqueued_quota, listing, refusals
 from smartbatch.jobs.steps.context import Step
 from smartbatch.jobs.verdicts import ACCOUNT_ERRORS
 from smartbatch.jobs.versioned_records import RemoteProgress
+from smartbatch.jobs.wiring import HOUR
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 from smartbatch.types import Kind
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from smartbatch.errors import RequestCancelled
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState
-from smartbatch.jobs.runtime import JobRuntime
 from smartbatch.jobs.steps.context import Step, StepResult, has_realtime
+from smartbatch.jobs.wiring import JobRuntime
 
 
 def run_step(runtime: JobRuntime, lease: JobLease) -> StepResult:

@@ -24,7 +24,7 @@ from attrs import evolve, fields
 from smartbatch import BatchingClient, Job, Request, Result, StoreError
 from smartbatch._clock import RealClock
 from smartbatch.cli.main import main
-from smartbatch.jobs.runtime import StepLimits
+from smartbatch.jobs.wiring import StepLimits
 from smartbatch.prices import PriceBook
 from smartbatch.providers.anthropic.provider import AnthropicProvider
 from smartbatch.providers.base import Provider

@@ -37,7 +37,7 @@ class WorkerTask:
         key: the job's key; its prompts follow from it.
         size: its requests.
         max_requests: most requests of a batch.
-        settle, visibility: see :class:`smartbatch.jobs.runtime.StepLimits`.
+        settle, visibility: see :class:`smartbatch.jobs.wiring.StepLimits`.
         poll: between two polls of a batch.
         reading: how the answers are taken: by ``results()`` in order or as stored, by ``futures()``, or
             not at all; ``carry`` submits jobs and carries on whatever is in the store; ``command`` has

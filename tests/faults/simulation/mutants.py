@@ -23,9 +23,9 @@ from attrs import frozen
 from smartbatch import _fork
 from smartbatch._fork import PerProcess
 from smartbatch.jobs import wire_ids
-from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.steps import batch_step, collect, create, listing, planning, recover, result_lines
 from smartbatch.jobs.store.shards import ShardTable
+from smartbatch.jobs.wiring import Serving
 from smartbatch.providers.http.transport import Transport
 from smartbatch.realtime.ticket import ResultFuture
 from tests.faults.simulation.plans import plan_of

@@ -22,10 +22,9 @@ from smartbatch.core.limits.backoff import backoff
 from smartbatch.core.preparation.fingerprint import remember
 from smartbatch.errors import ClientClosed, RequestCancelled, StoreError
 from smartbatch.events import StoreAvailable, StoreUnavailable
-from smartbatch.jobs.claim_turns import ClaimTurns, Turn
+from smartbatch.jobs.claim_turns import ClaimTurns, ItemLimit, RealtimeItems, Turn
 from smartbatch.jobs.job_budget import JobBudget, has_batches, short_of_budget
 from smartbatch.jobs.payload import decode_params, decode_request, item_id
-from smartbatch.jobs.realtime_items import ItemLimit, RealtimeItems
 from smartbatch.jobs.records import (
     JobLease,
     JobRow,
@@ -35,10 +34,9 @@ from smartbatch.jobs.records import (
     StoredItem,
     StoredResults,
 )
-from smartbatch.jobs.runtime import JobRuntime
-from smartbatch.jobs.store_health import StoreHealth, UnstoredAnswers
 from smartbatch.jobs.threads import OwnThreads, wait_while
-from smartbatch.jobs.verdicts import Verdict, not_submitted
+from smartbatch.jobs.verdicts import StoreHealth, UnstoredAnswers, Verdict, not_submitted
+from smartbatch.jobs.wiring import JobRuntime
 from smartbatch.observe import logs
 from smartbatch.types import Result
 
