@@ -33,6 +33,7 @@ FULL = (
     "tests/faults/simulation/test_seeds.py::test_jobs",
     "tests/faults/test_",
     "tests/properties/test_store_machine.py",
+    "tests/runs/",
     "tests/cli/test_output",
 )
 """Tests marked ``full`` that are recorded all the same: what decides about money, each in seconds."""

@@ -35,7 +35,7 @@ from benchmarks.mutant_changes import Change, changes_of
 from benchmarks.mutant_runs import Outcome, TestCalls, Worker, collected, copied, preload, pytest_line
 
 ROOT = Path(__file__).parents[1]
-TESTED_BY = {"core": "tests/core/", "store": "tests/jobs/", "steps": "tests/jobs/", "outputs": "tests/cli/"}
+TESTED_BY = {"core": "tests/core/", "store": "tests/jobs/", "steps": "tests/jobs/", "outputs": "tests/runs/"}
 SEE_MOST: dict[str, str | tuple[str, ...]] = {
     "core": "tests/core/walks/",
     "store": ("tests/core/walks/", "tests/jobs/test_store_"),
