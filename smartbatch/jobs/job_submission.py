@@ -118,45 +118,38 @@ class JobSubmission:
         self,
         requests: Iterator[Request],
         params: Mapping[str, Any],
-        decision: Decision,
+        decision: Decision | None,
         kind: Kind,
         options: JobOptions,
         names: Sequence[ItemName | None] = (),
+        *,
+        attended: bool = False,
     ) -> JobRow:
         """Store prepared requests, with their ``names``, as a job whose route was chosen; raises as
-        :meth:`submit`."""
-        chosen = decision.chosen
-        policy = self._decided_policy(decision, options.fallback)
-        realtime = chosen.first if chosen.route.by_batch else None
+        :meth:`submit`.
+
+        Args:
+            decision: ``None`` for an attended job whose route nobody chose.
+            attended: it goes in real time while somebody waits for it, and only then: it is carried on by a
+                process that submits it or names it, and by no other, so a run that was interrupted costs
+                nothing more by itself. Its requests fail as they would without a job.
+        """
+        if decision is None or attended:
+            policy = self._attended_policy(decision)
+        else:
+            policy = self._decided_policy(decision, options.fallback)
+        chosen = None if decision is None else decision.chosen
+        realtime = chosen.first if chosen is not None and chosen.route.by_batch else None
         return self._accept(
             _Draft(kind, requests, params, policy, options, realtime=realtime, decision=decision, names=names)
         )
 
     def submit_planned(self, requests: Iterable[Prompt], decision: Decision, options: JobOptions) -> JobRow:
-        """As :meth:`submit_decided`, for requests of one kind that were not prepared yet."""
-        kind, common, rows = self._rows(requests, {})
-        return self.submit_decided(rows, common, decision, kind, options)
-
-    def submit_attended(self, requests: Iterable[Prompt], options: JobOptions, decision: Decision) -> JobRow:
-        """Store requests as a job that goes in real time while somebody waits for it, and only then.
-
-        Such a job is carried on by a process that submits it or names it, and by no other: a run that was
-        interrupted costs nothing more by itself. Its requests fail as they would without a job. Its budget is
-        that of the decision where that is tighter than the client's, which it spends from in any case.
-        """
-        kind, common, rows = self._rows(requests, {}, attended=True)
-        left, budget = decision.constraints.deadline, decision.constraints.budget
-        if budget is not None and self._config.budget is not None and budget >= self._config.budget:
-            budget = None
-        policy = evolve(
-            self._policy(None),
-            attended=True,
-            keep_going=decision.constraints.keep_going,
-            route=decision.chosen.route,
-            budget=budget,
-            deadline=None if left is None else self._service.wall() + left,
-        )
-        return self._accept(_Draft(kind, rows, common, policy, options, realtime=None, decision=decision))
+        """As :meth:`submit_decided`, for requests of one kind that were not prepared yet: attended where they
+        go in real time."""
+        attended = not decision.chosen.route.by_batch
+        kind, common, rows = self._rows(requests, {}, attended=attended)
+        return self.submit_decided(rows, common, decision, kind, options, attended=attended)
 
     def add_rows(
         self, requests: Iterator[Request], params: Mapping[str, Any], kind: Kind, job: JobRow
@@ -173,30 +166,10 @@ class JobSubmission:
             _Draft(kind, iter(rows), params, policy, options, realtime=0 if by_batch else None)
         )
 
-    def submit_attended_list(
-        self,
-        requests: Iterator[Request],
-        params: Mapping[str, Any],
-        kind: Kind,
-        options: JobOptions,
-        decision: Decision | None,
-    ) -> JobRow:
-        """As :meth:`submit_attended`, for prepared requests, within the budget of the decision, if any."""
-        policy = evolve(self._policy(None), attended=True)
-        if decision is not None:
-            constraints = decision.constraints
-            policy = evolve(
-                policy,
-                route=decision.chosen.route,
-                budget=constraints.budget,
-                keep_going=constraints.keep_going,
-            )
-        return self._accept(_Draft(kind, requests, params, policy, options, realtime=None, decision=decision))
-
     def submit_named(
         self, kind: Kind, requests: Sequence[Request], names: Sequence[ItemName], *, join: str | None = None
     ) -> tuple[str | None, list[NamedPlace]]:
-        """Store prepared requests of one kind under their names, as :meth:`submit_attended` does.
+        """Store prepared requests of one kind under their names, in an attended job.
 
         Args:
             join: a job of this client's that takes them while it is running.
@@ -208,7 +181,7 @@ class JobSubmission:
         Raises:
             ClientClosed, StoreError: as :meth:`submit`.
         """
-        policy = evolve(self._policy(None), attended=True)
+        policy = self._attended_policy(None)
         draft = _Draft(kind, iter(requests), {}, policy, JobOptions(), realtime=None, names=names)
         job, items = self._rows_of(draft, None)
         return self._service.accept_named(job, items, join=join)
@@ -401,6 +374,24 @@ class JobSubmission:
             exclusive_workspace=config.exclusive_workspace,
             keep_going=config.keep_going,
             traceparent=traceparent(),
+        )
+
+    def _attended_policy(self, decision: Decision | None) -> JobPolicy:
+        """Return the policy of an attended job. Its budget is that of the decision where that is tighter than
+        the client's, which it spends from in any case."""
+        policy = evolve(self._policy(None), attended=True)
+        if decision is None:
+            return policy
+        constraints = decision.constraints
+        left, budget = constraints.deadline, constraints.budget
+        if budget is not None and self._config.budget is not None and budget >= self._config.budget:
+            budget = None
+        return evolve(
+            policy,
+            keep_going=constraints.keep_going,
+            route=decision.chosen.route,
+            budget=budget,
+            deadline=None if left is None else self._service.wall() + left,
         )
 
     def _decided_policy(self, decision: Decision, fallback: Fallback | None) -> JobPolicy:

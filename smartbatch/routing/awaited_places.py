@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from attrs import define, evolve, field
@@ -20,6 +20,10 @@ from smartbatch.types import Request, Result
 if TYPE_CHECKING:
     from smartbatch.jobs.job_submission import JobSubmission
     from smartbatch.jobs.records import ItemName, NamedPlace
+
+
+UNTAKEN = 7 * 86_400.0
+"""Seconds for which an answer that nobody was given stands ready for an equal deferrable request."""
 
 
 @define(eq=False)
@@ -119,10 +123,31 @@ class AwaitedPlaces:
                 return True
         return self._jobs().service.cancel_item(waiters.place.job_id, waiters.place.ix)
 
-    def was_given(self, place: NamedPlace) -> bool:
-        """Whether the answer of a deferrable request was given to somebody here."""
+    def find(self, names: Sequence[str]) -> dict[str, NamedPlace]:
+        """Return the places of deferrable requests that are of use, by name. Of no use are those that failed,
+        are old, or were given to somebody here, and those whose job is cancelled."""
+        self.release()
+        try:
+            jobs = self._jobs().service.store.jobs
+            found = jobs.find_named(names)
+            rows = {job_id: jobs.get(job_id) for job_id in {place.job_id for place in found.values()}}
+        except StoreError as error:
+            logs.job_error(None, error)
+            return {}
+        since = self._jobs().service.wall() - UNTAKEN
+        of_use = {
+            job_id
+            for job_id, row in rows.items()
+            if row is not None and row.created_at >= since and not row.cancel_requested
+        }
         with self._monitor:
-            return (place.job_id, place.ix) in self._given
+            return {
+                name: place
+                for name, place in found.items()
+                if place.job_id in of_use
+                and place.outcome in (None, "succeeded")
+                and (place.job_id, place.ix) not in self._given
+            }
 
     def release(self) -> None:
         """Have the store forget the names of deferrable requests whose answers were given. Where it cannot,
@@ -196,6 +221,12 @@ class AwaitedPlaces:
             for each in waiters.waiting:
                 self._awaited.pop(each.future, None)
             self._monitor.notify_all()
+
+
+def kept_request(request: Request, *, durable: bool) -> Request:
+    """Return a request as the store has it: its context may be any object, and stays with this process. The
+    time-out of a deferrable one is that of its job."""
+    return evolve(request, context=None, timeout=request.timeout if durable else None)
 
 
 def fail(

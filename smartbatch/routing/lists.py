@@ -392,15 +392,9 @@ class ListRouter:
         return self.submit_batch(requests, {**plain, "strategy": "threshold", **given}, options)
 
     def submit_planned(self, requests: Prompts, plan: Plan, options: JobOptions) -> JobRow:
-        """Store requests as a job by the route of a plan that was made for them.
-
-        What goes in real time is asked only while a process waits for the job; see
-        :meth:`smartbatch.jobs.job_submission.JobSubmission.submit_attended`.
-        """
-        listed: Iterable[Prompt] = prompt_list(requests)
-        if not plan.route.by_batch:
-            return self._jobs().submit_attended(listed, options, plan.decision)
-        return self._jobs().submit_planned(listed, plan.decision, options)
+        """Store requests as a job by the route of a plan that was made for them; what goes in real time is
+        asked only while a process waits for the job."""
+        return self._jobs().submit_planned(prompt_list(requests), plan.decision, options)
 
     # -- considering -----------------------------------------------------------------------------------------
 

@@ -102,12 +102,13 @@ class StoredLists:
             rows = parts.rows(attended=earlier.policy.attended)
             row = jobs.add_rows(rows, asked.params, asked.kind, earlier)
             jobs.adopt(row.id)  # this client reserves the money that the job can still spend
-        elif decision is not None and decision.chosen.route.by_batch:
-            rows, paid = parts.rows(attended=False), 0
-            row = jobs.submit_decided(rows, asked.params, decision, asked.kind, JobOptions(key))
         else:
-            rows, paid = parts.rows(attended=True), 0
-            row = jobs.submit_attended_list(rows, asked.params, asked.kind, JobOptions(key), decision)
+            attended = decision is None or not decision.chosen.route.by_batch
+            rows, paid = parts.rows(attended=attended), 0
+            options_of_job = JobOptions(key)
+            row = jobs.submit_decided(
+                rows, asked.params, decision, asked.kind, options_of_job, attended=attended
+            )
         return JobResults(
             jobs.handle(row),
             parts,

@@ -41,7 +41,7 @@ from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.realtime import Realtime, stored_future
 from smartbatch.realtime.ticket import ResultFuture
-from smartbatch.routing.awaited_places import AwaitedPlaces, StoredRequest, fail
+from smartbatch.routing.awaited_places import AwaitedPlaces, StoredRequest, fail, kept_request
 from smartbatch.routing.lists import ListRouter
 from smartbatch.routing.stored_lists import check_storable
 from smartbatch.types import Answer, Kind, Priority, Request
@@ -56,8 +56,6 @@ LATE_SEND = 0.2
 """The same at a stop whose time is over."""
 SHORTEST = 0.001
 """Seconds of a time-out that is over, for a request that then fails with it."""
-UNTAKEN = 7 * 86_400.0
-"""Seconds for which an answer that nobody was given stands ready for an equal deferrable request."""
 
 
 @frozen
@@ -203,7 +201,7 @@ class StoredRequests:
         from smartbatch.jobs.wire_ids import wire_id
 
         api, _ = batches_of(self._config, self._model, kind_of(request))
-        kept = _as_kept(request, durable=False)
+        kept = kept_request(request, durable=False)
         with suppress(InvalidRequest):
             encode_request(kept, Shared())
             if api is not None:
@@ -301,7 +299,7 @@ class StoredRequests:
     def _store(self, kind: Kind, group: Sequence[StoredRequest]) -> None:
         """Store durable requests, or find them in the store, and await their results."""
         named = _by_name(group)
-        requests = [_as_kept(each.request, durable=True) for each, _ in named.values()]
+        requests = [kept_request(each.request, durable=True) for each, _ in named.values()]
         names = [name for _, name in named.values()]
         opened, places = self._jobs().submit_named(kind, requests, names, join=self._open_jobs.get(kind))
         if opened is not None:
@@ -326,7 +324,7 @@ class StoredRequests:
         3. A job is stored. What is cancelled up to then is left out, and what is not is under way.
         4. No batch would be in time, or it could not be stored: real time.
         """
-        found = self._find(group)
+        found = self._places.find(list(_by_name(group)))
         new: list[StoredRequest] = []
         known: list[tuple[StoredRequest, NamedPlace]] = []
         for each in group:
@@ -343,26 +341,6 @@ class StoredRequests:
         for each in new:
             self._ask(each)
 
-    def _find(self, group: Sequence[StoredRequest]) -> dict[str, NamedPlace]:
-        """Return the places of equal deferrable requests that are of use, by name. Of no use are those that
-        failed, are old, or were given to somebody here, and those whose job is cancelled."""
-        self._places.release()
-        places: dict[str, NamedPlace] = {}
-        try:
-            jobs = self._jobs().service.store.jobs
-            found = jobs.find_named(list(_by_name(group)))
-            rows = {job_id: jobs.get(job_id) for job_id in {place.job_id for place in found.values()}}
-        except StoreError as error:
-            logs.job_error(None, error)
-            return {}
-        since = self._jobs().service.wall() - UNTAKEN
-        for name, place in found.items():
-            row = rows[place.job_id]
-            fresh = row is not None and row.created_at >= since and not row.cancel_requested
-            if fresh and place.outcome in (None, "succeeded") and not self._places.was_given(place):
-                places[name] = place
-        return places
-
     def _store_for_batch(self, group: Sequence[StoredRequest]) -> bool:
         """Store requests as a job, and await its results; False where nothing was stored. Equal ones share
         an item."""
@@ -372,7 +350,7 @@ class StoredRequests:
         for each in group:
             items.setdefault(each if each.name is None else each.name, each)
         order = {item: ix for ix, item in enumerate(items)}
-        requests = [_as_kept(each.request, durable=False) for each in items.values()]
+        requests = [kept_request(each.request, durable=False) for each in items.values()]
         names = [each.name for each in items.values()]
         deadline = min(each.deadline for each in group) - self._clock.now()
         key = None
@@ -474,9 +452,3 @@ def _by_name(group: Iterable[StoredRequest]) -> dict[str, tuple[StoredRequest, I
         if each.name is not None:
             named.setdefault(each.name.text, (each, each.name))
     return named
-
-
-def _as_kept(request: Request, *, durable: bool) -> Request:
-    """Return a request as the store has it: its context may be any object, and stays with this process. The
-    time-out of a deferrable one is that of its job."""
-    return evolve(request, context=None, timeout=request.timeout if durable else None)
