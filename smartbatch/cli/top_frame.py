@@ -11,10 +11,10 @@ from smartbatch.dashboard.outlook import outlook, risk_of
 from smartbatch.dashboard.shared_view import SharedView, failures_of
 from smartbatch.dashboard.source import Source
 from smartbatch.errors import SmartbatchError
-from smartbatch.jobs.records import JobState
+from smartbatch.jobs.records import JobRow, JobState
 from smartbatch.jobs.status import span, usd
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.store.job_overview import JobFilter, JobLine
+from smartbatch.jobs.store.job_overview import JobFilter
 from smartbatch.observe.participants import LaneStatus, RealtimeStatus, merged
 from smartbatch.views.model import Column
 from smartbatch.views.terminal import TextLine, fitted, table_lines
@@ -121,7 +121,7 @@ def _jobs(source: Source, store: SqlStore | None, width: int) -> Iterator[TextLi
         yield TextLine(fitted("and more: smartbatch jobs", width))
 
 
-def _job(source: Source, store: SqlStore, line: JobLine) -> tuple[str, ...]:
+def _job(source: Source, store: SqlStore, line: JobRow) -> tuple[str, ...]:
     shards, times = store.overview.shards([line])[line.id], source.history.turnaround(line.model)
     now = source.now()
     ends, risk = outlook(line, shards, times, now), risk_of(line, shards, times, now)
@@ -151,7 +151,7 @@ def _percent(done: float, total: float) -> str:
     return f"{int(100 * done / total) if total > 0 else 100:3d}%"
 
 
-def _deadline(line: JobLine, risk: float | None, now: float) -> str:
+def _deadline(line: JobRow, risk: float | None, now: float) -> str:
     deadline = line.policy.deadline
     if deadline is None:
         return "-"

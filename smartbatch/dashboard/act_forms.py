@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from smartbatch.dashboard.page import Query
-from smartbatch.jobs.records import JobState
-from smartbatch.jobs.store.job_overview import JobFilter, JobLine
+from smartbatch.jobs.records import JobRow, JobState
+from smartbatch.jobs.store.job_overview import JobFilter
 from smartbatch.views.model import Field, Form, Note, Part
 
 LOOK_ONLY = "You may look, but not act."
@@ -13,7 +13,7 @@ _DELETE = "This deletes requests and results. It cannot be undone."
 _BILLED = Field("billed", "also requests that were, or may have been, paid for", "yes", kind="checkbox")
 
 
-def of_job(line: JobLine, query: Query) -> tuple[Part, ...]:
+def of_job(line: JobRow, query: Query) -> tuple[Part, ...]:
     """Return the forms for one job: those that can do anything with it now."""
     if query.granted != "all":
         return (Note(LOOK_ONLY),)

@@ -9,9 +9,9 @@ from attrs import frozen
 
 from smartbatch.dashboard.shared_view import SharedView
 from smartbatch.dashboard.source import Source
-from smartbatch.jobs.records import JobState
+from smartbatch.jobs.records import JobRow, JobState
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.store.job_overview import JobFilter, JobLine
+from smartbatch.jobs.store.job_overview import JobFilter
 from smartbatch.observe.participants import LaneStatus, merged
 from smartbatch.views.words import duration, money
 
@@ -110,5 +110,5 @@ def _waiting(store: SqlStore) -> Iterator[Need]:
             yield _of_job("An interrupted run: ", line, "the same command again goes on with it")
 
 
-def _of_job(text: str, line: JobLine, note: str = "") -> Need:
+def _of_job(text: str, line: JobRow, note: str = "") -> Need:
     return Need(text, line.id, line.key or line.id, f" – {note}" if note else "")

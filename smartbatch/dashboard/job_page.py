@@ -26,7 +26,7 @@ from smartbatch.jobs.status import (
     status_of,
 )
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.store.job_overview import FailedRequest, JobLine
+from smartbatch.jobs.store.job_overview import FailedRequest
 from smartbatch.results import defects_in_words
 from smartbatch.views.model import (
     Cell,
@@ -62,14 +62,13 @@ def page(source: Source, query: Query) -> Page:
     """
     store = source.store
     line = None if store is None else store.overview.get(query.argument)
-    row = None if store is None or line is None else store.jobs.get(line.id)
-    if store is None or line is None or row is None:
+    if store is None or line is None:
         raise JobNotFound(f"The store {source.place} has no job {query.argument!r:.80}.")
     now, shards = source.now(), store.overview.shards([line])[line.id]
     incidents = store.overview.incidents(line.id, limit=MAX_INCIDENTS)[::-1]
     times = source.history.turnaround(line.model)
     ends = outlook(line, shards, times, now)
-    status = status_of(row, shards, asking=0, incidents=incidents, remaining=None, note=None, wall=now)
+    status = status_of(line, shards, asking=0, incidents=incidents, remaining=None, note=None, wall=now)
     if ends is not None:
         status = evolve(status, remaining=max(0.0, ends.median - now))
     expected = None if ends is None else (ends.median, ends.late)
@@ -77,38 +76,38 @@ def page(source: Source, query: Query) -> Page:
         Section(
             "job", "Details", _details(source, store, line, status, ends, risk_of(line, shards, times, now))
         ),
-        Section("progress", "Progress", (progress_chart(row, shards, now, expected),), empty=_NO_PROGRESS),
+        Section("progress", "Progress", (progress_chart(line, shards, now, expected),), empty=_NO_PROGRESS),
         Section("batches", "Batches", _batches(status), empty="No batches: requests are sent in real time."),
         Section("incidents", "Incidents", _incidents(status), empty="No incidents."),
         Section("failed", "Failed requests", _failed(store, line, query), empty="No failed requests."),
         Section("results", "Results", _downloads(source, line, query)),
         Section("act", "Actions", act_forms.of_job(line, query), is_live=False),
     )
-    tiles = (*job_tiles(status), *_budget(row))
+    tiles = (*job_tiles(status), *_budget(line))
     title = f"Job {line.key or line.id}"
-    return Page(View(title, sections, state_of(status), _subtitle(row), tiles))
+    return Page(View(title, sections, state_of(status), _subtitle(line), tiles))
 
 
 _NO_PROGRESS = "No results yet."
 
 
-def _subtitle(row: JobRow) -> str:
-    route = "" if row.policy.route is None else f", {row.policy.route.value}"
-    return f"{row.model}, {row.kind}{route}"
+def _subtitle(line: JobRow) -> str:
+    route = "" if line.policy.route is None else f", {line.policy.route.value}"
+    return f"{line.model}, {line.kind}{route}"
 
 
-def _budget(row: JobRow) -> Iterator[Tile]:
-    budget = row.policy.budget
+def _budget(line: JobRow) -> Iterator[Tile]:
+    budget = line.policy.budget
     if budget is not None:
-        reserved = f"{money(row.reserved)} reserved" if row.reserved > _TINY else ""
-        bar = ProgressBar("budget of the job", row.cost, budget)
+        reserved = f"{money(line.reserved)} reserved" if line.reserved > _TINY else ""
+        bar = ProgressBar("budget of the job", line.cost, budget)
         yield Tile("Budget", money(budget), reserved, progress=bar)
 
 
 def _details(
     source: Source,
     store: SqlStore,
-    line: JobLine,
+    line: JobRow,
     status: JobStatus,
     ends: Outlook | None,
     risk: float | None,
@@ -136,7 +135,7 @@ def _details(
     return tuple(part for part in (note, Facts(tuple(rows))) if part is not None)
 
 
-def _tokens(line: JobLine) -> str:
+def _tokens(line: JobRow) -> str:
     """Return the tokens; never 0 if they are unknown."""
     if line.unpriced and not line.input_tokens + line.output_tokens:
         return UNKNOWN
@@ -151,7 +150,7 @@ def _incidents(status: JobStatus) -> tuple[Part, ...]:
     return tuple(incident_parts(status.incidents)) if status.incidents else ()
 
 
-def _failed(store: SqlStore, line: JobLine, query: Query) -> tuple[Part, ...]:
+def _failed(store: SqlStore, line: JobRow, query: Query) -> tuple[Part, ...]:
     """Return a page of failed requests; it is named by the position at which it begins."""
     first = min(number_of(query.values.get("failed")) or 0, line.total)
     found = store.overview.failed(line, first=first, limit=MAX_FAILED + 1)
@@ -169,7 +168,7 @@ def _reasons(rows: Sequence[FailedRequest]) -> Iterator[tuple[Cell, ...]]:
         yield row.ix, row.user_id, kind, why
 
 
-def _downloads(source: Source, line: JobLine, query: Query) -> tuple[Part, ...]:
+def _downloads(source: Source, line: JobRow, query: Query) -> tuple[Part, ...]:
     """Return links to files of results, for those who may have answers."""
     if not may_download(source, query):
         return (Note("Only people who may act can download results, unless content is shown to all."),)

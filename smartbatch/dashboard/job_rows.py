@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from smartbatch.dashboard.outlook import Outlook, outlook, risk_of
 from smartbatch.dashboard.page import Query
 from smartbatch.dashboard.source import Source
-from smartbatch.jobs.records import JobState
-from smartbatch.jobs.store.job_overview import AcceptedForecast, JobLine
+from smartbatch.jobs.records import JobRow, JobState
+from smartbatch.jobs.store.job_overview import AcceptedForecast
 from smartbatch.results import defects_in_words
 from smartbatch.views.model import Cell, DataTable, Link, Moment, ProgressBar, State, Tone, Value
 from smartbatch.views.words import duration, money, share
@@ -19,7 +19,7 @@ _RISKY = 0.05
 _TINY = 1e-9
 
 
-def jobs_table(caption: str, lines: Sequence[JobLine], source: Source, query: Query) -> DataTable | None:
+def jobs_table(caption: str, lines: Sequence[JobRow], source: Source, query: Query) -> DataTable | None:
     """Return a table of jobs; two questions to the store besides that for the jobs themselves."""
     store = source.store
     if store is None or not lines:
@@ -40,7 +40,7 @@ def jobs_table(caption: str, lines: Sequence[JobLine], source: Source, query: Qu
 
 
 def _row(
-    line: JobLine,
+    line: JobRow,
     forecast: AcceptedForecast | None,
     ends: Outlook | None,
     risk: float | None,
@@ -59,14 +59,14 @@ def _row(
     )
 
 
-def state_of(line: JobLine) -> State:
+def state_of(line: JobRow) -> State:
     """Return the state of a job."""
     if line.cancel_requested and line.state is not JobState.DONE:
         return State("cancelling", "warn")
     return State(line.state.value, _TONES[line.state])
 
 
-def progress_of(line: JobLine) -> tuple[Value, ...]:
+def progress_of(line: JobRow) -> tuple[Value, ...]:
     """Return how many requests have their results, and how many of them are flawed or failed."""
     bar = ProgressBar(f"requests of {line.key or line.id} that have results", line.finished, line.total)
     defects = defects_in_words(line)
@@ -78,7 +78,7 @@ def progress_of(line: JobLine) -> tuple[Value, ...]:
     )
 
 
-def _cost(line: JobLine) -> tuple[Value, ...]:
+def _cost(line: JobRow) -> tuple[Value, ...]:
     saved = line.realtime_cost - line.cost
     compared = f"{money(abs(saved))} {'less' if saved > 0 else 'more'} than in real time"
     return (
@@ -89,7 +89,7 @@ def _cost(line: JobLine) -> tuple[Value, ...]:
 
 
 def time_of(
-    line: JobLine, forecast: AcceptedForecast | None, ends: Outlook | None, now: float
+    line: JobRow, forecast: AcceptedForecast | None, ends: Outlook | None, now: float
 ) -> tuple[Value, ...]:
     """Return what a job took or what is left, and what was forecast."""
     if line.finished_at is not None:
@@ -104,7 +104,7 @@ def time_of(
     return first, f"forecast p50 {duration(forecast.p50)}, p95 {duration(forecast.p95)}"
 
 
-def deadline_of(line: JobLine, risk: float | None, now: float) -> Cell:
+def deadline_of(line: JobRow, risk: float | None, now: float) -> Cell:
     """Return a job's deadline, and the probability that its batches miss it."""
     deadline = line.policy.deadline
     if deadline is None:

@@ -9,9 +9,9 @@ from smartbatch.dashboard.job_rows import jobs_table
 from smartbatch.dashboard.page import Page, Query, no_store_yet
 from smartbatch.dashboard.shared_view import SharedView, failures_of
 from smartbatch.dashboard.source import Source
-from smartbatch.jobs.records import JobState
+from smartbatch.jobs.records import JobRow, JobState
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.store.job_overview import JobFilter, JobLine
+from smartbatch.jobs.store.job_overview import JobFilter
 from smartbatch.jobs.summary_records import Spending
 from smartbatch.observe.participants import LaneStatus, Participant, RealtimeStatus, merged
 from smartbatch.views.model import (
@@ -277,7 +277,7 @@ def _budgets_of_processes(shared: SharedView) -> Iterator[tuple[Cell, ...]]:
             yield _budget(name, name, one.realtime.spent, one.realtime.budget, one.realtime.unconfirmed)
 
 
-def _budgets_of_jobs(lines: Iterable[JobLine], query: Query) -> Iterator[tuple[Cell, ...]]:
+def _budgets_of_jobs(lines: Iterable[JobRow], query: Query) -> Iterator[tuple[Cell, ...]]:
     for line in lines:
         if line.policy.budget is not None:
             name = line.key or line.id

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from smartbatch.core.forecast.forecaster import Times
-from smartbatch.jobs.records import OPEN_SHARDS, UNSENT_SHARDS, JobState, ShardRow
-from smartbatch.jobs.store.job_overview import JobLine
+from smartbatch.jobs.records import OPEN_SHARDS, UNSENT_SHARDS, JobRow, JobState, ShardRow
 
 LOOKED_AT = 40
 """Batches under way whose ends are forecast: the youngest, for they end last."""
@@ -35,7 +34,7 @@ class Outlook:
     late: float
 
 
-def outlook(line: JobLine, shards: Sequence[ShardRow], times: Times, at: float) -> Outlook | None:
+def outlook(line: JobRow, shards: Sequence[ShardRow], times: Times, at: float) -> Outlook | None:
     """Return when a job ends, by what was known at a moment; ``None`` where nothing can be said.
 
     The cases, in order:
@@ -62,7 +61,7 @@ def outlook(line: JobLine, shards: Sequence[ShardRow], times: Times, at: float) 
     return Outlook(at, *ends)
 
 
-def course(line: JobLine, shards: Sequence[ShardRow], times: Times, now: float) -> list[Outlook]:
+def course(line: JobRow, shards: Sequence[ShardRow], times: Times, now: float) -> list[Outlook]:
     """Return how the forecast of a job went, from its first batch to now: a batch that has ended narrows it.
 
     Each is made as it would be today, with what is known by now of how long batches take.
@@ -79,7 +78,7 @@ def course(line: JobLine, shards: Sequence[ShardRow], times: Times, now: float) 
     return [one for one in found if one is not None]
 
 
-def risk_of(line: JobLine, shards: Sequence[ShardRow], times: Times, now: float) -> float | None:
+def risk_of(line: JobRow, shards: Sequence[ShardRow], times: Times, now: float) -> float | None:
     """Return the probability that a job's batches end after its deadline, if none is taken back; ``None``
     without a deadline or a forecast."""
     deadline = line.policy.deadline
@@ -112,7 +111,7 @@ def _late(times: Times, age: float, size: int, left: float) -> float:
     return 1.0 if done >= 1.0 else (1 - times.chance(age + left, size)) / (1 - done)
 
 
-def _by_throughput(line: JobLine, at: float) -> Outlook | None:
+def _by_throughput(line: JobRow, at: float) -> Outlook | None:
     answered, taken = line.finished, at - line.created_at
     if not answered or taken <= 0:
         return None

@@ -174,6 +174,7 @@ class JobRow:
         note: what it waits for, for people.
         epoch: of the present or last owner.
         owner: of the present owner; ``None`` when it was given back.
+        no: its number in the store; grows with each job.
         reserved: USD that may be spent besides ``cost``: the most that shards, and items in flight in real
             time, can still cost, and what answers that are lost may have cost. Counted for jobs with a
             budget.
@@ -208,6 +209,7 @@ class JobRow:
     epoch: int = 0
     owner: str | None = None
     reserved: float = 0.0
+    no: int = 0
 
     @property
     def finished(self) -> int:

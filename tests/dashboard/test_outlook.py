@@ -9,9 +9,8 @@ from attrs import evolve
 
 from smartbatch.core.forecast.forecaster import Forecaster, Observation, Prior
 from smartbatch.dashboard.outlook import course, outlook, risk_of
-from smartbatch.jobs.records import JobState, ShardRow, ShardState
+from smartbatch.jobs.records import JobRow, JobState, ShardRow, ShardState
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.store.job_overview import JobLine
 from smartbatch.jobs.versioned_records import JobPolicy
 from tests.jobs.stores import Bench, led, started
 
@@ -25,7 +24,7 @@ def times(*seconds: float) -> Any:
 
 
 @pytest.fixture
-def job(shelf: Bench, opened: SqlStore) -> tuple[JobLine, list[ShardRow]]:
+def job(shelf: Bench, opened: SqlStore) -> tuple[JobRow, list[ShardRow]]:
     """A job of four requests in two batches, accepted at 1000 and sent at 1010."""
     policy = JobPolicy(deadline=3000.0)
     row, lease = started(opened, shelf, 4, policy=policy)
@@ -38,7 +37,7 @@ def job(shelf: Bench, opened: SqlStore) -> tuple[JobLine, list[ShardRow]]:
     return line, shards
 
 
-def test_the_last_batch_says_when_a_job_ends(job: tuple[JobLine, list[ShardRow]]) -> None:
+def test_the_last_batch_says_when_a_job_ends(job: tuple[JobRow, list[ShardRow]]) -> None:
     line, shards = job
     ahead = outlook(line, shards, times(600, 620, 640, 660), 1010.0)
     assert ahead is not None
@@ -49,7 +48,7 @@ def test_the_last_batch_says_when_a_job_ends(job: tuple[JobLine, list[ShardRow]]
     assert later.median >= 2400.0
 
 
-def test_a_batch_that_ended_narrows_the_band(job: tuple[JobLine, list[ShardRow]]) -> None:
+def test_a_batch_that_ended_narrows_the_band(job: tuple[JobRow, list[ShardRow]]) -> None:
     line, [first, second] = job
     ended = [
         evolve(first, ended_at=1500.0, state=ShardState.SETTLED),
@@ -63,7 +62,7 @@ def test_a_batch_that_ended_narrows_the_band(job: tuple[JobLine, list[ShardRow]]
     assert band[-1].median == pytest.approx(1700.0)
 
 
-def test_the_risk_grows_towards_the_deadline(job: tuple[JobLine, list[ShardRow]]) -> None:
+def test_the_risk_grows_towards_the_deadline(job: tuple[JobRow, list[ShardRow]]) -> None:
     line, shards = job
     known = times(600, 900, 1500, 2000)
     risks = [risk_of(line, shards, known, now) for now in (1010.0, 2500.0, 2990.0, 3000.0)]
@@ -73,7 +72,7 @@ def test_the_risk_grows_towards_the_deadline(job: tuple[JobLine, list[ShardRow]]
     assert risk_of(evolve(line, policy=JobPolicy()), shards, known, 1010.0) is None
 
 
-def test_real_time_goes_on_at_its_throughput(job: tuple[JobLine, list[ShardRow]]) -> None:
+def test_real_time_goes_on_at_its_throughput(job: tuple[JobRow, list[ShardRow]]) -> None:
     line, _ = job
     assert outlook(line, [], times(), 1100.0) is None
     half = outlook(evolve(line, succeeded=2), [], times(), 1100.0)
@@ -85,7 +84,7 @@ def test_real_time_goes_on_at_its_throughput(job: tuple[JobLine, list[ShardRow]]
     "changes", [{"state": JobState.HELD}, {"total": 0}, {"state": JobState.DONE, "finished_at": 1000.0}]
 )
 def test_nothing_is_said_of_a_job_that_does_not_go_on(
-    job: tuple[JobLine, list[ShardRow]], changes: dict[str, Any]
+    job: tuple[JobRow, list[ShardRow]], changes: dict[str, Any]
 ) -> None:
     line, shards = job
     assert outlook(evolve(line, **changes), shards, times(), 1100.0) is None

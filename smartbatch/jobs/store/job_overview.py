@@ -7,61 +7,19 @@ store has, a page costs the same.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import field, fields_dict, frozen
 
-from smartbatch.jobs.records import IncidentRow, JobState, ShardRow
+from smartbatch.jobs.records import IncidentRow, JobRow, JobState, ShardRow
 from smartbatch.jobs.store.database import Database, decoded, encoded, first_of, position
-from smartbatch.jobs.store.schema import JOB_FIELDS, SHARD_COLUMNS, incident_row, maker, shard_row
-from smartbatch.jobs.versioned_records import JobPolicy
+from smartbatch.jobs.store.schema import SHARD_COLUMNS, incident_row, job_row, shard_row
 
 COUNTED = 10_000
 """Jobs that are counted, and looked through for a model, before a page says that there are more."""
 LOOKED_AT = 1_000
 """Jobs among which those are looked for that wait for something."""
-
-
-@frozen
-class JobLine:
-    """A job as a list of many shows it; the fields are those of :class:`~smartbatch.jobs.records.JobRow`.
-
-    Attributes:
-        no: its number in the store; grows with each job.
-    """
-
-    no: int
-    id: str
-    key: str | None
-    model: str
-    kind: str
-    metadata: Mapping[str, Any]
-    policy: JobPolicy
-    created_at: float
-    state: JobState
-    finished_at: float | None
-    total: int
-    succeeded: int
-    failed: int
-    cancelled: int
-    cost: float
-    realtime_cost: float
-    unpriced: int
-    input_tokens: int
-    output_tokens: int
-    truncated: int
-    empty: int
-    refused: int
-    cancel_requested: bool
-    note: str | None
-    owner: str | None
-    reserved: float
-
-    @property
-    def finished(self) -> int:
-        """Items that have a result."""
-        return self.succeeded + self.failed + self.cancelled
 
 
 @frozen
@@ -110,8 +68,9 @@ class JobFilter:
     name: str | None = None
 
 
-_COLUMNS = ", ".join({"key": "user_key"}.get(name, name) for name in fields_dict(JobLine))
-_line = maker(JobLine, **JOB_FIELDS)
+_ELSEWHERE = {"key": "user_key", "params": "substr(digest, 1, 0)"}
+"""Columns of other names; parameters, which may be long, are left empty."""
+_COLUMNS = ", ".join(_ELSEWHERE.get(name, name) for name in fields_dict(JobRow))
 _ACCOUNTS = """WITH RECURSIVE account(scope) AS (
         SELECT min(scope) FROM shard
         UNION ALL SELECT (SELECT min(scope) FROM shard WHERE scope > account.scope)
@@ -130,7 +89,7 @@ class JobOverview:
 
     db: Database
 
-    def page(self, which: JobFilter, *, before: int | None = None, limit: int) -> list[JobLine]:
+    def page(self, which: JobFilter, *, before: int | None = None, limit: int) -> list[JobRow]:
         """Return jobs, newest first.
 
         Args:
@@ -147,10 +106,10 @@ class JobOverview:
             return sorted(lines, key=lambda line: -line.no)[:limit]
         return self._page(which, before, limit)
 
-    def _page(self, which: JobFilter, before: int | None, limit: int) -> list[JobLine]:
+    def _page(self, which: JobFilter, before: int | None, limit: int) -> list[JobRow]:
         source, values = self._source(which, before)
         found = self.db.rows(f"SELECT {_COLUMNS} FROM {source} ORDER BY no DESC LIMIT ?", *values, limit)
-        return [_line(row) for row in found]
+        return [job_row(row) for row in found]
 
     def _source(self, which: JobFilter, before: int | None) -> tuple[str, list[Any]]:
         conditions = ["no < ?"]
@@ -164,17 +123,17 @@ class JobOverview:
         bounded = f"({newest} ORDER BY no DESC LIMIT {COUNTED}) AS newest WHERE model = ?"
         return bounded, [*values, which.model]
 
-    def _named(self, name: str) -> list[JobLine]:
+    def _named(self, name: str) -> list[JobRow]:
         may_be_id = name.isascii() and name.isprintable()  # a text column refuses some other keys
         by_id = self.db.rows(f"SELECT {_COLUMNS} FROM job WHERE id = ?", name) if may_be_id else []
         found = by_id or self.db.rows(f"SELECT {_COLUMNS} FROM job WHERE user_key = ?", encoded(name))
-        return [_line(row) for row in found]
+        return [job_row(row) for row in found]
 
-    def get(self, job_id: str) -> JobLine | None:
+    def get(self, job_id: str) -> JobRow | None:
         """Return a job by its id or its key."""
         return next(iter(self._named(job_id)), None)
 
-    def waiting(self, *, limit: int) -> list[JobLine]:
+    def waiting(self, *, limit: int) -> list[JobRow]:
         """Return jobs that are not carried on, or say what they wait for, among the newest that go on."""
         found = self.db.rows(
             f"""SELECT {_COLUMNS} FROM
@@ -183,9 +142,9 @@ class JobOverview:
             self.db.now(),
             limit,
         )
-        return [_line(row) for row in found]
+        return [job_row(row) for row in found]
 
-    def forecasts(self, lines: Sequence[JobLine]) -> dict[int, AcceptedForecast]:
+    def forecasts(self, lines: Sequence[JobRow]) -> dict[int, AcceptedForecast]:
         """Return what was forecast for jobs when they were accepted, by their numbers."""
         asked = [line.no for line in lines]
         rows = self.db.rows("SELECT job, p50, p95 FROM decision WHERE job IN {numbers}", asked)
@@ -197,7 +156,7 @@ class JobOverview:
         [(found,)] = self.db.rows(counted, state.value, COUNTED + 1)
         return int(found)
 
-    def shards(self, jobs: Sequence[JobLine]) -> dict[str, list[ShardRow]]:
+    def shards(self, jobs: Sequence[JobRow]) -> dict[str, list[ShardRow]]:
         """Return the batches of jobs, by the ids of these and in the order of planning."""
         found: dict[str, list[ShardRow]] = {job.id: [] for job in jobs}
         asked = f"SELECT {SHARD_COLUMNS} FROM shard WHERE job IN {{numbers}} ORDER BY job, no"
@@ -217,7 +176,7 @@ class JobOverview:
         return [shard_row(row) for row in rows]
 
     def failed(
-        self, job: JobLine, *, first: int = 0, limit: int, cancelled: bool = True
+        self, job: JobRow, *, first: int = 0, limit: int, cancelled: bool = True
     ) -> list[FailedRequest]:
         """Return requests of a job that ended without an answer, in order.
 

@@ -324,7 +324,7 @@ _JOB_COLUMNS = ", ".join(_ELSEWHERE.get(name, f"j.{name}") for name in fields_di
 JOBS = f"SELECT {_JOB_COLUMNS}, j.lease_until FROM job j JOIN job_params p ON p.no = j.no "
 """Jobs, and when the lease of the owner of each ends."""
 SHARD_COLUMNS = ", ".join(_ELSEWHERE.get(name, name) for name in fields_dict(ShardRow))
-JOB_FIELDS: Mapping[str, Callable[[Any], Any]] = {
+_JOB_FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "key": decoded,
     "metadata": json.loads,
     "policy": partial(record_of, JobPolicy),
@@ -333,7 +333,7 @@ JOB_FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "note": decoded,
 }
 """What makes the fields of a job of its columns, where these are not the same."""
-job_row = maker(JobRow, **JOB_FIELDS)
+job_row = maker(JobRow, **_JOB_FIELDS)
 """Returns the job of a row of :data:`JOBS`."""
 shard_row = maker(
     ShardRow,
