@@ -500,8 +500,8 @@ class BatchingClient:
             ConfigError: ``limit`` is no number of 0 or more.
             StoreError: the store cannot be used, or has not answered for 30 seconds.
         """
-        most, service = count_of("limit", limit), self._running.jobs.service
-        rows = service.look(lambda: service.store.jobs.latest(limit=most), STATUS_TIMEOUT, StoreError)
+        most, engine = count_of("limit", limit), self._running.jobs.engine
+        rows = engine.look(lambda: engine.store.jobs.latest(limit=most), STATUS_TIMEOUT, StoreError)
         return [self._handle(row) for row in rows]
 
     def job(self, id_or_key: str, *, reserve: bool = False) -> Job:
@@ -514,7 +514,7 @@ class BatchingClient:
             JobNotFound, StoreError: the store has none, or cannot be used.
         """
         jobs = self._running.jobs
-        return self._handle(jobs.adopt(id_or_key) if reserve else jobs.service.find(id_or_key))
+        return self._handle(jobs.adopt(id_or_key) if reserve else jobs.engine.find(id_or_key))
 
     def has_batches(self, kind: Literal["generate", "embed"] = "generate") -> bool:
         """Whether requests for texts, or for vectors, may go through the provider's Batch API.
@@ -665,7 +665,7 @@ class BatchingClient:
         """Return a job's handle, which keeps this client alive: whoever waits needs its threads."""
         from smartbatch.jobs.job import Job
 
-        return Job(lambda: self._running.jobs.service, row)
+        return Job(lambda: self._running.jobs.engine, row)
 
 
 def _no_attribute(name: str, value: Any) -> str:

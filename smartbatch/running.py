@@ -189,7 +189,7 @@ class RunningState:
             prepare=partial(_learn, weakref.ref(self)),
         )
         self.history = ForecastHistory(
-            clock, self._forecast_moved, store=lambda: self.jobs.service.store, memory=process_memory()
+            clock, self._forecast_moved, store=lambda: self.jobs.engine.store, memory=process_memory()
         )
         self.realtime = realtime = self._new_realtime()
         self.advisor = advisor = Advisor(
@@ -273,26 +273,26 @@ class RunningState:
         config, clock, rng = settings.config, settings.clock, settings.rng or random.SystemRandom()
         budget = ClientBudget(
             JobReservations(realtime.budget, realtime.guard_budget, _account(config), realtime.await_budget),
-            lambda: service.store,
+            lambda: engine.store,
         )
-        service = JobsEngine(config, clock, rng=rng, wiring=self._job_wiring(budget))
+        engine = JobsEngine(config, clock, rng=rng, wiring=self._job_wiring(budget))
         jobs = JobSubmission(
             config,
             clock,
             model=settings.model,
             fallback_model=settings.fallback,
             preparer=settings.preparer,
-            service=service,
+            engine=engine,
             budget=budget,
             calibration=self.history.calibration,
             shares=realtime.admission.shares,
         )
         if self._jobs is None:
-            self._bus.subscribe(service.summaries, RequestFinished)
+            self._bus.subscribe(engine.summaries, RequestFinished)
             self._bus.subscribe(budget, JobResultsStored, JobProgress, JobFinished, ShardChanged)
             self._jobs = jobs
             if self._jobs_halted:
-                service.halt()
+                engine.halt()
 
     def _job_wiring(self, budget: ClientBudget) -> JobWiring:
         """Return what jobs need of the real-time side of this client."""
@@ -362,7 +362,7 @@ class RunningState:
     @property
     def uses_store(self) -> bool:
         """Whether what happens is written into a store now."""
-        return self._jobs is not None and self._jobs.service.uses_store
+        return self._jobs is not None and self._jobs.engine.uses_store
 
     @property
     def status(self) -> RealtimeStatus:
@@ -383,7 +383,7 @@ class RunningState:
         with self._making_jobs:
             self._jobs_halted = False
             if self._jobs is not None:
-                self._jobs.service.open()
+                self._jobs.engine.open()
         self.realtime.start()
 
     def stop_from_anywhere(self, timeout: float | None, *, cancel_waiting: bool) -> None:
@@ -392,7 +392,7 @@ class RunningState:
         """
         stop = partial(self.stop, timeout, "the client was stopped", cancel_waiting=cancel_waiting)
         own = any(part.on_own_thread() for part in (self.realtime, self.stored))
-        own = own or (self._jobs is not None and self._jobs.service.on_own_thread())
+        own = own or (self._jobs is not None and self._jobs.engine.on_own_thread())
         if not own and not reentered():
             stop()
             return
@@ -431,7 +431,7 @@ class RunningState:
                 until, last = max(end + LAST_STEP, self._clock.now() + LEAST), end + LAST_WORDS
             self.history.hand_over()
             if self._jobs is not None:  # with the answers that came meanwhile
-                self._jobs.service.finish(until, self.history.save)
+                self._jobs.engine.finish(until, self.history.save)
             self._callbacks.drain(max(0.0, last - self._clock.now()))
             self._callbacks.close()
             self.realtime.tell_end()
@@ -442,7 +442,7 @@ class RunningState:
         """Begin no further call of any job. Takes no lock that making jobs holds."""
         self._jobs_halted = True
         if self._jobs is not None:
-            self._jobs.service.halt()
+            self._jobs.engine.halt()
 
     def after_fork(self) -> None:
         """In a forked child: end the copies of the parent's futures. The child's state is another one."""
@@ -450,7 +450,7 @@ class RunningState:
         self.realtime.abandon(error)
         self.stored.abandon(error)
         if self._jobs is not None:
-            self._jobs.service.abandon(error)
+            self._jobs.engine.abandon(error)
 
     def at_exit(self, waited: float, *, interrupted: bool) -> None:
         """At the interpreter's end: give what is pending its grace period, fail the rest, and say so."""
@@ -472,12 +472,12 @@ class RunningState:
 
     @property
     def _carries_jobs(self) -> bool:
-        return self._jobs is not None and self._jobs.service.is_working
+        return self._jobs is not None and self._jobs.engine.is_working
 
     def _note_decision(self, decision: ListDecision) -> None:
         """Note a decision on a list that is no job, where a store is in use; again when it is measured."""
         if self._jobs is not None:
-            self._jobs.service.summaries.decided(decision)
+            self._jobs.engine.summaries.decided(decision)
 
     def _forecast_moved(self, event: ForecastMoved) -> None:
         self._bus.tell(event)
@@ -488,11 +488,11 @@ class RunningState:
         answers in time."""
         if not self._carries_store and not self._carries_jobs:
             return
-        service = self.jobs.service
+        engine = self.jobs.engine
         self._is_heard = False
         try:
-            service.look(lambda: service.store, ANSWERS_WITHIN, _late)
-            service.controls.read()
+            engine.look(lambda: engine.store, ANSWERS_WITHIN, _late)
+            engine.controls.read()
         except SmartbatchError as error:  # requests in real time do not need it
             logs.job_error(None, error)
         else:
@@ -504,16 +504,16 @@ class RunningState:
         """
         if not self._carries_store:
             return
-        service = self.jobs.service
+        engine = self.jobs.engine
         if self._is_heard:
             try:
-                service.carry_on()
+                engine.carry_on()
                 self.history.refresh()
             except SmartbatchError as error:
                 logs.job_error(None, error)
             else:
                 return
-        service.carry_on_later(self.history.refresh)
+        engine.carry_on_later(self.history.refresh)
 
     def _accepted(self, _: JobAccepted) -> None:
         """Be seen where processes share limits, also when nothing is asked in real time."""

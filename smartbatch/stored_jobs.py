@@ -62,7 +62,7 @@ class StoredJobs:
     @property
     def place(self) -> str:
         """Where the store is: a path, or an address without its password."""
-        return self._state.service.store.place
+        return self._state.engine.store.place
 
     def job(self, id_or_key: str) -> Job:
         """Return a job by its id or its key.
@@ -70,7 +70,7 @@ class StoredJobs:
         Raises:
             JobNotFound: the store has none.
         """
-        return self._handle(self._state.service.find(id_or_key))
+        return self._handle(self._state.engine.find(id_or_key))
 
     def jobs(self, *, unfinished: bool = False, limit: int = 1000) -> list[Job]:
         """Return jobs, newest first.
@@ -79,7 +79,7 @@ class StoredJobs:
             unfinished: only those that have not ended.
             limit: at most so many.
         """
-        rows = self._state.service.store.jobs.latest(limit=count_of("limit", limit), unfinished=unfinished)
+        rows = self._state.engine.store.jobs.latest(limit=count_of("limit", limit), unfinished=unfinished)
         return [self._handle(row) for row in rows]
 
     def kept_decisions(self, beginning: str) -> list[tuple[str, StoredDecision]]:
@@ -88,7 +88,7 @@ class StoredJobs:
         Args:
             beginning: of the keys.
         """
-        return self._state.service.store.summaries.kept(beginning)
+        return self._state.engine.store.summaries.kept(beginning)
 
     def statuses(self, limit: int = 1000) -> list[JobStatus]:
         """Return the statuses of jobs, newest first, by one query for all of them.
@@ -99,11 +99,11 @@ class StoredJobs:
         Args:
             limit: at most so many.
         """
-        service = self._state.service
-        wall = service.clock.wall()
+        engine = self._state.engine
+        wall = engine.clock.wall()
         return [
             status_of(row, (), asking=0, incidents=(), remaining=None, note=None, wall=wall)
-            for row in service.store.jobs.latest(limit=count_of("limit", limit))
+            for row in engine.store.jobs.latest(limit=count_of("limit", limit))
         ]
 
     # -- acting ----------------------------------------------------------------------------------------------
@@ -123,17 +123,17 @@ class StoredJobs:
             reason: for those who wait.
             by: who acts; by default the user and the machine.
         """
-        controls = self._state.service.store.controls
+        controls = self._state.engine.store.controls
         return self._acted(controls.pause(name_of(provider, model), cut(reason), actor(by)))
 
     def resume(self, provider: str, model: str | None = None, *, by: str | None = None) -> bool:
         """End a pause; False where there is none. A model that was paused by its own name, and by that of its
         provider, goes on when both have ended."""
-        return self._acted(self._state.service.store.controls.resume(name_of(provider, model), actor(by)))
+        return self._acted(self._state.engine.store.controls.resume(name_of(provider, model), actor(by)))
 
     def paused(self) -> list[Pause]:
         """Return the pauses that hold, oldest first."""
-        return list(self._state.service.store.controls.controls().pauses.values())
+        return list(self._state.engine.store.controls.controls().pauses.values())
 
     def set_limit(
         self,
@@ -153,26 +153,26 @@ class StoredJobs:
             if value is not None and not (number and 0 < value <= sys.float_info.max):
                 raise InvalidRequest(f"{field} = {value!r:.60} is no number above 0", field=field)
         self._acted(
-            self._state.service.store.controls.set_limit(
+            self._state.engine.store.controls.set_limit(
                 name_of(provider, model), requests_per_minute, tokens_per_minute, actor(by)
             )
         )
 
     def limits(self) -> list[ModelLimit]:
         """Return the limits that were set, oldest first."""
-        return list(self._state.service.store.controls.controls().limits.values())
+        return list(self._state.engine.store.controls.controls().limits.values())
 
     def cancel_jobs(self, chosen: JobSelection, *, by: str | None = None) -> Acted:
         """Ask for jobs to be cancelled, by whoever carries them on; 1,000 at a time."""
-        return self._acted(self._state.service.store.acts.cancel(chosen, actor(by)))
+        return self._acted(self._state.engine.store.acts.cancel(chosen, actor(by)))
 
     def resume_jobs(self, chosen: JobSelection, *, by: str | None = None) -> Acted:
         """Have held jobs go on; 1,000 at a time. This process does not carry them on by that."""
-        return self._acted(self._state.service.store.acts.resume(chosen, actor(by)))
+        return self._acted(self._state.engine.store.acts.resume(chosen, actor(by)))
 
     def forget_jobs(self, chosen: JobSelection, *, by: str | None = None) -> Acted:
         """Delete finished jobs, their requests and their results; 1,000 at a time."""
-        store = self._state.service.store
+        store = self._state.engine.store
         ids, left_out = store.acts.finished(chosen)
         count = 0
         for job_id in ids:
@@ -187,7 +187,7 @@ class StoredJobs:
         Returns:
             how many rows are asked again, and how many jobs are left.
         """
-        store = self._state.service.store
+        store = self._state.engine.store
         ids, left_out = store.acts.with_failed_rows(chosen)
         count = 0
         for job_id in ids:
@@ -203,7 +203,7 @@ class StoredJobs:
             job_id: only those on this job alone.
         """
         before, most = None if before is None else count_of("before", before), count_of("limit", limit)
-        return self._state.service.store.controls.latest(before=before, job_id=job_id, limit=most)
+        return self._state.engine.store.controls.latest(before=before, job_id=job_id, limit=most)
 
     def close(self, timeout: Duration | None = None) -> None:
         """Store what comes within ``timeout`` seconds, by default ``exit_grace``, and give the jobs back."""
@@ -216,14 +216,14 @@ class StoredJobs:
 
     def _acted(self, done: T) -> T:
         """Have this process hear of an act at once, where it carries jobs on."""
-        self._state.service.look_at_acts()
+        self._state.engine.look_at_acts()
         return done
 
     def _handle(self, row: JobRow) -> Job:
-        return Job(self._service, row)
+        return Job(self._engine, row)
 
-    def _service(self) -> JobsEngine:
-        return self._state.service
+    def _engine(self) -> JobsEngine:
+        return self._state.engine
 
 
 class _StoreState:
@@ -231,7 +231,7 @@ class _StoreState:
     it.
 
     Attributes:
-        service: carries jobs on.
+        engine: carries jobs on.
     """
 
     def __init__(self, config: BatchingConfig, clock: Clock) -> None:
@@ -242,8 +242,8 @@ class _StoreState:
         self._closed = False
         self._bus = EventBus([logs.LogObserver()])
         self._callbacks = CallbackThread(clock, callback_raised)
-        self._history = ForecastHistory(clock, self._bus.tell, store=lambda: self.service.store)
-        self.service = JobsEngine(
+        self._history = ForecastHistory(clock, self._bus.tell, store=lambda: self.engine.store)
+        self.engine = JobsEngine(
             config,
             clock,
             rng=random.SystemRandom(),
@@ -273,7 +273,7 @@ class _StoreState:
         error = WrongProcess("the job's futures belong to the parent process; take your own")
         if self._realtime is not None:
             self._realtime.abandon(error)
-        self.service.abandon(error)
+        self.engine.abandon(error)
 
     def at_exit(self, waited: float, *, interrupted: bool) -> None:  # noqa: ARG002
         """At the interpreter's end: give the jobs back."""
@@ -285,10 +285,10 @@ class _StoreState:
             self._closed = True
             realtime = self._realtime
         began = self._clock.now()
-        self.service.halt()
+        self.engine.halt()
         if realtime is not None:
             realtime.stop(timeout, "the store was closed")
-        self.service.finish(max(began + timeout, self._clock.now()) + LAST_STEP)
+        self.engine.finish(max(began + timeout, self._clock.now()) + LAST_STEP)
         if realtime is not None:
             realtime.close_providers()
         self._callbacks.close()
@@ -321,7 +321,7 @@ class _StoreState:
         return Speed(throughput, cancelling, self._history.turnaround(row.model))
 
     def _budget_for(self, row: JobRow) -> Budget:
-        provider = self.service.serving.provider_of(row)
+        provider = self.engine.serving.provider_of(row)
         if provider is None:
             raise ConfigError(f"the account of job {row.id} is not at hand in this process")
         return self._realtime_for(OpenedModel(provider, row.model.partition(":")[2])).budget
@@ -341,5 +341,5 @@ class _StoreState:
                     calibration=self._history.calibration,
                 )
                 self._realtime = Realtime(setup, model, preparer)
-                self._realtime.control(self.service.controls.current)
+                self._realtime.control(self.engine.controls.current)
             return self._realtime

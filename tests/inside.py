@@ -78,7 +78,7 @@ def futures_of(results: Any) -> dict[int, Future[Any]]:
 
 def store_of(job: Job) -> StoredJobs:
     """Return what carries a job on that was taken without a client."""
-    stored: Any = job._service_of
+    stored: Any = job._engine_of
     assert isinstance(stored.__self__, StoredJobs)
     return stored.__self__
 

@@ -74,10 +74,10 @@ class Job:
         attended: whether it goes in real time while a process that names it waits for it, and only then.
     """
 
-    def __init__(self, service_of: Callable[[], JobsEngine], row: JobRow) -> None:
-        # asked each time: a forked child has a service of its own. It is its client's method, so a client
+    def __init__(self, engine_of: Callable[[], JobsEngine], row: JobRow) -> None:
+        # asked each time: a forked child has an engine of its own. It is its client's method, so a client
         # that nobody else holds lives as long as the handles of its jobs.
-        self._service_of = service_of
+        self._engine_of = engine_of
         self.id = row.id
         self.key = row.key
         self.model = row.model
@@ -115,9 +115,9 @@ class Job:
         seconds = seconds_of("timeout", timeout)
 
         def read() -> JobStatus:
-            return self._service.status_of(self._row(), forecast=forecast)
+            return self._engine.status_of(self._row(), forecast=forecast)
 
-        return self._service.look(read, seconds, StoreError)
+        return self._engine.look(read, seconds, StoreError)
 
     def is_done(self) -> bool:
         """Whether every request has its result; it costs less than the whole status."""
@@ -129,8 +129,8 @@ class Job:
         Raises:
             StoreError: the store cannot be read, or has not answered for 30 seconds.
         """
-        service = self._service
-        return service.look(lambda: service.store.facts.incidents(self.id), STATUS_TIMEOUT, StoreError)
+        engine = self._engine
+        return engine.look(lambda: engine.store.facts.incidents(self.id), STATUS_TIMEOUT, StoreError)
 
     def report(self) -> Report:
         """Return a report of the job so far: one file of HTML that says what was asked, what came, when, by
@@ -144,23 +144,23 @@ class Job:
         """
         from smartbatch.jobs.job_report import job_report  # late: most programs make none
 
-        service = self._service
-        return job_report(service.store, self._row(), service.wall())
+        engine = self._engine
+        return job_report(engine.store, self._row(), engine.wall())
 
     def reported_run(self) -> ReportedRun:
         """Return what a report says of the job as a whole, for reports of files with its results."""
         from smartbatch.jobs.job_report import reported_run  # late, as above
 
-        service = self._service
-        return reported_run(service.store, self._row(), service.wall())
+        engine = self._engine
+        return reported_run(engine.store, self._row(), engine.wall())
 
     def has_account(self) -> bool:
         """Whether this process has the account the job was submitted with, which going on needs."""
-        return self._service.serving.provider_of(self._row()) is not None
+        return self._engine.serving.provider_of(self._row()) is not None
 
     def is_unowned(self) -> bool:
         """Whether the job has not ended and no living process carries it on."""
-        return self._service.is_free(self.id)
+        return self._engine.is_free(self.id)
 
     def on_progress(self, callback: Callable[[JobStatus], object]) -> None:
         """Call ``callback`` with the status now and after each change, up to the end.
@@ -168,7 +168,7 @@ class Job:
         It runs on a thread of its own, with no lock held; what it raises is logged.
         """
         self._carry_on()
-        self._service.listen(self.id, callback)
+        self._engine.listen(self.id, callback)
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
@@ -196,7 +196,7 @@ class Job:
                     if shown is not None:
                         shown.show(status)
                     return status
-                shown = shown or new_display(progress, self.total, self._service.clock.now)
+                shown = shown or new_display(progress, self.total, self._engine.clock.now)
                 shows = shown is not None
                 self._await(look, row, until, shown, reads=False)
         except KeyboardInterrupt:
@@ -232,7 +232,7 @@ class Job:
         """
         if not wait:
             until = self._until(timeout)
-            return self._read(self._service.result_of, until, waits=False, ordered=ordered, after=after)
+            return self._read(self._engine.result_of, until, waits=False, ordered=ordered, after=after)
         return self._shown(self._until(timeout), progress, ordered=ordered, after=after)
 
     def unprocessed_results(
@@ -256,7 +256,7 @@ class Job:
         """
 
         def read(row: ResultRow, job_id: str) -> Result:
-            result = self._service.stored_result(row, job_id)
+            result = self._engine.stored_result(row, job_id)
             return as_kept(result) if row.seq <= paid else result
 
         return self._read(read, math.inf, waits=wait, ordered=ordered, display=display)
@@ -276,29 +276,29 @@ class Job:
         Raises:
             StoreError: the store cannot be read.
         """
-        service = self._service
+        engine = self._engine
         if wait:
             self._carry_on()
-        seen = service.changes.seen(self.id)
+        seen = engine.changes.seen(self.id)
         begin = -1 if ordered else 0
         rows = self._page(ordered, begin if after is None else after, limit)
         if not rows and wait:
-            service.changes.wait_for_change(seen, wait)
+            engine.changes.wait_for_change(seen, wait)
             return self.stored(after=after, ordered=ordered, limit=limit)
-        return [StoredResult(row.ix, row.seq, service.result_of(row, self.id)) for row in rows]
+        return [StoredResult(row.ix, row.seq, engine.result_of(row, self.id)) for row in rows]
 
     def sequences(self) -> Iterator[tuple[int, int]]:
         """Yield ``sequence`` and ``index`` of what is stored, in the order in which it was stored, without
         reading what it says: a million in a second or two.
         """
         last = 0
-        while page := self._service.store.items.sequences(self.id, after=last):
+        while page := self._engine.store.items.sequences(self.id, after=last):
             yield from page
             last = page[-1][0]
 
     def contexts(self, positions: Collection[int]) -> dict[int, Any]:
         """Return the contexts of the requests at some positions; of a few hundred at a time."""
-        bodies = self._service.store.items.bodies(self.id, positions)
+        bodies = self._engine.store.items.bodies(self.id, positions)
         return {ix: context_of(body) for ix, body in bodies.items()}
 
     def futures(self) -> list[Future[Result]]:
@@ -309,7 +309,7 @@ class Job:
         some 2 kB of memory, which :meth:`results` does without.
         """
         self._carry_on()
-        return self._service.futures(self.id, self.total)
+        return self._engine.futures(self.id, self.total)
 
     # -- acting ----------------------------------------------------------------------------------------------
 
@@ -322,15 +322,15 @@ class Job:
         Args:
             by: who acts, for the store's list of acts; by default the user and the machine. So it is below.
         """
-        self._service.store.acts.cancel(JobSelection(ids=(self.id,)), actor(by))
+        self._engine.store.acts.cancel(JobSelection(ids=(self.id,)), actor(by))
         self._carry_on()
-        self._service.recall(self.id)
+        self._engine.recall(self.id)
 
     def resume(self, *, by: str | None = None) -> None:
         """Go on with a job that is held, or waits for a budget; and look at any other one now."""
-        self._service.store.acts.resume(JobSelection(ids=(self.id,)), actor(by))
+        self._engine.store.acts.resume(JobSelection(ids=(self.id,)), actor(by))
         self._carry_on()
-        self._service.resume(self.id)
+        self._engine.resume(self.id)
 
     def forget(self, *, by: str | None = None, keep_decision: bool = False) -> None:
         """Delete a finished job, its requests and its results from the store.
@@ -343,7 +343,7 @@ class Job:
         Raises:
             StoreError: it is not finished, so that answers that are paid for could be lost.
         """
-        self._service.store.jobs.forget(self.id, actor(by), keep_decision=keep_decision)
+        self._engine.store.jobs.forget(self.id, actor(by), keep_decision=keep_decision)
 
     def set_deadline(self, deadline: Deadline | None, *, by: str | None = None) -> None:
         """Change when the last result has to be there; whoever carries the job on hears of it.
@@ -359,8 +359,8 @@ class Job:
             ConfigError: it has passed, or is no time.
             JobNotFound: the job was forgotten.
         """
-        change_deadline(self._service.store, self.id, deadline, actor(by))
-        self._service.look_at_acts()
+        change_deadline(self._engine.store, self.id, deadline, actor(by))
+        self._engine.look_at_acts()
 
     def set_budget(self, budget: float | str | None, *, by: str | None = None) -> float:
         """Change what may be spent on the job in all; whoever carries it on hears of it.
@@ -380,8 +380,8 @@ class Job:
             InvalidRequest: it is no amount.
             JobNotFound: the job was forgotten.
         """
-        left = change_budget(self._service.store, self.id, budget, actor(by))
-        self._service.look_at_acts()
+        left = change_budget(self._engine.store, self.id, budget, actor(by))
+        self._engine.look_at_acts()
         return left
 
     def retry_failed(
@@ -405,12 +405,12 @@ class Job:
             JobNotFound: the job was forgotten.
             ClientClosed: the client was stopped, and its budget is shared.
         """
-        service = self._service
+        engine = self._engine
         retried = retry_failed(
-            service.store, self.id, rows, actor(by), billed=billed, reopening=service.wiring.reopen
+            engine.store, self.id, rows, actor(by), billed=billed, reopening=engine.wiring.reopen
         )
         if retried.count:
-            self._service.look_at_acts()
+            self._engine.look_at_acts()
             self._carry_on()
         return retried
 
@@ -422,7 +422,7 @@ class Job:
             limit: at most so many.
         """
         begin = (-1, 0) if after is None else (after.index, after.sequence)
-        kept = self._service.store.acts.earlier_results(self.id, after=begin, limit=count_of("limit", limit))
+        kept = self._engine.store.acts.earlier_results(self.id, after=begin, limit=count_of("limit", limit))
         return [
             StoredResult(one.ix, one.seq, decode_result(one.body, request_id=item_id(self.id, one.ix, None)))
             for one in kept
@@ -436,13 +436,13 @@ class Job:
         Returns:
             False while another process carries the job on, or this one does.
         """
-        store = self._service.store
+        store = self._engine.store
         lease = store.leases.claim(self.id, LEASE)
         if lease is None:
             return False
         try:
             error = RequestCancelled("the job was withdrawn before this request was sent")
-            store.items.drop_unsent(lease, encode_error(error), at=self._service.clock.wall())
+            store.items.drop_unsent(lease, encode_error(error), at=self._engine.clock.wall())
         finally:
             store.leases.release(lease)
         return True
@@ -450,19 +450,19 @@ class Job:
     # -- inside ----------------------------------------------------------------------------------------------
 
     @property
-    def _service(self) -> JobsEngine:
-        return self._service_of()
+    def _engine(self) -> JobsEngine:
+        return self._engine_of()
 
     def _row(self) -> JobRow:
-        return stored_job(self._service.store, self.id)
+        return stored_job(self._engine.store, self.id)
 
     def _carry_on(self) -> JobRow:
         """Have this process carry the job on, unless it has ended; return how it stands."""
         row = self._row()
         if row.state is JobState.DONE:
-            self._service.has_ended(self.id)
+            self._engine.has_ended(self.id)
         else:
-            self._service.carry_on(self.id)
+            self._engine.carry_on(self.id)
         return row
 
     def _read_until(self, until: float, read: Callable[[], T]) -> T:
@@ -471,21 +471,21 @@ class Job:
         Raises:
             JobTimeout: it has not answered, and the time is over.
         """
-        left = None if until == math.inf else max(0.0, until + LAST_LOOK - self._service.clock.now())
-        return self._service.look(read, left, partial(JobTimeout, job_id=self.id))
+        left = None if until == math.inf else max(0.0, until + LAST_LOOK - self._engine.clock.now())
+        return self._engine.look(read, left, partial(JobTimeout, job_id=self.id))
 
     def _until(self, timeout: Duration | None) -> float:
         seconds = seconds_of("timeout", timeout)
-        return math.inf if seconds is None else self._service.clock.now() + seconds
+        return math.inf if seconds is None else self._engine.clock.now() + seconds
 
     def _look(self, until: float, *, progress: bool = True) -> _Look:
-        seen = self._service.changes.seen(self.id, progress=progress)
-        return _Look(seen, last=self._service.clock.now() >= until)
+        seen = self._engine.changes.seen(self.id, progress=progress)
+        return _Look(seen, last=self._engine.clock.now() >= until)
 
     def _ended(self, row: JobRow, until: float) -> JobStatus:
-        left = max(0.0, until + LAST_LOOK - self._service.clock.now())
-        self._service.finish_listening(self.id, min(LAST_CALLBACKS, left))
-        return self._read_until(until, partial(self._service.status_of, row))
+        left = max(0.0, until + LAST_LOOK - self._engine.clock.now())
+        self._engine.finish_listening(self.id, min(LAST_CALLBACKS, left))
+        return self._read_until(until, partial(self._engine.status_of, row))
 
     def _await(self, look: _Look, row: JobRow, until: float, shown: Progress | None, *, reads: bool) -> None:
         """Wait for news, once, and show how the job stands; ``reads`` where its results are shown as well.
@@ -493,39 +493,39 @@ class Job:
         Raises:
             JobTimeout: it is too late for that.
         """
-        self._service.check_carried(row)
-        self._service.tell_held(row)
+        self._engine.check_carried(row)
+        self._engine.tell_held(row)
         if look.last:
             note = self._note(row, until)
             raise JobTimeout(
                 f"job {self.id} has not ended in time: {row.finished:,} of {row.total:,} requests have "
-                f"their results. It goes on in the store {self._service.store.place}, and nothing is lost: "
+                f"their results. It goes on in the store {self._engine.store.place}, and nothing is lost: "
                 f"wait again, or take it up in any process with smartbatch.job({self.id!r})"
                 + (f". It says: {note}" if note else ""),
                 job_id=self.id,
             )
-        remaining = max(0.0, until - self._service.clock.now())
-        interval = self._service.refresh_interval(self.id)
+        remaining = max(0.0, until - self._engine.clock.now())
+        interval = self._engine.refresh_interval(self.id)
         if shown is not None:
             if shown.is_due:
-                status = self._read_until(until, partial(self._service.status_of, row))
+                status = self._read_until(until, partial(self._engine.status_of, row))
                 (shown.waits_for if reads else shown.show)(status)
             interval = min(interval, SHOWN_EVERY)
-        self._service.changes.wait_for_change(look.seen, min(remaining, interval))
+        self._engine.changes.wait_for_change(look.seen, min(remaining, interval))
 
     def _note(self, row: JobRow, until: float) -> str | None:
         """Return what the job waits for, as far as the store says it soon."""
         try:
-            return self._read_until(until, partial(self._service.status_of, row)).note
+            return self._read_until(until, partial(self._engine.status_of, row)).note
         except SmartbatchError:
             return None
 
     def _shown(self, until: float, progress: bool | None, *, ordered: bool, after: int) -> Iterator[Result]:
         """Yield results, and show how far they are. A reader that goes away leaves what it was shown."""
         begun = after + 1 if ordered else 0
-        shown = new_display(progress, self.total, self._service.clock.now, initial=begun)
+        shown = new_display(progress, self.total, self._engine.clock.now, initial=begun)
         results = self._read(
-            self._service.result_of, until, ordered=ordered, after=after, display=lambda: shown
+            self._engine.result_of, until, ordered=ordered, after=after, display=lambda: shown
         )
         try:
             for result in results:
@@ -588,7 +588,7 @@ class Job:
     def _asked_again(self, after: int) -> int:
         """Return how many results are still to come for a reader who has as many as there are requests: rows
         that were asked again while it read have one more."""
-        row = self._service.store.jobs.get(self.id)
+        row = self._engine.store.jobs.get(self.id)
         if row is None:  # it was forgotten meanwhile
             return 0
         return row.total - row.finished or len(self._page(ordered=False, after=after, limit=PAGE))
@@ -600,13 +600,13 @@ class Job:
         return self._carry_on() if waits else None, self._page(ordered, after, limit)
 
     def _page(self, ordered: bool, after: int, limit: int) -> list[ResultRow]:
-        items = self._service.store.items
+        items = self._engine.store.items
         return (items.results if ordered else items.fresh)(self.id, after=after, limit=limit)
 
     def _pause(self, look: _Look, job: JobRow, until: float, display: Progress | None) -> None:
         if job.state is JobState.DONE:
             raise StoreError(
-                f"job {self.id} is done, and the store {self._service.store.place} lacks some of its "
+                f"job {self.id} is done, and the store {self._engine.store.place} lacks some of its "
                 "results: it was changed by something else; restore it from a copy"
             )
         self._await(look, job, until, display, reads=True)

@@ -68,15 +68,15 @@ class JobSubmission:
     _model: OpenedModel = field(kw_only=True)
     _fallback_model: OpenedModel | None = field(kw_only=True)
     _preparer: RequestPreparer = field(kw_only=True)
-    _service: JobsEngine = field(kw_only=True)
+    _engine: JobsEngine = field(kw_only=True)
     _budget: ClientBudget = field(kw_only=True)
     _calibration: Callable[[str, Kind], Calibration] = field(kw_only=True)
     _shares: Callable[[Request], bool] = field(kw_only=True)
 
     @property
-    def service(self) -> JobsEngine:
+    def engine(self) -> JobsEngine:
         """What carries the jobs on."""
-        return self._service
+        return self._engine
 
     @property
     def unreserved(self) -> float:
@@ -85,7 +85,7 @@ class JobSubmission:
 
     def handle(self, row: JobRow) -> Job:
         """Return a job's handle."""
-        return Job(lambda: self._service, row)
+        return Job(lambda: self._engine, row)
 
     # -- submitting ------------------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class JobSubmission:
         policy = self._attended_policy(None)
         draft = _Draft(kind, iter(requests), {}, policy, JobOptions(), realtime=None, names=names)
         job, items = self._rows_of(draft, None)
-        return self._service.accept_named(job, items, join=join)
+        return self._engine.accept_named(job, items, join=join)
 
     def digest_of(self, request: Request) -> str:
         """Return a digest of what is sent for a request, and of who is asked; the same in every process."""
@@ -196,7 +196,7 @@ class JobSubmission:
         Raises:
             JobNotFound: there is none.
         """
-        row = self._service.find(id_or_key)
+        row = self._engine.find(id_or_key)
         self._budget.adopt(row)
         return row
 
@@ -218,7 +218,7 @@ class JobSubmission:
                 job.on_progress(options.on_progress)
             results.extend(job.results(timeout=timeout, progress=options.progress))
             if options.on_progress is not None:
-                self._service.finish_listening(job.id, LAST_CALLBACKS)
+                self._engine.finish_listening(job.id, LAST_CALLBACKS)
         except KeyboardInterrupt:
             raise interrupted(job) from None
         results.reporter = lambda _: job.report()
@@ -258,7 +258,7 @@ class JobSubmission:
         if self._config.budget is None or draft.policy.attended:
             return self._stored(draft)
         self._budget.refresh()
-        earlier = None if key is None else self._service.store.jobs.get(key)
+        earlier = None if key is None else self._engine.store.jobs.get(key)
         if earlier is not None:
             self._budget.adopt(earlier)
             return self._stored(draft)
@@ -296,7 +296,7 @@ class JobSubmission:
         """
         within = None if by_cost is None else partial(self._budget.reservations.enlarge, by_cost)
         job, items = self._rows_of(draft, self._shares, within)
-        return self._service.accept(job, items, named, carry_on=draft.options.carry_on)
+        return self._engine.accept(job, items, named, carry_on=draft.options.carry_on)
 
     def _most_of(self, job: JobRow) -> Callable[[NewItem], float]:
         """Return what says how much an item of a job can cost at most, USD."""
@@ -318,7 +318,7 @@ class JobSubmission:
         model = self._model.of(self._preparer.request("for its model", {"model": draft.params.get("model")}))
         shared = Shared(self._preparer.defaults_of(draft.params), draft.params.get("embedding"))
         job = JobRow(
-            id=self._service.new_id(),
+            id=self._engine.new_id(),
             key=checked_key(draft.options.key),
             scope=self._model.provider.scope,
             model=model.label,
@@ -326,7 +326,7 @@ class JobSubmission:
             params=encode_params(shared.params, shared.embedding),
             metadata=checked_metadata(draft.options.metadata),
             policy=draft.policy,
-            created_at=self._service.wall(),
+            created_at=self._engine.wall(),
         )
         purposes = self._config.prefer_individual_for
         items = Items(
@@ -337,7 +337,7 @@ class JobSubmission:
             realtime=draft.realtime,
             realtime_for=purposes,
             shares=shares,
-            tell_dropped=self._service.wiring.tell_dropped,
+            tell_dropped=self._engine.wiring.tell_dropped,
             priced=None if within is None else self._most_of(job),
             within=within,
             decision=draft.decision,
@@ -391,7 +391,7 @@ class JobSubmission:
             keep_going=constraints.keep_going,
             route=decision.chosen.route,
             budget=budget,
-            deadline=None if left is None else self._service.wall() + left,
+            deadline=None if left is None else self._engine.wall() + left,
         )
 
     def _decided_policy(self, decision: Decision, fallback: Fallback | None) -> JobPolicy:
@@ -404,7 +404,7 @@ class JobSubmission:
            than the plan said.
         """
         constraints, piece = decision.constraints, decision.piece
-        deadline = None if constraints.deadline is None else self._service.wall() + constraints.deadline
+        deadline = None if constraints.deadline is None else self._engine.wall() + constraints.deadline
         policy = self._policy(fallback if deadline is None else "individual")
         ours = fallback is None and constraints.strategy is not Strategy.BATCH
         if ours and policy.fallback == "batch":
@@ -449,7 +449,7 @@ class JobSubmission:
 
     def _longest_wait(self, job: Job) -> float:
         """Return the seconds that waiting for a job lasts by default."""
-        row = self._service.store.jobs.get(job.id)
+        row = self._engine.store.jobs.get(job.id)
         deadline = None if row is None else row.policy.deadline
-        left = 0.0 if deadline is None else deadline - self._service.wall()
+        left = 0.0 if deadline is None else deadline - self._engine.wall()
         return max(self._config.batch_timeout, left)

@@ -549,7 +549,7 @@ class JobsEngine:
         return self._supervisor is not None
 
     def on_own_thread(self) -> bool:
-        """Whether the caller runs on a thread of the service, in an observer of the user's."""
+        """Whether the caller runs on a thread of the engine, in an observer of the user's."""
         supervisor = self._supervisor
         return supervisor is not None and supervisor.on_own_thread()
 
@@ -645,7 +645,7 @@ class JobsEngine:
         """Return the store that a stop closes; ``None`` where another stop does. The cases, in order:
 
         1. An earlier stop does.
-        2. The service was opened again, or carries jobs on that a later stop is to end: that one does.
+        2. The engine was opened again, or carries jobs on that a later stop is to end: that one does.
         3. Nobody uses it any more.
         """
         with self.lock:

@@ -95,9 +95,9 @@ class AwaitedPlaces:
                 each.placed = True
         for job_id, of_job in found.items():
             try:
-                self._jobs().service.carry_on(job_id)
+                self._jobs().engine.carry_on(job_id)
                 after = min(waiters.place.after for waiters in of_job.values())
-                self._jobs().service.deliver(job_id, of_job, after=after)
+                self._jobs().engine.deliver(job_id, of_job, after=after)
             except BaseException as raised:
                 problem = "the request is stored, but its result could not be waited for; submit it again"
                 for waiters in of_job.values():
@@ -121,20 +121,20 @@ class AwaitedPlaces:
                 waiters.waiting = [each for each in waiters.waiting if each.future is not future]
                 del self._awaited[future]
                 return True
-        return self._jobs().service.cancel_item(waiters.place.job_id, waiters.place.ix)
+        return self._jobs().engine.cancel_item(waiters.place.job_id, waiters.place.ix)
 
     def find(self, names: Sequence[str]) -> dict[str, NamedPlace]:
         """Return the places of deferrable requests that are of use, by name. Of no use are those that failed,
         are old, or were given to somebody here, and those whose job is cancelled."""
         self.release()
         try:
-            jobs = self._jobs().service.store.jobs
+            jobs = self._jobs().engine.store.jobs
             found = jobs.find_named(names)
             rows = {job_id: jobs.get(job_id) for job_id in {place.job_id for place in found.values()}}
         except StoreError as error:
             logs.job_error(None, error)
             return {}
-        since = self._jobs().service.wall() - UNTAKEN
+        since = self._jobs().engine.wall() - UNTAKEN
         of_use = {
             job_id
             for job_id, row in rows.items()
@@ -162,7 +162,7 @@ class AwaitedPlaces:
         }
         try:
             if places:
-                self._jobs().service.store.jobs.release(places)
+                self._jobs().engine.store.jobs.release(places)
         except SmartbatchError as error:
             logs.job_error(None, error)
             return

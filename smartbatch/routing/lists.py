@@ -378,7 +378,7 @@ class ListRouter:
         self._decided[row.id] = plan
         for earliest in list(self._decided)[:-DECIDED]:
             self._decided.pop(earliest, None)
-        if self._jobs().service.is_done(row.id):
+        if self._jobs().engine.is_done(row.id):
             self._decided.pop(row.id, None)  # it is an earlier job, or ended within this moment
         return row
 

@@ -66,7 +66,7 @@ class StoredLists:
         Raises:
             StoreError, ConfigError: the store cannot be used.
         """
-        return self._jobs().service.store.jobs.get(key)
+        return self._jobs().engine.store.jobs.get(key)
 
     def results(self, asked: CheckedList, decision: Decision | None, options: ListOptions) -> JobResults:
         """Store a list, or find it in the store by its key, and return its results.
@@ -96,8 +96,8 @@ class StoredLists:
         if earlier is not None:
             from smartbatch.jobs.retried_rows import has_stopped  # late: a new list reads no stored rows
 
-            paid = jobs.service.store.items.last_sequence(earlier.id)
-            if has_stopped(jobs.service.store, earlier):
+            paid = jobs.engine.store.items.last_sequence(earlier.id)
+            if has_stopped(jobs.engine.store, earlier):
                 jobs.handle(earlier).retry_failed()
             rows = parts.rows(attended=earlier.policy.attended)
             row = jobs.add_rows(rows, asked.params, asked.kind, earlier)
@@ -115,7 +115,7 @@ class StoredLists:
             options=options,
             reading=self._reading,
             paid=paid,
-            leave=jobs.service.let_go,
+            leave=jobs.engine.let_go,
         )
 
     def _parts(self, asked: CheckedList) -> ListParts:

@@ -128,7 +128,7 @@ class StoredRequests:
         if durable is False:
             raise InvalidRequest("key needs durable: leave durable=False out", field="key")
         check_storable(request)
-        _ = self._jobs().service.store  # it is refused here where there is none
+        _ = self._jobs().engine.store  # it is refused here where there is none
         prepared = self._preparer.hooked(request)
         if isinstance(prepared, Answer):
             return self._realtime.submit_prepared(request, prepared)
@@ -190,7 +190,7 @@ class StoredRequests:
         """Whether there is a store; one that cannot be opened is told once, and left alone until a start."""
         if self._no_store is None:
             try:
-                _ = self._jobs().service.store
+                _ = self._jobs().engine.store
             except SmartbatchError as error:
                 self._no_store = error
                 logs.job_error(None, error)
@@ -378,13 +378,13 @@ class StoredRequests:
     def _new_key(self) -> str:
         """Return a key that no job has."""
         while True:
-            key = "deferred-" + self._jobs().service.new_id().removeprefix("job-")
-            if self._jobs().service.store.jobs.get(key) is None:
+            key = "deferred-" + self._jobs().engine.new_id().removeprefix("job-")
+            if self._jobs().engine.store.jobs.get(key) is None:
                 return key
 
     def _job_of(self, key: str) -> JobRow | None:
         try:
-            return self._jobs().service.store.jobs.get(key)
+            return self._jobs().engine.store.jobs.get(key)
         except StoreError:
             return None
 

@@ -483,7 +483,7 @@ def test_a_job_that_is_only_stored_is_asked_by_the_process_that_names_it(tmp_pat
         job = one.submit_run(["a", "b"], plan, carry_on=False)
         assert job.is_unowned()
         assert other.job(job.id).wait().done
-        row = one._running.jobs.service.store.jobs.get(job.id)
+        row = one._running.jobs.engine.store.jobs.get(job.id)
         assert row is not None
         assert row.policy.deadline is not None
         assert 3500 < row.policy.deadline - job.created_at <= 3601

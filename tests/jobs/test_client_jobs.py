@@ -75,14 +75,14 @@ def test_a_stop_without_time_leaves_the_store_to_an_earlier_one_that_waits_for_a
     with clock.held():
         job = slow_upload(client, remote)
         first = InTime(clock, client.stop)
-        eventually(lambda: not inside(client).jobs.service.is_working)
+        eventually(lambda: not inside(client).jobs.engine.is_working)
         client.start()
-        store = inside(client).jobs.service.store
+        store = inside(client).jobs.engine.store
         client.submit_batch(["c", "d"])
 
         def stop_and_look() -> tuple[bool, bool]:
             client.stop(0)
-            return inside(client).jobs.service.is_working, store.jobs.get(job.id) is not None
+            return inside(client).jobs.engine.is_working, store.jobs.get(job.id) is not None
 
         second = InTime(clock, stop_and_look)  # it looks in time, too: 20 s later the first closes the store
     assert second.result() == (False, True)
@@ -95,7 +95,7 @@ def test_a_stop_ends_what_was_started_while_another_one_still_closes_the_store(
 ) -> None:
     """The store of the first hangs, and the second has no time of its own to wait for it."""
     client.submit_batch(["a"])
-    store = inside(client).jobs.service.store
+    store = inside(client).jobs.engine.store
     closing, answers = threading.Event(), clock.monitor()
     close = store.close
 
@@ -113,7 +113,7 @@ def test_a_stop_ends_what_was_started_while_another_one_still_closes_the_store(
         job = client.submit_batch(["b"])
         second = InTime(clock, partial(client.stop, 0))
     second.result()
-    assert not inside(client).jobs.service.is_working
+    assert not inside(client).jobs.engine.is_working
     first.result()
     assert client.start().job(job.id).wait(LONG).state == "done"
 
@@ -125,8 +125,8 @@ def test_a_start_while_a_stop_waits_for_a_step_keeps_the_store_open_up_to_the_ne
     with clock.held():
         first = slow_upload(client, remote)
         stop = InTime(clock, client.stop)
-        eventually(lambda: not inside(client).jobs.service.is_working)
-        store = inside(client.start()).jobs.service.store
+        eventually(lambda: not inside(client).jobs.engine.is_working)
+        store = inside(client.start()).jobs.engine.store
         second = client.submit_batch(["c", "d"])
     stop.result()
     assert [job.wait(3_600.0).state for job in (first, second)] == ["done", "done"]
@@ -142,8 +142,8 @@ def test_the_next_stop_closes_a_store_that_a_start_kept_open_for_nothing(
     with clock.held():
         job = slow_upload(client, remote)
         first = InTime(clock, client.stop)
-        eventually(lambda: not inside(client).jobs.service.is_working)
-        store = inside(client.start()).jobs.service.store
+        eventually(lambda: not inside(client).jobs.engine.is_working)
+        store = inside(client.start()).jobs.engine.store
     first.result()
     assert store.jobs.get(job.id) is not None
     client.stop(timeout=0)
@@ -160,7 +160,7 @@ def test_a_stop_leaves_the_store_to_a_later_one_whose_answers_are_still_to_come(
     with clock.held():
         slow_upload(client, remote)
         first = InTime(clock, client.stop)
-        eventually(lambda: not inside(client).jobs.service.is_working)
+        eventually(lambda: not inside(client).jobs.engine.is_working)
         client.start()
         job = client.submit_batch(["c", "d"], strategy="individual", batch_fallback="individual")
         eventually(lambda: len(remote.asked) == 2)
@@ -453,6 +453,6 @@ def test_an_answer_whose_cost_is_told_counts_as_much_in_real_time_where_no_price
     monkeypatch.setattr(remote.api, "read_line", lambda *line: evolve(read_line(*line), answer=told))
     job = client.submit_batch(["a", "b"])
     assert job.wait(LONG).completed == 2
-    row = inside(client).jobs.service.store.jobs.get(job.id)
+    row = inside(client).jobs.engine.store.jobs.get(job.id)
     assert row is not None
     assert (row.cost, row.realtime_cost) == (0.5, 0.5)

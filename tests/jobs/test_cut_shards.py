@@ -62,7 +62,7 @@ def test_results_take_what_two_copies_of_the_requests_and_4_mib_for_each_take(
     download, tries = remote.api.download, list[int]()
 
     def large(batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:
-        (shard,) = inside(client).jobs.service.store.shards.of_job(job.id)
+        (shard,) = inside(client).jobs.engine.store.shards.of_job(job.id)
         whole = b"".join(download(batch, output, timeout))
         room = 2 * shard.bytes + 4 * MIB + more - len(whole)
         form = json.loads(whole) | {"pad": ""}

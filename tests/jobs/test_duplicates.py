@@ -244,7 +244,7 @@ def test_what_a_batch_cost_whose_requests_an_orphan_has_answered_is_told_and_spe
     assert 0.0 < cost == status.cost
     assert status.wasted == pytest.approx(cost)
     assert [one.kind for one in job.incidents() if one.money] == ["doubled_line"]
-    row = inside(client).jobs.service.store.jobs.get(job.id)
+    row = inside(client).jobs.engine.store.jobs.get(job.id)
     assert row is not None
     assert row.reserved == pytest.approx(cost)
     assert client.spent == pytest.approx(2 * cost)
@@ -276,7 +276,7 @@ def test_answers_of_an_orphan_that_were_used_are_no_waste_where_they_are_read_on
     assert job.status().wasted == 0.0
     [told] = job.incidents()
     assert "10 of its answers were still of use" in told.detail
-    row = inside(client).jobs.service.store.jobs.get(job.id)
+    row = inside(client).jobs.engine.store.jobs.get(job.id)
     assert row is not None
     assert row.reserved == 0.0
     assert client.spent == pytest.approx(cost)
@@ -316,7 +316,7 @@ def test_an_orphan_whose_results_the_provider_keeps_no_longer_is_given_up_and_to
     refuse_downloads(api, list(api.made)[-1], monkeypatch)
     assert job.wait(10 * HOUR).completed == 10
     clock.sleep(6 * HOUR)
-    row = inside(client).jobs.service.store.jobs.get(job.id)
+    row = inside(client).jobs.engine.store.jobs.get(job.id)
     assert row is not None
     assert row.reserved > 0.0
     assert [one.kind for one in job.incidents()] == ["maybe_billed"]

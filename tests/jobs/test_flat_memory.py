@@ -165,10 +165,11 @@ def test_jobs_that_are_finished_and_read_leave_nothing_in_their_client(tmp_path:
             job.on_progress(lambda _: None)
 
         def kept() -> int:
-            service = inside(client).jobs.service
-            lengths = sizes(service, vars(service)["_told"])
-            lengths.pop("JobsEngine._watchers")  # the ended ones are dropped now and then
-            lengths.pop("ToldStates._ends")  # the last ones only
+            engine = inside(client).jobs.engine
+            lengths = sizes(engine, engine.changes)
+            lengths.pop("JobsEngine._watchers")  # the thread of the last one ends in a moment
+            for counted in ("_ends", "_changes", "_progress"):  # the last ones only
+                lengths.pop(f"Changes.{counted}")
             return sum(lengths.values())
 
         run(0)
@@ -179,7 +180,7 @@ def test_jobs_that_are_finished_and_read_leave_nothing_in_their_client(tmp_path:
     client = BatchingClient("sim:demo?latency=0", store=store)
     for job in client.jobs():
         assert all(result.ok for result in job.results())
-    assert not inside(client).jobs.service.is_working  # what has ended needs nobody
+    assert not inside(client).jobs.engine.is_working  # what has ended needs nobody
     assert kept() == 0
     client.stop()
 

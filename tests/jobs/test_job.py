@@ -36,10 +36,10 @@ def test_a_status_counts_shards_that_end_after_the_job_was_read(
     """What was submitted stays submitted."""
     client = client_of(Remote(clock), store=store, batch_max_requests=6)
     job = client.submit_batch(prompts(40), key="k")
-    service = inside(client).jobs.service
-    read_before = service.find("k")
+    engine = inside(client).jobs.engine
+    read_before = engine.find("k")
     job.wait(LONG)
-    status = service.status_of(read_before)
+    status = engine.status_of(read_before)
     assert (status.submitted, status.completed, status.state) == (40, 40, "done")
 
 
@@ -244,7 +244,7 @@ def test_nobody_watches_a_job_that_is_done(client_of: ClientOf, clock: VirtualCl
     job = client.submit_batch(prompts(5))
     job.on_progress(lambda _: None)
     concurrent.futures.wait(job.futures(), PATIENCE)
-    inside(client).jobs.service.finish_listening(job.id, PATIENCE)
+    inside(client).jobs.engine.finish_listening(job.id, PATIENCE)
     assert [thread.name for thread in threading.enumerate() if thread.name == "smartbatch-job"] == []
     assert watching.PAGE == 1000
 

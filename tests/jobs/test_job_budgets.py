@@ -58,7 +58,7 @@ def paid(w: World) -> float:
 
 
 def row_of(client: BatchingClient, job_id: str) -> JobRow:
-    row = inside(client).jobs.service.store.jobs.get(job_id)
+    row = inside(client).jobs.engine.store.jobs.get(job_id)
     assert row is not None
     return row
 

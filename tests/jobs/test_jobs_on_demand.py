@@ -28,12 +28,12 @@ def test_a_client_that_was_stopped_before_its_first_job_takes_none_until_it_is_s
     assert result.ok
 
 
-def test_threads_that_submit_the_first_jobs_at_once_share_one_service(client: BatchingClient) -> None:
+def test_threads_that_submit_the_first_jobs_at_once_share_one_engine(client: BatchingClient) -> None:
     found: list[object] = []
 
     def submit(number: int) -> None:
         client.submit_batch([f"row {number}"])
-        found.append(inside(client).jobs.service)
+        found.append(inside(client).jobs.engine)
 
     run_together(submit, range(8))
     assert len(found) == 8
@@ -67,7 +67,7 @@ def test_a_signal_handler_that_needs_them_while_they_are_made_makes_those_that_s
     (result,) = client.submit_batch(["a"]).results(timeout=LONG)
     assert result.ok
     assert len(made) == 2
-    assert inside(client).jobs.service is made[1]
+    assert inside(client).jobs.engine is made[1]
 
 
 def test_what_fails_to_be_made_is_made_by_the_next_who_needs_it(

@@ -130,7 +130,7 @@ def test_a_list_of_a_client_that_names_no_store_is_written_soon_all_the_same(
     client.generate(PROMPTS * 2)
     clock.sleep(1.0)
     assert len(store.summaries.decisions(limit=50)) == 2
-    assert not inside(client).jobs.service.is_working
+    assert not inside(client).jobs.engine.is_working
     store.close()
 
 
@@ -226,7 +226,7 @@ def test_errors_in_real_time_are_grouped_with_an_example(
 def test_a_client_without_a_store_keeps_nothing(client_of: ClientOf, clock: VirtualClock) -> None:
     client = client_of(Remote(clock, batches=False))
     client.generate(PROMPTS)
-    log = inside(client).jobs.service.summaries
+    log = inside(client).jobs.engine.summaries
     assert (len(log._ended), len(log._decided), log._spent) == (0, 0, {})
 
 
@@ -234,7 +234,7 @@ def test_what_cannot_be_written_is_kept_and_written_later(
     client: BatchingClient, other: SqlStore, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.generate(PROMPTS)
-    tables = inside(client).jobs.service.store.summaries
+    tables = inside(client).jobs.engine.store.summaries
 
     def refuse(*_: object, **__: object) -> None:
         raise StoreError("locked")
@@ -256,6 +256,6 @@ def test_many_requests_between_two_writes_take_little_memory(
     monkeypatch.setattr(summary_log, "FOLDED_AT", 5)
     for number in range(12):
         client.submit(f"prompt {number}").result()
-    assert len(inside(client).jobs.service.summaries._ended) < 5
+    assert len(inside(client).jobs.engine.summaries._ended) < 5
     clock.sleep(SOON)
     assert spent(other) == {"individual": (12, 0)}

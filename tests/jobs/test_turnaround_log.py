@@ -27,14 +27,14 @@ def client(client_of: ClientOf, clock: VirtualClock, tmp_path: Path) -> Batching
 def seen(client: BatchingClient, name: str) -> list[tuple[int, float]]:
     return [
         (size, seconds)
-        for size, seconds, _ in inside(client).jobs.service.store.facts.turnarounds(name, limit=100)
+        for size, seconds, _ in inside(client).jobs.engine.store.facts.turnarounds(name, limit=100)
     ]
 
 
 def test_a_batch_that_ends_teaches_how_long_batches_take(client: BatchingClient) -> None:
     job = client.submit_batch(["a", "b", "c"])
     job.wait(10 * HOUR)
-    model = inside(client).jobs.service.store.jobs.get(job.id).model
+    model = inside(client).jobs.engine.store.jobs.get(job.id).model
     ((size, seconds),) = seen(client, model)
     assert size == 3
     assert TURNAROUND <= seconds < TURNAROUND + 120
@@ -62,7 +62,7 @@ def test_one_that_is_cancelled_teaches_two_other_things(
     clock.sleep(100.0)
     job.cancel()
     job.wait(HOUR)
-    store = inside(client).jobs.service.store
+    store = inside(client).jobs.engine.store
     model = store.jobs.get(job.id).model
     ((_, ran, at),) = store.facts.turnarounds(turnaround_log.late(model), limit=100)
     (shard,) = store.shards.of_job(job.id)
@@ -81,7 +81,7 @@ def test_one_that_expires_would_have_taken_longer(
     monkeypatch.setattr(api, "shown", lambda batch: expired(show(api, batch)))
     job = client.submit_batch(["a"])
     job.wait(10 * HOUR)
-    model = inside(client).jobs.service.store.jobs.get(job.id).model
+    model = inside(client).jobs.engine.store.jobs.get(job.id).model
     assert [seconds >= TURNAROUND for _, seconds in seen(client, turnaround_log.late(model))][:1] == [True]
     assert seen(client, model) == []
 

@@ -92,7 +92,7 @@ def test_a_job_that_ends_in_time_while_the_store_is_read_is_looked_at_again(
     """As when the machine sleeps in between: the time is over, and all is there."""
     job = client.submit_batch(["a", "b"])
     part, _, name = look.partition(".")
-    opened, waiting = type(getattr(inside(client).jobs.service.store, part)), threading.current_thread()
+    opened, waiting = type(getattr(inside(client).jobs.engine.store, part)), threading.current_thread()
     read = getattr(opened, name)
 
     def slow(*args: Any, **options: Any) -> Any:
