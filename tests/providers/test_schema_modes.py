@@ -168,5 +168,5 @@ def test_the_tool_mode_excludes_tools(connect, serve):
     tool = Tool("look", parameters={"type": "object", "properties": {}})
     for params in ({"tools": (tool,)}, {"extra": {"tools": [{"type": "function"}]}}):
         request = request_of(schema=SCHEMA, schema_mode="tool", **params)
-        with pytest.raises(InvalidRequest, match="use another mode next to tools"):
+        with pytest.raises(InvalidRequest, match="use another mode with tools"):
             provider.check(request, model="m")

@@ -1,4 +1,4 @@
-"""What Batch APIs over HTTP have in common: how answers are judged, which ids are used, and downloads."""
+"""Parts that Batch APIs over HTTP share: judging answers, checking ids, and downloads."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from smartbatch.providers.http.replies import LiveReply, Reply, is_html
 from smartbatch.providers.http.transport import Transport
 
 MAX_DOWNLOAD = 16 * 1024**3
-"""Most bytes of one file of results: 100,000 long answers stay far below it, an endless body ends here."""
+"""Maximum bytes of a file of results, far more than 100,000 long answers have."""
 
 DEFINITE = frozenset({400, 401, 403, 404, 405, 413, 422, 429, 501})
-"""Statuses of a provider's own error that say for certain that nothing was created."""
+"""Statuses of a provider's own error that prove that nothing was created."""
 
 MAX_REDIRECTS = 5
-"""Redirects of one download that are followed."""
+"""Maximum redirects followed per download."""
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PORTS = {"http": 80, "https": 443}
-_LONGEST = 8192
+_MAX_ADDRESS = 8192  # characters
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
@@ -41,20 +41,20 @@ class BatchCalls:
     """Judges the answers of a Batch API."""
 
     errors: ErrorReader  # makes the errors of refusals
-    # tells whether a refusal is an error in the provider's form, and not some gateway's
+    # whether a refusal is the provider's own error, not a gateway's
     is_own: Callable[[Reply], bool]
-    read: Callable[[Any], RemoteBatch]  # what a decoded answer says of a batch
-    # changes a refusal's error that means something else in a Batch API
+    read: Callable[[Any], RemoteBatch]  # returns the batch in a decoded answer
+    # changes an error that has another meaning in a Batch API
     refine: Callable[[ProviderError], None] = lambda error: None  # noqa: ARG005
 
     def checked(self, reply: Reply) -> Reply:
-        """Return a success.
+        """Return a successful answer.
 
         Raises:
-            ProviderError: for any other answer. ``maybe_billed`` is False where the refusal says for certain
-                that nothing was done: it is the provider's own, of a status in :data:`DEFINITE`, or whoever
-                read the request found it too large (413).
-            BatchRefused: where it says which lines are wrong, or which limit is exceeded.
+            ProviderError: the answer is not a success. ``maybe_billed`` is False only if the refusal proves
+                that nothing was done: it is the provider's own, with a status in :data:`DEFINITE`, or the
+                request was too large (413).
+            BatchRefused: it names the lines that are wrong, or the limit that is exceeded.
         """
         if reply.ok:
             return reply
@@ -64,11 +64,11 @@ class BatchCalls:
         raise explained(error, reply.json(), self.errors.secrets)
 
     def decoded(self, reply: Reply) -> dict[str, Any]:
-        """Return the JSON object of a success; otherwise as :meth:`checked`."""
+        """Return the JSON object of a success; raises like :meth:`checked`."""
         return self.errors.decode(self.checked(reply))
 
     def created(self, reply: Reply) -> RemoteBatch:
-        """Return the batch that a create answered with; an answer that cannot be read is no refusal."""
+        """Return the batch in the answer to a create; an unreadable answer is not a refusal."""
         self.checked(reply)
         try:
             return self.read(self.errors.decode(reply))
@@ -77,30 +77,29 @@ class BatchCalls:
             raise
 
     def found(self, reply: Reply) -> RemoteBatch | None:
-        """Return the batch that was asked for; ``None`` only for the provider's own 404."""
+        """Return the requested batch; ``None`` only for the provider's own 404."""
         return None if self.gone(reply) else self.read(self.errors.decode(reply))
 
     def listed(self, reply: Reply, field: str, *, may_lack: bool = False) -> tuple[dict[str, Any], list[Any]]:
-        """Return the answer to a list, and what it lists; where it ``may_lack``, none is an empty one."""
+        """Return the answer to a list and its entries; a missing list is empty if it ``may_lack``."""
         data = self.decoded(reply)
         found = data.get(field, [] if may_lack else None)
         if not isinstance(found, list):
-            raise unusable("the provider's list is none", status=200)
+            raise unusable("the provider returned an invalid list", status=200)
         return data, found
 
     def gone(self, reply: Reply) -> bool:
-        """Whether an answer is the provider's own 404; False for a success, and any other refusal is
-        raised.
-        """
+        """Whether an answer is the provider's own 404; any other refusal is raised."""
         if reply.status == 404 and self.is_own(reply):
             return True
         self.checked(reply)
         return False
 
     def cancelled(self, reply: Reply, look: Callable[[], RemoteBatch | None]) -> None:
-        """Judge the answer to a cancel. A batch that has ended is refused, so a refusal is looked into.
+        """Judge the answer to a cancel.
 
-        It is raised where the batch that ``look`` returns has not ended.
+        A batch that has ended refuses it, so a refusal is raised only if the batch that ``look`` returns has
+        not ended.
         """
         try:
             self.checked(reply)
@@ -112,18 +111,18 @@ class BatchCalls:
                 raise
 
     def results(self, begin: Callable[[str, float], LiveReply], url: str, timeout: float) -> Iterator[bytes]:
-        """Yield a file of results as it comes, also from behind redirects, and close it.
+        """Yield a file of results as it arrives, also from behind redirects, and close it.
 
-        A web page is an error: it would count as results without a single readable line. So is a body that is
-        cut, stalls or is too large, and one that says it is a part of them.
+        A web page is an error: it would count as results without a readable line. A body that is cut, stalls,
+        is too large, or is only a part is an error as well.
 
         Args:
-            begin, url, timeout: as of :func:`followed`.
+            begin, url, timeout: as in :func:`followed`.
         """
         with followed(begin, url, timeout) as live:
             if live.status != 200:
                 self.checked(live.whole())
-                raise unusable("only a part of the results came", "truncated", status=live.status)
+                raise unusable("only a part of the results arrived", "truncated", status=live.status)
             if is_html(live.headers):
                 raise unusable(
                     "a web page came back instead of results: sign in to the network", "html", status=200
@@ -132,19 +131,20 @@ class BatchCalls:
 
 
 def page_of(reply: Reply, batches: Iterable[RemoteBatch], following: str | None) -> BatchPage:
-    """Return a page with the moment at which the server says it answered."""
+    """Return a page with the time of the server's answer."""
     return BatchPage(tuple(batches), following, http_date(reply.headers.get("date")))
 
 
 def check_id(value: Any, form: re.Pattern[str] = _ID, what: str = "an id of the provider's") -> str:
-    """Return a provider's id that may be used in URLs and file names.
+    """Return a provider's id if it is safe in URLs and file names.
 
-    Anything else is an ``INVALID_RESPONSE`` that calls it ``what`` and does not repeat it.
+    Raises:
+        ProviderError: it is not (``INVALID_RESPONSE``); the text names ``what`` and does not repeat the id.
     """
     if isinstance(value, str) and form.fullmatch(value):
         return value
     raise ProviderError(
-        f"{what} is missing or has characters no id has; it is not used",
+        f"{what} is missing or has invalid characters; it is not used",
         kind=ErrorKind.INVALID_RESPONSE,
         code="id",
     )
@@ -152,19 +152,19 @@ def check_id(value: Any, form: re.Pattern[str] = _ID, what: str = "an id of the 
 
 @contextlib.contextmanager
 def followed(begin: Callable[[str, float], LiveReply], url: str, timeout: float) -> Iterator[LiveReply]:
-    """Yield the answer to a download, behind its redirects; it is closed afterwards.
+    """Yield the answer to a download, after its redirects; it is closed afterwards.
 
-    Services keep results in a store of their own and answer with its address. The key goes to the server of
-    the base URL and nowhere else: another server is asked without any of our headers, as the address itself
-    is the permission. A download that began with TLS never goes on without it.
+    Services keep results in separate storage and answer with its address. The key is sent to the base URL's
+    server only: another server is called without our headers, because the address itself is the permission. A
+    download that starts with TLS never continues without it.
 
     Args:
-        begin: asks the server of the base URL, with the key: takes an address and seconds.
-        url: of the download, at that server.
-        timeout: seconds for all of it.
+        begin: calls the base URL's server, with the key: takes an address and seconds.
+        url: of the download, on that server.
+        timeout: total seconds.
 
     Raises:
-        ProviderError: a redirect leads nowhere, back from TLS, or to another one too often.
+        ProviderError: a redirect leads nowhere, or away from TLS, or there are too many.
     """
     deadline, own = time.monotonic() + timeout, _parsed(url)
     with contextlib.ExitStack() as opened:
@@ -187,20 +187,17 @@ def followed(begin: Callable[[str, float], LiveReply], url: str, timeout: float)
             opened.callback(live.close)
         else:
             if live.status in _REDIRECTS:
-                raise _bad_redirect(
-                    live.status, f"leads from one address to another more than {MAX_REDIRECTS} times"
-                )
+                raise _bad_redirect(live.status, f"is followed by more than {MAX_REDIRECTS} others")
         yield live
 
 
 def _redirected(url: str, location: str | None, own: Url) -> tuple[str, Url]:
-    """Return where a redirect leads, as a text and taken apart."""
-    if not location or len(location) > _LONGEST or not (location.isascii() and location.isprintable()):
-        raise _bad_redirect(None, "does not say where to")
+    if not location or len(location) > _MAX_ADDRESS or not (location.isascii() and location.isprintable()):
+        raise _bad_redirect(None, "has no usable target")
     address = urljoin(url, location).partition("#")[0]
     target = _parsed(address)
     if target.scheme not in _PORTS or not target.host or target.auth:
-        raise _bad_redirect(None, "leads to no address of the web")
+        raise _bad_redirect(None, "leads to an invalid address")
     if own.scheme == "https" and target.scheme != "https":
         raise _bad_redirect(None, "leads to an address without TLS")
     return address, target
@@ -210,7 +207,7 @@ def _parsed(url: str) -> Url:
     try:
         return parse_url(url)
     except LocationParseError:
-        raise _bad_redirect(None, "leads to no address of the web") from None
+        raise _bad_redirect(None, "leads to an invalid address") from None
 
 
 def _origin(url: Url) -> tuple[str | None, str | None, int | None]:

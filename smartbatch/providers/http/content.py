@@ -25,25 +25,26 @@ except ImportError:
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 MAX_DEPTH = 200
-"""Levels of an answer: what is read of it is copied, compared and written, level by level."""
+"""Maximum levels of an answer, which is copied, compared and written recursively."""
 _MAX_VALUES = 4_000_000
-_BYTES_OF_A_VALUE = 16
-"""Values of an answer: that many, or more where they have so many bytes each, as the numbers of vectors do.
-Small ones take up to 80 times their bytes in memory."""
+_BYTES_PER_VALUE = 16
+"""Maximum values of an answer; more if each has this many bytes, as the numbers of vectors do. Small values
+take up to 80 times their size in memory."""
 
 
 class TooComplex(RecursionError):
-    """An answer of too many levels or values; the text says which."""
+    """An answer with too many levels or values; the text names which."""
 
 
 def decode_json(text: bytes) -> Any:
-    """Return what JSON text says.
+    """Return the value of JSON text.
 
-    What ``orjson`` refuses is left to the standard library, which takes NaN, infinity, lone surrogates, byte
-    order marks and UTF-16. Of integers beyond 64 bits, which no field of an answer has, it makes floats.
+    Text that ``orjson`` rejects is read by the standard library, which takes NaN, infinity, lone surrogates,
+    byte order marks and UTF-16. ``orjson`` turns integers beyond 64 bits, which no field of an answer has,
+    into floats.
 
     Raises:
-        ValueError: it is no JSON.
+        ValueError: it is not JSON.
         RecursionError: it is nested too deeply.
     """
     if _loads is not None:
@@ -55,16 +56,16 @@ def decode_json(text: bytes) -> Any:
 
 
 def decode_answer(text: bytes) -> Any:
-    """Return what JSON text of a server says, as :func:`decode_json` does, within bounds.
+    """Return the value of a server's JSON text, like :func:`decode_json`, within limits.
 
     Raises:
-        ValueError: it is no JSON.
+        ValueError: it is not JSON.
         RecursionError: it is nested deeper than :data:`MAX_DEPTH` levels, or has too many values.
     """
     opened = text.count(b"[") + text.count(b"{")
     if len(text) > _MAX_VALUES:  # fewer bytes have fewer values
         values = opened + text.count(b",") + text.count(b":")
-        if values > max(_MAX_VALUES, len(text) // _BYTES_OF_A_VALUE):
+        if values > max(_MAX_VALUES, len(text) // _BYTES_PER_VALUE):
             raise TooComplex("has too many values")
     try:
         decoded = decode_json(text)
@@ -91,16 +92,17 @@ def _check_depth(value: Any) -> None:
 
 
 def encode_json(body: Mapping[str, Any]) -> bytes:
-    """Return a body as compact JSON in ASCII, the same bytes every time: no server takes U+2028 or another
-    separator in a text for the end of a line.
+    """Return a body as compact JSON in ASCII, the same bytes every time; no server takes U+2028 or another
+    separator in a string for the end of a line.
 
-    The standard library writes what ``orjson`` refuses (integers beyond 64 bits, deep nesting, lone
-    surrogates), what is not ASCII, which it does not escape, and what has a ``null``, which it writes for
-    numbers that are not finite, too. The exponents of floats are the one difference (``1e-7`` for ``1e-07``).
+    The standard library writes what ``orjson`` rejects (integers beyond 64 bits, deep nesting, lone
+    surrogates), bodies that are not ASCII, which ``orjson`` does not escape, and bodies with a ``null``,
+    which ``orjson`` also writes for numbers that are not finite. The exponents of floats are the one
+    difference (``1e-7`` for ``1e-07``).
 
     Raises:
         ValueError: a number is not finite.
-        TypeError: something in it has no JSON form.
+        TypeError: a value has no JSON form.
     """
     if _dumps is not None:
         try:
@@ -117,15 +119,15 @@ _PIECE = 65536
 
 
 class SpooledBody:
-    """The lines of a file, each with its end, as a body of exactly :func:`len` bytes.
+    r"""The lines of a file, each with its end, as a body of exactly :func:`len` bytes, read while it is sent.
 
-    A file that cannot be read is an error with the code ``source``, here and while the body is sent.
+    An unreadable file is an error with the code ``source``, here and while the body is sent.
 
     Args:
-        source: a file of lines, each ended by ``\\n``; not changed until the body is sent.
+        source: a file of lines, each ended by ``\n``; unchanged until the body is sent.
         before, after: bytes around the lines.
-        between: one byte in the place of every line end but the last, which is left out; by default the file
-            goes as it is.
+        between: one byte that replaces every line end but the last, which is left out; by default the file is
+            sent unchanged.
     """
 
     def __init__(
@@ -144,7 +146,7 @@ class SpooledBody:
         return len(self._before) + self.file_size + len(self._after)
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the body in pieces; a file that is shorter than it was is an error too."""
+        """Yield the body in pieces; a file that has become shorter is an error."""
         if self._before:
             yield self._before
         left = self.file_size
@@ -156,7 +158,7 @@ class SpooledBody:
         except OSError as error:
             raise _unreadable(f"cannot be read ({error.strerror})") from error
         if left:
-            raise _unreadable("has become shorter while it was sent")
+            raise _unreadable("became shorter while it was sent")
         if self._after:
             yield self._after
 
@@ -171,7 +173,7 @@ def upload_form(fields: Mapping[str, str], source: Path, filename: str) -> tuple
 
 def _unreadable(what: str, *, sent: bool = True) -> ProviderError:
     return ProviderError(
-        f"the local file of the batch's input {what}; nothing of it is used, it can be sent again",
+        f"the local file of the batch's input {what}; it can be sent again",
         kind=ErrorKind.NETWORK_ERROR,
         code="source",
         maybe_billed=sent,

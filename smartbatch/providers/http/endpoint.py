@@ -30,10 +30,10 @@ _FRAMING = ("host", "content-length", "content-type", "transfer-encoding", "conn
 
 
 def setting(value: str | None, *variables: str) -> str | None:
-    """Return the argument, or else the first variable of the environment that is set; blank is missing."""
+    """Return the argument, or else the first environment variable that is set; blank counts as missing."""
     if value is not None and not isinstance(value, str):
         raise ConfigError(
-            f"what stands for {' or '.join(variables)} must be a text, not {type(value).__name__}"
+            f"the argument for {' or '.join(variables)} must be a string, not {type(value).__name__}"
         )
     texts = [value] if value is not None else [os.environ.get(name) for name in variables]
     return next((text.strip() for text in texts if text and text.strip()), None)
@@ -42,9 +42,12 @@ def setting(value: str | None, *variables: str) -> str | None:
 def checked_url(
     value: str | None, variable: str, default: str, *, carries_secret: bool, allow_http: bool
 ) -> Url:
-    """Return the base URL: ``base_url=``, or the variable of the environment, or the default; checked.
+    """Return the base URL from ``base_url=``, the environment variable or the default.
 
-    A key goes over plain ``http`` to this machine only, or where the user allows it.
+    A key is sent over plain ``http`` to this machine only, unless the user allows it.
+
+    Raises:
+        ConfigError: it is not a usable URL, or would send the key in the clear.
     """
     address = setting(value, variable) or default
     source = f"base_url= or {variable}"
@@ -73,15 +76,16 @@ def checked_url(
 
 
 def own_headers(headers: Mapping[str, str] | None, reserved: Collection[str] = ()) -> dict[str, str]:
-    """Return a user's headers, checked; ``reserved`` are names in lower case that the client sets itself.
+    """Return a user's headers; ``reserved`` are lower-case names that the client sets itself.
 
-    An error names the header, never its value.
+    Raises:
+        ConfigError: a header is not allowed; names the header, never its value.
     """
     if not isinstance(headers or {}, Mapping):
         raise ConfigError(f"headers must be a dictionary, not {type(headers).__name__}")
     for name, value in (headers or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise ConfigError(f"headers must hold texts: {name!r} is given {type(value).__name__}")
+            raise ConfigError(f"headers must hold strings: {name!r} has a {type(value).__name__}")
         if name.lower() in (*_FRAMING, *reserved):
             raise ConfigError(f"headers may not set {name!r}; the client sets it")
         if not _HEADER_NAME.fullmatch(name):
@@ -94,13 +98,13 @@ def own_headers(headers: Mapping[str, str] | None, reserved: Collection[str] = (
 
 
 def scope_of(prefix: str, url: Url, *identity: Any) -> str:
-    """Return the name of a quota: prefix, host and a fingerprint of whatever tells two accounts apart."""
+    """Return the name of a quota: prefix, host and a fingerprint of the account's identity."""
     digest = hashlib.sha256(json.dumps([url.url, *identity]).encode()).hexdigest()[:12]
     return f"{prefix}:{url.netloc}:{digest}"
 
 
 def secrets_of(*values: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Return the texts among ``values`` that are long enough to be looked for in foreign texts."""
+    """Return the strings among ``values`` that are long enough to be removed from foreign texts."""
     flat = [text for value in values for text in ([value] if isinstance(value, str) else value or ()) if text]
     return tuple(text for text in flat if len(text) >= 8)
 
@@ -123,7 +127,7 @@ _T = TypeVar("_T")
 
 
 class HttpNetwork:
-    """What a provider's service is reached through; the URL and the headers are checked already.
+    """The two transports to a provider's service; the URL and the headers are already checked.
 
     Attributes:
         realtime: keeps its connections, and sends the headers with every request.
@@ -144,63 +148,63 @@ class HttpNetwork:
         self.batches = Transport(url, connect_timeout=connect_timeout, max_body=max_body, reuse=False)
 
     def through(self, make: Callable[[Transport], _T]) -> tuple[PerProcess[_T], PerProcess[_T]]:
-        """Return the SDK over each transport, made at its first use; opening begins that of real time."""
+        """Return the SDK over each transport, made on first use; opening starts that of real time."""
         self._sdk = realtime = PerProcess(lambda: make(self.realtime))
         return realtime, PerProcess(lambda: make(self.batches))
 
     def open(self, workers: int) -> None:
-        """Make room for ``workers`` calls at once; connections are made when first needed.
+        """Make room for ``workers`` concurrent calls; connections are made when first needed.
 
-        An SDK takes up to a second to be imported, so that begins on a thread of its own. A fork waits for
-        it: the child would find a module half imported, whose lock nobody releases.
+        An SDK takes up to a second to be imported, which starts on a thread of its own. A fork waits for it:
+        the child would otherwise inherit a half-imported module whose lock is never released.
         """
         self.realtime.open(workers)
         if self._sdk is None or self._sdk.peek() is not None or self._importing is not None:
             return
         self._importing = threading.Thread(target=self._import, name="smartbatch-import", daemon=True)
         around_fork(self)
-        with suppress(RuntimeError):  # no thread can be had: it is imported when it is needed
+        with suppress(RuntimeError):  # no thread is available; the SDK is imported when needed
             self._importing.start()
 
     def ready(self) -> None:
         """Wait until calls can be made.
 
         Raises:
-            Exception: what importing or making the SDK raises.
+            Exception: importing or making the SDK failed.
         """
         if self._sdk is not None:
             self._sdk.get()
 
     def _import(self) -> None:
-        with suppress(Exception):  # :meth:`ready` raises it
+        with suppress(Exception):  # :meth:`ready` raises it again
             self.ready()
 
     def before_fork(self) -> None:
-        """Wait for the import of an SDK; :mod:`smartbatch._fork` calls it."""
+        """Wait for the import of an SDK; called by :mod:`smartbatch._fork`."""
         if self._importing is not None and self._importing.is_alive():
             self._import()
 
     def after_fork_in_parent(self) -> None:
-        """Do nothing; :mod:`smartbatch._fork` calls it."""
+        """Do nothing; called by :mod:`smartbatch._fork`."""
 
     def after_fork(self) -> None:
-        """In a forked child, forget the parent's thread; :mod:`smartbatch._fork` calls it."""
+        """In a forked child, forget the parent's thread; called by :mod:`smartbatch._fork`."""
         self._importing = None
 
     def open_batches(self) -> None:
-        """Let files and batches be reached, again after a close."""
+        """Allow calls for files and batches, also after a close."""
         self.batches.open(DEFAULT_WORKERS)
 
     def close(self) -> None:
-        """Close all connections; calls under way end at once with ``NETWORK_ERROR``, code ``closed``."""
+        """Close all connections; calls in progress fail at once with ``NETWORK_ERROR``, code ``closed``."""
         self.realtime.close()
         self.batches.close()
 
     def meaning_of(self, error: Exception) -> ProviderError | None:
-        """Return the meaning of an exception of the network; ``None`` for any other."""
-        if isinstance(error, (HTTPError, OSError)):  # how far the call was is not known
+        """Return the meaning of a network exception; ``None`` for any other."""
+        if isinstance(error, (HTTPError, OSError)):  # the progress of the call is unknown
             return failure(error, "receive", self.realtime.place, late=isinstance(error, TimeoutError))
-        if "httpx2" not in sys.modules:  # nothing of an SDK can have been raised
+        if "httpx2" not in sys.modules:  # no SDK is imported
             return None
         from smartbatch.providers.http.sdk_bridge import meaning_of
 

@@ -1,4 +1,4 @@
-"""A streamed answer, as it comes over HTTP: what the streams of all APIs have in common."""
+"""Streamed answers over HTTP: the parts that the streams of all APIs share."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ EVENTS = "text/event-stream"
 
 
 class EventReader(ABC):
-    """Understands the events of one API; one for each stream.
+    """Reads the events of one API; one per stream.
 
     Attributes:
         errors: makes the errors of the API's answers.
-        to_the_end: True where the API has no end mark, or may leave it out: then the body is read to its end,
-            and :attr:`ended` says whether it may end there.
-        ended: the end mark has come, or what else says that the answer is whole.
-        usage: what was billed until now, where the service says so.
+        to_the_end: True if the API has no end mark, or may omit it: then the body is read to its end, and
+            :attr:`ended` says whether it is complete.
+        ended: the end mark, or another proof that the answer is complete, has arrived.
+        usage: tokens billed so far, if the service reports them.
         dropped: parameters of the request that were not sent, with the reasons.
     """
 
@@ -43,7 +43,7 @@ class EventReader(ABC):
         self.errors = errors
 
     def is_end_mark(self, data: bytes) -> bool:  # noqa: ARG002
-        """True for an end mark that is no JSON."""
+        """Whether an event is an end mark that is not JSON."""
         return False
 
     @abstractmethod
@@ -52,23 +52,23 @@ class EventReader(ABC):
 
     @abstractmethod
     def finish(self, text: str, head: Reply) -> Answer:
-        """Return the answer of what was entered; ``text`` is what was handed on."""
+        """Return the answer; ``text`` is the text already yielded."""
 
     def whole(self, data: Mapping[str, Any], reply: Reply) -> Answer:  # noqa: ARG002
-        """Return the answer of a body that is no stream, where the API's servers may send one."""
-        raise self.errors.unusable(reply, "shape", "the answer is no stream of events; check the base URL")
+        """Return the answer in a body that is not a stream, if the API's servers may send one."""
+        raise self.errors.unusable(reply, "shape", "the answer is not a stream of events; check the base URL")
 
 
 class EventStream(AnswerStream):
     """One streamed answer.
 
     Args:
-        begin: sends the request within the seconds it is given; its second argument lets another thread end
-            the wait for the head of the answer.
-        reader: understands the API's events.
-        request: whose texts must not come back in an error.
-        timeout: total seconds from here to the last byte.
-        meaning: what an error of the stream means for its request.
+        begin: sends the request within the given seconds; its second argument lets another thread end the
+            wait for the head of the answer.
+        reader: reads the API's events.
+        request: its texts must not appear in an error.
+        timeout: total seconds from now to the last byte.
+        meaning: returns the meaning of a stream's error for its request.
     """
 
     def __init__(
@@ -92,15 +92,15 @@ class EventStream(AnswerStream):
         self._answer: Answer | None = None
 
     def __iter__(self) -> Iterator[str]:
-        """Yield pieces of text as they come. In order:
+        """Yield pieces of text as they arrive. In order:
 
         1. the request is sent;
-        2. a refusal is an error, and an answer in one piece is handed on as one;
-        3. events are entered until the end mark; without it the answer was cut, whatever the connection says;
-        4. what is left of the body is read, so that the connection can be used again.
+        2. a refusal is an error, and a complete answer is yielded in one piece;
+        3. events are read up to the end mark; without it the answer was cut, whatever the connection reports;
+        4. the rest of the body is read, so that the connection can be reused.
 
         Raises:
-            ProviderError: as for a whole answer; with the usage and the call's id, as far as they have come.
+            ProviderError: as for a complete answer; with the usage and the call's id, if they have arrived.
         """
         live = self._open()
         head = Reply(live.status, live.headers, b"")
@@ -109,7 +109,10 @@ class EventStream(AnswerStream):
                 raise self._errors.refused(live.whole(), (self._request,))
             content_type = live.headers.get("content-type", "").lower()
             if content_type.startswith(("application/json", "text/html")):
-                yield from self._in_one_piece(live.whole())
+                reply = live.whole()
+                self._answer = self._reader.whole(self._errors.answer(reply, (self._request,)), reply)
+                if self._answer.text:
+                    yield self._answer.text
                 return
             yield from self._pieces(live, head)
             live.drain()
@@ -124,7 +127,7 @@ class EventStream(AnswerStream):
             live.close()
 
     def close(self) -> None:
-        """Close the connection, or end the wait for it; an iteration under way ends with an error."""
+        """Close the connection, or end the wait for it; an iteration in progress fails."""
         with self._lock:
             live = self._live
             if live is None:
@@ -134,7 +137,7 @@ class EventStream(AnswerStream):
 
     @property
     def answer(self) -> Answer:
-        """The whole answer, once the iteration has ended; ``RuntimeError`` before."""
+        """The complete answer, once the iteration has ended; ``RuntimeError`` before."""
         if self._answer is None:
             raise RuntimeError("the stream has not been read to its end")
         return self._answer
@@ -145,16 +148,17 @@ class EventStream(AnswerStream):
             self._live = live
             closed = self._cutoff.used
         if closed:
-            live.close()  # reading then says so
+            live.close()  # reading then raises the error
         return live
 
     def _pieces(self, live: LiveReply, head: Reply) -> Iterator[str]:
         """Yield the text of each event; an error among them is raised. The stream ends, in order:
 
-        1. By the mark of its end, or the event that ends the answer, unless the API has more to say after it.
+        1. With its end mark, or the event that ends the answer, unless the API sends more after it.
         2. With the body: an error, unless the answer had ended.
 
-        Then follow what the last event left of a character, and the text of an answer that came all at once.
+        Then the rest of an incomplete character is yielded, and the text of an answer that arrived all at
+        once.
         """
         reader = self._reader
         text = WellFormedText()
@@ -173,15 +177,9 @@ class EventStream(AnswerStream):
             yield piece
         self._answer = reader.finish(text.whole, head)
         if not text.whole and self._answer.text:
-            yield self._answer.text  # a server that says all at the end
-
-    def _in_one_piece(self, reply: Reply) -> Iterator[str]:
-        self._answer = self._reader.whole(self._errors.answer(reply, (self._request,)), reply)
-        if self._answer.text:
-            yield self._answer.text
+            yield self._answer.text  # a server that sends the text with the last event
 
     def _decoded(self, name: str, event: bytes, head: Reply) -> dict[str, Any]:
-        """The object of an event; an error among the events is raised."""
         try:
             data = decode_answer(event)
         except RecursionError as deep:
@@ -194,7 +192,7 @@ class EventStream(AnswerStream):
             raise self._errors.unusable(head, "shape", "an event of the stream is not a JSON object")
         if _is_error(data, name):
             error = self._errors.read(head, (self._request,), data=data)
-            if error.kind is ErrorKind.INVALID_RESPONSE:  # nothing known, after it had begun well
+            if error.kind is ErrorKind.INVALID_RESPONSE:  # an unknown error after a good start
                 error.kind = ErrorKind.SERVER_ERROR
             raise error
         return data
@@ -208,16 +206,16 @@ def _is_error(data: Mapping[str, Any], name: str) -> bool:
 
 
 MAX_EVENT = 16 * 1024 * 1024
-"""Most bytes of one event: far more than the APIs send, and little enough to hold in memory."""
+"""Maximum bytes per event, far more than the APIs send."""
 
 
 def events(pieces: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
-    """Yield the events in a body that comes in pieces of any size; one without its blank line is no event.
-
-    An event is its name, empty without one, and its ``data`` lines joined by line feeds.
+    """Yield the events in a body that arrives in pieces of any size, each as its name (or an empty string)
+    and its ``data`` lines, joined by line feeds; one without its blank line is not an event.
 
     Raises:
-        ProviderError: for an event above :data:`MAX_EVENT`, and whatever ``pieces`` raises.
+        ProviderError: an event is larger than :data:`MAX_EVENT`.
+        Exception: whatever ``pieces`` raises.
     """
     name, size = b"", 0
     data: list[bytes] = []

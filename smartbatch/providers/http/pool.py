@@ -1,4 +1,4 @@
-"""Connections whose every read and write ends at one deadline, and the pool of them that a transport has."""
+"""Connections that end every read and write at one deadline, their pool, and the meaning of their errors."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ from smartbatch._fork import identity
 from smartbatch.errors import ErrorKind, ProviderError
 
 Step: TypeAlias = Literal["connect", "send", "receive"]
-"""How far a call came; from ``receive`` on the provider has the whole request."""
+"""Progress of a call; from ``receive`` on the provider has the whole request."""
 
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL", "HTTP_REQUEST")
 
 
 def failure(error: Exception, step: Step, place: str, *, late: bool, closed: bool = False) -> ProviderError:
-    """Return the meaning of what ``urllib3``, ``http.client``, ``ssl`` or the system raised.
+    """Return the meaning of an exception of ``urllib3``, ``http.client``, ``ssl`` or the system.
 
     Args:
-        step: how far the call was; from ``receive`` on it may have been carried out, and billed.
+        error: the exception.
+        step: the progress of the call; from ``receive`` on it may have been executed, and billed.
         place: host and port, for the text.
-        late: the call's total deadline is over.
+        late: the call's total deadline has passed.
         closed: the provider was closed meanwhile.
     """
     kind, code, text = _meaning(error, step, place)
@@ -50,8 +51,9 @@ def failure(error: Exception, step: Step, place: str, *, late: bool, closed: boo
 
 
 def _meaning(error: Exception, step: Step, place: str) -> tuple[ErrorKind, str, str]:
-    """Return kind, code and words of an error, by its class. The order counts: most are an ``OSError``, so
-    what tells more comes first."""
+    """Return kind, code and text by the error's class: most are an ``OSError``, so specific classes come
+    first.
+    """
     network = ErrorKind.NETWORK_ERROR
     if isinstance(error, EmptyPoolError):
         return network, "pool", "no connection was free in time; open() the provider for more workers"
@@ -89,14 +91,14 @@ def _meaning(error: Exception, step: Step, place: str) -> tuple[ErrorKind, str, 
 
 
 IDLE_SECONDS = 60.0
-"""A connection that was idle for so long is closed by us: servers, gateways and address translation drop it
-about then, some without a word, and only a failed call would find that out."""
+"""Idle connections are closed after this time: servers, gateways and address translation drop them about
+then, some silently, which only a failed call would reveal."""
 
 _NEARLY = 0.01
 _NEARLY_OF = 1 / 500
-"""Seconds by which a read or write may end late, or this part of the time that is left where that is more:
-1.2 s of ten minutes. Half of it is given when a time-out is set, so that the next call on the connection,
-which may take as long as this one, finds it good enough."""
+"""Tolerance of a time-out: this many seconds or this fraction of the remaining time, whichever is more (1.2 s
+of ten minutes). A new time-out includes half of it, so that the next call, which may take as long, can keep
+it."""
 
 _PROBES = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 
@@ -105,20 +107,20 @@ _KEEP_ALIVE = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     *((socket.IPPROTO_TCP, getattr(socket, name), n) for name, n in _PROBES if hasattr(socket, name)),
 ]
-"""Socket options: no delay, and probes that find a silently dropped connection in about 60 s."""
+"""Socket options: no delay, and probes that detect a silently dropped connection in about 60 s."""
 
 _STALE_LOOKUP = 30.0
-"""Seconds after which nobody joins a lookup that hangs: the resolver may work again."""
+"""Seconds after which a hanging lookup is no longer shared: the resolver may work again."""
 
 _lookups: dict[tuple[tuple[int, bool], str, int | None], _Lookup] = {}
-"""Those under way, by identity (a forked child has none of the parent's threads), host and port."""
+"""Lookups in progress, by process (a forked child has none of the parent's threads), host and port."""
 
 
 def seconds_left(deadline: float) -> float:
     """Return the seconds until ``deadline``, in monotonic time.
 
     Raises:
-        TimeoutError: when it is over.
+        TimeoutError: it has passed.
     """
     remaining = deadline - time.monotonic()
     if remaining <= 0:
@@ -129,14 +131,14 @@ def seconds_left(deadline: float) -> float:
 if TYPE_CHECKING:
     _Plain: TypeAlias = socket.socket
     _Tls: TypeAlias = ssl.SSLSocket
-else:  # the sockets of green threads are of other classes, which may not be in place yet
+else:  # green threads have other socket classes, which may not be in place yet
     _Plain = _Tls = object
 
 
 class PlainSocket(_Plain):
-    """A socket whose every read and write ends at one common deadline (monotonic seconds).
+    """A socket that ends every read and write at one common deadline (monotonic seconds).
 
-    It is put on the socket class that is in force when a connection is made, see :func:`_over`.
+    It is combined with the socket class in use when a connection is made, see :func:`_over`.
     """
 
     deadline = 0.0
@@ -155,7 +157,7 @@ class PlainSocket(_Plain):
 
 
 class _TlsSocket(_Tls):
-    """The same over TLS, where everything ends in ``read`` and ``send``."""
+    """The same over TLS, whose reads and writes end in ``read`` and ``send``."""
 
     deadline = 0.0
 
@@ -168,15 +170,15 @@ class _TlsSocket(_Tls):
         return super().send(data, flags, **more)
 
     def sendall(self, data: Any, flags: int = 0) -> None:
-        _arm(self)  # that of green threads reads it once, at its start
+        _arm(self)  # green threads read the time-out once, at the start
         return super().sendall(data, flags)
 
 
 def _arm(sock: Any) -> None:
-    """Let the next read or write of a socket end at its deadline, or hardly later.
+    """Let the next read or write of a socket end at its deadline, or slightly later.
 
-    A time-out that holds nearly so long is left as it is: setting one is a call of the system's, for which
-    the interpreter's lock is given away.
+    A time-out that is nearly right is kept: setting one is a system call, for which the interpreter's lock is
+    released.
     """
     left = seconds_left(sock.deadline)
     nearly = max(_NEARLY, left * _NEARLY_OF)
@@ -194,17 +196,17 @@ def _over(deadline: Any, base: Any) -> Any:
 class Connection(HTTPConnection):
     """A connection that dials within the deadline of the call that holds it."""
 
-    pool: ConnectionPool  # where it is given back to
-    deadline = 0.0  # when the call has to be over, monotonic seconds
-    idle_since = 0.0  # when it was put back into the pool, by the pool's clock
-    step: Step = "connect"  # how far the call is
-    dialling: socket.socket | None = None  # the socket of the address that is being tried
-    is_cut = False  # True once another thread ended the call
+    pool: ConnectionPool  # it returns there
+    deadline = 0.0  # of the call, monotonic seconds
+    idle_since = 0.0  # when it was returned, by the pool's clock
+    step: Step = "connect"  # progress of the call
+    dialling: socket.socket | None = None  # socket of the address being tried
+    is_cut = False  # another thread ended the call
     _watch: tuple[socket.socket, Callable[[int], object]] | None = None
 
     @property
     def is_connected(self) -> bool:
-        """False where the server has closed the connection, or has sent what nobody asked for."""
+        """False if the server has closed the connection, or has sent unrequested data."""
         sock = self.sock
         if sock is None:
             return False
@@ -217,7 +219,7 @@ class Connection(HTTPConnection):
         return not self._watch[1](0)
 
     def cut(self) -> None:
-        """End what another thread does with this connection: it fails soon."""
+        """End the call that another thread makes on this connection; it fails soon."""
         self.is_cut = True
         for sock in (self.sock, self.dialling):
             if sock is not None:
@@ -226,23 +228,25 @@ class Connection(HTTPConnection):
                     socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def dial(self) -> None:
-        """Connect, by the proxy's tunnel where there is one, within the deadline of the call."""
-        self.timeout = min(self.pool.connect_timeout, seconds_left(self.deadline))
-        self.pool.dial(self)
-        if self.pool.closed or self.is_cut:
+        """Connect, through the proxy's tunnel if there is one, within the call's deadline."""
+        pool = self.pool
+        self.timeout = min(pool.connect_timeout, seconds_left(self.deadline))
+        if pool.proxy is not None and pool.scheme == "https":
+            host = f"[{pool.host}]" if ":" in pool.host else pool.host
+            self.set_tunnel(host, pool.port, pool.proxy_headers)
+        self.connect()
+        if pool.closed or self.is_cut:
             raise ConnectionAbortedError("closed while connecting")
 
     def give_back(self, *, reusable: bool) -> None:
-        """Others may use it next; one that is not ``reusable`` is closed."""
+        """Return it to the pool; one that is not ``reusable`` is closed."""
         self.pool.put(self, reusable=reusable)
 
     def meaning_of(self, error: Exception, *, ended: bool = False) -> ProviderError:
-        """Return the meaning of an exception of the network; ``ended`` says that the caller itself cut the
-        call.
-        """
+        """Return the meaning of a network exception; ``ended``: the caller itself cut the call."""
         late = time.monotonic() >= self.deadline
         found = failure(error, self.step, self.pool.place, late=late, closed=ended or self.pool.closed)
-        if not self.pool.reuse:  # from the first byte on the outcome counts as unknown
+        if not self.pool.reuse:  # from the first byte on the outcome is unknown
             found.maybe_billed = self.step != "connect"
         return found
 
@@ -266,18 +270,18 @@ class Connection(HTTPConnection):
 
 
 class _TlsConnection(Connection, HTTPSConnection):
-    """The same, with TLS on top."""
+    """The same, over TLS."""
 
 
 class ConnectionPool(HTTPConnectionPool):
-    """Connections to one server, a limited number at once; ``urllib3`` owns queue, TLS and proxies.
+    """A limited number of connections to one server; ``urllib3`` owns the queue, TLS and proxies.
 
-    ``close`` closes idle connections only; those in use are closed when they come back.
+    ``close`` closes idle connections only; those in use are closed when they are returned.
     """
 
     ConnectionCls = Connection
     place: str  # host and port, for texts
-    connect_timeout: float  # most seconds for one address to answer
+    connect_timeout: float  # maximum seconds for one address to answer
     reuse: bool  # keep a connection for the next call, see :class:`Transport`
     now: Callable[[], float]  # monotonic seconds, for the age of idle connections
     closed = False  # calls under way were cut
@@ -288,8 +292,10 @@ class ConnectionPool(HTTPConnectionPool):
         self._next_sweep = 0.0
 
     def take(self, timeout: float) -> Connection:
-        """Return a connection for a call that may take ``timeout`` seconds in all; none in time is an
-        error.
+        """Return a connection for a call of at most ``timeout`` seconds.
+
+        Raises:
+            ProviderError: none is free in time, or the pool is closed.
         """
         deadline = time.monotonic() + timeout
         self._sweep()
@@ -313,22 +319,15 @@ class ConnectionPool(HTTPConnectionPool):
             connection.close()
         self._put_conn(connection)
 
-    def dial(self, connection: Connection) -> None:
-        """Connect, by the proxy's tunnel where there is one."""
-        if self.proxy is not None and self.scheme == "https":
-            host = f"[{self.host}]" if ":" in self.host else self.host
-            connection.set_tunnel(host, self.port, self.proxy_headers)
-        connection.connect()
-
     def cut(self) -> None:
         """Close idle connections and cut those in use, so that their calls end at once."""
         self.closed = True
-        for connection in list(self._used):  # a call may just be adding itself
+        for connection in list(self._used):  # a copy: a call may be adding itself
             connection.cut()
         self.close()
 
     def forget(self) -> None:
-        """In a forked child: close our copies of the parent's descriptors, and say nothing on the wire."""
+        """In a forked child, close the inherited descriptors without sending anything."""
         for connection in self._used:
             for sock in (connection.sock, connection.dialling):
                 descriptor = sock.detach() if sock is not None else -1
@@ -342,8 +341,9 @@ class ConnectionPool(HTTPConnectionPool):
         return self.now() - connection.idle_since >= IDLE_SECONDS
 
     def _sweep(self) -> None:
-        """Close what nobody uses any more, about once a minute: the last one back is the first one taken, so
-        others may never be looked at."""
+        """Close connections that are no longer used, about once a minute: the last one returned is the first
+        one taken, so others may never be looked at.
+        """
         if self.now() < self._next_sweep or self.pool is None:
             return
         self._next_sweep = self.now() + IDLE_SECONDS
@@ -351,7 +351,7 @@ class ConnectionPool(HTTPConnectionPool):
         with contextlib.suppress(queue.Empty):
             while True:
                 idle.append(self.pool.get(block=False))
-        for connection in reversed(idle):  # the last one back stays the first one taken
+        for connection in reversed(idle):  # keeps the order
             if connection is not None and connection.sock is not None and self._is_stale(connection):
                 connection.close()
             self.pool.put(connection)
@@ -398,13 +398,13 @@ def open_pool(
 
 
 def _resolve(host: str, port: int | None, deadline: float) -> list[Any]:
-    """Return what ``socket.getaddrinfo`` returns for a stream to ``host``.
+    """Return ``socket.getaddrinfo`` for a stream to ``host``.
 
-    A name is looked up on a thread, which may outlast the call. Calls that ask for the same name meanwhile
-    share the lookup, so a resolver that hangs holds one thread and not one for each call.
+    A name is resolved on a thread, which may outlast the call. Calls for the same name share the lookup, so a
+    hanging resolver occupies one thread, not one per call.
 
     Raises:
-        OSError: the name cannot be resolved, or was not in time.
+        OSError: the name cannot be resolved, or not in time.
     """
     with contextlib.suppress(ValueError):
         ipaddress.ip_address(host)
@@ -424,7 +424,7 @@ def _resolve(host: str, port: int | None, deadline: float) -> list[Any]:
 
 
 class _Lookup:
-    """One lookup; ``pending`` is locked until it has ended."""
+    """One lookup; ``pending`` is locked until it ends."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()

@@ -1,4 +1,4 @@
-"""HTTP answers: whole or as they come, decoded, up to a cap on the decoded size."""
+"""HTTP answers: complete or as they arrive, decoded, with a maximum decoded size."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from smartbatch.providers.http.response import IncomingResponse
 
 MAX_BODY = 64 * 1024 * 1024
-"""Most bytes of a decoded answer; a gzip bomb or an endless body ends here."""
+"""Maximum bytes of a decoded answer, which stops a gzip bomb or an endless body."""
 
 _PIECE = 65536
-_FED = 4096  # compressed bytes at a time: what follows a member is copied, and members may be tiny
-_MEMBER = b"\x1f"  # how one of gzip begins; its second byte may still be to come
+_FED = 4096  # compressed bytes at a time: the rest is copied after each member, which may be tiny
+_MEMBER = b"\x1f"  # the first byte of a gzip member; the second may not have arrived yet
 
 
 @frozen
 class Reply:
-    """An HTTP answer as it came: headers by lower-case name, the body decoded."""
+    """An HTTP answer: headers by lower-case name, and the decoded body."""
 
     status: int
     headers: Mapping[str, str]
@@ -39,11 +39,11 @@ class Reply:
 
     @property
     def ok(self) -> bool:
-        """True for a success."""
+        """Whether the status is a success."""
         return 200 <= self.status < 300
 
     def json(self) -> Any:
-        """Return the body decoded; ``None`` where it is no JSON."""
+        """Return the body's JSON value; ``None`` if it is not JSON."""
         try:
             return decode_answer(self.body)
         except (ValueError, RecursionError):
@@ -51,30 +51,29 @@ class Reply:
 
 
 def _is_plain(headers: Mapping[str, str]) -> bool:
-    """Whether a body is not compressed."""
     return _encoding(headers) in ("", "identity")
 
 
 def is_html(headers: Mapping[str, str]) -> bool:
-    """Whether a body is a page for people, from somebody between us and the provider."""
+    """Whether a body is a web page, from a server between us and the provider."""
     return headers.get("content-type", "").lower().startswith("text/html")
 
 
 def decoded(pieces: Iterable[bytes], headers: Mapping[str, str], cap: int) -> Iterator[bytes]:
-    """Yield a body decoded as it comes, in pieces of at most 64 kB where it is compressed; some are empty.
+    """Yield a body decoded as it arrives, in pieces of at most 64 kB if it is compressed; some are empty.
 
-    No more than ``cap`` bytes and a piece are ever held or decoded, compressed ones counted, too. A body
-    without a byte is empty, although it is called compressed.
+    At most ``cap`` bytes and a piece are held or decoded, compressed or not. An empty body is empty even if
+    it is declared as compressed.
 
     Raises:
-        ProviderError: for a broken, cut or too large body, or an unknown encoding.
+        ProviderError: the body is broken, cut or too large, or has an unknown encoding.
     """
     capped = _capped(pieces, cap)
     return capped if _is_plain(headers) else _capped(_inflated(capped, _encoding(headers)), cap)
 
 
 def joined(pieces: Iterable[bytes]) -> bytes:
-    """Return the pieces of a body together; a list of them would take far more, as they may be tiny."""
+    """Return the pieces of a body together; a list of tiny pieces would take far more memory."""
     whole = BytesIO()
     whole.writelines(pieces)
     return whole.getvalue()
@@ -91,8 +90,7 @@ def _capped(pieces: Iterable[bytes], cap: int) -> Iterator[bytes]:
 
 
 def _encoded_otherwise() -> ProviderError:
-    """Return the error for an answer that is compressed in a way nobody asked for."""
-    return unusable("the answer has a content encoding that was not asked for", "encoding")
+    return unusable("the answer has a content encoding that was not requested", "encoding")
 
 
 def _encoding(headers: Mapping[str, str]) -> str:
@@ -100,7 +98,7 @@ def _encoding(headers: Mapping[str, str]) -> str:
 
 
 def _inflated(pieces: Iterable[bytes], encoding: str) -> Iterator[bytes]:
-    """Yield what is compressed; of gzip that of all its members, what stands behind them is left out."""
+    """Yield the inflated bytes; for gzip those of all its members, without any data behind them."""
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise _encoded_otherwise()
     decoder = _decoder()
@@ -123,7 +121,7 @@ def _inflated(pieces: Iterable[bytes], encoding: str) -> Iterator[bytes]:
 
 
 def _decoder() -> Any:
-    return zlib.decompressobj(wbits=47)  # 32 + 15: gzip or zlib, told apart by the header
+    return zlib.decompressobj(wbits=47)  # 32 + 15: gzip or zlib, by the header
 
 
 def _broken() -> ProviderError:
@@ -137,9 +135,9 @@ class LiveReply:
     It holds a connection until it is read to its end or closed.
 
     Args:
-        connection: given back at the end.
-        response: its head is read.
-        cap: most bytes of the decoded body.
+        connection: returned to its pool at the end.
+        response: its head has been read.
+        cap: maximum bytes of the decoded body.
     """
 
     def __init__(self, connection: Connection, response: IncomingResponse, *, cap: int) -> None:
@@ -154,7 +152,7 @@ class LiveReply:
         self._released = False
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the bytes as they come; a compressed body is refused, whose pieces would wait for each
+        """Yield the bytes as they arrive; a compressed body is refused, because its pieces would delay each
         other.
         """
         if not _is_plain(self.headers):
@@ -163,10 +161,10 @@ class LiveReply:
         return self.pieces()
 
     def pieces(self, cap: int | None = None) -> Iterator[bytes]:
-        """Yield the decoded bytes as they come; ``cap`` replaces the transport's.
+        """Yield the decoded bytes as they arrive; ``cap`` replaces the transport's.
 
         Raises:
-            ProviderError: for a body that is cut, stalls beyond the deadline, is too large or is closed.
+            ProviderError: the body is cut, stalls beyond the deadline, is too large or is closed.
         """
         try:
             yield from decoded(iter(self._next_piece, b""), self.headers, cap or self._cap)
@@ -175,9 +173,7 @@ class LiveReply:
             raise
 
     def whole(self) -> Reply:
-        """Return the answer with its body; that of a refusal is empty where it cannot be read: its status
-        says enough.
-        """
+        """Return the complete answer; the unreadable body of a refusal is empty, as its status suffices."""
         try:
             body = joined(self.pieces())
         except ProviderError as error:
@@ -187,13 +183,13 @@ class LiveReply:
         return Reply(self.status, self.headers, body)
 
     def close(self) -> None:
-        """Give the connection back; a read under way in another thread ends at once. May be called twice."""
+        """Return the connection; a read in progress in another thread ends at once. May be called twice."""
         with self._lock:
             if self._released:
                 return
             self._closed = True
             if self._reading:
-                # The reader sees the end of its connection and gives it back itself.
+                # The reader sees the end of its connection and returns it itself.
                 sock = self._connection.sock
                 if sock is not None:
                     with contextlib.suppress(OSError):
@@ -202,8 +198,8 @@ class LiveReply:
         self._release(reusable=False)
 
     def drain(self) -> None:
-        """Read what should be the last bytes, for a quarter of a second, so that the connection can be used
-        again; where that fails it is closed instead.
+        """Read the expected last bytes for at most a quarter of a second, so that the connection can be
+        reused; otherwise it is closed.
         """
         sock: Any = self._connection.sock
         if sock is not None:
@@ -214,27 +210,24 @@ class LiveReply:
         self.close()
 
     def _next_piece(self) -> bytes:
-        """Read what has arrived; empty at the end of the body. In order:
-
-        1. closed before the read: an error; released at the end of the body: that end again;
-        2. the read, outside the lock, so that :meth:`close` can cut it;
-        3. a body that is shorter than promised: an error;
-        4. closed during the read: an error, whatever came;
-        5. at the end, or after an error, the connection is given back.
-        """
+        """Return the bytes that have arrived; empty at the end of the body."""
+        # 1. Closed before the read: an error. Released at the end of the body: that end again.
         if not self._begin_read():
             return b""
         problem: ProviderError | None = None
         piece = b""
         try:
+            # 2. The read, outside the lock, so that close() can cut it; a body that is too short is an error.
             piece = self._response.piece()
         except Exception as error:
             problem = self._meaning_of(error)
+        # 3. Closed during the read: an error, whatever arrived.
         with self._lock:
             self._reading = False
             closed = self._closed
         if problem is None and closed:
             problem = self._meaning_of(ConnectionAbortedError())
+        # 4. At the end, or after an error, the connection is returned.
         if problem is not None or not piece:
             self._release(reusable=problem is None and self._response.reusable)
         if problem is not None:
@@ -260,9 +253,7 @@ class LiveReply:
 
 
 def read_whole(connection: Connection, response: IncomingResponse, *, cap: int) -> Reply:
-    """As :meth:`LiveReply.whole`, and the connection is given back. The quick way for what nobody else
-    holds.
-    """
+    """Return the complete answer and its connection; the fast path if no other thread holds the call."""
     headers, body, whole = response.headers, b"", False
     try:
         size = response.length
@@ -281,8 +272,5 @@ def read_whole(connection: Connection, response: IncomingResponse, *, cap: int) 
 
 
 def _is_told_by_status(status: int, error: ProviderError) -> bool:
-    """Whether an answer is a refusal that is understood although ``error`` kept its body from being read.
-
-    A call that was closed is not judged.
-    """
+    """Whether a refusal is understood although ``error`` prevented its body from being read."""
     return status >= 300 and error.code != "closed"

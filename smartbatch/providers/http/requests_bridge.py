@@ -1,11 +1,11 @@
-"""``requests`` for files and batches, over our own transport.
+"""``requests`` for files and batches, over this library's transport.
 
-``requests`` prepares a request (address, query, JSON, headers). Its own network has a time-out for each read,
-no cap on bodies and nothing against forks; so the session's adapter sends prepared requests through
-:class:`~smartbatch.providers.http.transport.Transport`, as :mod:`smartbatch.providers.http.sdk_bridge` does
-for the SDKs.
+``requests`` prepares a request (address, query, JSON, headers). Its own network has a time-out per read, no
+maximum size of bodies and no protection against forks; so the session's adapter sends prepared requests
+through :class:`~smartbatch.providers.http.transport.Transport`, as
+:mod:`smartbatch.providers.http.sdk_bridge` does for the SDKs.
 
-Importing this module imports ``requests``; adapters do so when their Batch API is first used.
+Importing this module imports ``requests``; adapters import it when their Batch API is first used.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from smartbatch.providers.http.transport import Transport
 
 
 class RequestsSession:
-    """A session whose requests all go through one transport, each exactly once.
+    """A session whose requests all use one transport, each exactly once.
 
-    Nothing of the environment counts but what the transport reads, no redirect is followed and no cookie is
-    kept: of an answer ``requests`` sees the status only.
+    Of the environment only the transport's variables are used, no redirect is followed and no cookie is kept:
+    ``requests`` receives only the status of an answer.
 
     Args:
+        transport: sends the requests.
         url: the base URL, with the version.
-        headers: sent with every request, and checked already.
+        headers: sent with every request; already checked.
     """
 
     def __init__(self, transport: Transport, url: str, headers: Mapping[str, str]) -> None:
@@ -42,19 +43,19 @@ class RequestsSession:
             self._session.mount(scheme, _TransportAdapter(transport))
 
     def ask(self, method: str, path: str, timeout: float, **more: Any) -> Reply:
-        """Make one request within ``timeout`` seconds in all; return the whole answer, whatever its status.
+        """Make one request within ``timeout`` seconds in total; return the complete answer, whatever its
+        status.
 
         ``more`` are arguments of ``requests``, such as ``params``, ``json``, ``data`` and ``headers``.
         """
         return self.begin(method, path, timeout, **more).whole()
 
     def url_of(self, path: str) -> str:
-        """Return the whole address of a path below the base URL."""
+        """Return the full address of a path below the base URL."""
         return path if "://" in path else self._url + path
 
     def begin(self, method: str, path: str, timeout: float, **more: Any) -> LiveReply:
-        """As :meth:`ask`, once the head of the answer is there; ``path`` may be a whole address of the
-        server's."""
+        """Return the answer once its head has arrived; ``path`` may be an address on the server."""
         response = self._session.request(
             method, self.url_of(path), timeout=timeout, stream=True, allow_redirects=False, **more
         )
@@ -75,7 +76,7 @@ class _TransportAdapter(BaseAdapter):
         cert: Any = None,  # noqa: ARG002
         proxies: Any = None,  # noqa: ARG002
     ) -> Response:
-        """Send a request; TLS and proxies are the transport's own."""
+        """Send a request; the transport has its own TLS and proxies."""
         texts = ((name, str(value)) for name, value in request.headers.items())
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in texts]
         head = self._transport.head_for(request.method or "", parse_url(request.url or ""), headers)
@@ -85,4 +86,4 @@ class _TransportAdapter(BaseAdapter):
         return response
 
     def close(self) -> None:
-        """Nothing: the transport's owner closes it."""
+        """Do nothing; the transport's owner closes it."""

@@ -1,7 +1,7 @@
-"""The answer to one request: its head, taken apart for what is needed, and its body as it comes.
+"""The answer to one request: its head, parsed as far as needed, and its body as it arrives.
 
-``http.client`` hands each head to the parser for e-mails, which takes more CPU than all else of a call. What
-it raises is kept: it still makes the tunnels of proxies, and the errors have one table.
+``http.client`` passes each head to the parser for e-mails, which takes more CPU than the rest of a call. Its
+exceptions are used here: it still makes the tunnels of proxies, and the errors have one table.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from http.client import BadStatusLine, HTTPException, IncompleteRead, LineTooLon
 from typing import Any
 
 MAX_HEAD = 65536
-"""Most bytes of a head, of interim answers, and of remarks in a chunked body and behind it together."""
+"""Maximum bytes of a head, interim answers, chunk extensions and trailers together."""
 MAX_LINES = 100
-"""Most header lines, as ``http.client`` has it."""
+"""Maximum header lines, as in ``http.client``."""
 
-_USUAL = 8192  # characters of a head; lines of a longer one are not remembered
-_FIRST = 8192  # bytes asked for at once until the head is there: mostly that is the whole answer
-_PIECE = 65536  # bytes of a body asked for at once
-_GROWTH = 1 << 20  # bytes by which the room for a body grows; what was announced may never come
+_USUAL = 8192  # characters of a head; lines of longer heads are not cached
+_FIRST = 8192  # bytes read at once until the head is complete: usually the complete answer
+_PIECE = 65536  # bytes of a body read at once
+_GROWTH = 1 << 20  # bytes by which a body's buffer grows; the announced length may never arrive
 
 _STATUS = re.compile(r"HTTP/1\.(\d)[ \t]+([1-9]\d\d)(?:[ \t\r]|$)", re.ASCII)
 _FIELD = re.compile(r"([^\x00-\x20:\x7f]+):([^\r\n\x00]*)")
@@ -33,16 +33,16 @@ class IncomingResponse:
 
     Attributes:
         status: of the answer.
-        headers: by lower-case name; of a name that comes twice the last.
-        length: bytes of the body that are still to come; ``None`` where that is not known.
+        headers: by lower-case name; of repeated names the last.
+        length: remaining bytes of the body; ``None`` if unknown.
         reusable: whether the connection can serve another call once the body is read.
 
     Args:
-        sock: of the connection; the request is written.
+        sock: of the connection; the request has been written.
 
     Raises:
-        RemoteDisconnected: nothing came.
-        HTTPException: what came is not HTTP, is too long, or says two things about its length.
+        RemoteDisconnected: nothing arrived.
+        HTTPException: the head is not HTTP, is too long, or has two lengths.
     """
 
     def __init__(self, sock: Any) -> None:
@@ -55,17 +55,17 @@ class IncomingResponse:
             if found is None:
                 raise BadStatusLine("")
             self.status = int(found[2])
-            if self.status >= 200 or self.status == 101:  # after an interim answer comes another
+            if self.status >= 200 or self.status == 101:  # an interim answer is followed by another
                 break
         self.headers, whole = _fields(head)
         self._chunked = False
         self.length: int | None = None
         framed = self._framed() and whole
         self.reusable = framed and _keeps(self.headers, old=found[1] == "0")
-        self._chunk: int | None = None  # what is left of the present chunk; None before the first
+        self._chunk: int | None = None  # remaining bytes of the current chunk; None before the first
 
     def whole(self, length: int) -> bytes:
-        """Return the body, of which :attr:`length` is known; read into one buffer."""
+        """Return the body, whose :attr:`length` is known; it is read into one buffer."""
         rest = self._rest
         if len(rest) < length:
             rest = self._filled(rest, length)
@@ -73,17 +73,15 @@ class IncomingResponse:
         return rest if len(rest) == length else rest[:length]
 
     def piece(self) -> bytes:
-        """Return what has arrived of the body; empty at its end. In order:
-
-        1. a chunked body: what is left of the chunk, or the next chunk's;
-        2. a body that was announced: up to its length;
-        3. any other: up to the end of the connection.
+        """Return the bytes of the body that have arrived; empty at its end.
 
         Raises:
             IncompleteRead: the connection ended before the body.
         """
+        # 1. A chunked body: the rest of the chunk, or the next chunk.
         if self._chunked:
             return self._chunk_piece()
+        # 2. A body of known length: up to that length. 3. Any other: up to the end of the connection.
         if self.length == 0:
             return b""
         piece = self._some(_PIECE if self.length is None else min(_PIECE, self.length))
@@ -99,7 +97,7 @@ class IncomingResponse:
     # -- the head --------------------------------------------------------------------------------------------
 
     def _head(self) -> str:
-        """Return the head of an answer, without the empty line; what came after it is kept."""
+        """Return the head of an answer, without the empty line; further bytes are kept."""
         data = self._rest or self._received(_FIRST)
         found = _end_of_head(data)
         if found is None:
@@ -112,7 +110,7 @@ class IncomingResponse:
         return data[:end].decode("latin-1")
 
     def _long_head(self, start: bytes) -> tuple[bytes, tuple[int, int]]:
-        """Return a head that comes in several parts, with what follows it, and where it ends."""
+        """Return a head that arrives in several parts, with the bytes after it, and where it ends."""
         data = bytearray(start)
         while True:
             if not data.startswith(b"HTTP/1."[: len(data)]):
@@ -129,13 +127,13 @@ class IncomingResponse:
                 return bytes(data), found
 
     def _framed(self) -> bool:
-        """Find out how the body ends; False where only the end of the connection ends it for sure."""
+        """Find the end of the body; False if only the end of the connection proves it."""
         headers = self.headers
         coding = headers.get("transfer-encoding", "identity").strip().lower()
         if coding != "identity":
             self._chunked = coding == "chunked"
             return self._chunked and "content-length" not in headers
-        sure = "transfer-encoding" not in headers  # who sends one may mean another length than we read
+        sure = "transfer-encoding" not in headers  # its sender may mean another length
         if self.status in (204, 304) or self.status < 200:
             self.length = 0
             return sure
@@ -148,7 +146,6 @@ class IncomingResponse:
     # -- the body --------------------------------------------------------------------------------------------
 
     def _filled(self, start: bytes, length: int) -> bytes:
-        """Return ``length`` bytes, of which ``start`` are there."""
         buffer, filled = bytearray(min(length, len(start) + _GROWTH)), len(start)
         buffer[:filled] = start
         while filled < length:
@@ -164,7 +161,7 @@ class IncomingResponse:
     def _chunk_piece(self) -> bytes:
         if not self._chunk:
             if self._chunk == 0 and self._line():
-                raise IncompleteRead(b"")  # a chunk is longer than it said
+                raise IncompleteRead(b"")  # the chunk is longer than announced
             told, _, remark = self._line().partition(b";")
             self._left -= len(remark)
             if self._left < 0:
@@ -183,7 +180,7 @@ class IncomingResponse:
         return piece
 
     def _trailers(self) -> None:
-        """Read past what follows the last chunk; some servers leave even the empty line out."""
+        """Read past the trailers of the last chunk; some servers omit even the empty line."""
         self._chunked = False
         try:
             while line := self._line():
@@ -195,7 +192,6 @@ class IncomingResponse:
         self._ended(self._rest)
 
     def _line(self) -> bytes:
-        """Return the next line, without its end."""
         while (end := self._rest.find(b"\n")) < 0:
             piece = self._received(_FIRST)
             if not piece:
@@ -207,14 +203,14 @@ class IncomingResponse:
         return line.removesuffix(b"\r")
 
     def _some(self, most: int) -> bytes:
-        """Return up to ``most`` bytes of those that are there, or that come next."""
+        """Return up to ``most`` bytes that are available, or arrive next."""
         if not self._rest:
             return self._received(most)
         piece, self._rest = self._rest[:most], self._rest[most:]
         return piece
 
     def _ended(self, surplus: bytes) -> None:
-        """The body is read; a connection on which more has come than was asked for serves no other call."""
+        """Note the end of the body; a connection with unrequested bytes serves no other call."""
         self._rest = b""
         self.length = 0
         if surplus:
@@ -226,9 +222,10 @@ class IncomingResponse:
 
 
 def _end_of_head(data: bytes | bytearray, start: int = 0) -> tuple[int, int] | None:
-    """Return where the last line of a head ends, and where the body begins; ``None`` where the head goes on.
+    """Return where the last line of a head ends, and where the body begins; ``None`` if the head is
+    incomplete.
 
-    Ends of lines may be bare. A regular expression for that takes as long as all else that is read of a head.
+    Line ends may be bare. A regular expression would take as long as the rest of reading a head.
     """
     at = data.find(b"\n\r\n", start)
     bare = data.find(b"\n\n", start, at + 1 if at >= 0 else None)
@@ -242,12 +239,12 @@ def _end_of_head(data: bytes | bytearray, start: int = 0) -> tuple[int, int] | N
 
 
 def _fields(head: str) -> tuple[dict[str, str], bool]:
-    """Return the header fields; False when a line of the head is none, which is left out.
+    """Return the header fields; False if a line of the head is not one, which is left out.
 
-    A value that goes on in the next line, as was once allowed, is joined with a blank.
+    A value continued on the next line, as was once allowed, is joined with a blank.
     """
     lines = head.split("\r\n")[1:]
-    if head.count("\n") != len(lines) or "\n " in head or "\n\t" in head:  # bare ends of lines, or folds
+    if head.count("\n") != len(lines) or "\n " in head or "\n\t" in head:  # bare line ends, or folds
         lines = _FOLD.sub(" ", head).replace("\r\n", "\n").split("\n")[1:]
     if len(lines) > MAX_LINES:
         raise HTTPException("got more than 100 headers")
@@ -262,9 +259,9 @@ def _fields(head: str) -> tuple[dict[str, str], bool]:
     return headers, len(found) == len(fields)
 
 
-@lru_cache(maxsize=512)  # most lines of a server's answers are the same each time
+@lru_cache(maxsize=512)  # most header lines of a server never change
 def _field(line: str) -> tuple[str, str] | None:
-    """Return the name, in lower case, and the value of a header line; ``None`` where it is none."""
+    """Return the lower-case name and the value of a header line; ``None`` if it is not one."""
     found = _FIELD.fullmatch(line)
     return None if found is None else (found[1].lower(), found[2].strip(" \t"))
 

@@ -1,9 +1,10 @@
-"""The network under the vendors' SDKs: their ``httpx2`` client speaks through our own transport.
+"""The network under the vendors' SDKs: their ``httpx2`` client uses this library's transport.
 
-An SDK builds requests and signs them. Its own network counts time-outs per read, follows redirects, has no
-cap on bodies and nothing against forks. Answers do not pass through it either: it is told their status only.
+An SDK builds requests and signs them. Its own network has time-outs per read, follows redirects, and has no
+maximum size of bodies and no protection against forks. Answers do not pass through it either: it receives
+their status only.
 
-Importing this module imports ``httpx2``; adapters do so when their SDK is first needed.
+Importing this module imports ``httpx2``; adapters import it when their SDK is first needed.
 """
 
 from __future__ import annotations
@@ -26,19 +27,18 @@ from smartbatch.providers.http.pool import failure
 from smartbatch.providers.http.replies import LiveReply, Reply
 from smartbatch.providers.http.transport import Cutoff, Transport
 
-_KEPT = 256
-"""Heads of requests that are kept, each about a kilobyte."""
+_MAX_HEADS = 256  # cached request heads, each about a kilobyte
 
 
 @define
 class _Call:
-    """One call through an SDK: what the SDK does not know of it, and how it ended."""
+    """One call through an SDK: the parts that the SDK does not handle, and the outcome."""
 
     live: bool = False
     only_head: bool = False
     body: SpooledBody | None = None
     cutoff: Cutoff | None = None
-    head: bytes | None = None  # what the SDK built; with ``only_head`` nothing is sent
+    head: bytes | None = None  # built by the SDK; with only_head nothing is sent
     ended: Reply | LiveReply | ProviderError | None = None
 
 
@@ -46,9 +46,9 @@ _current: ContextVar[_Call | None] = ContextVar("smartbatch_sdk_call", default=N
 
 
 def http_client(transport: Transport) -> httpx2.Client:
-    """Return a client for an SDK whose requests all go through ``transport``.
+    """Return a client for an SDK that sends all requests through ``transport``.
 
-    A call's *read* time-out is taken as the total seconds of the call.
+    The *read* time-out of a call is used as its total seconds.
     """
     return httpx2.Client(transport=_Bridge(transport), follow_redirects=False, trust_env=False)
 
@@ -57,13 +57,13 @@ class SdkCalls(ABC):
     """One SDK client over one transport, for all threads of a process. Its retries are off.
 
     Args:
-        transport: what the SDK speaks through.
+        transport: sends the SDK's requests.
 
-    ``more`` of each call are ``body``, as the SDK takes it, ``headers``, and what else the SDK knows.
+    ``more`` of each call are ``body``, in the SDK's form, ``headers``, and other arguments of the SDK.
 
     Raises:
-        ProviderError: of the network. An SDK's own error holds the key and the prompt; it is not passed on,
-            and not chained.
+        ProviderError: of the network. The SDK's own error contains the key and the prompt, so it is neither
+            passed on nor chained.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -73,48 +73,45 @@ class SdkCalls(ABC):
 
     @abstractmethod
     def send(self, method: str, path: str, timeout: float, **more: Any) -> object:
-        """Let the SDK make one request; what it returns is not looked at."""
+        """Let the SDK make one request; its return value is ignored."""
 
     def post(self, path: str, body: bytes, timeout: float) -> Reply:
-        """Post encoded JSON in real time; return the whole answer, whatever its status.
+        """Post encoded JSON in real time; return the complete answer, whatever its status.
 
-        The SDK names the address and the headers of a path once for each whole second of a time-out, which is
-        among them. What it builds costs several times as much as the call.
+        The SDK builds the head of a path once per whole second of a time-out, which is one of its headers.
+        Building it takes several times the CPU of the call.
         """
         key = path, math.ceil(timeout)
         head = self._heads.get(key)
         if head is None:
-            with self._building:  # else all workers build it, each for its first call
-                head = self._heads.get(key) or self._built(
-                    key, partial(self.send, "post", path, timeout, body=body)
-                )
+            with self._building:  # otherwise every worker would build it for its first call
+                head = self._heads.get(key)
+                if head is None:
+                    call = _Call(only_head=True)
+                    _through(partial(self.send, "post", path, timeout, body=body), call)
+                    head = call.head
+                    assert head is not None
+                    if len(self._heads) >= _MAX_HEADS:
+                        self._heads.clear()
+                    self._heads[key] = head
         return self._transport.send(head, body, timeout)
-
-    def _built(self, key: tuple[str, int], send: Callable[[], object]) -> bytes:
-        """Have the SDK build a head, which is sent later, and keep it."""
-        call = _Call(only_head=True)
-        _through(send, call)
-        assert call.head is not None
-        if len(self._heads) >= _KEPT:
-            self._heads.clear()
-        self._heads[key] = call.head
-        return call.head
 
     def ask(
         self, method: str, path: str, timeout: float, *, spooled: SpooledBody | None = None, **more: Any
     ) -> Reply:
-        """Make one request within ``timeout`` seconds in all; return the whole answer, whatever its status.
+        """Make one request within ``timeout`` seconds in total; return the complete answer, whatever its
+        status.
 
-        ``spooled`` is sent instead of the body that the SDK knows.
+        ``spooled`` is sent instead of the SDK's body.
         """
         return cast(Reply, _through(partial(self.send, method, path, timeout, **more), _Call(body=spooled)))
 
     def begin(
         self, path: str, timeout: float, accept: str, *, cutoff: Cutoff | None = None, **more: Any
     ) -> LiveReply:
-        """Return the answer once its head is there; ``accept`` is the content type of its body.
+        """Return the answer once its head has arrived; ``accept`` is the content type of its body.
 
-        A request with a body is a post. Up to the head ``cutoff`` can end the call.
+        A request with a body is a POST. ``cutoff`` can end the call until the head has arrived.
         """
         method = "post" if "body" in more else "get"
         send = partial(self.send, method, path, timeout, headers={"Accept": accept}, **more)
@@ -140,7 +137,7 @@ def _through(send: Callable[[], object], call: _Call) -> Reply | LiveReply:
 def meaning_of(error: Exception) -> ProviderError | None:
     """Return the meaning of an exception of ``httpx2``; ``None`` for any other.
 
-    None is expected, the network being ours; they do not say how far the call was.
+    None is expected, since the transport is ours; they do not show the progress of the call.
     """
     if isinstance(error, httpx2.TransportError) and not isinstance(error, httpx2.UnsupportedProtocol):
         late = isinstance(error, httpx2.TimeoutException)
@@ -169,7 +166,7 @@ class _Bridge(httpx2.BaseTransport):
         if timeout is None:
             raise TypeError("a request without a time-out")
         url = request.url
-        # Where it goes is not the SDK's to decide.
+        # The transport checks the address; the SDK may not choose another server.
         address = Url(url.scheme, None, url.host, url.port, url.raw_path.decode("ascii"))
         head = call.head = self._transport.head_for(request.method, address, request.headers.raw)
         if call.only_head:

@@ -1,10 +1,11 @@
-"""One request over a pooled ``urllib3`` connection, within a total deadline and a cap on the decoded body.
+"""One request over a pooled ``urllib3`` connection, within a total deadline and a maximum size of the decoded
+body.
 
 ``urllib3`` owns the pool, connecting, TLS and proxies. The request is written in one piece and the answer is
 read by :mod:`smartbatch.providers.http.response`: with its retries, redirects and wrapped bodies ``urlopen``
-costs twice the CPU, and none of them is wanted here. A read time-out starts anew with each byte, so
-with a server that sends a byte now and then a call would never end; the sockets below know when the whole
-call has to be over.
+takes twice the CPU, and none of them is needed here. A read time-out restarts with every byte, so a call to a
+server that sends a byte now and then would never end; the sockets used here know the deadline of the whole
+call.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from http.client import HTTPException
-from typing import TypeGuard, cast
+from typing import cast
 
 from urllib3.exceptions import ClosedPoolError
 from urllib3.util import Url, make_headers, parse_url
@@ -31,7 +32,7 @@ from smartbatch.providers.http.response import IncomingResponse
 from smartbatch.types import Duration
 
 DEFAULT_WORKERS = 64
-"""Connections of a transport nobody opened for a number of workers."""
+"""Connections of a transport that was not opened for a number of workers."""
 
 Body = bytes | SpooledBody
 
@@ -42,16 +43,16 @@ class Transport:
     """Requests to one base URL; safe from any number of threads.
 
     Nothing is made before the first call. Pool and connections belong to the process that made them: a forked
-    child makes its own and disturbs nothing of its parent's.
+    child makes its own and does not disturb its parent's.
 
     Args:
-        base_url: ``http`` or ``https`` URL, already checked; its path is put before every call's.
+        base_url: ``http`` or ``https`` URL, already checked; its path precedes that of every call.
         headers: sent by :meth:`post`, already checked.
-        connect_timeout: most seconds for one address to answer.
-        max_body: most bytes of a decoded answer.
-        reuse: False for files and batches. Then a connection serves one call: one that was kept may be dead
-            although nobody noticed, and a create must not find that out. And where a single byte of a request
-            was written, what became of it counts as unknown: ``maybe_billed`` of its error is True.
+        connect_timeout: maximum time for one address to answer.
+        max_body: maximum bytes of a decoded answer.
+        reuse: False for files and batches. Then a connection serves one call: a kept one may be dead
+            unnoticed, and a create must not discover that. Once a byte of a request is written, its outcome
+            counts as unknown: ``maybe_billed`` of its error is True.
         now: monotonic seconds, for the age of idle connections.
     """
 
@@ -84,9 +85,9 @@ class Transport:
         self._pool = PerProcess(self._make_pool)
 
     def open(self, workers: int) -> None:
-        """Make room for ``workers`` calls at once; connections are made when they are needed.
+        """Make room for ``workers`` concurrent calls; connections are made when needed.
 
-        When there is room already, this only looks: no lock is taken.
+        If there is room already, no lock is taken.
         """
         if not self._closed and self._workers is not None and workers <= self._workers:
             return
@@ -106,31 +107,31 @@ class Transport:
             pool.cut()
 
     def after_fork(self) -> None:
-        """In a forked child: forget the parent's connections; :mod:`smartbatch._fork` calls it."""
+        """In a forked child, forget the parent's connections; called by :mod:`smartbatch._fork`."""
         inherited = self._pool.inherited()
         if inherited is not None:
             inherited.forget()
 
     def post(self, path: str, body: bytes, timeout: float) -> Reply:
-        """Send encoded JSON to a path below the base URL; return the whole answer, whatever its status.
+        """Send encoded JSON to a path below the base URL; return the complete answer, whatever its status.
 
-        ``timeout`` is the total seconds, from here to the last byte.
+        ``timeout`` is the total seconds, from now to the last byte.
         """
         return self.send(self.head(path), body, timeout)
 
     def begin(self, head: bytes, body: Body, timeout: float, cutoff: Cutoff | None = None) -> LiveReply:
-        """Send a request and return once the answer's head is there; its body is read piece by piece.
+        """Send a request and return once the answer's head has arrived; its body is read piece by piece.
 
-        The deadline counts from here to the last byte of the body. In order:
+        The deadline applies from now to the last byte of the body. In order:
 
-        1. a connection of the pool, waited for up to the deadline;
-        2. unless it is kept from an earlier call: name, dial, TLS, each within the deadline;
-        3. the request is written; where that breaks, the answer is read all the same: a server that refuses
-           early says why;
-        4. the head of the answer; :class:`LiveReply` holds the connection from now on.
+        1. a connection of the pool, with a wait up to the deadline;
+        2. unless it is kept from an earlier call: name, dial and TLS, each within the deadline;
+        3. the request is written; if that fails, the answer is still read: a server that refuses early gives
+           a reason;
+        4. the head of the answer; then :class:`LiveReply` holds the connection.
 
-        An error on the way gives the connection back and is turned into its meaning, which depends on how far
-        the call was: only from the third step on it may have been carried out.
+        An error on the way returns the connection and is turned into its meaning, which depends on the
+        progress of the call: only from the third step on it may have been executed.
 
         Args:
             head: request line and headers, up to ``Content-Length: ``; see :meth:`head_of`.
@@ -141,14 +142,16 @@ class Transport:
         return LiveReply(*self._answered(head, body, timeout, cutoff), cap=self._max_body)
 
     def send(self, head: bytes, body: Body, timeout: float) -> Reply:
-        """As :meth:`begin`, with the whole answer."""
+        """Like :meth:`begin`, with the complete answer."""
         return read_whole(*self._answered(head, body, timeout, None), cap=self._max_body)
 
     def _answered(
         self, head: bytes, body: Body, timeout: float, cutoff: Cutoff | None
     ) -> tuple[Connection, IncomingResponse]:
-        """Send a request and read the head of its answer."""
-        connection = self._connection(timeout)
+        try:
+            connection = self._pool.get().take(timeout)
+        except ClosedPoolError as error:
+            raise failure(error, "connect", self.place, late=False) from None
         try:
             if cutoff is not None:
                 cutoff.watch(connection)
@@ -157,18 +160,20 @@ class Transport:
             if cutoff is not None:
                 cutoff.let_go()
             ended = cutoff is not None and cutoff.used
-            meaning = connection.meaning_of(error, ended=ended) if _is_foreign(error) else None
+            meaning = None  # our own errors and Ctrl-C are passed on
+            if isinstance(error, Exception) and not isinstance(error, ProviderError):
+                meaning = connection.meaning_of(error, ended=ended)
             connection.give_back(reusable=False)
             if meaning is None:
                 raise
-            # Only the system's own errors are chained: the others hold pieces of what the server sent.
+            # Only the system's own errors are chained: the others contain data from the server.
             raise meaning from (error if isinstance(error, OSError) else None)
         if cutoff is not None:
             cutoff.let_go()
         return connection, response
 
     def head(self, path: str) -> bytes:
-        """Return the head of a POST of JSON to ``path``; made once for each path."""
+        """Return the head of a POST of JSON to ``path``; cached per path."""
         head = self._heads.get(path)
         if head is None:
             target = (self._url.path or "").rstrip("/") + path
@@ -177,7 +182,7 @@ class Transport:
         return head
 
     def head_of(self, method: str, target: str, lines: bytes) -> bytes:
-        """Return a head; ``target`` has the base URL's path in it, ``lines`` are checked header lines besides
+        """Return a head; ``target`` includes the base URL's path, ``lines`` are checked header lines besides
         host, length and encoding.
         """
         proxy, proxy_headers = self._proxy
@@ -189,10 +194,11 @@ class Transport:
         return b"%b%b%bContent-Length: " % (first.encode("latin-1"), lines, proxied)
 
     def head_for(self, method: str, url: Url, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-        """Return the head of a request that a library has prepared; where it goes is not for it to decide.
+        """Return the head of a request that a library has prepared, without the headers that this transport
+        sets itself.
 
-        Headers that this transport sets itself are left out. Another server than that of the base URL, and a
-        header with a line break, are errors.
+        Raises:
+            ProviderError: it would go to another server than the base URL's, or a header has a line break.
         """
         if not self.leads_to(url.scheme or "", url.host or "", url.port):
             raise ProviderError(
@@ -205,17 +211,10 @@ class Transport:
         return self.head_of(method, url.request_uri, lines)
 
     def leads_to(self, scheme: str, host: str, port: int | None) -> bool:
-        """True when this transport's base URL has that origin."""
+        """Whether this is the origin of the transport's base URL."""
         own, usual = self._url, {"http": 80, "https": 443}
         mine = (own.scheme, (own.host or "").strip("[]"), own.port or usual.get(own.scheme or ""))
         return mine == (scheme, host.strip("[]"), port or usual.get(scheme))
-
-    def _connection(self, timeout: float) -> Connection:
-        try:
-            pool = self._pool.get()
-        except ClosedPoolError as error:
-            raise failure(error, "connect", self.place, late=False) from None
-        return pool.take(timeout)
 
     def _make_pool(self) -> ConnectionPool:
         if self._closed:
@@ -232,7 +231,6 @@ class Transport:
 
 
 def _exchange(connection: Connection, head: bytes, body: Body) -> IncomingResponse:
-    """Send a request and read the head of its answer."""
     if connection.pool.closed:
         raise ConnectionAbortedError("closed before the call began")
     if connection.sock is None:
@@ -246,15 +244,15 @@ def _exchange(connection: Connection, head: bytes, body: Body) -> IncomingRespon
         if unsent is not None:
             raise unsent from None
         raise
-    if unsent is not None:  # not all of the request is there
+    if unsent is not None:  # the request is incomplete
         response.reusable = False
     return response
 
 
 def _send(connection: Connection, sock: PlainSocket, head: bytes, body: Body) -> OSError | None:
-    """Write a request: in one piece, or where its body is on disk, as it is read.
+    """Write a request: in one piece or, if its body is on disk, while it is read.
 
-    Returns the error of a connection that broke meanwhile: the server may have refused early, and say why.
+    Returns the error of a connection that broke meanwhile: the server may have refused early, with a reason.
     """
     connection.step = "send"
     try:
@@ -270,43 +268,34 @@ def _send(connection: Connection, sock: PlainSocket, head: bytes, body: Body) ->
     return None
 
 
-def _is_foreign(error: BaseException) -> TypeGuard[Exception]:
-    """True for what the network raises; our own errors and Ctrl-C go on as they are."""
-    return isinstance(error, Exception) and not isinstance(error, ProviderError)
-
-
 def _encoded(headers: Mapping[str, str]) -> bytes:
     return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("latin-1")
 
 
 class Cutoff:
-    """Lets any thread end a call that has no answer yet; later it is the answer's to be closed.
-
-    Attributes:
-        used: whether it was ended so.
-    """
+    """Lets any thread end a call that has no answer yet; later the answer itself is closed."""
 
     def __init__(self) -> None:
-        self.used = False
+        self.used = False  # whether the call was ended
         self._lock = threading.Lock()
         self._connection: Connection | None = None
 
     def cut(self) -> None:
-        """End the call. One that has not begun will not begin; one that has its head is not concerned."""
+        """End the call. A call that has not begun will not begin; one with its head is unaffected."""
         with self._lock:
             self.used = True
             if self._connection is not None:
                 self._connection.cut()
 
     def watch(self, connection: Connection) -> None:
-        """The call uses ``connection`` from now on."""
+        """Note the connection that the call uses from now on."""
         with self._lock:
             self._connection = connection
             if self.used:
                 raise ConnectionAbortedError("ended before the call began")
 
     def let_go(self) -> None:
-        """The call does so no longer: others may use it next."""
+        """Forget the connection, which other calls may use next."""
         with self._lock:
             if self._connection is not None:
                 self._connection.is_cut = False
@@ -314,13 +303,13 @@ class Cutoff:
 
 
 def find_proxy(url: Url) -> tuple[str | None, dict[str, str]]:
-    """Return the proxy the environment names for ``url``, without credentials, and the headers it wants.
+    """Return the environment's proxy for ``url``, without credentials, and the headers it needs.
 
-    ``HTTP_PROXY``, ``HTTPS_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` count, the last one with hosts and with
-    ``host:port``; loopback never goes through one.
+    ``HTTP_PROXY``, ``HTTPS_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` are used, the last one with hosts and with
+    ``host:port``; loopback never uses a proxy.
 
     Raises:
-        ConfigError: for a proxy that is not reached over plain HTTP.
+        ConfigError: the proxy is not reached over plain HTTP.
     """
     host = (url.host or "").strip("[]")
     proxies = urllib.request.getproxies()
@@ -340,7 +329,7 @@ def find_proxy(url: Url) -> tuple[str | None, dict[str, str]]:
 
 
 def is_loopback(host: str) -> bool:
-    """True for ``localhost`` and this machine's own addresses."""
+    """Whether a host is ``localhost`` or another address of this machine."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:

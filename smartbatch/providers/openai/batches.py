@@ -1,7 +1,7 @@
-"""OpenAI's Batch API and that of compatible servers: an uploaded file, one create, a list, files of results.
+"""Batch API of OpenAI and of compatible servers: an uploaded file, one create, a list, files of results.
 
-Source: OpenAI's OpenAPI document 2.3.0 and Batch guide of November 2026: 50,000 requests and 200 MB a batch,
-results for 30 days, no idempotency of a create, no filter in the list.
+Source: OpenAI's OpenAPI document 2.3.0 and Batch guide of November 2026: 50,000 requests and 200 MB per
+batch, results for 30 days, no idempotent create, no filter in the list.
 """
 
 from __future__ import annotations
@@ -54,15 +54,13 @@ if TYPE_CHECKING:
 
 _PAGE = 100
 _FILES = 10_000
-_MOST_PAGES = 1000  # a list of files that goes on and on: a million of them
+_MAX_PAGES = 1000  # of a list of files
 _JSON = {"Content-Type": "application/json"}
-_SUFFIX = ".jsonl"
-"""OpenAI takes batch inputs under names that end so."""
-_QUOTA = "token_limit_exceeded"
-"""The code for too many tokens in batches that have not ended."""
+_SUFFIX = ".jsonl"  # required in the names of batch inputs
+_QUOTA = "token_limit_exceeded"  # too many tokens in unfinished batches
 
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:=+~-]{0,1023}")
-"""LiteLLM's ids are base64 texts of some 400 characters; none has a slash, or begins with a point."""
+"""LiteLLM's ids are base64 strings of some 400 characters; no id has a slash or starts with a period."""
 _QUOTA_TEXT = re.compile(r"enqueued[ _]token[ _]limit", re.I)
 _STATES = {
     "validating": RemoteState.RUNNING,
@@ -86,15 +84,17 @@ _UNREADY = ("pending", "queued", "running", "processing")  # Azure checks a file
 
 
 class OpenAIBatches(BatchApi):
-    """The Batch API next to an :class:`~smartbatch.providers.openai.provider.OpenAIProvider`.
+    """The Batch API of an :class:`~smartbatch.providers.openai.provider.OpenAIProvider`.
 
     Args:
-        session: returns the session of this process, over a transport for batches.
-        api: ``chat`` or ``responses``; the endpoint generations go to.
-        body: builds the body of a call, as in real time.
-        parameters: which parameters the server takes.
-        window: OpenAI knows ``24h`` only, other servers also ``1h`` or ``7d``.
-        purpose: what an input file is uploaded for; Together says ``batch-api``.
+        session: returns this process's session, over a transport for batches.
+        errors: makes the errors.
+        scope: as in :class:`~smartbatch.providers.batch_api.BatchApi`.
+        api: ``chat`` or ``responses``, the API of generations.
+        body: returns the body of a call, as in real time.
+        parameters: the parameters that the server takes.
+        window: OpenAI takes ``24h`` only, other servers also ``1h`` or ``7d``.
+        purpose: of an uploaded input file; Together needs ``batch-api``.
     """
 
     name = "openai"
@@ -137,7 +137,7 @@ class OpenAIBatches(BatchApi):
         return encode_json(line)
 
     def dropped(self, request: Request, *, model: str) -> tuple[tuple[str, str], ...]:
-        """Return what is not sent, as real time reports it."""
+        """Return the parameters that are not sent, as in real time."""
         if request.embedding is not None:
             return dropped_of(request.embedding)
         if request.params.seed is None:
@@ -149,14 +149,14 @@ class OpenAIBatches(BatchApi):
         return self._parameters.omitted(model)
 
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:
-        """Upload the input, read from the disk as it is sent.
+        """Upload the input, which is read from disk while it is sent.
 
-        Whatever goes wrong after the first byte, a file may exist: the caller looks for its name. In order:
+        After any error from the first byte on a file may exist, so the caller looks for its name. The errors:
 
-        1. the input cannot be read: an error with the code ``source``;
-        2. the server refuses, or no answer comes;
-        3. the answer is about a file without an id, or one that could not be processed;
-        4. the provider counts other bytes than were sent: the file is not used.
+        1. the input cannot be read (code ``source``);
+        2. the server refuses, or no answer arrives;
+        3. the answer describes a file without an id, or one that could not be processed;
+        4. the provider counts other bytes than were sent, so the file is not used.
         """
         body, content_type = upload_form({"purpose": self._purpose}, source, name + _SUFFIX)
         reply = self._session().ask(
@@ -169,10 +169,10 @@ class OpenAIBatches(BatchApi):
         return RemoteFile(file.id, name, file.size, file.ready)
 
     def find_file(self, name: str, timeout: float) -> RemoteFile | None:
-        """Look through the account's batch inputs, newest first, to the end of the list."""
+        """Search the account's batch inputs, newest first, to the end of the list."""
         query = {"purpose": self._purpose, "limit": str(_FILES), "order": "desc"}
         deadline = time.monotonic() + timeout
-        for _ in range(_MOST_PAGES):
+        for _ in range(_MAX_PAGES):
             reply = self._session().ask("GET", "/files", deadline - time.monotonic(), params=query)
             data, files = self._listed(reply)
             for each in files:
@@ -185,7 +185,7 @@ class OpenAIBatches(BatchApi):
         raise _endless()
 
     def delete_file(self, file_id: str, timeout: float) -> None:
-        """Delete a file; only the provider's own word that there is none counts as a success too."""
+        """Delete a file; it also counts as deleted if the provider itself reports it missing."""
         reply = self._session().ask("DELETE", f"/files/{_quoted(file_id)}", timeout)
         if self._calls.gone(reply) or not reply.body.strip():
             return
@@ -216,16 +216,16 @@ class OpenAIBatches(BatchApi):
             raise meaning from None
 
     def get(self, batch_id: str, timeout: float) -> RemoteBatch | None:
-        """Return a batch; ``None`` only when the provider itself says that there is none."""
+        """Return a batch; ``None`` only if the provider itself reports it missing."""
         batch = self._calls.found(self._session().ask("GET", f"/batches/{_quoted(batch_id)}", timeout))
         if batch is None:
             return None
         error = None if batch.error is None else self._parameters.learn(batch.error)
-        # LiteLLM may say its upstream's id, which it does not know later.
+        # LiteLLM may return its upstream's id, which it does not recognise later.
         return evolve(batch, id=batch_id, error=error)
 
     def page(self, after: str | None, timeout: float) -> BatchPage:
-        """Return up to 100 batches; one that cannot be read is left out unless it carries our mark."""
+        """Return up to 100 batches; unreadable ones are left out unless they have our mark."""
         query = {"limit": str(_PAGE), **({"after": after} if after else {})}
         reply = self._session().ask("GET", "/batches", timeout, params=query)
         data, listed = self._listed(reply)
@@ -239,13 +239,13 @@ class OpenAIBatches(BatchApi):
         return page_of(reply, batches, _next(data, listed, after))
 
     def cancel(self, batch_id: str, timeout: float) -> None:
-        """Ask to cancel; 400 and 409 say that it has ended, which the next look at it shows."""
+        """Request cancellation; a 400 or 409 means that the batch has ended."""
         reply = self._session().ask("POST", f"/batches/{_quoted(batch_id)}/cancel", timeout, headers=_JSON)
         if reply.status not in (400, 409) or not _is_refusal(reply):
             self._calls.checked(reply)
 
     def output_files(self, batch: RemoteBatch) -> Sequence[str]:
-        """Return the files of results and of errors."""
+        """Return the files of results and errors."""
         return batch.outputs
 
     # -- results ---------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ class OpenAIBatches(BatchApi):
     def read_line(self, line: bytes, kind: Kind) -> Line:
         """See :meth:`BatchApi.read_line <smartbatch.providers.batch_api.BatchApi.read_line>`.
 
-        A request that was refused for a parameter was not run: the next batch omits the parameter.
+        A request that was rejected for a parameter was not run; the next batch omits the parameter.
         """
         found = read_line(line, kind, self._api, self._errors)
         if found.error is None or (meaning := self._parameters.learn(found.error)) is found.error:
@@ -275,10 +275,32 @@ class OpenAIBatches(BatchApi):
         data, listed = self._calls.listed(reply, "data")
         return data, [each for each in listed if isinstance(each, dict)]
 
-    def _read(self, data: dict[str, Any]) -> RemoteBatch:
-        """A batch; Together puts one it has created under ``job``."""
+    def _read(self, data: Mapping[str, Any]) -> RemoteBatch:
+        """Return a batch; without usable ids it is an error."""
         inner = fields(data.get("job"))
-        return _read_batch(inner if inner and "id" not in data else data, self._errors.secrets)
+        if inner and "id" not in data:
+            data = inner  # the answer of Together's create
+        batch_id = _plain_id(data.get("id"))
+        if batch_id is None:
+            raise unusable("the provider returned a batch without an id")
+        word = short(data.get("status"), PLAIN_WORD) or ""
+        state = _STATES.get(word.lower(), RemoteState.RUNNING)
+        counts = fields(data.get("request_counts"))
+        outputs = [_plain_id(data.get(name)) for name in ("output_file_id", "error_file_id")]
+        failed = state is RemoteState.FAILED
+        return RemoteBatch(
+            id=batch_id,
+            state=state,
+            word=word,
+            created_at=_moment(data.get("created_at")),
+            mark=short(fields(data.get("metadata")).get("sb"), PLAIN_ID),
+            file_id=_plain_id(data.get("input_file_id")),
+            total=whole(counts.get("total")) or None,  # 0 while the batch is validated
+            completed=whole(counts.get("completed")) or 0,
+            failed=whole(counts.get("failed")) or 0,
+            outputs=tuple(dict.fromkeys(output for output in outputs if output is not None)),
+            error=_failure(data.get("errors"), self._errors.secrets) if failed else None,
+        )
 
 
 def _quoted(remote_id: str) -> str:
@@ -286,16 +308,16 @@ def _quoted(remote_id: str) -> str:
 
 
 def _is_refusal(reply: Reply) -> bool:
-    """Whether an error answer is the provider's own: a gateway's page says nothing about a batch."""
+    """Whether an error answer is the provider's own; a gateway's page says nothing about a batch."""
     data = reply.json()
     return bool(error_in(data)) or fields(data).get("object") == "error"
 
 
 def _next(data: Mapping[str, Any], listed: Sequence[Mapping[str, Any]], after: str | None) -> str | None:
-    """What to ask the next page with; ``None`` on the last.
+    """Return the parameter of the next page; ``None`` on the last.
 
-    Servers that do not say whether there is more are asked until nothing new comes: what is not in a list
-    must really not be there.
+    If a server does not report whether there are more pages, pages are requested until one has nothing new: a
+    batch missing from the list must really not exist.
     """
     more = data.get("has_more")
     if not listed or more is False:
@@ -309,19 +331,18 @@ def _next(data: Mapping[str, Any], listed: Sequence[Mapping[str, Any]], after: s
 
 
 def _endless() -> ProviderError:
-    return unusable("the provider's list does not end, so what is missing in it may still exist", "endless")
+    return unusable("the provider's list does not end, so a missing entry may still exist", "endless")
 
 
 def _plain_id(value: Any) -> str | None:
-    """An id that is safe in a URL; ``None`` where there is none. One that is not safe is an error."""
+    """Return an id that is safe in a URL; ``None`` without one. An unsafe id is an error."""
     return None if value is None or value == "" else check_id(value, _ID)
 
 
 def _read_file(data: Mapping[str, Any]) -> RemoteFile:
-    """An uploaded file; its name is without the ending that every input has."""
     file_id = _plain_id(data.get("id"))
     if file_id is None:
-        raise unusable("the answer to the upload has no id")
+        raise unusable("the provider returned a file without an id")
     status = plain(data.get("status")).lower()
     if status in ("error", "failed"):
         raise ProviderError(
@@ -336,33 +357,7 @@ def _read_file(data: Mapping[str, Any]) -> RemoteFile:
     )
 
 
-def _read_batch(data: Mapping[str, Any], secrets: Sequence[str]) -> RemoteBatch:
-    """A batch as the provider describes it; without a usable id, or with unusable ids of files, an error."""
-    batch_id = _plain_id(data.get("id"))
-    if batch_id is None:
-        raise unusable("the provider described a batch without an id")
-    word = short(data.get("status"), PLAIN_WORD) or ""
-    state = _STATES.get(word.lower(), RemoteState.RUNNING)
-    counts = fields(data.get("request_counts"))
-    outputs = [_plain_id(data.get(name)) for name in ("output_file_id", "error_file_id")]
-    error = _failure(data.get("errors"), secrets) if state is RemoteState.FAILED else None
-    return RemoteBatch(
-        id=batch_id,
-        state=state,
-        word=word,
-        created_at=_moment(data.get("created_at")),
-        mark=short(fields(data.get("metadata")).get("sb"), PLAIN_ID),
-        file_id=_plain_id(data.get("input_file_id")),
-        total=whole(counts.get("total")) or None,  # a batch that is being validated counts none yet
-        completed=whole(counts.get("completed")) or 0,
-        failed=whole(counts.get("failed")) or 0,
-        outputs=tuple(dict.fromkeys(output for output in outputs if output is not None)),
-        error=error,
-    )
-
-
 def _mark_over_quota(error: ProviderError) -> None:
-    """Give the refusal of a batch for which there are too many tokens in others its own code."""
     if _over_quota(error.code, error.message):
         error.code, error.kind = _QUOTA, ErrorKind.RATE_LIMIT
 
@@ -372,39 +367,32 @@ def _over_quota(code: str | None, message: str) -> bool:
 
 
 def _failure(errors: Any, secrets: Sequence[str]) -> ProviderError:
-    """Why a batch failed as a whole: the first of its errors; nothing of it was run."""
+    """Return the reason why a batch failed as a whole, from the first of its errors."""
     listed = errors.get("data") if isinstance(errors, dict) else errors
-    first = listed[0] if isinstance(listed, list) and listed else listed
-    told = error_in({"error": first})
-    code, message = short(told.get("code"), PLAIN_WORD), told.get("message", "")
+    found = [error_in({"error": each}) for each in (listed if isinstance(listed, list) else [listed])]
+    first = found[0] if found else error_in({"error": listed})
+    code, message = short(first.get("code"), PLAIN_WORD), first.get("message", "")
     kind = kind_of_code(code, None, message) or ErrorKind.CLIENT_ERROR
     if _over_quota(code, message):
         code, kind = _QUOTA, ErrorKind.RATE_LIMIT
-    line = whole(told.get("line"))
+    line = whole(first.get("line"))
     where = f" in line {line}" if line is not None else ""
     text = safe_text(message, (), *secrets)
+    refused: dict[str, None] = {}
+    for each in found:
+        parameters = refused_parameters(400, each.get("message", ""), each.get("param"), each.get("code"))
+        refused |= dict.fromkeys(parameters)
     error = ProviderError(
         f"the batch failed{where} ({code or 'no code'}){f': {text}' if text else ''}",
         kind=kind,
         code=code,
-        refused_parameters=_refused_parameters(listed if isinstance(listed, list) else [listed]),
+        refused_parameters=tuple(refused),
     )
     return explained(error, listed, secrets)
 
 
-def _refused_parameters(listed: Sequence[Any]) -> tuple[str, ...]:
-    """Return the parameters that the errors of a batch refuse by name."""
-    found: dict[str, None] = {}
-    for each in listed:
-        told = error_in({"error": each})
-        found |= dict.fromkeys(
-            refused_parameters(400, told.get("message", ""), told.get("param"), told.get("code"))
-        )
-    return tuple(found)
-
-
 def _moment(value: Any) -> float | None:
-    """Unix seconds of a number, or of a time as Together writes it (RFC 3339)."""
+    """Return Unix seconds from a number, or from a time as Together writes it (RFC 3339)."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value) if 0 <= value <= 1e11 else None
     return unix_seconds(value)

@@ -25,7 +25,7 @@ EncodingFormat: TypeAlias = Literal["base64", "float", "omit"]
 MaxTokensField: TypeAlias = Literal["max_tokens", "max_completion_tokens"]
 
 _MAX_TOKENS: Final = {"max_completion_tokens": "max_tokens", "max_tokens": "max_completion_tokens"}
-"""Each name of the output limit, with the other one."""
+"""The two names of the output limit."""
 
 _NAMES: Final = {
     "encoding_format": re.compile(r"encoding_?format", re.I),
@@ -40,20 +40,20 @@ _FORMS: Final = {
     ),
     "json_object": re.compile(r"json_?object|json[_ ]mode|response[_ ]?formats?|text\.format", re.I),
 }
-"""Types of output that a schema is sent with. A refusal may name the type, or the field alone: then it means
-the one that was sent."""
+"""Output formats for a schema. A rejection may name the format, or the field alone, meaning the format that
+was sent."""
 _FORM_VALUE = re.compile(
     r"must be|should be|one of|not (?:a )?valid|invalid|expected|\bonly\b|variant|enabled", re.I
 )
-"""More words for a type that a server does not know: to it, the type is a value."""
+"""Further words for an unknown format, which is a value to the server."""
 _FLAWED_SCHEMA = re.compile(
     r"invalid schema|in context|\bschema (?:is|has|must|contains)|missing required|additionalProperties|"
     r"\$ref|json_schema\.\w|word .?json",
     re.I,
 )
-"""Words about the schema itself, which no other form of sending it would mend for all requests."""
+"""Words about the schema itself, which another format would not make valid."""
 _OWN_VALUES: Final = ("encoding_format", "stream_options")
-"""Parameters whose value is never the caller's: any complaint about them is a refusal."""
+"""Parameters whose value is never the caller's: any error about them is a rejection."""
 _OPTIONS: Final = {
     "encoding_format": 'vectors arrive as numbers; provider_options={"encoding_format": "base64"} sends it',
     "stream_options": "the usage of streamed answers is estimated unless the server reports it; "
@@ -69,7 +69,7 @@ _OPTIONS: Final = {
         for name, other in _MAX_TOKENS.items()
     },
 }
-"""What happens without a parameter, and which option sends it nevertheless."""
+"""The effect of omitting a parameter, and the option that sends it nevertheless."""
 
 _UNKNOWN = re.compile(
     r"unsupported|not (?:yet |currently )?support|n[o']t support|unknown|un-?recogni[sz]ed|unexpected|"
@@ -82,31 +82,31 @@ _UNKNOWN = re.compile(
     r"(?:is|are) not (?:a )?(?:recogni[sz]ed|known|valid)|extra_forbidden|unknown_parameter",
     re.I,
 )
-"""How servers say that they do not know a parameter."""
+"""Words for an unknown parameter."""
 _VALUE = re.compile(
     r"too (?:large|small|high|low|big|long)|at (?:most|least)|greater|less than|exceed|between|maximum|"
     r"minimum|\brange\b|integer|negative|positive",
     re.I,
 )
-"""How they say that its value is wrong, which is the caller's to correct."""
+"""Words for an invalid value, which the caller has to correct."""
 _ALTERNATIVES = re.compile(
     r"(?:(?:^|[.;,:] |please )(?:use|try)|did you mean|\bone of|(?<!not a )\b"
     r"(?:valid|supported|allowed|accepted|known) (?:parameter|field|option|key|argument|propert)\w*)\b.*",
     re.I | re.S,
 )
-"""The end of a text that names other parameters: those the server does know."""
+"""The end of a message that names other parameters, which the server does know."""
 _OF_THE_MODEL = re.compile(r"\bmodels?\b", re.I)
 
 
 def refused_parameters(
     status: int, message: str, param: object = None, code: object = None
 ) -> tuple[str, ...]:
-    """Return the parameters that an error refuses by name; values that it finds wrong are no refusals.
+    """Return the parameters that an error rejects by name; a rejected value is no rejected parameter.
 
     Args:
         status: HTTP status.
         message: the server's reason, unscrubbed.
-        param: its ``param``, if it has one.
+        param: its ``param``, if any.
         code: its code or type.
     """
     if status not in (400, 422, 501):
@@ -122,18 +122,18 @@ def refused_parameters(
 
 
 class ServerParameters:
-    """What one server takes; safe from any thread.
+    """The parameters that one server takes; safe from any thread.
 
     Args:
         encoding_format: of embeddings; ``omit`` never sends it, ``None`` sends ``base64`` until it is
-            refused.
-        stream_usage: whether to request the usage of streamed chats; ``None`` does until it is refused.
-        send_seed: whether to send a request's seed; ``None`` does until it is refused.
-        max_tokens_field: the name of the output limit; ``None`` begins with ``usual_field``.
+            rejected.
+        stream_usage: whether to request the usage of streamed chats; ``None`` does until it is rejected.
+        send_seed: whether to send a request's seed; ``None`` does until it is rejected.
+        max_tokens_field: the name of the output limit; ``None`` starts with ``usual_field``.
         usual_field: ``max_tokens`` or ``max_completion_tokens``.
 
     Raises:
-        ConfigError: for a value that an option does not have.
+        ConfigError: an option has an unknown value.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class ServerParameters:
         self._refused: set[tuple[str, str | None]] = set()
 
     def sends(self, name: str, model: str | None) -> bool:
-        """Whether requests for a model carry a parameter."""
+        """Whether requests for a model contain a parameter."""
         forced = self._forced.get(name)
         return not self._is_refused(name, model) if forced is None else forced
 
@@ -177,15 +177,15 @@ class ServerParameters:
         return next((form for form in _FORMS if not self._is_refused(form, model)), "prompt")
 
     def encoding_format(self, model: str) -> str | None:
-        """Return the encoding in which vectors are requested; ``None`` leaves it to the server."""
+        """Return the encoding to request for vectors; ``None`` leaves it to the server."""
         return (self._encoding_format or "base64") if self.sends("encoding_format", model) else None
 
     def omitted(self, model: str) -> tuple[str, ...]:
-        """Return the names of the parameters that requests for a model lack, as the server refused them."""
+        """Return the parameters that requests for a model lack because the server rejected them."""
         return tuple(name for name in (*_NAMES, *_FORMS) if self._is_refused(name, model))
 
     def dropped(self, request: Request, body: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-        """Return what a request sets and its ``body`` lacks, each with the reason."""
+        """Return the parameters that a request sets and its ``body`` lacks, each with the reason."""
         if request.params.seed is None or "seed" in body:
             return ()
         return (("seed", "send_seed is False" if "seed" in self._forced else _reason("seed")),)
@@ -196,23 +196,25 @@ class ServerParameters:
         body: Mapping[str, Any] | None = None,
         requests: Sequence[Request] = (),
     ) -> ProviderError:
-        """Remember the parameters that an error refuses, and return what it means for its request.
+        """Remember the parameters that an error rejects, and return its meaning for the request.
 
-        Parameters that the options force, and those of ``extra``, are the user's own: the error stands. The
-        same holds if the server refuses both names of the output limit.
+        Parameters that options or ``extra`` force are the user's own, so their error is returned unchanged.
+        The same applies if the server rejects both names of the output limit.
 
         Args:
             error: of a call.
-            body: the call's; ``None`` for a line of a batch, whose body is not known any more.
-            requests: what it carried; the first one's ``extra`` is in the body.
+            body: of the call; ``None`` for a line of a batch, whose body is no longer available.
+            requests: of the call; the first one's ``extra`` is in the body.
 
         Returns:
-            a :class:`.ParameterRejected` if the next call does without what was refused, or else ``error``.
+            a :class:`.ParameterRejected` if the next call omits the rejected parameter, or else ``error``.
         """
         if not error.refused_parameters:
             return error
         if body is None:
-            sent = {*_NAMES, *_forms_in(error.message)}
+            # the format it requested is unknown: the one named in the error, or else any
+            forms = [form for form in _FORMS if form in error.message.lower()][:1]
+            sent = {*_NAMES, *(forms or _FORMS)}
         else:
             params = requests[0].params
             sent = {*body, form_of(body) or ""}.difference(params.extra or ())
@@ -241,17 +243,10 @@ class ServerParameters:
 
 
 def _check(name: str, value: object, known: Sequence[object]) -> None:
-    """Raise a ConfigError if an option has none of the ``known`` values and is not ``None``."""
     if value is None or any(value is each or (isinstance(each, str) and value == each) for each in known):
         return
     *others, last = map(repr, known)
     raise ConfigError(f"{name}={value!r} is unknown; use {', '.join(others)} or {last}")
-
-
-def _forms_in(text: str) -> Sequence[str]:
-    """Return the type of output that a refusal names, or all types if it names the field alone: what a line
-    of a batch requested is not known any more."""
-    return [form for form in _FORMS if form in text.lower()][:1] or tuple(_FORMS)
 
 
 def _reason(name: str) -> str:
@@ -272,11 +267,9 @@ def _understand(reply: Reply, data: Any) -> Refusal:
 
 
 def _wait(error: Mapping[str, Any], message: str, reply: Reply) -> float | None:
-    """Return the seconds that a body asks to wait: in words, or in headers that stand in there, as those of
-    OpenRouter do.
-    """
     if found := _TRY_AGAIN.search(message):
         return parse_duration(found[1])
+    # OpenRouter puts the upstream's headers into the body
     inside = {
         name.lower(): value
         for name, value in fields(fields(error.get("metadata")).get("headers")).items()
@@ -287,9 +280,8 @@ def _wait(error: Mapping[str, Any], message: str, reply: Reply) -> float | None:
 
 
 def _limits(headers: Mapping[str, str]) -> LimitReport | None:
-    for name in headers:
-        if name.startswith("x-ratelimit-"):
-            return read_limits(headers, time.time())
+    if any(name.startswith("x-ratelimit-") for name in headers):
+        return read_limits(headers, time.time())
     return None
 
 
@@ -300,7 +292,7 @@ _NO_ROOM = re.compile(r"resource[_ ]unavailable|\bflex\b|capacity", re.I)
 
 
 def _openai_full(error: ProviderError) -> bool:
-    """A 429 that is no limit of the user's: those carry ``rate_limit_exceeded`` or a word about money."""
+    # a 429 for a limit of the user has the code rate_limit_exceeded, or mentions money
     if error.status != 429 or error.kind is not ErrorKind.RATE_LIMIT:
         return False
     return error.code == "resource_unavailable" or (

@@ -1,4 +1,4 @@
-"""OpenAI and every server that speaks its API, over a pool of kept-alive connections."""
+"""Provider for OpenAI and compatible servers, over a pool of kept-alive connections."""
 
 from __future__ import annotations
 
@@ -60,14 +60,13 @@ _OUR_HEADERS = {
 }
 _MODEL = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
 
-_REASONS = re.compile(r"(?:.*/)?(?:o\d|gpt-5)")
-"""Names of models that refuse a temperature."""
+_REASONS = re.compile(r"(?:.*/)?(?:o\d|gpt-5)")  # names of models that reject a temperature
 
 
 class OpenAIProvider(Provider):
     """Chat completions or responses, at OpenAI or at any compatible server.
 
-    The key is never part of a text, a ``repr`` or a pickle; a provider cannot be pickled at all.
+    The key never appears in a string, a ``repr`` or a pickle; a provider cannot be pickled.
 
     Args:
         api_key: ``OPENAI_API_KEY`` by default. Optional for servers other than OpenAI's.
@@ -75,26 +74,25 @@ class OpenAIProvider(Provider):
         organization: ``OPENAI_ORG_ID`` by default.
         project: ``OPENAI_PROJECT_ID`` by default.
         api: ``chat`` for ``/chat/completions``, ``responses`` for ``/responses``.
-        headers: further headers, such as ``{"api-key": …}``; they count as secrets.
-        connect_timeout: most seconds until an address accepts the connection.
-        max_body: most bytes of a decoded answer.
-        max_tokens_field: what ``max_tokens`` is called in a chat body; by default
-            ``max_completion_tokens`` at OpenAI and Azure, ``max_tokens`` elsewhere, and the other one as soon
-            as the server refuses it.
-        batch_window: how soon a batch is to be done; OpenAI takes ``24h``, others also ``1h``, ``7d``.
-        batch_purpose: what a batch's input is uploaded for; Together wants ``batch-api``.
+        headers: further headers, such as ``{"api-key": …}``, which are treated as secrets.
+        connect_timeout: maximum time until an address accepts the connection.
+        max_body: maximum bytes of a decoded answer.
+        max_tokens_field: the name of ``max_tokens`` in a chat body; by default ``max_completion_tokens`` at
+            OpenAI and Azure, ``max_tokens`` elsewhere, and the other one as soon as the server rejects it.
+        batch_window: the time allowed for a batch; OpenAI takes ``24h``, others also ``1h`` and ``7d``.
+        batch_purpose: the purpose of a batch's input file; Together needs ``batch-api``.
         stream_usage: whether to send ``stream_options`` with streamed chats, for their usage. ``None`` sends
-            it until the server refuses it.
+            it until the server rejects it.
         encoding_format: of embeddings: ``base64``, ``float``, or ``omit`` to leave it to the server. ``None``
-            sends ``base64`` until the server refuses it.
-        send_seed: whether to send a request's ``seed``. ``None`` does until the server refuses it; results
-            report a seed that was not sent.
-        flex: whether the server knows ``service_tier: flex``; by default only OpenAI's own is taken to. It is
-            asked for where a model has a price in that tier.
+            sends ``base64`` until the server rejects it.
+        send_seed: whether to send a request's ``seed``. ``None`` sends it until the server rejects it;
+            results list a seed that was not sent.
+        flex: whether the server supports ``service_tier: flex``; by default only OpenAI's own does. The tier
+            is used for models with a price in it.
         allow_http: send the key over plain ``http`` to another machine.
 
     Raises:
-        ConfigError: for a missing key or a setting that cannot be used; names it and the variable to set.
+        ConfigError: a key is missing or a setting is invalid; names it and the variable to set.
     """
 
     name = "openai"
@@ -170,7 +168,7 @@ class OpenAIProvider(Provider):
             window=batch_window,
             purpose=batch_purpose,
         )
-        self._reasoning = not (official or azure)  # their servers refuse the field, and need none
+        self._reasoning = not (official or azure)  # they reject the field
         self._flex = official if flex is None else flex
         self._checked: Generation | None = None
 
@@ -183,7 +181,7 @@ class OpenAIProvider(Provider):
         return evolve(answer, dropped=dropped) if dropped else answer
 
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:  # noqa: ARG002
-        """Stream one answer; the reading sends the request, and raises what :meth:`generate` raises."""
+        """Stream one answer; reading it sends the request, and raises like :meth:`generate`."""
         body = {**self._body((request,), model), "stream": True}
         if self._api == "chat" and self._parameters.sends("stream_options", model):
             body["stream_options"] = {"include_usage": True}
@@ -199,7 +197,6 @@ class OpenAIProvider(Provider):
         )
 
     def _body(self, requests: Sequence[Request], model: str) -> dict[str, Any]:
-        """Return the body of a call, with the parameters that the server takes."""
         if requests[0].embedding is not None:
             return embeddings_body(requests, model, self._parameters.encoding_format(model))
         if self._api == "chat":
@@ -214,14 +211,13 @@ class OpenAIProvider(Provider):
         attempt: int,  # noqa: ARG002
         timeout: float,
     ) -> list[Answer]:
-        """Make one call for the vectors of several texts; base64 on the wire, placed by index."""
+        """Make one call for the vectors of several texts; they are placed by their index."""
         data, reply = self._ask("/embeddings", self._body(requests, model), requests, timeout)
         return read_embeddings(data, reply, requests)
 
     def _ask(
         self, path: str, body: dict[str, Any], requests: Sequence[Request], timeout: float
     ) -> tuple[dict[str, Any], Reply]:
-        """Post ``body`` and return the decoded answer; errors in a 200 are errors too."""
         reply = self.network.realtime.post(path, encode_json(body), timeout)
         try:
             return self._errors.answer(reply, requests), reply
@@ -229,7 +225,7 @@ class OpenAIProvider(Provider):
             raise self._parameters.learn(error, body, requests) from None
 
     def batches(self) -> BatchApi:
-        """Return the Batch API; it has connections of its own."""
+        """Return the Batch API; it has its own connections."""
         self.network.open_batches()
         return self._batches
 
@@ -242,11 +238,11 @@ class OpenAIProvider(Provider):
             self._checked = request.params
 
     def flex(self, model: str) -> FlexTier | None:  # noqa: ARG002
-        """Return the tier ``service_tier: flex``: of OpenAI's own server, and of others as told."""
+        """Return the tier ``service_tier: flex`` for OpenAI's own server, or as configured."""
         return FLEX_TIER if self._flex else None
 
     def takes_temperature(self, model: str) -> bool:
-        """All models do but those that reason, which refuse any but their own."""
+        """All models take one, except reasoning models."""
         return _REASONS.match(model) is None
 
     def __repr__(self) -> str:
@@ -256,8 +252,7 @@ class OpenAIProvider(Provider):
 
 
 def _session(network: HttpNetwork, url: str, sent: Mapping[str, str]) -> RequestsSession:
-    """Return the session for files and batches; ``requests`` is imported with the first of them."""
-    with one_at_a_time():
+    with one_at_a_time():  # ``requests`` is imported with the first file or batch
         from smartbatch.providers.http.requests_bridge import RequestsSession
 
     return RequestsSession(network.batches, url, sent)
@@ -273,6 +268,6 @@ def _headers(
         headers["OpenAI-Organization"] = organization
     if project:
         headers["OpenAI-Project"] = project
-    for name, value in own.items():  # whatever their case, they replace ours
+    for name, value in own.items():  # they replace ours, whatever their case
         headers[name] = value
     return own_headers(dict(headers))

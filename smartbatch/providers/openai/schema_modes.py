@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from typing import Any, Final
 
 from attrs import evolve, frozen
 
 from smartbatch.errors import InvalidRequest
 from smartbatch.providers.conversation import INSTRUCTIONS
-from smartbatch.providers.schema_forms import VALUES, Dialect, NotExpressible, in_dialect, subschemas
+from smartbatch.providers.schema_forms import (
+    VALUES,
+    Dialect,
+    NotExpressible,
+    in_dialect,
+    once_per_schema,
+    subschemas,
+)
 from smartbatch.types import WRAPPED, Answer, Generation
 
 STRICT = Dialect(
@@ -29,26 +35,20 @@ MAX_PROPERTIES = 5_000
 MAX_LEVELS = 10
 MAX_CHOICES = 1_000
 MAX_CHARACTERS = 120_000
-"""Of the names of properties and definitions and of the values of choices, in all."""
+"""In the names of properties and definitions and the values of choices together."""
 
 
 @frozen
 class SentSchema:
-    """A schema as it is sent."""
+    """A schema as it is sent; its root is an object."""
 
     strict: bool  # whether the API enforces it
-    # its root is an object. A schema with another root is the property :data:`WRAPPED` of it.
-    schema: Mapping[str, Any]
+    schema: Mapping[str, Any]  # another root becomes the property WRAPPED
 
 
-def sent_schema(schema: Mapping[str, Any]) -> SentSchema:
-    """Return a schema as it is sent: in strict mode where that mode can express it, otherwise as it is."""
-    return _sent(json.dumps(schema))
-
-
-@lru_cache(maxsize=256)  # the requests of a client have the same schema
-def _sent(text: str) -> SentSchema:
-    schema = json.loads(text)
+@once_per_schema
+def sent_schema(schema: dict[str, Any]) -> SentSchema:
+    """Return a schema for strict mode if that mode can express it, otherwise unchanged."""
     try:
         form = in_dialect(schema, STRICT)
         root = form
@@ -59,7 +59,7 @@ def _sent(text: str) -> SentSchema:
             root = _wrapped(form) | definitions
         _check_size(root)
     except NotExpressible:
-        return SentSchema(False, schema if _is_object(schema, schema) else _wrapped(_moved(schema)))
+        return SentSchema(False, schema if _is_object(schema) else _wrapped(_moved(schema)))
     return SentSchema(True, root)
 
 
@@ -72,15 +72,14 @@ def _wrapped(schema: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _is_object(schema: Mapping[str, Any], root: Mapping[str, Any]) -> bool:
+def _is_object(schema: Mapping[str, Any]) -> bool:
     target = str(schema.get("$ref"))
-    if target in ("#/$defs/" + name for name in root.get("$defs", ())):
-        return bool(root["$defs"][target.removeprefix("#/$defs/")].get("type") == "object")
-    return schema.get("type") == "object"
+    definitions = {f"#/$defs/{name}": part for name, part in schema.get("$defs", {}).items()}
+    return bool(definitions.get(target, schema).get("type") == "object")
 
 
 def _moved(schema: Any) -> Any:
-    """Return a schema that becomes a part of another one: its references lead from the new root."""
+    """Return a schema that becomes a property: its references start from the new root."""
     if isinstance(schema, list):
         return [_moved(part) for part in schema]
     if not isinstance(schema, Mapping):
@@ -102,7 +101,7 @@ def _check_size(form: Mapping[str, Any]) -> None:
         or characters > MAX_CHARACTERS
         or _levels(form) > MAX_LEVELS
     ):
-        raise NotExpressible("it is larger than strict mode takes")
+        raise NotExpressible("it is too large for strict mode")
 
 
 def _within(form: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -118,7 +117,7 @@ def _levels(form: Mapping[str, Any]) -> int:
 
 
 ANSWER_TOOL: Final = "structured_answer"
-"""The function that a model has to call in the mode ``tool``."""
+"""The function that the model must call in the mode ``tool``."""
 
 _INSTRUCTION = (
     "Answer with one JSON value that follows this JSON schema, and with nothing else: no explanation and no "
@@ -135,7 +134,6 @@ def add_schema(body: dict[str, Any], schema: Mapping[str, Any], mode: str) -> No
         mode: ``json_schema``, ``json_object``, ``prompt`` or ``tool``.
     """
     sent = sent_schema(schema)
-    named = {"name": "answer", "strict": sent.strict, "schema": sent.schema}
     chat = "messages" in body
     if mode == "tool":
         forced = {"name": ANSWER_TOOL}
@@ -148,14 +146,14 @@ def add_schema(body: dict[str, Any], schema: Mapping[str, Any], mode: str) -> No
         body["tools"] = [{"type": "function", **({"function": function} if chat else function)}]
         body["tool_choice"] = {"type": "function", **({"function": forced} if chat else forced)}
         return
-    if mode != "json_schema":
-        _instruct(body, _INSTRUCTION + json.dumps(sent.schema, ensure_ascii=False))
     if mode == "json_schema":
+        named = {"name": "answer", "strict": sent.strict, "schema": sent.schema}
         form = {"type": "json_schema", **({"json_schema": named} if chat else named)}
-    elif mode == "json_object":
-        form = {"type": "json_object"}
     else:
-        return
+        _instruct(body, _INSTRUCTION + json.dumps(sent.schema, ensure_ascii=False))
+        if mode == "prompt":
+            return
+        form = {"type": "json_object"}
     if chat:
         body["response_format"] = form
     else:
@@ -163,14 +161,14 @@ def add_schema(body: dict[str, Any], schema: Mapping[str, Any], mode: str) -> No
 
 
 def form_of(body: Mapping[str, Any]) -> str | None:
-    """Return the type of output that a body requests; ``None`` if it leaves it to the model."""
+    """Return the output format that a body requests; ``None`` if it leaves the format to the model."""
     form = body["response_format"] if "response_format" in body else (body.get("text") or {}).get("format")
     kind = form.get("type") if isinstance(form, Mapping) else None
     return kind if isinstance(kind, str) else None
 
 
 def check_tool_mode(params: Generation) -> None:
-    """Refuse tools next to the mode that uses a tool itself.
+    """Reject tools together with the mode that uses a tool itself.
 
     Raises:
         InvalidRequest: names the field.
@@ -178,12 +176,13 @@ def check_tool_mode(params: Generation) -> None:
     tools = params.tools or (params.extra or {}).get("tools")
     if params.schema is not None and params.schema_mode == "tool" and tools:
         raise InvalidRequest(
-            "schema_mode='tool' forces a tool of its own: use another mode next to tools", field="schema_mode"
+            "schema_mode='tool' forces a tool of its own; use another mode with tools",
+            field="schema_mode",
         )
 
 
 def read_tool_answer(answer: Answer) -> Answer:
-    """Return an answer whose only call is that of :data:`ANSWER_TOOL` with the arguments as its text."""
+    """Return an answer that calls only :data:`ANSWER_TOOL` with the arguments as its text."""
     if len(answer.tool_calls) != 1 or answer.tool_calls[0].name != ANSWER_TOOL:
         return answer
     call = answer.tool_calls[0]
@@ -197,11 +196,11 @@ def read_tool_answer(answer: Answer) -> Answer:
 
 
 def _instruct(body: dict[str, Any], text: str) -> None:
-    """Add an instruction to those of the conversation: some servers take one system message, as the first."""
     if "messages" not in body:
         own = body.get("instructions")
         body["instructions"] = f"{own}\n\n{text}" if own else text
         return
+    # some servers take a single system message, the first
     first, *others = body["messages"]
     content = first.get("content")
     if first["role"] not in INSTRUCTIONS:
