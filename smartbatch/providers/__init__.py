@@ -1,4 +1,4 @@
-"""Adapters of the providers' APIs, one folder each; the public names load on first use."""
+"""Adapters of the providers' APIs, one folder each; public names are imported on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Parts of answers that every API has besides the text: calls of tools, log-probabilities, and the rest."""
+"""Parts of answers that all APIs have besides the text: tool calls, log-probabilities, vectors and other
+fields.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ def tool_call(
 
     Args:
         identity: its id; calls without one get theirs from :func:`identified`.
-        name: the tool.
-        arguments: an object, or a JSON text. A text that is no JSON object is kept as it is.
+        name: of the tool.
+        arguments: an object, or JSON text. Text that is not a JSON object is kept unchanged.
         extra: further fields.
     """
     if not isinstance(name, str) or not name:
@@ -47,8 +49,8 @@ def tool_call(
 
 
 def decoded_arguments(text: str) -> Any:
-    """Return what arguments written as JSON say; ``None`` for anything else, also for ``NaN``, which a file
-    could not hold afterwards.
+    """Return the value of JSON arguments; ``None`` for anything else, including ``NaN``, which a file could
+    not hold.
     """
     try:
         return _DECODER.decode(text) if text.strip() else {}
@@ -69,17 +71,20 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 
 
 def identified(calls: Iterable[ToolCall | None], prefix: str | None = None) -> tuple[ToolCall, ...]:
-    """Return the calls of an answer, each with an id that no other of them has.
+    """Return the calls of an answer, each with a unique id.
 
     Args:
-        prefix: what ids are made of where they are missing or repeated: the id of the answer.
+        calls: of the answer; ``None`` is left out.
+        prefix: of new ids where they are missing or repeated: the id of the answer.
     """
     found = [call for call in calls if call is not None]
     given = {call.id for call in found}
     named: dict[str, ToolCall] = {}
     for number, call in enumerate(found):
         if not call.id or call.id in named:
-            free = f"{_as_id(prefix or 'call')}-{number}"
+            # all APIs take such an id: OpenAI takes 40 characters, Anthropic takes these
+            safe = "".join(sign if sign in _ID_SIGNS else "-" for sign in (prefix or "call")[:32])
+            free = f"{safe}-{number}"
             while free in given or free in named:
                 free += "-"
             call = evolve(call, id=free)
@@ -87,16 +92,11 @@ def identified(calls: Iterable[ToolCall | None], prefix: str | None = None) -> t
     return tuple(named.values())
 
 
-def _as_id(text: str) -> str:
-    """Return the beginning of an id that all APIs take: OpenAI takes 40 characters, Anthropic takes these."""
-    return "".join(sign if sign in _ID_SIGNS else "-" for sign in text[:32])
-
-
 _ID_SIGNS = frozenset(ascii_letters + digits + "_-")
 
 
 def token_logprobs(items: Any) -> tuple[TokenLogprob, ...] | None:
-    """Return log-probabilities in the form of OpenAI; ``None`` without any."""
+    """Return log-probabilities from OpenAI's form; ``None`` without any."""
     if not isinstance(items, list):
         return None
     found = []
@@ -112,20 +112,19 @@ def _pair(item: Any) -> tuple[str, float] | None:
     token, logprob = (item.get("token"), item.get("logprob")) if isinstance(item, Mapping) else (None, None)
     if not isinstance(token, str) or not isinstance(logprob, int | float) or math.isnan(logprob):
         return None
-    return well_formed(token), max(float(logprob), LEAST_LOGPROB)
+    return well_formed(token), max(float(logprob), MIN_LOGPROB)
 
 
-LEAST_LOGPROB = -9999.0
-"""What servers write for a probability of 0, as JSON has no infinity."""
+MIN_LOGPROB = -9999.0  # written by servers for a probability of 0: JSON has no infinity
 
 
 def unmodelled(data: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
-    """Return the fields of an answer that are not ``known`` and say something."""
+    """Return the non-empty fields of an answer that are not ``known``."""
     return {name: value for name, value in data.items() if name not in known and says(value)}
 
 
 def unmodelled_usage(usage: Any, known: frozenset[str]) -> dict[str, Any]:
-    """Return the fields of a usage, and of the details in it, that are not ``known`` and not 0."""
+    """Return the fields of a usage, and of the details in it, that are neither ``known`` nor 0."""
     found: dict[str, Any] = {}
     if not isinstance(usage, dict):
         return found
@@ -140,14 +139,12 @@ def unmodelled_usage(usage: Any, known: frozenset[str]) -> dict[str, Any]:
 
 
 def says(value: Any) -> bool:
-    """Whether a field has a value: ``None`` and empty texts, lists and objects are none."""
+    """Whether a field has a value; ``None`` and empty strings, lists and objects have none."""
     return bool(value) or isinstance(value, int | float)
 
 
 def gathered(*levels: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the unmodelled fields of all levels of an answer together, the outermost first; a name that two
-    levels have is numbered.
-    """
+    """Return the unmodelled fields of all levels of an answer, outermost first; repeats are numbered."""
     whole: dict[str, Any] = {}
     for level in levels:
         for name, value in level.items():
@@ -160,16 +157,18 @@ def gathered(*levels: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 class Pieces(list[str]):
-    """A text that comes in pieces; :func:`joined` puts them together once."""
+    """A string that arrives in pieces; :func:`joined` puts them together once."""
 
 
 def add_piece(whole: dict[str, Any], piece: Mapping[str, Any], *, growing: bool = False) -> None:
-    """Enter the fields of a stream's event into those of the events before it.
+    """Merge the fields of a stream's event into those of earlier events.
 
-    Lists are continued, objects are merged, and of other values the last one counts.
+    Lists are extended, objects are merged, and other values are replaced.
 
     Args:
-        growing: texts are pieces of one text, as in the deltas of a message.
+        whole: fields of earlier events; changed in place.
+        piece: fields of the event.
+        growing: strings are pieces of one string, as in the deltas of a message.
     """
     for name, value in piece.items():
         before = whole.get(name)
@@ -191,25 +190,29 @@ def add_piece(whole: dict[str, Any], piece: Mapping[str, Any], *, growing: bool 
 
 
 def joined(value: Any) -> Any:
-    """Return what :func:`add_piece` gathered, with its texts put together."""
+    """Return the value gathered by :func:`add_piece`, with its strings put together."""
     if isinstance(value, Pieces):
         return "".join(value)
     return {name: joined(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 _REPEATED = ("id", "type", "role", "format", "name", "index")
-"""Texts of a message's pieces that are not continued."""
+"""String fields of a message's pieces that are not continued."""
 
 
 _NUMBERS = frozenset({int, float})
 
 
 def vector(raw: Any, dimensions: int | None) -> array[float]:
-    """Return an embedding as 32-bit floats, exact to the wire.
+    """Return an embedding as 32-bit floats, exact to the bit.
 
-    ``raw`` is base64 of little-endian 32-bit floats, or a list of numbers (servers that ignore
-    ``encoding_format`` send one). Anything else, another length than ``dimensions``, and a number that is not
-    finite are an ``INVALID_RESPONSE``.
+    Args:
+        raw: base64 of little-endian 32-bit floats, or a list of numbers, which servers that ignore
+            ``encoding_format`` send.
+        dimensions: the expected length; ``None`` for any.
+
+    Raises:
+        ProviderError: anything else, another length, or a number that is not finite (``INVALID_RESPONSE``).
     """
     if isinstance(raw, str):
         try:
@@ -225,17 +228,17 @@ def vector(raw: Any, dimensions: int | None) -> array[float]:
         raise unusable("the vector is neither base64 nor a list of numbers")
     if not values or (dimensions is not None and len(values) != dimensions):
         raise unusable(f"the vector has {len(values)} numbers instead of {dimensions or 'some'}")
-    if not math.isfinite(sum(values)):  # singles cannot overflow it, and opposite infinities make it nan
+    if not math.isfinite(sum(values)):  # 32-bit floats cannot overflow it; opposite infinities make it nan
         raise unusable("the vector has a number that is not finite")
     return values
 
 
 @contextmanager
 def counted(tokens: int | None) -> Iterator[None]:
-    """Let an error say what its call was billed for: the answer is of no use, but it is paid.
+    """Add the billed tokens to an error: an unusable answer is still paid for.
 
     Args:
-        tokens: of all texts of the call; ``None`` if the answer does not say.
+        tokens: of all texts of the call; ``None`` if the answer does not report them.
     """
     try:
         yield
@@ -262,8 +265,10 @@ def _little(values: array[float]) -> array[float]:
 
 
 def listed(items: Any, size: int) -> list[Any]:
-    """Return the vectors of an answer, still encoded; another number than ``size`` is an
-    ``INVALID_RESPONSE``.
+    """Return the vectors of an answer, still encoded.
+
+    Raises:
+        ProviderError: their number is not ``size`` (``INVALID_RESPONSE``).
     """
     if not isinstance(items, list) or len(items) != size:
         found = len(items) if isinstance(items, list) else "no"
@@ -274,9 +279,9 @@ def listed(items: Any, size: int) -> list[Any]:
 def spread(
     common: Answer, vectors: Sequence[array[float]], requests: Sequence[Request], tokens: int | None
 ) -> list[Answer]:
-    """Return an answer for each request of a call: its vector, and what all have in ``common``.
+    """Return one answer per request of a call: its vector, and the fields ``common`` to all.
 
-    ``tokens`` of the whole call, where it said so, are split by the lengths of the prompts.
+    ``tokens`` of the whole call, if reported, are split by the lengths of the prompts.
     """
     if any(len(each) != len(vectors[0]) for each in vectors):
         raise unusable("the vectors of one call have different lengths")

@@ -1,8 +1,8 @@
 """The interface of every provider: it answers one request, states its capabilities and classifies its errors.
 
-An adapter imports types and errors only. It never retries, never waits for a limit, never logs; it makes one
-call within a total deadline and returns an :class:`~smartbatch.types.Answer` or raises. Whatever it raises
-is turned into a :class:`~smartbatch.errors.ProviderError` by :meth:`Provider.classify`, in one place.
+An adapter imports types and errors only. It never retries, waits for a limit or logs; it makes one call
+within a total deadline and returns an :class:`~smartbatch.types.Answer` or raises. Every exception becomes a
+:class:`~smartbatch.errors.ProviderError` in one place, :meth:`Provider.classify`.
 """
 
 from __future__ import annotations
@@ -22,25 +22,24 @@ if TYPE_CHECKING:
     from smartbatch.providers.http.endpoint import HttpNetwork
 
 FLEX = "flex"
-"""The name of the tier in requests and answers of both APIs."""
+"""The name of the slower tier in both APIs."""
 
 _NAMES_IT = re.compile(r"\bflex\b|service[_ ]?tier", re.I)
 
 
 @frozen
 class Capabilities:
-    """What a provider can do.
+    """The abilities of a provider.
 
     Attributes:
-        max_shared: most requests one call can carry; 1 when calls cannot be shared.
-        max_texts: most texts one embeddings call can carry; 0 when there are no embeddings.
-        max_text_tokens: most tokens of all texts of an embeddings call, as our estimate counts them.
+        max_shared: maximum requests per call; 1 if calls cannot be shared.
+        max_texts: maximum texts per embeddings call; 0 without embeddings.
+        max_text_tokens: maximum tokens of all texts of an embeddings call, as estimated by the client.
         streams: whether answers can be streamed.
-        schemas: whether the provider itself makes answers follow a JSON schema.
-        output_limit: most tokens of an answer to a request without ``max_tokens``; ``None`` where it is
-            unknown.
-        schema_modes: values of ``schema_mode`` that it takes.
-        priced: False for providers whose calls cost nothing by nature, so a missing price is not an error.
+        schemas: whether the provider itself enforces JSON schemas.
+        output_limit: maximum tokens of an answer to a request without ``max_tokens``; ``None`` if unknown.
+        schema_modes: supported values of ``schema_mode``.
+        priced: False if calls never cost anything, so that a missing price is not an error.
     """
 
     max_shared: int = 1
@@ -54,35 +53,41 @@ class Capabilities:
 
 
 class AnswerStream(ABC):
-    """An answer that comes in pieces. One thread iterates it, once; any thread may close it."""
+    """An answer that arrives in pieces. One thread iterates it, once; any thread may close it."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[str]:
-        """Yield pieces of text as they come.
+        """Yield pieces of text as they arrive.
 
         Raises:
-            Exception: as :meth:`Provider.generate`; an end without the provider's end mark is an error too.
+            Exception: as :meth:`Provider.generate`; an end without the provider's end mark is an error as
+                well.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Close the connection; an iteration under way ends soon, with an error. May be called twice."""
+        """Close the connection; an iteration in progress ends soon, with an error. May be called twice."""
 
     @property
     @abstractmethod
     def answer(self) -> Answer:
-        """The whole answer with usage and finish reason, once the iteration has ended."""
+        """The complete answer with usage and finish reason, once the iteration has ended."""
 
 
 @frozen
 class FlexTier:
-    """How one API names its slower tier.
+    """The cheaper, slower tier of one API: how a request selects it, and how the tier declines.
+
+    Sources: OpenAI's guide to flex processing (``service_tier``; without capacity it answers "429 Resource
+    Unavailable", which is not billed; tokens cost the same as in batches) and Google's page on flex inference
+    (``serviceTier``; without capacity it answers 503 or 429, and never upgrades a request). At both, the tier
+    shares the limits of the model. A model without the tier answers 400.
 
     Args:
         field: the parameter that names a tier.
         also: other spellings of it.
-        full: tells whether an error says that the tier has no capacity now, and nothing about the request
-            or its limits.
+        full: whether an error means that the tier has no capacity now, and is not about the request or its
+            limits.
     """
 
     field: str
@@ -90,35 +95,35 @@ class FlexTier:
     full: Callable[[ProviderError], bool]
 
     def is_open_to(self, request: Request) -> bool:
-        """Whether ``request`` may use the tier: a generation whose sender named no tier."""
+        """Whether ``request`` may use the tier: a generation that names no tier itself."""
         if request.embedding is not None or request.call is not None:
             return False
         extra = request.params.extra
         return not extra or not any(name in extra for name in (self.field, *self.also))
 
     def asked_by(self, request: Request) -> Request:
-        """Return ``request`` as it asks for the tier."""
+        """Return ``request`` with the tier selected."""
         params = request.params
         return evolve(request, params=evolve(params, extra={**(params.extra or {}), self.field: FLEX}))
 
     def declines(self, error: ProviderError) -> bool:
-        """Whether an error says that this model or account does not have the tier."""
+        """Whether an error means that this model or account does not have the tier."""
         return error.kind is ErrorKind.CLIENT_ERROR and _NAMES_IT.search(error.message) is not None
 
 
 class Provider(ABC):
-    """Base of the adapters; also the base of a user's own.
+    """Base class of the adapters, and of a user's own.
 
-    Making a provider opens nothing: no thread, lock, socket or connection. What is opened belongs to the
-    process that opened it.
+    Making a provider opens no thread, lock, socket or connection. Opened resources belong to the process that
+    opened them.
 
     Attributes:
         name: the prefix in ``provider:model``.
-        scope: names the quota: key fingerprint, base URL, organisation, project. Never the key itself.
+        scope: identifies the quota: key fingerprint, base URL, organisation, project. Never the key itself.
         capabilities: see :class:`Capabilities`.
-        own_code: True when the calls run the user's own code, whose exceptions are kept as a cause.
-        network: is opened and closed with the provider, and asked first what an exception means; ``None`` for
-            a provider that has none, or takes care of it by itself.
+        own_code: True if calls run the user's own code, whose exceptions are kept as a cause.
+        network: opened and closed with the provider, and the first to classify an exception; ``None`` for a
+            provider without one, or with its own.
     """
 
     name: str
@@ -132,63 +137,63 @@ class Provider(ABC):
         """Make one call for one request.
 
         Args:
-            request: with every parameter filled in; ``prompt`` is a text or a tuple of messages.
+            request: with every parameter filled in; ``prompt`` is a string or a tuple of messages.
             model: the model's name without the provider's prefix.
             attempt: 0 for the first call of this request, then 1, 2, …
-            timeout: total seconds the call may take, connection and body included.
+            timeout: total seconds for the call, including connection and body.
 
         Raises:
-            Exception: anything; :meth:`classify` gives it a meaning.
+            Exception: any; :meth:`classify` gives it a meaning.
         """
 
     def generate_many(
         self, requests: Sequence[Request], *, model: str, attempt: int, timeout: float
     ) -> Sequence[Answer | Exception | None]:
-        """Make one call for several requests; only called when ``capabilities.max_shared`` is above 1.
+        """Make one call for several requests; only used if ``capabilities.max_shared`` is above 1.
 
         Returns:
-            one entry for each request, in their order; ``None`` where the answer is missing, an exception
-            where that request failed alone.
+            one entry per request, in order; ``None`` if the answer is missing, an exception if only that
+            request failed.
         """
         raise NotImplementedError(f"{self.name} cannot share a call")
 
     def embed(
         self, requests: Sequence[Request], *, model: str, attempt: int, timeout: float
     ) -> Sequence[Answer | Exception | None]:
-        """Make one call for the vectors of several texts; only called where ``max_texts`` is set.
+        """Make one call for the vectors of several texts; only used if ``max_texts`` is set.
 
-        All have the same ``embedding``. The adapter places vectors by index and checks that there are
-        as many as texts, that each has the dimensions asked for, and that all numbers are finite.
+        All have the same ``embedding``. The adapter places vectors by index and checks their number, their
+        dimensions, and that all numbers are finite.
 
         Returns:
-            one entry for each request, in their order, as :meth:`generate_many`; ``Answer.embedding`` is set.
+            one entry per request, in order, as in :meth:`generate_many`; ``Answer.embedding`` is set.
         """
         raise NotImplementedError(f"{self.name} has no embeddings")
 
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:
-        """Begin to stream one answer; only called when ``capabilities.streams``.
+        """Start to stream one answer; only used if ``capabilities.streams``.
 
-        ``timeout`` counts for the whole stream. It may return before the request is sent: then reading sends
-        it and raises what the provider says, and closing cuts the wait for the answer short.
+        ``timeout`` applies to the whole stream. It may return before the request is sent: then reading sends
+        the request and raises the provider's errors, and closing ends the wait for the answer.
         """
         raise NotImplementedError(f"{self.name} does not stream")
 
     def check(self, request: Request, *, model: str) -> None:
-        """Raise ``InvalidRequest`` for what this provider cannot send; called before a request is queued."""
+        """Raise ``InvalidRequest`` for a request that this provider cannot send, before it is queued."""
 
     def takes_temperature(self, model: str) -> bool:  # noqa: ARG002
-        """Whether ``model`` surely takes a temperature; asked before one is set that nobody asked for."""
+        """Whether ``model`` certainly takes a temperature; checked before the client sets one itself."""
         return False
 
     def flex(self, model: str) -> FlexTier | None:  # noqa: ARG002
-        """Return the cheaper, slower tier of real-time calls; ``None`` where there is none.
+        """Return the cheaper, slower tier of real-time calls; ``None`` without one.
 
-        Whether a model has it is for the price table to say: it is asked for where it has a price.
+        Whether a model has it depends on the price table: it is used for models with a price in it.
         """
         return None
 
     def batches(self) -> BatchApi | None:
-        """Return the provider's Batch API, made when first asked for; ``None`` where there is none."""
+        """Return the provider's Batch API, made on first use; ``None`` without one."""
         return None
 
     def classify(self, error: Exception) -> ProviderError:
@@ -203,8 +208,8 @@ class Provider(ABC):
         return ProviderError(scrub(f"{type(error).__name__}: {error}"), kind=kind)
 
     def open(self, workers: int) -> None:
-        """Begin to prepare for ``workers`` calls at once; called before the first call. It waits for nothing,
-        and is cheap when that is done.
+        """Start to prepare for ``workers`` concurrent calls; called before the first call. It waits for
+        nothing, and repeated calls are cheap.
         """
         if self.network is not None:
             self.network.open(workers)
@@ -215,24 +220,24 @@ class Provider(ABC):
             self.network.ready()
 
     def close(self) -> None:
-        """Close connections. Calls under way end soon, with an error. May be called twice."""
+        """Close connections. Calls in progress end soon, with an error. May be called twice."""
         if self.network is not None:
             self.network.close()
 
     def abandon(self) -> None:
-        """In a forked child: forget what was inherited without touching the parent's sockets or locks.
+        """In a forked child, forget inherited resources without touching the parent's sockets or locks.
 
-        For providers of a user's own; the adapters of the library need not be told.
+        For a user's own providers; the library's adapters handle forks themselves.
         """
 
 
 class MadeStream(AnswerStream):
-    """A stream over the pieces that a generator yields, with its waits and errors.
+    """A stream of pieces from a generator, with its waits and errors, for providers without a network.
 
-    Closing takes effect when the generator hands out its next piece: it may be asleep.
+    Closing takes effect when the generator yields its next piece, because it may be asleep.
 
     Args:
-        pieces: yields the pieces and returns the whole answer.
+        pieces: yields the pieces and returns the complete answer.
     """
 
     def __init__(self, pieces: Generator[str, None, Answer]) -> None:
@@ -258,7 +263,7 @@ class MadeStream(AnswerStream):
 
     @property
     def answer(self) -> Answer:
-        """The answer the pieces are of."""
+        """The complete answer."""
         if self._answer is None:
             raise RuntimeError("the stream has not been read to its end")
         return self._answer

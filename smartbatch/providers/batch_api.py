@@ -1,9 +1,9 @@
 """The interface of every provider's Batch API: files, batches, lists and result lines.
 
-An adapter of this kind imports types and errors only. It makes one remote call a method, within a total
-deadline; it never retries, waits, logs or decides. What it raises is turned into a
-:class:`~smartbatch.errors.ProviderError` by :meth:`BatchApi.classify`; whether a create may have happened
-although no answer came is :attr:`~smartbatch.errors.ProviderError.maybe_billed`.
+An adapter imports types and errors only. Each method makes one remote call, within a total deadline; it never
+retries, waits, logs or decides. Every exception becomes a :class:`~smartbatch.errors.ProviderError` in
+:meth:`BatchApi.classify`; :attr:`~smartbatch.errors.ProviderError.maybe_billed` tells whether a create may
+have succeeded although no answer arrived.
 """
 
 from __future__ import annotations
@@ -25,38 +25,32 @@ from smartbatch.types import Answer, Kind, Request
 
 @frozen
 class BatchAbilities:
-    """What a provider's Batch API can do, and how much of it."""
+    """The abilities and limits of a provider's Batch API."""
 
-    max_requests: int  # most requests of one batch
-    max_bytes: int  # most bytes of one batch's input
-    kinds: frozenset[Kind] = frozenset({Kind.GENERATE})  # what can be asked for in a batch
-    # True when the input is a file that is uploaded before the create; False when it is sent inline
-    files: bool = True
-    labels: bool = True  # True when a batch shows the mark it was created with, also in the list
-    # True when a create that names a deleted input file is refused, so that an attempt can be ended for
-    # certain
-    fence: bool = True
-    counts: bool = True  # True when a batch that is running tells how many of its requests are done
-    retention: float = 29 * 86_400.0  # seconds after the create for which results can be fetched
-    priced: bool = True  # False where batches cost nothing by nature, so that a missing price is not an error
+    max_requests: int  # per batch
+    max_bytes: int  # of a batch's input
+    kinds: frozenset[Kind] = frozenset({Kind.GENERATE})  # of requests
+    files: bool = True  # the input is uploaded before the create; False: it is sent inline
+    labels: bool = True  # a batch shows its creation mark, also in the list
+    fence: bool = True  # a create that names a deleted input file is refused, which ends its attempt
+    counts: bool = True  # a running batch reports how many requests are done
+    retention: float = 29 * 86_400.0  # seconds after the create during which results are available
+    priced: bool = True  # False if batches never cost anything, so that a missing price is not an error
 
 
 class RemoteState(enum.Enum):
-    """Where a remote batch stands. A state no adapter knows is :attr:`RUNNING`: not finished."""
+    """State of a remote batch. A state that no adapter knows is :attr:`RUNNING`: not finished."""
 
     RUNNING = "running"
-    ENDING = "ending"
-    """Cancelled or finalizing; what comes is not settled yet."""
-    COMPLETED = "completed"
-    """Ended by itself; every output is there."""
-    FAILED = "failed"
-    """Refused at validation, or failed as a whole. Outputs may exist all the same and are read."""
+    ENDING = "ending"  # cancelled or finalizing; the outcome is still open
+    COMPLETED = "completed"  # every output is available
+    FAILED = "failed"  # refused at validation, or failed as a whole; any outputs are read
     EXPIRED = "expired"
     CANCELLED = "cancelled"
 
     @property
     def ended(self) -> bool:
-        """True in every terminal state."""
+        """Whether the state is final."""
         return self not in (RemoteState.RUNNING, RemoteState.ENDING)
 
 
@@ -64,28 +58,27 @@ class RemoteState(enum.Enum):
 class RemoteFile:
     """An uploaded file."""
 
-    id: str  # the provider's id
-    name: str  # the name it was uploaded under
-    size: int | None = None  # bytes, where the provider says so
+    id: str
+    name: str  # at the upload
+    size: int | None = None  # bytes, if the provider reports them
     ready: bool = True  # False while the provider still processes it
 
 
 @frozen
 class RemoteBatch:
-    """A provider's batch, as the provider last described it."""
+    """A provider's batch in its last reported state."""
 
-    id: str  # the provider's id; checked against a pattern, so it is safe in URLs, SQL and file names
-    state: RemoteState  # see :class:`RemoteState`
-    word: str = ""  # the provider's own word for the state
-    created_at: float | None = None  # Unix seconds by the provider's clock; ``None`` where unknown
-    mark: str | None = None  # the nonce it was created with, where the provider shows it
-    file_id: str | None = None  # the input file, where the provider shows it
-    total: int | None = None  # how many requests it has; ``None`` where unknown
-    completed: int = 0  # how many are done so far, as far as the provider tells
-    failed: int = 0
-    # where its results are, in a form of the adapter's own; all of them are to be read
-    outputs: tuple[str, ...] = ()
-    error: ProviderError | None = None  # why it failed as a whole, scrubbed; ``None`` when it did not
+    id: str  # checked against a pattern, so it is safe in URLs, SQL and file names
+    state: RemoteState
+    word: str = ""  # the provider's own name of the state
+    created_at: float | None = None  # Unix seconds by the provider's clock
+    mark: str | None = None  # the nonce of its creation, if the provider shows it
+    file_id: str | None = None  # the input file, if the provider shows it
+    total: int | None = None  # number of requests
+    completed: int = 0  # requests answered so far, if reported
+    failed: int = 0  # requests failed so far, if reported
+    outputs: tuple[str, ...] = ()  # places of its results, in a form of the adapter's own
+    error: ProviderError | None = None  # the scrubbed reason why it failed as a whole
 
     @property
     def reason(self) -> str | None:
@@ -100,56 +93,50 @@ class RemoteBatch:
 
 @frozen
 class BatchPage:
-    """Some batches of a scope, newest first."""
+    """A page of a scope's batches, newest first."""
 
-    batches: tuple[RemoteBatch, ...]  # as the provider listed them
-    next: str | None = None  # what to ask the next page with; ``None`` on the last
-    server_time: float | None = None  # Unix seconds of the answer's ``Date`` header, where there is one
+    batches: tuple[RemoteBatch, ...]
+    next: str | None = None  # requests the next page; None on the last
+    server_time: float | None = None  # Unix seconds of the answer's Date header
 
 
 @frozen
 class Creation:
     """The arguments of one create."""
 
-    mark: str  # the attempt's nonce; sent in a field that the provider shows again
+    mark: str  # the attempt's nonce, sent in a field that the provider shows again
     model: str  # without the provider's prefix
-    kind: Kind  # what all its requests ask for
-    size: int  # how many requests there are
-    file_id: str | None = None  # the uploaded input; ``None`` for an inline create
-    # the spooled input for an inline create: a file of the lines :meth:`BatchApi.encode` made
-    lines: Path | None = None
+    kind: Kind  # of all its requests
+    size: int  # number of requests
+    file_id: str | None = None  # the uploaded input; None for an inline create
+    lines: Path | None = None  # file of the lines that BatchApi.encode made, for an inline create
 
 
 class LineOutcome(enum.Enum):
-    """What became of one request of a batch."""
+    """Outcome of one request of a batch."""
 
     OK = "ok"
-    FAILED = "failed"
-    """An error that asking again would repeat."""
-    RETRY = "retry"
-    """An error that may be gone the next time: server errors, overload, time-outs, status 0."""
-    UNRUN = "unrun"
-    """Never executed and not billed: expired, cancelled."""
+    FAILED = "failed"  # an error that would recur
+    RETRY = "retry"  # an error that may not recur: server errors, overload, time-outs, status 0
+    UNRUN = "unrun"  # never run and not billed: expired, cancelled
 
 
 @frozen
 class Line:
-    """One line of a batch's results, understood."""
+    """One line of a batch's results."""
 
-    wire_id: str  # the id the request was sent with
-    outcome: LineOutcome  # see :class:`LineOutcome`
-    answer: Answer | None = None  # for ``OK``
-    error: ProviderError | None = None  # for the others; usage it was billed for is in ``error.usage``
+    wire_id: str  # the id that the request was sent with
+    outcome: LineOutcome
+    answer: Answer | None = None  # for OK
+    error: ProviderError | None = None  # for the others; billed usage is in error.usage
 
 
 class BatchApi(ABC):
     """One provider's Batch API. Safe to use from several threads."""
 
     name: str  # the provider's prefix
-    # as :attr:`Provider.scope <smartbatch.providers.base.Provider.scope>`: which account, server,
-    # organisation. Batches of one scope are visible to it alone.
-    scope: str
-    abilities: BatchAbilities  # see :class:`BatchAbilities`
+    scope: str  # account, server and organisation, as Provider.scope; no other scope can see its batches
+    abilities: BatchAbilities
 
     # -- input -----------------------------------------------------------------------------------------------
 
@@ -168,43 +155,43 @@ class BatchApi(ABC):
         return ()
 
     def omitted(self, *, model: str) -> tuple[str, ...]:  # noqa: ARG002
-        """Return the names of parameters that :meth:`encode` leaves out, as the server rejected them."""
+        """Return the parameters that :meth:`encode` leaves out because the server rejected them."""
         return ()
 
     def overhead(self, size: int) -> int:  # noqa: ARG002
-        """Return the bytes a batch of ``size`` requests has besides its lines and their ends."""
+        """Return the bytes of a batch of ``size`` requests besides its lines and their ends."""
         return 0
 
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:
-        """Upload ``source`` under ``name``; only called where ``abilities.files``.
+        """Upload ``source`` under ``name``; only used if ``abilities.files``.
 
-        Where the client chooses a file's id, a name that is taken returns the file that has it.
+        If the client chooses a file's id and the name is taken, the existing file is returned.
         """
         raise NotImplementedError(f"{self.name} takes no files")
 
     def find_file(self, name: str, timeout: float) -> RemoteFile | None:
-        """Return the file uploaded under ``name``, or ``None`` when there certainly is none now."""
+        """Return the file uploaded under ``name``; ``None`` if there certainly is none now."""
         raise NotImplementedError(f"{self.name} takes no files")
 
     def delete_file(self, file_id: str, timeout: float) -> None:
-        """Delete a file; one that is gone already is a success."""
+        """Delete a file; a missing file counts as deleted."""
         raise NotImplementedError(f"{self.name} takes no files")
 
     # -- batches ---------------------------------------------------------------------------------------------
 
     @abstractmethod
     def create(self, creation: Creation, timeout: float) -> RemoteBatch:
-        """Create a batch with exactly one request on the wire, on a fresh connection.
+        """Create a batch with exactly one HTTP request, on a fresh connection.
 
         Raises:
-            ProviderError: from :meth:`classify`; ``maybe_billed`` is False only when the batch certainly does
-                not exist: nothing was sent, or a well-formed refusal came
-                (400, 401, 403, 404, 405, 413, 422, 429, 501).
+            ProviderError: from :meth:`classify`; ``maybe_billed`` is False only if the batch certainly does
+                not exist: nothing was sent, or a well-formed refusal arrived (400, 401, 403, 404, 405, 413,
+                422, 429, 501).
         """
 
     @abstractmethod
     def get(self, batch_id: str, timeout: float) -> RemoteBatch | None:
-        """Return the batch, or ``None`` when the provider says there is none of that id."""
+        """Return the batch; ``None`` if the provider reports that it does not exist."""
 
     @abstractmethod
     def page(self, after: str | None, timeout: float) -> BatchPage:
@@ -212,10 +199,10 @@ class BatchApi(ABC):
 
     @abstractmethod
     def cancel(self, batch_id: str, timeout: float) -> None:
-        """Ask to cancel; one that has ended already is a success."""
+        """Request cancellation; one that has ended already is a success."""
 
     def delete_batch(self, batch_id: str, timeout: float) -> None:
-        """Delete what the provider keeps of an ended batch besides files; nothing where there is nothing."""
+        """Delete the provider's data of an ended batch besides files, if any."""
 
     def output_files(self, batch: RemoteBatch) -> Sequence[str]:  # noqa: ARG002
         """Return the ids of the files with results, for the cleanup."""
@@ -225,30 +212,30 @@ class BatchApi(ABC):
 
     @abstractmethod
     def download(self, batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:
-        """Yield pieces of one of ``batch.outputs``, as they come; the caller closes the iterator.
+        """Yield pieces of one of ``batch.outputs``, as they arrive; the caller closes the iterator.
 
-        ``timeout`` counts for the whole download. An early end raises.
+        ``timeout`` applies to the whole download. An early end raises.
         """
 
     @abstractmethod
     def read_line(self, line: bytes, kind: Kind) -> Line:
-        """Understand one line of results.
+        """Read one line of results.
 
         Raises:
-            ValueError: for what is no such line: cut, garbled, without an id.
+            ValueError: it is not such a line: cut, garbled, or without an id.
         """
 
     # -- errors ----------------------------------------------------------------------------------------------
 
     def classify(self, error: Exception) -> ProviderError:
-        """Return the meaning of what a method raised."""
+        """Return the meaning of an exception that a method raised."""
         if isinstance(error, ProviderError):
             return error
         return ProviderError(f"the batch call failed ({type(error).__name__})", maybe_billed=True)
 
 
 def enqueued_limit(reason: str | None) -> float:
-    """Return the enqueued-token limit an error text names, or infinity.
+    """Return the limit of enqueued tokens in an error text, or infinity.
 
     OpenAI: ``Enqueued token limit reached for MODEL … Limit: N enqueued tokens.``
     """
@@ -261,31 +248,41 @@ _FINAL = frozenset({ErrorKind.CLIENT_ERROR, ErrorKind.CONTEXT_TOO_LONG, ErrorKin
 
 
 class NotRun(Exception):
-    """Says that a request of a batch was never run; its argument is the error that says why."""
+    """A request of a batch was never run; its argument is the error with the reason."""
 
 
 def not_run(ended: Literal["cancelled", "expired"]) -> NotRun:
-    """Return what says that a batch ended so before a request was run."""
+    """Return the exception for a request that was not run before its batch ended."""
     how = "was cancelled" if ended == "cancelled" else "expired"
     text = f"the batch {how} before this request was run; it was not billed"
     return NotRun(ProviderError(text, kind=ErrorKind.SERVER_ERROR, code=f"batch_{ended}"))
 
 
 def line_of(line: bytes, id_field: str, read: Callable[[dict[str, Any]], Answer]) -> Line:
-    """Understand one line of results, with or without its end.
+    """Read one line of results, with or without its end.
 
-    An error's kind says whether to ask again. Without money nothing was run, and nothing is wrong with the
-    request: it stays open.
+    An error's kind determines whether the request is sent again. Without money nothing was run, and the
+    request is valid, so it remains open.
 
     Args:
-        line: JSON, as it came.
+        line: JSON.
         id_field: holds the id that the request was sent with.
         read: returns the answer in the decoded line, or raises a ``ProviderError`` or :class:`NotRun`.
 
     Raises:
-        ValueError: for what is no JSON object with an id of the kind that is sent.
+        ValueError: it is not a JSON object with such an id.
     """
-    wire_id, data = _decoded(line, id_field)
+    try:
+        data = decode_answer(line)
+    except RecursionError as error:
+        raise ValueError(f"the line {error}") from None
+    except ValueError:  # not chained: the decoder's error contains the line
+        raise ValueError("the line is not JSON") from None
+    if not isinstance(data, dict):
+        raise ValueError("the line is not a JSON object")
+    wire_id = data.get(id_field)
+    if not isinstance(wire_id, str) or not _WIRE_ID.fullmatch(wire_id):
+        raise ValueError("the line has no id of a request")
     try:
         return Line(wire_id, LineOutcome.OK, answer=read(data))
     except NotRun as ended:
@@ -295,19 +292,3 @@ def line_of(line: bytes, id_field: str, read: Callable[[dict[str, Any]], Answer]
         if error.kind is ErrorKind.NO_MONEY:
             outcome = LineOutcome.UNRUN
         return Line(wire_id, outcome, error=error.with_traceback(None))  # its frames hold the line
-
-
-def _decoded(line: bytes, id_field: str) -> tuple[str, dict[str, Any]]:
-    try:
-        data = decode_answer(line)
-    except RecursionError as error:
-        raise ValueError(f"the line {error}") from None
-    except ValueError:
-        # not chained: the decoder's error holds the whole line
-        raise ValueError("the line is no JSON") from None
-    if not isinstance(data, dict):
-        raise ValueError("the line is no JSON object")
-    found = data.get(id_field)
-    if not isinstance(found, str) or not _WIRE_ID.fullmatch(found):
-        raise ValueError("the line has no id that was ever sent")
-    return found, data

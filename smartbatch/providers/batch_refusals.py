@@ -1,8 +1,8 @@
-"""What the refusal of a whole batch says: which of its lines it is about, or which limit the batch exceeds.
+"""The refusal of a whole batch: the lines it is about, or the limit that the batch exceeds.
 
-The three APIs, and the servers compatible with them, say this in fields and in texts of many forms: the
-number of a line of the input (from 1), a path such as ``requests.3.params`` (from 0), or the id that the
-request was sent with. Only what is unambiguous is read: a request that is blamed by mistake is lost.
+The three APIs and compatible servers put this into fields and texts of many forms: the number of a line of
+the input (from 1), a path such as ``requests.3.params`` (from 0), or the id that the request was sent with.
+Only unambiguous forms are read, because a request that is blamed by mistake is lost.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from smartbatch.providers.error_reader import error_in
 from smartbatch.providers.error_table import kind_of_code
 from smartbatch.providers.foreign_text import PLAIN_WORD, fields, plain, safe_text, short, whole
 
-Measure: TypeAlias = Literal["requests", "bytes", "tokens"]
-"""What a server limits of a batch."""
+Measure: TypeAlias = Literal["requests", "bytes", "tokens"]  # limited per batch
 
-_MAX_TEXT, _MAX_PARTS = 64 * 1024, 20
-"""Characters of a problem's text, and steps of its path, that are read."""
+_MAX_TEXT, _MAX_PARTS = 64 * 1024, 20  # characters of a problem's text, and steps of its path
 _REFUSED = (None, 400, 413, 422)
-"""Statuses of refusals that may be about lines or limits; a batch that fails its validation has none."""
+"""Statuses of refusals that may be about lines or limits; a batch that fails validation has none."""
 _NOT_OF_A_LINE = frozenset(
     {ErrorKind.RATE_LIMIT, ErrorKind.NO_MONEY, ErrorKind.AUTH_ERROR, ErrorKind.SERVER_ERROR}
 )
@@ -49,7 +47,7 @@ _OTHER_LIMIT = re.compile(
     r"output[ _]tokens|max_(?:completion_)?tokens|context|rate limit|quota|enqueued|per (?:minute|day)", re.I
 )
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`")
-"""Parts of a text that may repeat a prompt, which says nothing about lines and limits."""
+"""Parts of a text that may repeat a prompt, whose words are not about lines and limits."""
 _LIMIT_CODES: Mapping[str, Measure] = {
     "too_many_tasks": "requests",
     "too_many_requests_in_batch": "requests",
@@ -60,22 +58,21 @@ _LIMIT_CODES: Mapping[str, Measure] = {
 
 
 class BatchRefused(ProviderError):
-    """A batch was refused, and the provider said which of its lines are wrong, or which limit it exceeds."""
+    """A batch was refused, with the lines that are wrong, or the limit that it exceeds."""
 
-    # why lines were refused, by their positions in the input from 0, or by the ids that their requests were
-    # sent with; not checked against the batch
+    # reasons by positions in the input (from 0) or by the ids of requests; not checked against the batch
     lines: Mapping[int | str, ProviderError] = {}
-    exceeds: Measure | None = None  # the limit that the batch exceeds
+    exceeds: Measure | None = None  # the limit exceeded by the batch
 
 
 def explained(error: ProviderError, told: Any, secrets: Sequence[str | None] = ()) -> ProviderError:
-    """Return ``error`` as a :class:`BatchRefused` where it says so, else as it is.
+    """Return ``error`` as a :class:`BatchRefused` if it names lines or a limit, otherwise unchanged.
 
     Args:
         error: the refusal of an upload or a create, or the failure of a batch that was never run.
-        told: the decoded body of the refusal, or the errors of the batch; where it is neither an object nor a
+        told: the decoded body of the refusal, or the errors of the batch; if it is neither an object nor a
             list, the text of ``error`` is read.
-        secrets: texts that must not come back in an error.
+        secrets: must not appear in an error.
     """
     if error.status not in _REFUSED or error.kind in _NOT_OF_A_LINE:
         return error
@@ -85,7 +82,7 @@ def explained(error: ProviderError, told: Any, secrets: Sequence[str | None] = (
         reason = _reason(problem, error, secrets)
         for place in _places(problem):
             lines.setdefault(place, reason)
-        if reason.kind in _NOT_OF_A_LINE:  # the account's fault, and not the line's that was read first
+        if reason.kind in _NOT_OF_A_LINE:  # a problem of the account, not of the first line that was read
             return error
     exceeds = None if lines else _exceeded(error, problems)
     if not lines and exceeds is None:
@@ -95,7 +92,7 @@ def explained(error: ProviderError, told: Any, secrets: Sequence[str | None] = (
 
 
 def _problems(told: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the single problems that a refusal lists, each with ``message``; or else the refusal itself."""
+    """Yield the problems that a refusal lists, each with ``message``; or else the refusal itself."""
     if isinstance(told, list):
         found = told
     else:
@@ -140,7 +137,7 @@ def _reason(problem: Mapping[str, Any], error: ProviderError, secrets: Sequence[
     kind = kind_of_code(code, None, problem["message"]) or ErrorKind.CLIENT_ERROR
     said = f" ({code})" if code else ""
     return ProviderError(
-        f"the provider refused this request when it checked the batch{said}{f': {text}' if text else ''}",
+        f"the provider rejected this request when it checked the batch{said}{f': {text}' if text else ''}",
         kind=kind,
         status=error.status,
         code=code,
@@ -148,15 +145,11 @@ def _reason(problem: Mapping[str, Any], error: ProviderError, secrets: Sequence[
 
 
 def _places(problem: Mapping[str, Any]) -> Iterator[int | str]:
-    """Yield where a problem is. The cases, in order:
-
-    1. It is about what all lines have in common, such as the model: nowhere.
-    2. It has the number of a line, or the id of a request.
-    3. Its path goes through the list of requests.
-    4. Its text says one of these.
-    """
+    """Yield the positions of lines and the ids of requests that a problem is about."""
+    # 1. It is about a property of all lines, such as the model: none.
     if short(problem.get("code"), PLAIN_WORD) in _ALL_LINES or _OF_THE_BATCH.fullmatch(problem["param"]):
         return
+    # 2. It has the number of a line, or the id of a request.
     if (line := whole(problem.get("line", problem.get("line_number")))) is not None:
         yield line - 1
         return
@@ -164,17 +157,13 @@ def _places(problem: Mapping[str, Any]) -> Iterator[int | str]:
     if isinstance(named, str) and _WIRE_ID.fullmatch(named):
         yield named
         return
+    # 3. Its path, or else its text, contains one of these.
     for text in (problem["param"], _QUOTED.sub("", problem["message"])):
-        places = [*_WIRE_ID.findall(text), *(int(found) for found in _PATH.findall(text)), *_numbers(text)]
+        numbers = [int(number) - 1 for found in _LINES.findall(text) for number in re.findall(r"\d+", found)]
+        places = [*_WIRE_ID.findall(text), *(int(found) for found in _PATH.findall(text)), *numbers]
         if places:
             yield from places
             return
-
-
-def _numbers(text: str) -> Iterator[int]:
-    for found in _LINES.findall(text):
-        for number in re.findall(r"\d+", found):
-            yield int(number) - 1
 
 
 def _exceeded(error: ProviderError, problems: Sequence[Mapping[str, Any]]) -> Measure | None:

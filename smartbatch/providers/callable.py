@@ -1,4 +1,4 @@
-"""An own function as a provider: the library queues, limits and retries, the function makes the call."""
+"""A user's own function as a provider: the library queues, limits and retries; the function calls."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ OwnManyCall: TypeAlias = Callable[[Sequence[Request], Attempt], Sequence[Any]]
 OwnClassifier: TypeAlias = Callable[[Exception], ErrorKind | ProviderError | None]
 
 MAX_SHARED = 10
-"""Most requests a shared call carries unless told otherwise: the default ``max_batch_size``."""
-
+"""Default maximum of requests per shared call, as ``max_batch_size``."""
 
 _COUNTS = (("input_tokens", "output_tokens"), ("prompt_tokens", "completion_tokens"))
-"""Names of the counts of tokens: Anthropic's and OpenAI's responses', and OpenAI's chat completions'."""
+"""Names of token counts: of Anthropic and OpenAI's responses, and of OpenAI's chat completions."""
 
 
 class CallableProvider(Provider):
     """Wraps ``fn(request, attempt)``, which may use any client, and is called from several threads.
 
-    The function answers with a text, an :class:`~smartbatch.types.Answer` (which can carry usage and cost)
-    or any other object, found as ``Result.parsed``; or with one of these and its usage, as
-    ``(value, usage)``: a :class:`~smartbatch.types.Usage`, or a provider's own mapping or object with the
-    counts of input and output tokens. An exception may have an attribute ``usage`` too; those of the
-    exceptions it was raised ``from`` are added. It has to keep the call's time-out itself: a running Python
+    The function returns a string, an :class:`~smartbatch.types.Answer` (which can have usage and cost) or any
+    other object, which becomes ``Result.parsed``; or one of these with its usage, as ``(value, usage)``: a
+    :class:`~smartbatch.types.Usage`, or a provider's own mapping or object with the numbers of input and
+    output tokens. An exception may have an attribute ``usage`` too; those of the exceptions it was raised
+    ``from`` are added. The function must respect the call's time-out itself, because a running Python
     function cannot be stopped from outside.
 
     Args:
-        fn: makes one call; ``attempt`` is 0 for the first, ``attempt.timeout`` are the seconds it has, and
-            ``attempt.temperature`` is the temperature to use.
+        fn: makes one call; ``attempt`` is 0 for the first, ``attempt.timeout`` is the time allowed in
+            seconds, and ``attempt.temperature`` is the temperature to use.
         name: the prefix in logs and metrics, and the name of the quota.
-        many: ``many(requests, attempt)`` makes one call for several requests and returns one entry for each,
-            in their order: an answer as above, an exception where that request failed alone, or ``None``
-            where the answer is missing. With it requests share calls.
-        max_shared: most requests ``many`` takes at once.
-        classify: ``classify(error)`` gives an exception of ``fn`` a meaning, or ``None`` to pass.
+        many: ``many(requests, attempt)`` makes one call for several requests and returns one entry per
+            request, in order: an answer as above, an exception if only that request failed, or ``None`` if
+            the answer is missing. With it requests share calls.
+        max_shared: maximum requests per call of ``many``.
+        classify: ``classify(error)`` returns the meaning of an exception of ``fn``, or ``None`` for the
+            default.
     """
 
     own_code = True
@@ -72,7 +72,7 @@ class CallableProvider(Provider):
         self._classify = classify
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
-        """Call the function; what it raises is passed on."""
+        """Call the function; its exceptions are passed on."""
         return normalise(self._fn(request, Attempt(attempt, timeout, request.params.temperature)))
 
     def generate_many(
@@ -83,10 +83,10 @@ class CallableProvider(Provider):
         attempt: int,
         timeout: float,
     ) -> Sequence[Answer | Exception | None]:
-        """Call ``many``; a single request goes to the single function.
+        """Call ``many``; a single request is passed to ``fn``.
 
         Raises:
-            TypeError: when it returns no sequence.
+            TypeError: it does not return a sequence.
         """
         if self._many is None:
             return super().generate_many(requests, model=model, attempt=attempt, timeout=timeout)
@@ -95,14 +95,14 @@ class CallableProvider(Provider):
         answers = self._many(requests, Attempt(attempt, timeout, temperature))
         if isinstance(answers, (str, bytes)) or not isinstance(answers, Sequence):
             raise TypeError(
-                f"many returned a {type(answers).__name__}; it must return a list, one entry a request"
+                f"many returned a {type(answers).__name__}; it must return a list with one entry per request"
             )
         return [
             entry if entry is None or isinstance(entry, Exception) else normalise(entry) for entry in answers
         ]
 
     def classify(self, error: Exception) -> ProviderError:
-        """Ask the own classifier first."""
+        """Return the meaning of an exception; the user's classifier takes precedence."""
         said = self._classify(error) if self._classify else None
         if isinstance(said, ProviderError):
             return said
@@ -112,7 +112,7 @@ class CallableProvider(Provider):
         return verdict
 
     def takes_temperature(self, model: str) -> bool:  # noqa: ARG002
-        """The function is told the temperature, and may use it."""
+        """The function receives the temperature, and may use it."""
         return True
 
     def __repr__(self) -> str:
@@ -120,10 +120,10 @@ class CallableProvider(Provider):
 
 
 def normalise(value: Any) -> Answer:
-    """Return what an own function answered as an :class:`~smartbatch.types.Answer`.
+    """Return a function's return value as an :class:`~smartbatch.types.Answer`.
 
     Raises:
-        TypeError: for a coroutine, which nobody would ever run.
+        TypeError: it is a coroutine, which would never run.
     """
     if isinstance(value, tuple) and len(value) == 2 and (usage := usage_in(value[1])) is not None:
         return evolve(normalise(value[0]), usage=usage)
@@ -138,8 +138,9 @@ def normalise(value: Any) -> Answer:
 
 
 def usage_in(stated: object) -> Usage | None:
-    """Return what an own function states as its usage: a :class:`~smartbatch.types.Usage`, or the counts of
-    tokens under the names that providers use, in a mapping or as attributes; ``None`` for anything else."""
+    """Return the usage in a function's return value: a :class:`~smartbatch.types.Usage`, or the numbers of
+    tokens under the names that providers use, in a mapping or as attributes; ``None`` for anything else.
+    """
     if isinstance(stated, Usage):
         return stated
     for names in _COUNTS:
@@ -157,8 +158,9 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 
 def usage_of(error: BaseException) -> Usage | None:
-    """Return the usage of a failed call of an own function: that of the exception, and of each one it was
-    raised ``from``; ``None`` if none of them has a usage."""
+    """Return the usage of a failed call of a function: that of the exception and of each one it was raised
+    ``from``; ``None`` without any.
+    """
     found: dict[int, Usage] = {}
     seen: set[int] = set()
     at: BaseException | None = error
@@ -166,7 +168,7 @@ def usage_of(error: BaseException) -> Usage | None:
         seen.add(id(at))
         stated = getattr(at, "usage", None)
         if (usage := usage_in(stated)) is not None:
-            found[id(stated)] = usage  # an outer exception may carry on that of the inner one
+            found[id(stated)] = usage  # an outer exception may have that of the inner one
         at = at.__cause__
     usages = list(found.values())
     return sum(usages[1:], usages[0]) if usages else None
@@ -176,7 +178,7 @@ def load_callable(path: str) -> OwnCall:
     """Import ``package.module:function``.
 
     Raises:
-        ConfigError: says which part could not be found.
+        ConfigError: names the part that could not be found.
     """
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:

@@ -1,4 +1,4 @@
-"""What every API refuses in a request, and how a message's content goes on the wire."""
+"""Checks of requests that all APIs share, and the content of messages as it is sent."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ from smartbatch.errors import InvalidRequest
 from smartbatch.types import Generation, Message, Tool, ToolCall
 
 CHOICES = ("auto", "none", "required")
-"""Values of ``tool_choice`` that name no tool."""
+"""Values of ``tool_choice`` that are not tools."""
 INSTRUCTIONS = ("system", "developer")
-"""Roles of messages that instruct the model."""
+"""Roles of instructions to the model."""
 
 
 def content_of(message: Message) -> str | list[Mapping[str, Any]]:
-    """Return a message's text, or its parts as a list."""
+    """Return a message's string, or its parts as a list."""
     return message.content if isinstance(message.content, str) else list(message.content)
 
 
 def check_extra(extra: Mapping[str, Any], reserved: Collection[str]) -> None:
-    """Refuse fields in ``extra`` that the client sets itself; names the field."""
+    """Reject fields in ``extra`` that the client sets itself.
+
+    Raises:
+        InvalidRequest: names the field.
+    """
     for field in reserved:
         if field in extra:
             own = "; give model= itself" if field == "model" else "; the client sets it"
@@ -31,11 +35,16 @@ def check_extra(extra: Mapping[str, Any], reserved: Collection[str]) -> None:
 
 
 def check_format(params: Generation, names: Collection[str], within: str | None = None) -> None:
-    """Refuse an ``extra`` that sets the answer's format where ``schema`` or ``response_format`` does so.
+    """Reject an ``extra`` that sets the answer's format if ``schema`` or ``response_format`` does so.
 
     Args:
-        names: the fields that set it.
-        within: the object of the body that has them, which joins the client's own; else the body has them.
+        params: of the request.
+        names: fields that set the format.
+        within: the object of the body that has them and is merged with the client's own; otherwise the body
+            has them.
+
+    Raises:
+        InvalidRequest: the format is set twice.
     """
     own = next((name for name in ("schema", "response_format") if getattr(params, name) is not None), None)
     extra = params.extra or {}
@@ -49,7 +58,7 @@ def check_format(params: Generation, names: Collection[str], within: str | None 
 
 
 def check_turns(prompt: str | Sequence[Message]) -> None:
-    """Refuse a conversation of instructions only."""
+    """Reject a conversation that consists of instructions only."""
     if not isinstance(prompt, str) and all(message.role in INSTRUCTIONS for message in prompt):
         raise InvalidRequest("the conversation needs a user message", field="prompt")
 
@@ -58,11 +67,15 @@ def check_turns(prompt: str | Sequence[Message]) -> None:
 
 
 def check_tools(params: Generation, choice_fields: Collection[str], log_fields: Collection[str] = ()) -> None:
-    """Refuse an ``extra`` that says again what ``tool_choice`` or ``logprobs`` says.
+    """Reject an ``extra`` that repeats ``tool_choice`` or ``logprobs``.
 
     Args:
-        choice_fields: the fields of the body that have the choice.
-        log_fields: those that ask for log-probabilities.
+        params: of the request.
+        choice_fields: the fields of the body with the choice.
+        log_fields: the fields that request log-probabilities.
+
+    Raises:
+        InvalidRequest: one of them is set twice.
     """
     extra = params.extra or {}
     for name, names in (("tool_choice", choice_fields), ("logprobs", log_fields)):
@@ -73,12 +86,12 @@ def check_tools(params: Generation, choice_fields: Collection[str], log_fields: 
 
 
 def all_tools(own: Sequence[Any], extra: Mapping[str, Any] | None) -> list[Any]:
-    """Return the tools of a body: those of the request, and the provider's own that are in ``extra``."""
+    """Return the tools of a body: those of the request, then the provider's own in ``extra``."""
     return [*own, *(extra or {}).get("tools", ())]
 
 
 def refuse_strict(tool: Tool, provider: str) -> InvalidRequest:
-    """Return the error of a tool whose parameters a provider cannot enforce."""
+    """Return the error for a tool whose parameters a provider cannot enforce."""
     return InvalidRequest(
         f"tools: {provider} cannot enforce the parameters of {tool.name!r} with strict=True: leave strict "
         "out, or write a simpler schema",
@@ -87,21 +100,19 @@ def refuse_strict(tool: Tool, provider: str) -> InvalidRequest:
 
 
 def arguments_sent(call: ToolCall) -> Mapping[str, Any]:
-    """Return the arguments of a call as an object; a text that is no JSON is put into one, as Anthropic
-    recommends.
-    """
+    """Return a call's arguments as an object; text that is not JSON is wrapped, as Anthropic recommends."""
     return {"INVALID_JSON": call.arguments_text or ""} if call.arguments is None else call.arguments
 
 
 def arguments_text(call: ToolCall) -> str:
-    """Return the arguments of a call as the text that a model wrote, or could have."""
+    """Return a call's arguments as text."""
     return call.arguments_text or "" if call.arguments is None else json.dumps(call.arguments)
 
 
 def own_turns(prompt: Sequence[Message]) -> Iterator[Message]:
     """Yield the messages of a chat with all calls in ``tool_calls`` and each result in a message of its own,
-    for APIs that have no parts ``tool_use`` and ``tool_result``. What Anthropic's models thought, signed or
-    encrypted, is for them alone and left out.
+    for APIs without ``tool_use`` and ``tool_result`` parts. The thoughts of Anthropic's models, signed or
+    encrypted, are left out.
     """
     for message in prompt:
         if isinstance(message.content, str) or message.role not in ("user", "assistant"):
@@ -114,21 +125,17 @@ def own_turns(prompt: Sequence[Message]) -> Iterator[Message]:
             if kind == "tool_use" and message.role == "assistant":
                 calls.append(ToolCall(part["id"], part["name"], part.get("input") or {}))
             elif kind == "tool_result" and message.role == "user":
-                yield Message("tool", _result(part.get("content")), tool_call_id=part["tool_use_id"])
+                content = part.get("content") or ""
+                result = content if isinstance(content, str) else tuple(content)
+                yield Message("tool", result, tool_call_id=part["tool_use_id"])
             elif kind not in ("thinking", "redacted_thinking"):
                 rest.append(part)
         if rest or calls:
             yield evolve(message, content=tuple(rest) or "", tool_calls=tuple(calls))
 
 
-def _result(content: Any) -> str | tuple[Mapping[str, Any], ...]:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return tuple(content)
-
-
 def text_of_result(message: Message) -> str | None:
-    """Return the text of a tool's result; ``None`` if it has parts of another kind."""
+    """Return the text of a tool result; ``None`` if it has other parts."""
     if isinstance(message.content, str):
         return message.content
     texts = [part.get("text") for part in message.content]

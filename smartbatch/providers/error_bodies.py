@@ -1,9 +1,9 @@
-"""The reason in an error body, whichever of the common formats a server, a gateway or a proxy uses.
+"""The reason in an error body, in any of the common formats of servers, gateways and proxies.
 
 The formats: ``error`` as an object or a string; ``errors`` as a list or by field; FastAPI's ``detail`` as a
 string or a list; problem details of RFC 9457; flat objects (``message``, ``msg``, ``error_msg`` and others);
 JSON in a string; XML; plain text; and the title of an HTML page. In any other format the reason is the text
-that looks most like one, wherever it is.
+that most resembles one, at any level.
 """
 
 from __future__ import annotations
@@ -18,15 +18,12 @@ from smartbatch.providers.foreign_text import fields, plain
 from smartbatch.providers.http.content import decode_answer
 from smartbatch.providers.http.replies import Reply, is_html
 
-_MAX_TEXT = 2000
-"""Characters of a reason. More is cut."""
-_MAX_PAGE = 64 * 1024
-"""Bytes of a page in which its title is looked for."""
+_MAX_TEXT = 2000  # characters of a reason
+_MAX_PAGE = 64 * 1024  # bytes of a page that are searched for a title
 _MAX_DEPTH = 6
-_MAX_PARTS = 5
-"""Reasons taken from one list."""
+_MAX_PARTS = 5  # reasons from one list
 _TITLES = ("title", "error")
-"""Fields with a headline: it comes first, and is often a bare ``Bad Request``."""
+"""Fields with a headline, often just ``Bad Request``; it comes first."""
 _REASONS = (
     "message",
     "msg",
@@ -41,36 +38,34 @@ _REASONS = (
     "reason",
     "description",
 )
-"""Fields with the reason itself, the usual names first."""
+"""Fields with the reason itself, the most common first."""
 _INSIDE = ("errors", "invalid-params", "invalid_params", "fault", "base_resp", "data")
-"""Fields that hold further reasons, or the only one."""
+"""Fields with further reasons, or the only one."""
 _PLACES = ("loc", "pointer", "name", "param", "field", "parameter", "path")
-"""Fields of a listed reason that name a place in the request."""
+"""Fields of a listed reason with a place in the request, such as ``body.seed``."""
 _WORDS = ("type", "code", "param", "metadata")
 """Fields of a flat error that the adapters read; see :func:`with_reason`."""
-_HEADLINE_WORDS = 3
-"""A message of so few words, such as ``Provider returned error``, is completed by the reason inside."""
-_MAX_SEARCHED = 500
-"""Values of an error body that a search looks at."""
+_HEADLINE_WORDS = 3  # shorter messages, such as "Provider returned error", are completed by the reason inside
+_MAX_SEARCHED = 500  # values of an error body
 _OF_A_REASON = re.compile(
     r"mess|msg|text|reason|desc|detail|err|cause|fault|problem|expl|info|title|data|raw", re.I
 )
-"""Names of fields that may hold a reason in a format that is not known."""
+"""Names of fields that may hold a reason in an unknown format."""
 _NOT_A_REASON = re.compile(
     r"(?!.*(?:err|bad|invalid|fail))"
     r".*?(?:input|prompt|request|payload|header|body|stack|trace|ur[il]\b|link|href|docs?\b|documentation|"
     r"time(?:stamp)?\b|date\b|token|auth|key|model|user|role|version|instance)",
     re.I,
 )
-"""Names of fields that repeat the request, or identify something."""
+"""Names of fields that repeat the request, or hold an identifier."""
 
 
 def with_reason(data: Any, reply: Reply) -> Any:
-    """Return an error body whose ``error`` is an object with a ``message``; the other fields stay.
+    """Return an error body whose ``error`` is an object with a ``message``; other fields are kept.
 
     Args:
         data: the decoded body; ``None`` if it is not JSON.
-        reply: has the body as it arrived.
+        reply: the answer with the raw body.
     """
     if isinstance(data, list) and data:
         data = data[0]
@@ -87,12 +82,12 @@ def with_reason(data: Any, reply: Reply) -> Any:
 
 
 def reason_of(data: Any) -> str:
-    """Return the reason in a decoded error body; empty if it has none."""
+    """Return the reason in a decoded error body; empty without one."""
     return named_reason(data) or _joined(_searched(data))
 
 
 def named_reason(data: Any) -> str:
-    """Return the reason in the usual fields of a decoded body, which may not be an error's."""
+    """Return the reason in the usual fields of a decoded body, which may not be an error."""
     return _joined(_reasons(data, _MAX_DEPTH))
 
 
@@ -101,7 +96,7 @@ def _joined(reasons: Iterable[str]) -> str:
 
 
 def _completed(message: str, error: Mapping[str, Any]) -> str:
-    """Return the message of an error; with the reason inside it, if it is JSON or only a headline."""
+    """Return an error's message; with the reason inside it, if it is JSON or only a headline."""
     if message.lstrip()[:1] in ("{", "["):
         return named_reason(message)
     if len(message.split()) > _HEADLINE_WORDS:
@@ -120,7 +115,7 @@ def text_of(reply: Reply) -> str:
 
 
 def is_page(reply: Reply) -> bool:
-    """Whether a body is a page for people, or XML."""
+    """Whether a body is a web page, or XML."""
     return is_html(reply.headers) or reply.body.lstrip()[:1] == b"<"
 
 
@@ -154,7 +149,7 @@ def _reasons(value: Any, depth: int) -> Iterator[str]:
 
 
 def _decoded(text: str) -> Any:
-    """Return what JSON in a string says, which gateways pass on that way; ``None`` if it is none."""
+    """Return the value of JSON in a string, which gateways pass on that way; ``None`` for other text."""
     if text.lstrip()[:1] not in ("{", "["):
         return None
     try:
@@ -164,9 +159,9 @@ def _decoded(text: str) -> Any:
 
 
 def _searched(data: Any) -> list[str]:
-    """Return the texts of an unknown format that look like a reason, from the highest level that has any.
+    """Return the texts of an unknown format that resemble a reason, from the highest level that has any.
 
-    Fields with the name of a reason come before all others, at any level. Texts of one word are codes.
+    Fields named like a reason take precedence, at any level. Single words are codes.
     """
     named: list[str] = []
     others: list[str] = []
@@ -206,7 +201,7 @@ def _of_object(value: Mapping[str, Any], depth: int) -> Iterator[str]:
 
 
 def _by_field(errors: Mapping[str, Any], depth: int) -> Iterator[str]:
-    """Reasons by the field they are about, as ASP.NET and Rails list them, or one error object."""
+    """Yield reasons by the field they are about, as in ASP.NET and Rails, or those of one error object."""
     if any(name in errors for name in (*_REASONS, *_INSIDE)):
         yield from _reasons(errors, depth)
         return
@@ -216,7 +211,6 @@ def _by_field(errors: Mapping[str, Any], depth: int) -> Iterator[str]:
 
 
 def _place(value: Mapping[str, Any]) -> str:
-    """Return the place in the request that a listed reason is about, such as ``body.seed``."""
     for name in _PLACES:
         place = value.get(name)
         if isinstance(place, list):

@@ -1,7 +1,7 @@
 """Errors of answers, made in one place: each has the call's id and limits, and no key or piece of a prompt.
 
-What differs between the APIs is how an error body is taken apart and what its words mean; every adapter has
-an :class:`ErrorReader` that knows this of its own API.
+The APIs differ in the format of an error body and the meaning of its words; every adapter has an
+:class:`ErrorReader` for its own API.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ _NO_SUCH_PLACE = re.compile(
     r"no such (?:endpoint|route|path)|(?:unknown|unsupported|invalid) (?:endpoint|route|path|url)",
     re.I,
 )
-"""What servers call an address that they do not have."""
+"""Messages about an address that does not exist."""
 _OF_A_MODEL = re.compile(r"model|deployment", re.I)
 
 
 @frozen
 class ServiceAddress:
-    """The base URL of a service, as errors show it: it has no credentials and no query."""
+    """The base URL of a service, as errors show it, without credentials or a query."""
 
     base: str = ""  # the base URL; empty if the service has none
     versioned: bool = False  # whether a base URL of this API ends with a version, such as ``/v1``
 
     @property
     def advice(self) -> str:
-        """The address, and which base URL may be the right one."""
+        """The address, and a base URL that may be the right one."""
         if not self.base:
             return "check the base URL"
         base = self.base.rstrip("/")
@@ -64,7 +64,7 @@ class ServiceAddress:
         return f"the base URL {base} {problem}, try base_url={self._usual}"
 
     def seems_wrong(self, status: int, message: str) -> bool:
-        """Whether an error says that the address does not exist, and not the model, a file or a batch."""
+        """Whether an error means that the address does not exist, and not a model, file or batch."""
         if status not in (200, 400, 404, 405, 501) or _OF_A_MODEL.search(message):
             return False
         if status in (404, 405) and not (message and self._fits):
@@ -77,14 +77,13 @@ class ServiceAddress:
 
     @property
     def _usual(self) -> str:
-        """The base URL without the address of a call, and with a version only if this API's have one."""
         base = _CALL.sub("", self.base.rstrip("/"))
         if not self.versioned:
             return _LAST.sub("", base)
         return base if not base or _VERSION.search(base) else f"{base}/v1"
 
     def after_redirect(self, headers: Mapping[str, str]) -> str:
-        """Return what to do about a redirect, which is not followed: the key must not go where it points."""
+        """Return advice for a redirect, which is not followed: the key must not be sent there."""
         target = _shown(headers.get("location", ""))
         from_ = f" of {self.base}" if self.base else ""
         to = f" to {target}" if target else ""
@@ -110,9 +109,9 @@ def _shown(location: str) -> str:
 
 
 _ANSWERS = ("choices", "data", "candidates")
-"""Fields that hold an answer, whatever else is next to them."""
+"""Fields with an answer, whatever other fields there are."""
 _ERRORS = ("error", "errors", "detail")
-"""Fields that hold an error in a success, unless there is an answer."""
+"""Fields with an error in a success, unless there is an answer."""
 _OF_THE_API = frozenset(
     {
         *_ANSWERS,
@@ -130,18 +129,17 @@ _OF_THE_API = frozenset(
         "promptFeedback",
     }
 )
-"""Fields of which every answer of an API has at least one."""
-_JSEND = ("error", "fail")
-"""What the ``status`` of a failure is in the JSend format."""
+"""Every answer of an API has at least one of these fields."""
+_JSEND = ("error", "fail")  # values of a failure's ``status`` in the JSend format
 _PAGES = frozenset({403, 404, 405})
-"""HTTP statuses that speak of the account, the model or the request, but not where a web page has them."""
+"""HTTP statuses about the account, the model or the request, unless a web page has them."""
 
 
 def error_in(data: Any) -> Mapping[str, Any]:
-    """Return the error that a decoded body carries, its ``message`` a text; empty where it carries none.
+    """Return the error in a decoded body, its ``message`` a string; empty without one.
 
-    Some servers wrap the body in a list, and some send a bare text in the place of the error, or an object in
-    the place of its message.
+    Some servers wrap the body in a list, and some send a string instead of the error, or an object instead of
+    its message.
     """
     if isinstance(data, list) and data:
         data = data[0]
@@ -154,37 +152,35 @@ def error_in(data: Any) -> Mapping[str, Any]:
 
 
 def says_something(error: Any) -> bool:
-    """Whether what stands in the place of an error is one: gateways such as one-api put an object there whose
-    fields are all empty.
-    """
+    """Whether an error field has content: gateways such as one-api fill it with an object of empty fields."""
     return any(error.values()) if isinstance(error, Mapping) else bool(error)
 
 
 @frozen
 class Refusal:
-    """What an error body says, taken apart."""
+    """The parts of an error body."""
 
     kind: ErrorKind  # its meaning
     message: str  # the provider's text, unscrubbed
     code: str | None  # its code, type or status as a plain word
-    status: int | None = None  # the HTTP status the error names itself, where it stands in a success
-    wait: float | None = None  # seconds to wait, where the body says so and no header does
-    limits: LimitReport | None = None  # the limits the body names
-    request_id: str | None = None  # the id of the call, where the body has it
-    parameters: tuple[str, ...] = ()  # names of the parameters that the server does not take
+    status: int | None = None  # the HTTP status that an error inside a success names
+    wait: float | None = None  # seconds to wait, in the body; used if no header has them
+    limits: LimitReport | None = None  # limits in the body
+    request_id: str | None = None  # id of the call in the body
+    parameters: tuple[str, ...] = ()  # names of parameters that the server rejects
 
 
 @frozen
 class ErrorReader:
     """Makes the errors of one API's answers."""
 
-    # takes an error body apart: the answer, and its body as decoded
+    # parses an error: the answer, and its decoded body
     understand: Callable[[Reply, Any], Refusal]
-    limits_in: Callable[[Mapping[str, str]], LimitReport | None]  # what an answer's headers say about limits
-    # the header with the provider's id of the call; ``None`` where there is none
+    limits_in: Callable[[Mapping[str, str]], LimitReport | None]  # reads limits from headers
+    # header with the provider's id of the call, if any
     id_header: str | None = None
-    secrets: tuple[str, ...] = ()  # texts that must not come back in an error
-    address: ServiceAddress = NO_ADDRESS  # of the service, for errors that may come from elsewhere
+    secrets: tuple[str, ...] = ()  # must not appear in an error
+    address: ServiceAddress = NO_ADDRESS  # shown in errors that may come from another server
 
     def read(
         self,
@@ -195,17 +191,17 @@ class ErrorReader:
     ) -> ProviderError:
         """Return the meaning of an error answer. In order:
 
-        1. a redirect is not followed: the key must not go where it points;
-        2. the body's reason is found, whatever its format, and gets its kind by the API's own table;
-        3. the reason is shown without secrets, cut, and not at all if it repeats a prompt;
-        4. if the address seems wrong, it is named, with a base URL to try;
+        1. a redirect is not followed: the key must not be sent there;
+        2. the body's reason is found, whatever its format, and gets its kind from the API's own table;
+        3. the reason is shown without secrets, shortened, and not at all if it repeats a prompt;
+        4. if the address seems wrong, it is shown, with a base URL to try;
         5. the time to wait is that of a header, or else that of the body;
         6. work may have been done if the error is in a success, or if a gateway gave up (504).
 
         Args:
-            reply: the answer; of an error inside a stream, its head.
-            requests: whose texts must not come back in the error.
-            data: the decoded body, where it was decoded already, or an error event of a stream.
+            reply: the answer; for an error inside a stream, its head.
+            requests: their texts must not appear in the error.
+            data: the decoded body, if available, or an error event of a stream.
         """
         if 300 <= reply.status < 400:
             text = self.address.after_redirect(reply.headers)
@@ -242,7 +238,7 @@ class ErrorReader:
         *,
         kind: ErrorKind = ErrorKind.INVALID_RESPONSE,
     ) -> ProviderError:
-        """Return the error for an answer that is not what the API promises; ``text`` is ours."""
+        """Return the error for an answer that breaks the API's contract; ``text`` is ours."""
         return ProviderError(
             text,
             kind=kind,
@@ -255,13 +251,13 @@ class ErrorReader:
         )
 
     def broken(self, reply: Reply, code: str, text: str) -> ProviderError:
-        """Return the error for an answer that was cut or garbled on its way."""
+        """Return the error for an answer that was cut or garbled in transit."""
         return self.unusable(reply, code, text, kind=ErrorKind.NETWORK_ERROR)
 
     def refused(self, reply: Reply, requests: Sequence[Request]) -> ProviderError:
-        """Return the meaning of a refusal to answer ``requests``.
+        """Return the meaning of a refusal of ``requests``.
 
-        A web page that says no is a gateway's, not the provider's, and may be gone with the next call.
+        A refusal by a web page is a gateway's, not the provider's, and may not recur with the next call.
         """
         if reply.status in _PAGES and is_html(reply.headers):
             return self._page(reply)
@@ -270,7 +266,8 @@ class ErrorReader:
     def answer(self, reply: Reply, requests: Sequence[Request] = ()) -> dict[str, Any]:
         """Return the JSON object of an answer to ``requests``.
 
-        A refusal is raised, and so is what :meth:`decode` refuses and an error that came with a success.
+        Raises:
+            ProviderError: the answer is a refusal, contains an error, or is not an answer of this API.
         """
         if not reply.ok:
             raise self.refused(reply, requests)
@@ -283,10 +280,10 @@ class ErrorReader:
         return data
 
     def check(self, data: Mapping[str, Any], reply: Reply, requests: Sequence[Request] = ()) -> None:
-        """Raise the error that a decoded success carries instead of an answer.
+        """Raise the error in a decoded success, if there is one instead of an answer.
 
-        What failed after it had begun says so in a status of its own. A string as ``data`` is no answer of
-        any API; next to a status of JSend, it is the reason.
+        A request that failed after it had begun has a status of its own. A string as ``data`` is not an
+        answer of any API; next to a status of JSend, it is the reason.
         """
         instead = any(map(data.get, _ERRORS)) and not any(map(data.get, _ANSWERS))
         is_jsend = data.get("status") in _JSEND and isinstance(data.get("data"), str)
@@ -295,10 +292,11 @@ class ErrorReader:
             raise self.read(reply, requests, data=data)
 
     def decode(self, reply: Reply) -> dict[str, Any]:
-        """Return the JSON object of a success, whatever it says.
+        """Return the JSON object of a success, whatever its fields.
 
-        A page or a value that is no answer of an API is an ``INVALID_RESPONSE``, a body that is not whole
-        JSON a ``NETWORK_ERROR``.
+        Raises:
+            ProviderError: it is a page or another value (``INVALID_RESPONSE``), or incomplete JSON
+                (``NETWORK_ERROR``).
         """
         body = reply.body
         if is_page(reply):
@@ -310,20 +308,20 @@ class ErrorReader:
         except ValueError:
             if reply.headers.get("content-type", "").startswith("text/plain") and (said := text_of(reply)):
                 said = safe_text(said, (), *self.secrets)
-                text = f"the answer is a plain text and not JSON ({said}); {self.address.advice}"
+                text = f"the answer is plain text and not JSON ({said}); {self.address.advice}"
                 raise self.unusable(reply, "shape", text) from None
-            text = "the answer is not whole JSON; it was cut or garbled on its way"
+            text = "the answer is not complete JSON; it was cut or garbled in transit"
             raise self.broken(reply, "truncated", text) from None
         if not isinstance(data, dict):
             raise self.unusable(reply, "shape", f"the answer is not a JSON object; {self.address.advice}")
         return data
 
     def _page(self, reply: Reply) -> ProviderError:
-        """Return the error for a page that somebody else sent in place of an answer."""
+        """Return the error for a page that another server sent instead of an answer."""
         title = safe_text(page_title(reply), (), *self.secrets)
         status = "" if reply.ok else f" ({reply.status})"
         named = f', titled "{title}"' if title else ""
-        text = f"a web page came back{status}, not the provider's answer{named}"
+        text = f"a web page arrived{status} instead of the provider's answer{named}"
         return self.unusable(reply, "html", f"{text}; {self.address.advice}, or sign in to the network")
 
     def request_id(self, reply: Reply) -> str | None:
@@ -331,9 +329,9 @@ class ErrorReader:
         return self._plain(short(reply.headers.get(self.id_header), PLAIN_ID)) if self.id_header else None
 
     def _plain(self, word: str | None) -> str | None:
-        """Return a code or an id of the provider's, unless it is a key or holds one."""
+        """Return a provider's code or id, unless it contains a key."""
         return None if word is None or has_secret(word, *self.secrets) else word
 
     def limits(self, reply: Reply) -> LimitReport | None:
-        """Return what the headers say about limits."""
+        """Return the limits in the headers."""
         return self.limits_in(reply.headers)

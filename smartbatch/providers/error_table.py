@@ -1,7 +1,7 @@
-"""The meaning of error answers: one table for OpenAI and the servers compatible with it.
+"""The meaning of error answers: one table for OpenAI and compatible servers.
 
 Source: OpenAI's error guide and OpenAPI document, and the texts of the compatible servers (vLLM, llama.cpp,
-Ollama, Azure, Groq) as of 2026. Compatible servers send codes as numbers, texts or null.
+Ollama, Azure, Groq) as of 2026. Compatible servers send codes as numbers, strings or null.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _CODES = {
     "organization_usage_limit_exceeded": ErrorKind.NO_MONEY,
     "billing_hard_limit_reached": ErrorKind.NO_MONEY,
     "billing_not_active": ErrorKind.NO_MONEY,
-    "budget_exceeded": ErrorKind.NO_MONEY,  # LiteLLM: of a key, a team or a user
-    "exceeded_current_quota_error": ErrorKind.NO_MONEY,  # Moonshot: the account's balance
+    "budget_exceeded": ErrorKind.NO_MONEY,  # LiteLLM: a key's, team's or user's budget
+    "exceeded_current_quota_error": ErrorKind.NO_MONEY,  # Moonshot
     "context_length_exceeded": ErrorKind.CONTEXT_TOO_LONG,
     "exceed_context_size_error": ErrorKind.CONTEXT_TOO_LONG,
     "string_above_max_length": ErrorKind.CONTEXT_TOO_LONG,
@@ -44,8 +44,8 @@ _STATUSES = {
     402: ErrorKind.NO_MONEY,
     403: ErrorKind.AUTH_ERROR,
     407: ErrorKind.AUTH_ERROR,
-    408: ErrorKind.SERVER_ERROR,  # the server's own time-out: the request may go again
-    409: ErrorKind.SERVER_ERROR,  # a lock; again
+    408: ErrorKind.SERVER_ERROR,  # the server's own time-out; retried
+    409: ErrorKind.SERVER_ERROR,  # a lock; retried
     424: ErrorKind.SERVER_ERROR,  # TGI: the generation failed
     425: ErrorKind.SERVER_ERROR,
     429: ErrorKind.RATE_LIMIT,
@@ -70,12 +70,12 @@ _BAD_KEY = re.compile(r"api key not valid|(?:incorrect|invalid) api key", re.I)
 
 
 def kind_of_code(code: object, type_: object, message: str) -> ErrorKind | None:
-    """Return what a provider's error code, type or text says by itself; ``None`` when it says nothing."""
+    """Return the meaning of an error's code, type or text alone; ``None`` if they show none."""
     named = _CODES.get(code) if isinstance(code, str) else None
     if named is None and isinstance(type_, str) and type_ != "invalid_request_error":
         named = _CODES.get(type_)
     if named in (None, ErrorKind.CLIENT_ERROR, ErrorKind.RATE_LIMIT):
-        # Types are coarse and the older texts say more: money and length first, they are never retried.
+        # Types are coarse and texts are more specific. Money and length first: they are never retried.
         if _NO_MONEY.search(message):
             return ErrorKind.NO_MONEY
         if _TOO_LONG.search(message):
@@ -86,37 +86,39 @@ def kind_of_code(code: object, type_: object, message: str) -> ErrorKind | None:
 def kind_of_status(
     status: int, code: object = None, type_: object = None, message: str | None = None
 ) -> ErrorKind:
-    """Return the meaning of an error answer: its status, and ``error.code``, ``error.type``,
-    ``error.message``.
+    """Return the meaning of an error answer; a 200 may contain an error as well.
 
-    A 200 may carry an error object too. The message is unscrubbed; it is only looked at. The cases, in order:
-
-    1. A success: what its code names; else the HTTP status that its code is; else no usable answer.
-    2. A redirect: no usable answer.
-    3. No credit, a context too long and a refused key are what they are, whatever the status.
-    4. Statuses that some servers use for something else: a 429 for a request that never fits, a 503 for a
-       rate limit, a 400 for a refused key, a 403 for a prompt that a filter refused.
-    5. What the status says.
+    Args:
+        status: the HTTP status.
+        code: ``error.code``.
+        type_: ``error.type``.
+        message: ``error.message``, unscrubbed; it is only searched.
     """
     message = message or ""
     named = kind_of_code(code, type_, message)
+    # 1. A success: the kind of its code, or of the HTTP status that the code is.
     if status < 300:
         number = _http_number(code)
         if named is not None or number is None:
             return named or ErrorKind.INVALID_RESPONSE
         status = number
+    # 2. A redirect, which is not followed.
     if status < 400:
-        return ErrorKind.INVALID_RESPONSE  # a redirect, which is not followed
+        return ErrorKind.INVALID_RESPONSE
+    # 3. No credit, a context that is too long and a rejected key, whatever the status.
     if named in (ErrorKind.NO_MONEY, ErrorKind.CONTEXT_TOO_LONG, ErrorKind.AUTH_ERROR):
         return named
+    # 4. Statuses with another meaning: a request above the limit per minute, for which waiting does not help;
+    # a rate limit; a rejected key; a prompt that a filter rejected.
     if status == 429 and _NEVER_FITS.search(message):
-        return ErrorKind.CLIENT_ERROR  # larger than the whole minute's tokens: waiting does not help
+        return ErrorKind.CLIENT_ERROR
     if status == 503 and (named is ErrorKind.RATE_LIMIT or _SLOW_DOWN.search(message)):
         return ErrorKind.RATE_LIMIT
     if status == 400 and _BAD_KEY.search(message):
         return ErrorKind.AUTH_ERROR
     if status == 403 and (code in _FILTERS or type_ in _FILTERS or _FLAGGED.search(message)):
         return ErrorKind.CLIENT_ERROR
+    # 5. The status.
     if status in _STATUSES:
         return _STATUSES[status]
     return ErrorKind.SERVER_ERROR if status >= 500 else ErrorKind.CLIENT_ERROR

@@ -1,4 +1,4 @@
-"""Texts, numbers and moments of a provider: what of an answer may be kept, and what no error may show."""
+"""Strings, numbers and times from a provider: which may be kept, and which no error may show."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from typing import Any
 from smartbatch.errors import ErrorKind, ProviderError, scrub
 from smartbatch.types import Request, Usage
 
-PLAIN_WORD = re.compile(r"[\w.:/-]{1,64}", re.ASCII)
-"""What an error code or a finish reason looks like."""
-PLAIN_ID = re.compile(r"[\w.:=+/-]{1,128}", re.ASCII)
-"""What the id of a call or the name of a model looks like."""
+PLAIN_WORD = re.compile(r"[\w.:/-]{1,64}", re.ASCII)  # an error code or a finish reason
+PLAIN_ID = re.compile(r"[\w.:=+/-]{1,128}", re.ASCII)  # the id of a call or the name of a model
 
-_MOST_TOKENS = 10**9
+_MAX_TOKENS = 10**9
 _DIGITS = re.compile(r"[0-9]{1,12}")
-_LONGEST = 64  # characters; no moment is longer
-_ECHO = 20  # characters: a common run of this length is taken for a piece of the prompt
+_MAX_DATE = 64  # characters
+_ECHO = 20  # characters: a common run of this length counts as a piece of the prompt
 
 
 def unusable(
@@ -33,12 +31,12 @@ def unusable(
     status: int | None = None,
     usage: Usage | None = None,
 ) -> ProviderError:
-    """Return the error of an answer that is not what the API promises; it may be billed. ``text`` is ours."""
+    """Return the error for an answer that breaks the API's contract and may be billed; ``text`` is ours."""
     return ProviderError(text, kind=kind, status=status, code=code, maybe_billed=True, usage=usage)
 
 
 def safe_text(message: str, requests: Sequence[Request], *secrets: str | None) -> str:
-    """Return a provider's text as it may be shown: without keys, cut, left out if it repeats a prompt."""
+    """Return a provider's text for display: without keys, shortened, and left out if it repeats a prompt."""
     if not message:
         return ""
     text = scrub(message[:2000], *secrets, limit=200)
@@ -46,12 +44,12 @@ def safe_text(message: str, requests: Sequence[Request], *secrets: str | None) -
 
 
 def repeats(text: str, requests: Sequence[Request]) -> bool:
-    """Whether a provider's text has a long piece of a prompt in it: then its words may be the user's."""
+    """Whether a provider's text contains a long piece of a prompt, so that its words may be the user's."""
     return echoes(text, (prompt for prompt in texts(requests) if len(prompt) >= _ECHO))
 
 
 def without_echo(error: ProviderError, request: Request) -> ProviderError:
-    """Return an error of a batch's result line, scrubbed already, without pieces of its request's prompt."""
+    """Return an error of a batch's result line, already scrubbed, without pieces of its request's prompt."""
     if not echoes(error.message, texts((request,))):
         return error
     shown = copy.copy(error)
@@ -64,7 +62,7 @@ def without_echo(error: ProviderError, request: Request) -> ProviderError:
 
 
 def texts(requests: Sequence[Request]) -> Iterator[str]:
-    """Yield every text of some requests."""
+    """Yield every text of the requests."""
     for request in requests:
         if request.params.system:
             yield request.params.system
@@ -81,8 +79,8 @@ def texts(requests: Sequence[Request]) -> Iterator[str]:
 
 
 def echoes(text: str, prompts: Iterator[str]) -> bool:
-    """True when ``text`` repeats 20 characters or more of a prompt, or a whole shorter one; blanks count
-    as one.
+    """Whether ``text`` repeats 20 characters of a prompt, or a whole shorter one; runs of blanks count as
+    one.
     """
     text = " ".join(text.split())
     for prompt in prompts:
@@ -91,7 +89,7 @@ def echoes(text: str, prompts: Iterator[str]) -> bool:
             if len(prompt) >= 4 and prompt in text:
                 return True
             continue
-        # Any common run of 20 holds one of the blocks of 10 at multiples of 10: look for those first.
+        # Any common run of 20 contains a block of 10 at a multiple of 10: search for those first.
         for start in range(0, len(text) - 9, 10):
             if text[start : start + 10] in prompt and any(
                 text[at : at + _ECHO] in prompt
@@ -102,7 +100,7 @@ def echoes(text: str, prompts: Iterator[str]) -> bool:
 
 
 def well_formed(text: str) -> str:
-    """The text with lone surrogates replaced: JSON can carry them, UTF-8 files and databases cannot."""
+    """Return a string without lone surrogates, which JSON can contain and UTF-8 cannot."""
     if text.isascii():
         return text
     try:
@@ -113,14 +111,14 @@ def well_formed(text: str) -> str:
 
 
 class WellFormedText:
-    """A text that comes in pieces, without lone surrogates; a pair may be split between two pieces."""
+    """A string that arrives in pieces, without lone surrogates; a pair may be split between two pieces."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-16-le")("replace")
         self._parts: list[str] = []
 
     def take(self, piece: str, *, last: bool = False) -> str:
-        """Return what can be handed on of ``piece``; half a pair waits for the other half."""
+        """Return the usable part of ``piece``; half a pair waits for the other half."""
         piece = self._decoder.decode(piece.encode("utf-16-le", "surrogatepass"), last)
         self._parts.append(piece)
         return piece
@@ -132,37 +130,37 @@ class WellFormedText:
 
 
 def count(value: Any) -> int | None:
-    """Return a number of tokens; ``None`` for anything that cannot be one."""
-    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else None
+    """Return a number of tokens; ``None`` for anything else."""
+    return value if type(value) is int and 0 <= value <= _MAX_TOKENS else None
 
 
 def detail(found: Any, name: str) -> int:
-    """Return a number of tokens in the details of a usage; 0 where they have none."""
+    """Return a number of tokens in the details of a usage; 0 without one."""
     return count(fields(found).get(name)) or 0
 
 
 def whole(value: Any) -> int | None:
-    """Return a count that may be written as a text, as 64-bit numbers are in JSON."""
+    """Return a count that may be a string, as 64-bit numbers are in JSON."""
     return count(int(value)) if isinstance(value, str) and _DIGITS.fullmatch(value) else count(value)
 
 
 def fields(value: Any) -> Mapping[str, Any]:
-    """Return a value that should be an object; nothing for any other."""
-    return value if type(value) is dict or isinstance(value, Mapping) else {}  # most are a dict: seen at once
+    """Return a value that should be an object; an empty mapping for any other."""
+    return value if type(value) is dict or isinstance(value, Mapping) else {}  # the faster check first
 
 
 def short(value: Any, form: re.Pattern[str]) -> str | None:
-    """Return the value if it is a text of this form."""
+    """Return the value if it is a string of this form."""
     return value if isinstance(value, str) and form.fullmatch(value) else None
 
 
 def plain(value: Any) -> str:
-    """Return a text, or a number as text; nothing for what may be nested too deeply to be one."""
+    """Return a string, or a number as a string; empty for anything else, which may be nested too deeply."""
     return str(value) if isinstance(value, (str, int, float)) else ""
 
 
 def finish_word(reason: Any, known: Mapping[str, str]) -> str:
-    """Return our word for a provider's finish reason; words that are not ``known`` are passed on."""
+    """Return our word for a provider's finish reason; words that are not ``known`` are returned unchanged."""
     if reason is None:
         return "stop"
     word = short(reason, PLAIN_WORD) or "unknown"
@@ -170,8 +168,8 @@ def finish_word(reason: Any, known: Mapping[str, str]) -> str:
 
 
 def http_date(text: str | None) -> float | None:
-    """Return the moment an HTTP date names (RFC 9110, 5.6.7); ``None`` for anything else."""
-    return _http_date(text) if text and len(text) <= _LONGEST else None
+    """Return the time of an HTTP date (RFC 9110, 5.6.7); ``None`` for anything else."""
+    return _http_date(text) if text and len(text) <= _MAX_DATE else None
 
 
 @lru_cache(maxsize=64)  # all answers within a second have the same
@@ -183,8 +181,8 @@ def _http_date(text: str) -> float | None:
 
 
 def unix_seconds(text: Any) -> float | None:
-    """Return the moment an RFC 3339 text names; ``None`` for anything else."""
-    return _unix_seconds(text) if isinstance(text, str) and 0 < len(text) <= _LONGEST else None
+    """Return the time of an RFC 3339 string; ``None`` for anything else."""
+    return _unix_seconds(text) if isinstance(text, str) and 0 < len(text) <= _MAX_DATE else None
 
 
 @lru_cache(maxsize=64)  # all answers within a second name the same
@@ -196,5 +194,5 @@ def _unix_seconds(text: str) -> float | None:
 
 
 def _utc(moment: datetime) -> float:
-    """A moment without a zone is UTC: so are HTTP dates, and ``-0000`` comes back without one."""
+    # HTTP dates have no zone, and -0000 is parsed without one: both are UTC
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -12,7 +12,7 @@ from smartbatch.providers.foreign_text import http_date, unix_seconds
 from smartbatch.types import LimitReport
 
 RETRY_AFTER_CEILING = 600.0
-"""Most seconds a server is believed when it asks to wait: longer ones that were seen were mistakes."""
+"""Maximum wait in seconds that a server may ask for: longer ones seen in practice were mistakes."""
 
 _NUMBER = re.compile(
     r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)(?:e[+-]?\d++)?|[+-]?inf(?:inity)?", re.ASCII | re.IGNORECASE
@@ -20,18 +20,18 @@ _NUMBER = re.compile(
 # "ms" before "m", or 250ms would read as 250 minutes and a stray s. Both signs for micro are in use.
 _PART = re.compile(r"(?<!\d)(\d++(?:\.\d*+)?|\.\d++)(ms|us|µs|μs|ns|h|m|s)", re.ASCII)
 _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
-_LONGEST = 64  # characters: no valid value is longer
+_MAX_VALUE = 64  # characters
 
 
 def parse_retry_after(headers: Mapping[str, str], wall: float) -> float | None:
-    """Return the seconds a server asks to wait, at most the ceiling; ``None`` when it did not say.
+    """Return the seconds a server asks to wait, up to the ceiling; ``None`` without any.
 
     Args:
-        headers: the answer's headers, names in lower case. ``retry-after-ms`` (milliseconds) is asked
-            first, then ``retry-after``: seconds, whole or fractional, or an HTTP date (RFC 9110, 10.2.3), or
-            a duration such as ``30s``, which some servers send.
-            A moment is one of the server's clock, so it is compared with the ``date`` of the answer.
-        wall: Unix seconds now, for moments in answers without a date of their own.
+        headers: of the answer, names in lower case. ``retry-after-ms`` (milliseconds) takes precedence over
+            ``retry-after``: seconds, whole or fractional, an HTTP date (RFC 9110, 10.2.3), or a duration such
+            as ``30s``, which some servers send. A date is compared with the answer's own ``date``, by the
+            server's clock.
+        wall: Unix seconds now, for answers without a date.
     """
     answered = http_date(headers.get("date"))
     now = wall if answered is None else answered
@@ -51,13 +51,13 @@ def parse_retry_after(headers: Mapping[str, str], wall: float) -> float | None:
 def parse_duration(text: str | None) -> float | None:
     """Return the seconds of a Go duration such as ``6m0s``, ``250ms`` or ``1h2m3.5s``.
 
-    A bare number is seconds. ``None`` for anything else, negative ones included.
+    A bare number is seconds. ``None`` for anything else, including negative ones.
     """
     bare = _number(text)
     if bare is not None:
         return bare if 0 <= bare < math.inf else None
     text = (text or "").strip()
-    if not text or len(text) > _LONGEST:
+    if not text or len(text) > _MAX_VALUE:
         return None
     return _go_duration(text)
 
@@ -74,12 +74,13 @@ def _go_duration(text: str) -> float | None:
 
 
 def read_limits(headers: Mapping[str, str], wall: float) -> LimitReport | None:
-    """Return what OpenAI's ``x-ratelimit-*`` headers say; ``None`` without any. Missing is not unlimited.
+    """Return the limits in OpenAI's ``x-ratelimit-*`` headers; ``None`` without any. Missing is not
+    unlimited.
 
     Args:
-        headers: the answer's headers, names in lower case. Resets are durations; some servers send moments
-            as Unix time, in seconds, or thousandths, millionths or billionths of one.
-        wall: Unix seconds now, for moments in answers without a date of their own.
+        headers: of the answer, names in lower case. Resets are durations; some servers send Unix times, in
+            seconds, milliseconds, microseconds or nanoseconds.
+        wall: Unix seconds now, for answers without a date.
     """
     now = _server_time(headers, wall)
     tokens, project = _figures(headers, "tokens", now), _figures(headers, "project-tokens", now)
@@ -89,7 +90,7 @@ def read_limits(headers: Mapping[str, str], wall: float) -> LimitReport | None:
 
 
 class _Figures(NamedTuple):
-    """What is said about one limit."""
+    """The figures of one limit."""
 
     limit: int | None = None
     remaining: int | None = None
@@ -115,12 +116,11 @@ _HEADERS = {
         "project-tokens": ("project-tokens",),
     }.items()
 }
-"""The headers of each limit, by the provider itself and through a gateway. Cerebras and Mistral name the
-minute; what they say of longer spans is not read."""
+"""The headers of each limit, from the provider itself and through a gateway. Cerebras and Mistral name the
+minute; their headers about longer periods are not read."""
 
 
 def _report(rounded_to: float = 0.0, **figures: _Figures) -> LimitReport | None:
-    """The report of what is said about some limits; every answer in real time has one."""
     found: dict[str, Any] = {}
     for what, each in figures.items():
         if each != _UNSAID:
@@ -142,22 +142,22 @@ def _figures(headers: Mapping[str, str], what: str, now: float) -> _Figures:
 
 
 def _tighter(one: _Figures, other: _Figures) -> _Figures:
-    """Return what holds under both: the organisation's limit and the project's."""
+    """Return the figures that satisfy both limits, such as the organisation's and the project's."""
     limits = [figure.limit for figure in (one, other) if figure.limit is not None]
     left = [figure.remaining for figure in (one, other) if figure.remaining is not None]
     limit, remaining = min(limits, default=None), min(left, default=None)
     for figure in (one, other):
         if (figure.limit, figure.remaining) == (limit, remaining):
             return figure
-    return _Figures(limit, remaining)  # a reset belongs to one limit and would mislead about another
+    return _Figures(limit, remaining)  # a reset applies to one limit only
 
 
 def read_anthropic_limits(headers: Mapping[str, str], wall: float) -> LimitReport | None:
-    """Return what Anthropic's ``anthropic-ratelimit-*`` headers say; ``None`` without any.
+    """Return the limits in Anthropic's ``anthropic-ratelimit-*`` headers; ``None`` without any.
 
     Args:
-        headers: the answer's headers, names in lower case. Resets are moments (RFC 3339), so the server's
-            own ``date`` is asked what time it is when its clock and ours are further apart than it is exact.
+        headers: of the answer, names in lower case. Resets are times (RFC 3339), so the server's own ``date``
+            is used if its clock differs from ours by more than its precision.
         wall: Unix seconds now.
     """
     found = {}
@@ -168,7 +168,7 @@ def read_anthropic_limits(headers: Mapping[str, str], wall: float) -> LimitRepor
         if not (limit is remaining is reset is None):
             found[what] = _Figures(_count(limit), _count(remaining), _moment(reset, now))
     if found["tokens"].limit in (found["input"].limit, found["output"].limit):
-        # "tokens" repeats the tightest limit in force; taken for input and output together it would be halved
+        # "tokens" repeats the tightest limit; as a limit of input and output together it would be halved
         found["tokens"] = _UNSAID
     has_reset = any(each.reset is not None for each in found.values())
     return _report(_STAMPS_ROUNDED_TO if has_reset else 0.0, **found)
@@ -184,17 +184,17 @@ _ANTHROPIC = {
     )
 }
 _EARLIEST, _LATEST = 1.5e9, 1e10
-"""Unix seconds of 2017 and 2286: a number between them is no duration. In smaller units likewise."""
-_STAMP_UNITS = (1.0, 1e3, 1e6, 1e9)  # a second's
+"""Unix seconds of 2017 and 2286: a number between them, in any unit, is a time and not a duration."""
+_STAMP_UNITS = (1.0, 1e3, 1e6, 1e9)  # per second
 _STAMPS_ROUNDED_TO = 1.0  # seconds
-_DATE_IS_EXACT_TO = 2.0  # seconds: a Date header has whole ones, and the answer was under way
+_DATE_IS_EXACT_TO = 2.0  # seconds: a Date header has whole seconds, and the answer takes time
 
 
 def _number(text: str | None) -> float | None:
-    return None if text is None or len(text) > _LONGEST else _float(text)
+    return None if text is None or len(text) > _MAX_VALUE else _float(text)
 
 
-@lru_cache(maxsize=1024)  # limits stay as they are, and what is left of them comes again
+@lru_cache(maxsize=1024)  # limits rarely change, and remainders recur
 def _float(text: str) -> float | None:
     text = text.strip()
     # float() alone would also take "nan", "1_000" and digits of other scripts
@@ -202,7 +202,7 @@ def _float(text: str) -> float | None:
 
 
 def _until(number: float, now: float) -> float:
-    """Return the seconds a number names: itself, or those from ``now`` to the moment that it is."""
+    """Return the seconds that a number means: itself, or the time from ``now`` if it is a Unix time."""
     for unit in _STAMP_UNITS:
         if _EARLIEST <= number / unit <= _LATEST:
             return number / unit - now
@@ -220,6 +220,6 @@ def _server_time(headers: Mapping[str, str], wall: float) -> float:
 
 
 def _moment(text: str | None, now: float) -> float | None:
-    """Seconds from now to a moment in RFC 3339, 0 for one in the past."""
+    """Return the seconds from now to an RFC 3339 time, 0 for one in the past."""
     moment = unix_seconds(text and text.strip())
     return None if moment is None else max(0.0, moment - now)

@@ -27,11 +27,11 @@ class MockCall:
 
     Attributes:
         number: 1 for the first call.
-        requests: what it carried; more than one for a shared call.
+        requests: of the call; more than one for a shared call.
         model: without the provider's prefix.
         attempt: 0 for a request's first call.
-        timeout: seconds the call was given.
-        thread: name of the thread that made it.
+        timeout: seconds allowed for the call.
+        thread: name of the calling thread.
     """
 
     number: int
@@ -48,27 +48,27 @@ class MockCall:
 
 
 class MockProvider(Provider):
-    """Answers from a script and fails when told to; safe from any number of threads.
+    """Answers from a script and fails on demand; safe from any number of threads.
 
     Args:
-        answers: a list used up one entry a request, a mapping from prompt texts, or a function of the
-            request. An entry is a text, an ``Answer``, any other object, or an exception, which is raised.
-            Without a script the answer is a sentence that carries a digest of the prompt.
+        answers: a list with one entry per request, a mapping from prompts, or a function of the request. An
+            entry is a string, an ``Answer``, any other object, or an exception, which is raised. Without a
+            script the answer is a sentence with a digest of the prompt.
         latency: time of a call, or until the first word of a stream; needs ``sleep``.
         throughput: time between the words of a stream; needs ``sleep``.
-        sleep: what waits, such as ``time.sleep`` or a virtual clock's ``sleep``.
+        sleep: waits, such as ``time.sleep`` or a virtual clock's ``sleep``.
         rate_limit_on: numbers of the calls, from 1, that are refused with a rate limit.
-        retry_after: the time such a refusal asks to wait; ``None`` for none.
+        retry_after: the waiting time in such a refusal; ``None`` for none.
         fail_on: call number → :class:`~smartbatch.errors.ErrorKind` or the exception to raise.
-        fail_after: words a stream of such a call hands out before it fails.
+        fail_after: words that a stream of such a call yields before it fails.
         streams: whether answers can be streamed, word by word.
-        max_shared: most requests one call takes; above 1 requests share calls.
+        max_shared: maximum requests per call; above 1 requests share calls.
         name: the prefix in ``provider:model``.
 
     Attributes:
-        calls: every call, in the order they began.
-        max_in_flight: most calls at once.
-        opened, closed: how often the client did so.
+        calls: every call, in the order of their starts.
+        max_in_flight: maximum number of concurrent calls so far.
+        opened, closed: number of times the client did so.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class MockProvider(Provider):
         """Answer from the script.
 
         Raises:
-            Exception: what the script or ``fail_on`` says.
+            Exception: from the script or ``fail_on``.
         """
         with self._call((request,), model, attempt, timeout) as number:
             self._fail(number)
@@ -121,7 +121,7 @@ class MockProvider(Provider):
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:
         """Answer from the script, word by word.
 
-        Reading it raises what the script or ``fail_on`` says.
+        Reading it raises the exceptions of the script or of ``fail_on``.
         """
         return MadeStream(self._speak(request, model, attempt, timeout))
 
@@ -146,13 +146,13 @@ class MockProvider(Provider):
     def generate_many(
         self, requests: Sequence[Request], *, model: str, attempt: int, timeout: float
     ) -> Sequence[Answer | Exception | None]:
-        """Answer several in one call; a scripted exception fails its own request only."""
+        """Answer several in one call; a scripted exception only fails its own request."""
         with self._call(tuple(requests), model, attempt, timeout) as number:
             self._fail(number)
             return [self._answer(request, model) for request in requests]
 
     def takes_temperature(self, model: str) -> bool:  # noqa: ARG002
-        """It takes everything."""
+        """It takes every parameter."""
         return True
 
     def open(self, workers: int) -> None:  # noqa: ARG002
@@ -170,7 +170,7 @@ class MockProvider(Provider):
 
     @property
     def prompts(self) -> list[str]:
-        """The prompt texts of all calls, in order."""
+        """The prompts of all calls, in order."""
         return [prompt_text(request) for call in self.calls for request in call.requests]
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Providers by the prefix in ``provider:model``, imported when first used, and models as clients use them."""
+"""Providers by the prefix in ``provider:model``, imported on first use, and the models that clients use."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Factory: TypeAlias = Callable[[str, Clock, Mapping[str, Any]], tuple[Provider, s
 
 
 def create(model: str, *, clock: Clock, options: Mapping[str, Any] | None = None) -> tuple[Provider, str]:
-    """Return the provider for ``provider:model`` and the model's name as the provider knows it.
+    """Return the provider for ``provider:model`` and the provider's own name of the model.
 
     Args:
         model: such as ``openai:gpt-5-mini``, ``sim:demo?latency=0.2&faults=0.02`` or
             ``call:my_package.calls:ask``.
-        clock: gives the embedded provider its time.
+        clock: the time source of the embedded provider.
         options: keyword arguments of the provider's class, such as ``base_url``.
 
     Raises:
-        ConfigError: for an unknown prefix, whose text lists the known ones, and for an unknown option.
+        ConfigError: the prefix is unknown (the text lists the known ones), or an option is.
     """
     prefix, name = parse_model(model)
     options = {} if options is None else options
@@ -47,7 +47,7 @@ def parse_model(model: str) -> tuple[str, str]:
     """Split ``provider:model`` into the prefix and the rest.
 
     Raises:
-        ConfigError: for a text without a prefix, with an unknown one, or without a name.
+        ConfigError: the prefix is missing or unknown, or there is no name.
     """
     prefix, colon, name = model.partition(":")
     prefix, name = prefix.strip().lower(), name.strip()
@@ -66,19 +66,19 @@ def parse_model(model: str) -> tuple[str, str]:
 
 
 def prefixes() -> tuple[str, ...]:
-    """The prefixes :func:`create` knows, in alphabetical order."""
+    """The known prefixes in alphabetical order."""
     return tuple(sorted(_factories))
 
 
 def register(prefix: str, factory: Factory) -> None:
-    """Make ``prefix:model`` known; an earlier factory of that prefix is replaced.
+    """Register ``prefix:model``; an earlier factory of that prefix is replaced.
 
     Args:
         prefix: letters, digits, ``-`` and ``_``.
         factory: ``factory(name, clock, options)`` returns the provider and the model's name.
 
     Raises:
-        ConfigError: for a prefix that cannot stand before a colon.
+        ConfigError: the prefix has other characters.
     """
     prefix = prefix.lower()
     if not prefix.replace("-", "").replace("_", "").isalnum():
@@ -87,11 +87,10 @@ def register(prefix: str, factory: Factory) -> None:
 
 
 def option_types(prefix: str) -> Mapping[str, Any]:
-    """Return the types of the options that models of a prefix take, by name; none where its factory was
-    registered.
+    """Return the types of the options of a prefix's models, by name; empty for a registered factory.
 
     Args:
-        prefix: as :func:`parse_model` returns it.
+        prefix: as returned by :func:`parse_model`.
     """
     factory = _factories[prefix]
     if not isinstance(factory, _Adapter):
@@ -124,14 +123,14 @@ def _called(model: str, _clock: Clock) -> _Arguments:
 
 @frozen
 class _Adapter:
-    """The factory of a class of the library, which is imported when it is first used."""
+    """The factory of one of the library's classes, which is imported on first use."""
 
     module: str
     name: str
     arguments: Callable[[str, Clock], _Arguments] = _named
 
     def __call__(self, model: str, clock: Clock, options: Mapping[str, Any]) -> tuple[Provider, str]:
-        """Return a provider; where it has no such option, the error suggests the nearest."""
+        """Return a provider; the error for an unknown option suggests the nearest."""
         kind = self.kind()
         name, first, own = self.arguments(model, clock)
         try:
@@ -144,7 +143,6 @@ class _Adapter:
             raise TypeError(f"{error}{near}") from error
 
     def kind(self) -> Callable[..., Provider]:
-        """Return the class."""
         module = importlib.import_module(f"smartbatch.providers.{self.module}")
         kind: Callable[..., Provider] = getattr(module, self.name)
         return kind
@@ -161,11 +159,11 @@ _factories: dict[str, Factory] = {
 
 @frozen
 class Variables:
-    """What an adapter reads from the environment."""
+    """The environment variables of an adapter."""
 
-    keys: tuple[str, ...]  # variables of its key, any of them
-    address: str  # the variable of its base URL
-    usual: str  # the base URL without it
+    keys: tuple[str, ...]  # of its key, any of them
+    address: str  # of its base URL
+    usual: str  # the default base URL
 
 
 VARIABLES: Mapping[str, Variables] = {
@@ -179,18 +177,18 @@ VARIABLES: Mapping[str, Variables] = {
     ),
     "openai": Variables(("OPENAI_API_KEY",), "OPENAI_BASE_URL", "https://api.openai.com/v1"),
 }
-"""By prefix; the others read none."""
+"""By prefix; other providers have none."""
 
 
 def example(prefix: str, *, allow_http: bool = True) -> Provider:
-    """Return a provider of a prefix that is there to be asked what it can do; it needs no key.
+    """Return a provider of a prefix whose abilities can be read; it needs no key.
 
     Args:
         prefix: a known one.
-        allow_http: False where an address counts as one that a key would be sent to.
+        allow_http: False if a plain ``http`` address is an error, as with a key.
 
     Raises:
-        ConfigError: the environment has an address that cannot be used.
+        ConfigError: the environment has an unusable address.
     """
     name = "json:dumps" if prefix == "call" else "any"
     options: dict[str, Any] = {}
@@ -200,7 +198,7 @@ def example(prefix: str, *, allow_http: bool = True) -> Provider:
 
 
 ModelChoice = str | Provider | Callable[[Request, int], Any]
-"""What users may pass as a model: ``provider:model``, a provider of their own, or a callable."""
+"""A model in the public API: ``provider:model``, a user's own provider, or a callable."""
 
 
 @frozen(eq=False, repr=False)
@@ -212,7 +210,7 @@ class OpenedModel:
 
     @property
     def label(self) -> str:
-        """``provider:model``, as events and errors name it."""
+        """``provider:model``, as in events and errors."""
         return f"{self.provider.name}:{self.name}"
 
     def of(self, request: Request) -> OpenedModel:
@@ -220,13 +218,14 @@ class OpenedModel:
         return self if request.model is None else evolve(self, name=request.model)
 
     def named(self, model: str) -> str | None:
-        """Return the name of a model of the same provider as requests carry it; ``None`` for this one.
+        """Return the name of a model of the same provider, for requests; ``None`` for this one.
 
         Args:
-            model: with the provider's prefix or without; a name may hold a colon itself, as ``llama3:8b``.
+            model: with the provider's prefix or without; a name may contain a colon itself, as in
+                ``llama3:8b``.
 
         Raises:
-            InvalidRequest: it is of another provider, or has options, which belong to the client.
+            InvalidRequest: it belongs to another provider, or has options, which belong to the client.
         """
         prefix, colon, name = model.partition(":")
         given, own = prefix.strip().lower(), self.provider.name
@@ -236,22 +235,22 @@ class OpenedModel:
         shown = scrub(model, limit=80)
         if given != own or (self.provider.own_code and colon and name != self.name):
             raise InvalidRequest(
-                f"model {shown!r} is of another provider than this client's, {own}: make a second client for "
-                f"it, as BatchingClient({shown!r})",
+                f"model {shown!r} belongs to another provider than this client's, {own}: create a second "
+                f"client for it, as in BatchingClient({shown!r})",
                 field="model",
             )
         if not name or (own == "sim" and "?" in name):
             raise InvalidRequest(
-                f"model {shown!r} is no name of a model of {own}; options belong to the client", field="model"
+                f"model {shown!r} is not a model name of {own}; options belong to the client", field="model"
             )
         return None if name == self.name else name
 
     def is_same(self, provider: Provider, name: str) -> bool:
-        """Whether this is the model ``name`` of exactly this provider object."""
+        """Whether this is the model ``name`` of this very provider object."""
         return provider is self.provider and name == self.name
 
     def check(self, request: Request) -> None:
-        """Refuse what the provider cannot do, before the request is queued.
+        """Reject a request that the provider cannot process, before it is queued.
 
         Raises:
             InvalidRequest: names the field.
@@ -270,19 +269,19 @@ class OpenedModel:
 def open_model(
     model: ModelChoice, provider: Provider | None, options: Mapping[str, Any] | None, clock: Clock
 ) -> OpenedModel:
-    """Return the provider that ``model`` stands for, and the model's name as the provider knows it.
+    """Return the provider of ``model``, and the provider's own name of the model.
 
     Args:
         model: see :data:`ModelChoice`.
-        provider: an adapter made by hand, for a ``model`` without a prefix.
-        options: keyword arguments of the adapter that the prefix names.
-        clock: gives the embedded provider its time.
+        provider: an adapter created by the user, for a ``model`` without a prefix.
+        options: keyword arguments of the adapter with the prefix.
+        clock: the time source of the embedded provider.
 
     Raises:
-        ConfigError: for an unknown prefix, a missing key, or options that go nowhere.
+        ConfigError: the prefix is unknown, a key is missing, or options cannot be used.
     """
     if options and (provider is not None or not isinstance(model, str)):
-        raise ConfigError("provider_options are for a provider named by prefix; this one is made already")
+        raise ConfigError("provider_options are for a provider named by prefix; this one already exists")
     if isinstance(model, str):
         if provider is not None:
             return OpenedModel(provider, model)
@@ -293,4 +292,4 @@ def open_model(
         from smartbatch.providers.callable import CallableProvider
 
         return OpenedModel(CallableProvider(model), getattr(model, "__name__", "callable"))
-    raise ConfigError(f"model must be a text, a provider or a callable, not {type(model).__name__}")
+    raise ConfigError(f"model must be a string, a provider or a callable, not {type(model).__name__}")

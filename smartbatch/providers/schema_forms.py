@@ -1,10 +1,9 @@
 """JSON schemas in the dialects of the APIs that enforce them.
 
-An API takes a part of JSON Schema only. Here a schema is rewritten until that part is enough: references are
-followed, ``allOf`` is merged, ``oneOf`` becomes ``anyOf``, and a keyword that the dialect lacks moves into
-the description, where the model reads it. The rewritten schema may allow answers that the original one
-refuses, since every answer is checked against the original; it never refuses a kind of answer that the
-original one asks for.
+An API takes only a part of JSON Schema. A schema is rewritten to use that part only: references are followed,
+``allOf`` is merged, ``oneOf`` becomes ``anyOf``, and a keyword that the dialect lacks moves into the
+description, which the model reads. The rewritten schema may allow answers that the original rejects, because
+every answer is checked against the original; it never excludes a kind of answer that the original allows.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from attrs import frozen
 T = TypeVar("T")
 
 BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
-"""Keywords that hold schemas by names of the user's, which may be keywords themselves."""
+"""Keywords with schemas by user-defined names, which may be keywords themselves."""
 VALUES = ("enum", "const", "default", "examples")
-"""Keywords that hold data, not schemas."""
+"""Keywords with data, not schemas."""
 _IGNORED = frozenset({"$schema", "$comment", "$defs", "definitions", "discriminator", "deprecated"}) | {
     "readOnly",
     "writeOnly",
@@ -34,21 +33,21 @@ _PROMPT = "Answer with one JSON value that follows this JSON schema, and with no
 
 
 class NotExpressible(ValueError):
-    """A dialect cannot express a schema without ruling out answers that it asks for; the text says why."""
+    """A dialect cannot express a schema without excluding answers that it allows; the text says why."""
 
 
 @frozen
 class Dialect:
-    """What an API takes of JSON Schema."""
+    """The part of JSON Schema that an API takes."""
 
-    keywords: frozenset[str]  # those that limit strings, numbers and arrays
-    formats: frozenset[str]  # the values it knows for ``format``
-    open_objects: bool = False  # whether objects may have properties that are not named, and values any type
-    all_required: bool = False  # whether every property has to be required; an optional one becomes nullable
-    tuples: bool = False  # whether it knows ``prefixItems``
-    # the types of the values in ``enum``, and whether there is a ``const``
+    keywords: frozenset[str]  # that limit strings, numbers and arrays
+    formats: frozenset[str]  # supported values of format
+    open_objects: bool = False  # objects may have unnamed properties, and values any type
+    all_required: bool = False  # every property is required; an optional one becomes nullable
+    tuples: bool = False  # prefixItems is supported
+    # types of the values in enum; const is supported if bool is one of them
     constants: tuple[type, ...] = (str, int, float, bool, type(None))
-    # ``"any"``, ``"optional"`` (only below properties that are not required) or ``"none"``
+    # "any", "optional" (only below optional properties) or "none"
     recursion: str = "any"
 
 
@@ -72,12 +71,12 @@ def once_per_schema(write: Callable[[dict[str, Any]], T]) -> Callable[[Mapping[s
 
 
 def instruction(schema: Mapping[str, Any]) -> str:
-    """Return the text that asks for an answer in the form of a schema, for an API that cannot enforce it."""
+    """Return an instruction to answer in the form of a schema, for an API that cannot enforce it."""
     return _PROMPT + json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
 
 
 def subschemas(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the schemas directly within a schema; what is data has none."""
+    """Yield the schemas directly within a schema; data has none."""
     for key, value in schema.items():
         if key in BY_NAME and isinstance(value, Mapping):
             yield from value.values()
@@ -95,7 +94,7 @@ def references(schema: Any) -> Iterator[str]:
 
 
 class _Writer:
-    """Writes one schema in a dialect; what it refers to becomes a definition, so it may be recursive."""
+    """Writes one schema in a dialect; referenced parts become definitions, so it may be recursive."""
 
     def __init__(self, root: Mapping[str, Any], dialect: Dialect) -> None:
         self._root = root
@@ -115,7 +114,7 @@ class _Writer:
     def _form(self, schema: Any) -> dict[str, Any]:
         if not isinstance(schema, Mapping):
             if schema is False:
-                raise NotExpressible("a part of it takes no value at all")
+                raise NotExpressible("a part of it allows no value at all")
             schema = {}
         merged = _Merged(self._root, self._open)
         merged.add(schema)
@@ -127,29 +126,32 @@ class _Writer:
             del self._open[depth:]
 
     def _whole_form(self, schema: dict[str, Any], notes: dict[str, Any]) -> dict[str, Any]:
-        """Return a merged schema in the dialect. The cases, in order: a reference; a choice of schemas; a
-        choice of values; a type, or several."""
+        """Return a merged schema in the dialect."""
+        # 1. A reference.
         if "$ref" in schema:
             return self._described({"$ref": self._reference(schema["$ref"])}, schema, notes)
+        # 2. A choice of schemas; keywords next to it apply to each branch.
         choice = next((word for word in _CHOICES if isinstance(schema.get(word), list)), None)
         if choice is not None:
             rest = {key: value for key, value in schema.items() if key != choice}
-            if any(key in rest for key in ("type", *_SHAPES)):  # a common part belongs to each branch
+            if any(key in rest for key in ("type", *_SHAPES)):
                 common = {key: value for key, value in rest.items() if key not in _ANNOTATIONS}
                 branches = [self._form({"allOf": [common, branch]}) for branch in schema[choice]]
             else:
                 notes |= self._left_over(rest, ())
                 branches = [self._form(branch) for branch in schema[choice]]
             return self._described({"anyOf": branches}, schema, notes)
+        # 3. A choice of values.
         if "enum" in schema or "const" in schema:
             return self._constants(schema, notes)
+        # 4. A type, or several.
         return self._typed(schema, notes)
 
     def _typed(self, schema: Mapping[str, Any], notes: dict[str, Any]) -> dict[str, Any]:
         types = _types(schema)
         if not types:
             if not self._dialect.open_objects:
-                raise NotExpressible("a part of it takes a value of any type")
+                raise NotExpressible("a part of it allows a value of any type")
             return self._described({}, schema, notes | self._left_over(schema, ()))
         form: dict[str, Any] = {"type": types[0] if len(types) == 1 else types}
         taken = ["type"]
@@ -234,7 +236,7 @@ class _Writer:
     # -- what is left over -----------------------------------------------------------------------------------
 
     def _left_over(self, schema: Mapping[str, Any], taken: Iterable[str]) -> dict[str, Any]:
-        """Return the keywords of a schema that the dialect lacks, as far as the model should know them."""
+        """Return the keywords that the dialect lacks and the model should know."""
         skipped = {*taken, *_CHOICES, *_IGNORED, "title", "description", "$ref"}
         left = {key: value for key, value in schema.items() if key not in skipped}
         if left.get("default", 1) is None:
@@ -244,7 +246,7 @@ class _Writer:
     def _described(
         self, form: dict[str, Any], schema: Mapping[str, Any], notes: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return a schema with its title and its description, to which ``notes`` are added."""
+        """Return a schema with its title and its description, extended by ``notes``."""
         told = str(schema.get("description") or "")
         if notes:
             words = ", ".join(f"{key}: {_written(value)}" for key, value in notes.items())
@@ -266,16 +268,16 @@ class _Writer:
             while name in self._definitions:
                 name += "_"
             if name == "_" * len(name):
-                raise NotExpressible(f"its definition {base!r} has no name that the dialect takes")
+                raise NotExpressible(f"its definition {base!r} has a name that the dialect does not take")
             self._names[target] = name
-            self._definitions[name] = {}  # first: a part of it may refer to it
+            self._definitions[name] = {}  # first, as it may refer to itself
             self._open.append(target)
             self._definitions[name] = self._form(schema)
             self._open.pop()
         return f"#/$defs/{name}"
 
     def _restrict_recursion(self, root: dict[str, Any]) -> None:
-        """Make the properties optional that lead back to where they are, or refuse them."""
+        """Make properties that lead back to their own schema optional, or reject the schema."""
         same_as_root = [name for name, form in self._definitions.items() if form == root]
         direct = {name: set(references(form)) for name, form in self._definitions.items()}
         leads_to = {name: _reached(name, direct) for name in direct}
@@ -286,35 +288,29 @@ class _Writer:
             if self._dialect.recursion == "none":
                 raise NotExpressible("it is recursive")
             if not _made_optional(form, back):
-                raise NotExpressible("it is recursive without a property in between")
+                raise NotExpressible("it is recursive without an intermediate property")
             if name in same_as_root:
                 _made_optional(root, back)
 
 
 class _Merged:
-    """A schema without ``allOf``, and without references next to other keywords.
-
-    Attributes:
-        schema: what it says.
-        notes: keywords of its parts that contradict each other.
-        inlined: the targets of the references that are replaced by what they lead to.
-    """
+    """A schema without ``allOf``, and without references next to other keywords."""
 
     def __init__(self, root: Mapping[str, Any], open_targets: Sequence[str]) -> None:
         self._root = root
         self._open = open_targets
         self.schema: dict[str, Any] = {}
-        self.notes: dict[str, Any] = {}
-        self.inlined: list[str] = []
+        self.notes: dict[str, Any] = {}  # keywords of parts that contradict each other
+        self.inlined: list[str] = []  # targets of the references that were replaced
 
     def add(self, schema: Mapping[str, Any]) -> None:
         target, parts = schema.get("$ref"), schema.get("allOf") or ()
         own = {key: value for key, value in schema.items() if key not in ("allOf", "$ref", *_IGNORED)}
         if isinstance(target, str):
-            if not self.schema and not own and not parts:  # it may stay: there is nothing next to it
+            if not self.schema and not own and not parts:  # a reference alone is kept
                 self.schema["$ref"] = target
                 return
-            if target in (*self._open, *self.inlined):  # it would be written within itself
+            if target in (*self._open, *self.inlined):  # it would contain itself
                 if parts or not {*self.schema, *own} <= {*_ANNOTATIONS}:
                     raise NotExpressible("it refers to itself next to other keywords")
                 self._combine({**own, "anyOf": [{"$ref": target}]})
@@ -334,7 +330,7 @@ class _Merged:
         self.add(_target(self._root, target))
 
     def _combine(self, own: Mapping[str, Any]) -> None:
-        """Add what a part says to what the others say about the same value."""
+        """Merge the keywords of a part with those of the other parts."""
         if own and isinstance(target := self.schema.pop("$ref", None), str):
             self._follow(target)
         for key, value in own.items():
@@ -359,12 +355,12 @@ def _target(root: Mapping[str, Any], target: str) -> Mapping[str, Any]:
         else:
             found = found.get(name) if isinstance(found, Mapping) else None
     if target[:1] != "#" or target[1:2] not in ("", "/") or not isinstance(found, Mapping):
-        raise NotExpressible("it has a reference that leads elsewhere")
+        raise NotExpressible("it has a reference to another document")
     return found
 
 
 def _reached(name: str, direct: Mapping[str, set[str]]) -> set[str]:
-    """Return the definitions that one leads to, over any number of references."""
+    """Return the definitions that one leads to, through any number of references."""
     reached: set[str] = set()
     further = [name]
     while further:
@@ -377,10 +373,10 @@ def _reached(name: str, direct: Mapping[str, set[str]]) -> set[str]:
 
 
 def _made_optional(form: dict[str, Any], back: set[str]) -> bool:
-    """Take the properties that hold one of the references ``back`` from those that are required.
+    """Make properties that contain one of the references ``back`` optional.
 
     Returns:
-        False where such a reference stands outside of all properties.
+        False if such a reference is outside all properties.
     """
     if form.get("$ref") in back:
         return False

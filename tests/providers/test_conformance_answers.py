@@ -40,7 +40,7 @@ def test_a_web_page_is_not_the_provider(serve, reach):
     for script in (says("<!doctype html><p>Sign in"), says("hi", content_type="text/html; charset=utf-8")):
         found = fails(reach(serve(script)))
         assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.INVALID_RESPONSE, "html", True)
-        assert "not the provider" in found.message
+        assert "instead of the provider" in found.message
 
 
 @pytest.mark.parametrize("status", sampled([403, 404, 405]))
@@ -48,7 +48,7 @@ def test_a_web_page_that_refuses_is_a_gateways_and_not_the_providers_refusal(ser
     """A model that is not there, or no permission, is said by the provider's own error."""
     found = fails(reach(serve(says("<p>No", f"{status} No", content_type="Text/HTML;Charset=UTF-8"))))
     assert (found.code, found.status, found.maybe_billed) == ("html", status, False)
-    assert f"a web page came back ({status}), not the provider" in found.message
+    assert f"a web page arrived ({status}) instead of the provider" in found.message
     assert fails(reach(serve(says(service.error(status, "no"), f"{status} No")))).code != "html"
 
 

@@ -218,7 +218,7 @@ def test_options_are_read_from_the_model():
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("latencyy=1", "it knows latency, sigma, per_token, rpm, tpm, batch_seconds, faults, seed"),
+        ("latencyy=1", "the options are latency, sigma, per_token, rpm, tpm, batch_seconds, faults, seed"),
         ("rpm=many", "is not a number"),
         ("seed=1.5", "is not a number"),
         ("faults=503:x", "is not a number"),

@@ -1,7 +1,8 @@
-"""The embedded provider's Batch API: the emulator's batch backend, shared by the processes of one folder.
+"""The embedded provider's Batch API: the emulator's batch backend, shared by the processes that use one
+folder.
 
-The folder is ``$SMARTBATCH_SIM_DIR``, or ``smartbatch-sim-UID`` of the system's for temporary files. A create
-names an uploaded file, as OpenAI's does, and is refused once that is deleted.
+The folder is ``$SMARTBATCH_SIM_DIR``, or ``smartbatch-sim-UID`` in the system's folder for temporary files. A
+create names an uploaded file, as OpenAI's does, and is refused once the file is deleted.
 """
 
 from __future__ import annotations
@@ -41,16 +42,17 @@ from smartbatch.types import Answer, Generation, Kind, Request, Tool, Usage
 
 _PAGE = 100
 _PARAMS = ("system", "max_tokens", "stop", "response_format", "schema", "tools", "tool_choice", "logprobs")
-"""What of a request's parameters changes a simulated answer."""
+"""Parameters of a request that affect a simulated answer."""
 
 
 class SimBatches(BatchApi):
     """Batches of one :class:`~smartbatch.providers.sim.provider.SimProvider`.
 
     Args:
-        settings: the emulator's, with the times of batches.
-        answer_to: ``answer_to(request, model, wire_id)`` returns the answer, or the name of a fault instead.
-        error_of: the error a fault stands for.
+        scope: as in :class:`~smartbatch.providers.batch_api.BatchApi`.
+        settings: of the emulator, with the times of batches.
+        answer_to: ``answer_to(request, model, wire_id)`` returns the answer, or the name of a fault.
+        error_of: returns the error of a fault.
         wall: Unix seconds.
     """
 
@@ -95,7 +97,7 @@ class SimBatches(BatchApi):
         return next((self._file(file.id, name) for file in files if file.name == name), None)
 
     def delete_file(self, file_id: str, timeout: float) -> None:  # noqa: ARG002
-        """Delete a file; a batch made of it keeps its lines."""
+        """Delete a file; a batch made from it keeps its lines."""
         self._backend.get().delete_file(file_id, self._wall())
 
     def _file(self, file_id: str, name: str) -> RemoteFile:
@@ -114,7 +116,7 @@ class SimBatches(BatchApi):
         return _shown(batch)
 
     def get(self, batch_id: str, timeout: float) -> RemoteBatch | None:  # noqa: ARG002
-        """Return the batch as it stands by now."""
+        """Return the batch in its current state."""
         found = self._backend.get().batch(batch_id, self._wall())
         return None if found is None else _shown(found)
 
@@ -127,7 +129,7 @@ class SimBatches(BatchApi):
         return BatchPage(tuple(shown), more, self._wall())
 
     def cancel(self, batch_id: str, timeout: float) -> None:  # noqa: ARG002
-        """End a batch now, with what it has done."""
+        """End a batch now; results so far are kept."""
         self._backend.get().cancel(batch_id, self._wall())
 
     def delete_batch(self, batch_id: str, timeout: float) -> None:  # noqa: ARG002
@@ -180,7 +182,9 @@ class SimBatches(BatchApi):
     # -- errors ----------------------------------------------------------------------------------------------
 
     def classify(self, error: Exception) -> ProviderError:
-        """Errors of the folder are those of a network: nothing was created, and it may pass."""
+        """Return the meaning of an exception; errors of the folder are network errors, so nothing was
+        created.
+        """
         if isinstance(error, OSError):
             where = f"the simulation's folder {sim_folder()} cannot be used ({error.strerror})"
             return ProviderError(where, kind=ErrorKind.NETWORK_ERROR, code="folder")
@@ -191,7 +195,7 @@ def sim_folder() -> Path:
     """Return the folder of the simulated remote side, readable by its owner only.
 
     Raises:
-        ConfigError: when it belongs to somebody else, or cannot be made.
+        ConfigError: it belongs to another user, or cannot be created.
     """
     named = os.environ.get("SMARTBATCH_SIM_DIR", "").strip()
     folder = Path(named) if named else Path(tempfile.gettempdir()) / f"smartbatch-sim-{os.getuid()}"

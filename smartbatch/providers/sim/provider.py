@@ -29,26 +29,26 @@ from smartbatch.types import Answer, Duration, Message, Request, ToolCall, Usage
 
 _EMULATED = {"500": "500", "503": "503", "429": "429", "timeout": "hang", "network": "reset"}
 FAULTS = tuple(_EMULATED)
-"""The kinds of faults; a single rate is shared evenly between them."""
+"""The kinds of faults; a single rate is split evenly between them."""
 _VALIDATED = 0.1
-"""Fraction of a batch's turnaround that is spent on validation."""
+"""Fraction of a batch's turnaround spent on validation."""
 
 
 class SimProvider(Provider):
-    """Answers any prompt as the emulator does: with a digest of the prompt, or what a schema asks for.
+    """Answers any prompt as the emulator does: with a digest of the prompt, or a value that fits the schema.
 
     Args:
-        sleep: waits for the simulated latency, seconds; a clock's ``sleep``.
+        sleep: waits for the simulated latency, in seconds; a clock's ``sleep``.
         now: monotonic seconds; a clock's ``now``.
-        latency: median seconds of a call.
+        latency: median time of a call.
         latency_sigma: spread of a lognormal latency; 0 for equal latencies.
-        per_token: further seconds for each token of the answer.
-        rpm: requests a minute; a full bucket at the first call. ``None`` for no limit.
-        tpm: tokens a minute, prompt and answer together; a call with more than that waits for a full bucket.
+        per_token: further time per token of the answer.
+        rpm: requests per minute, with a full bucket at the first call. ``None`` for no limit.
+        tpm: tokens per minute, prompt and answer together; a larger call waits for a full bucket.
         faults: share of calls that fail, 0 to 1, or a share for each of :data:`FAULTS`.
         seed: changes latencies, faults and answers.
-        wall: Unix seconds; a clock's ``wall``. Batches run by it.
-        batch_seconds: from the create of a batch to its end. Like limits, latencies do not concern a batch.
+        wall: Unix seconds, the time of batches; a clock's ``wall``.
+        batch_seconds: time from the create of a batch to its end. Limits and latencies do not affect batches.
     """
 
     name = "sim"
@@ -96,10 +96,10 @@ class SimProvider(Provider):
         self.scope = f"sim:{hashlib.sha256(repr(account).encode()).hexdigest()[:12]}"
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:
-        """Answer after the simulated latency, or fail as the settings say.
+        """Answer after the simulated latency, or fail according to the settings.
 
         Raises:
-            ProviderError: for a fault, a limit, or a latency above ``timeout``.
+            ProviderError: a fault, a limit, or a latency above ``timeout``.
         """
         answer, index, fault = self._admit(request, model, attempt)
         self._spend(self._plan.latency(index, _tokens(answer)), timeout)
@@ -110,14 +110,13 @@ class SimProvider(Provider):
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:
         """Answer word by word: the first after the latency, the others with the delay of ``per_token``.
 
-        Faults of the connection come half-way, others before the first word.
-
-        Reading it raises what :meth:`generate` raises.
+        Faults of the connection occur half-way, others before the first word. Reading it raises like
+        :meth:`generate`.
         """
         return MadeStream(self._speak(request, model, attempt, timeout))
 
     def batches(self) -> BatchApi:
-        """Return the Batch API; what it keeps outlives this process."""
+        """Return the Batch API, whose data outlive this process."""
         from smartbatch.providers.sim.batches import SimBatches
 
         return SimBatches(
@@ -125,7 +124,7 @@ class SimProvider(Provider):
         )
 
     def _answer_in_batch(self, request: Request, model: str, wire_id: str) -> Answer | str:
-        """The answer to a line; its fault depends on its id, so a line that is sent again has a new one."""
+        """Return the answer to a line, or its fault, which depends on its id: a new line has a new one."""
         fault = self._plan.fault(_index(wire_id, 0))
         if fault is not None:
             return fault
@@ -194,21 +193,20 @@ class SimProvider(Provider):
 
 
 def prompt_text(request: Request) -> str:
-    """Return the text of the last user message, or of the last message where there is none of a user."""
+    """Return the text of the last user message, or of the last message without one."""
     return measure_prompt("", _messages(request.prompt))[0]
 
 
 def _messages(prompt: str | tuple[Message, ...]) -> list[tuple[str, str]]:
-    """The roles and texts of a prompt; parts of messages that are no text are left out."""
+    """Return the roles and texts of a prompt; other parts of messages are left out."""
     if isinstance(prompt, str):
         return [("user", prompt)]
-    return [(message.role, _text_of(message.content)) for message in prompt]
-
-
-def _text_of(content: str | tuple[Mapping[str, Any], ...]) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(str(part["text"]) for part in content if "text" in part)
+    return [
+        (message.role, content)
+        if isinstance(content := message.content, str)
+        else (message.role, "".join(str(part["text"]) for part in content if "text" in part))
+        for message in prompt
+    ]
 
 
 def _parsed(request: Request, model: str) -> GenerationRequest:
@@ -234,7 +232,7 @@ def _parsed(request: Request, model: str) -> GenerationRequest:
 
 
 def _schema_of(form: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The schema in a ``response_format``; an empty one for any object, ``None`` for plain text."""
+    """Return the schema in a ``response_format``: empty for any object, ``None`` for plain text."""
     if form is None or form.get("type") not in ("json_object", "json_schema"):
         return None
     inner = form.get("json_schema")
@@ -247,7 +245,7 @@ def _tokens(answer: Answer) -> int:
 
 
 def _index(text: str, attempt: int) -> int:
-    """The number by which the emulator draws a latency and a fault: the same for a prompt and an attempt."""
+    """Return the number from which the emulator draws a latency and a fault, by prompt and attempt."""
     return int.from_bytes(hashlib.sha256(f"{attempt}\0{text}".encode()).digest()[:8], "big")
 
 
@@ -255,7 +253,7 @@ def _emulated(faults: float | Mapping[str, float]) -> dict[str, float]:
     rates = faults if isinstance(faults, Mapping) else dict.fromkeys(FAULTS, faults / len(FAULTS))
     for kind in rates:
         if kind not in FAULTS:
-            raise ConfigError(f"there is no fault {kind!r}; it knows {', '.join(FAULTS)}")
+            raise ConfigError(f"there is no fault {kind!r}; the faults are {', '.join(FAULTS)}")
     return {_EMULATED[kind]: rate for kind, rate in rates.items()}
 
 
@@ -289,21 +287,21 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "faults": ("faults", _rates),
     "seed": ("seed", int),
 }
-"""The argument that each option sets, and how its text is read."""
+"""The argument that each option sets, and the parser of its value."""
 
 
 def parse_options(text: str) -> dict[str, Any]:
     """Return the settings in ``latency=0.2&sigma=0.5&faults=0.02&rpm=600&tpm=90000&per_token=0.01&seed=3``.
 
-    ``faults`` also takes a share for each kind, as in ``faults=503:0.1,429:0.05``.
+    ``faults`` may also be a share per kind, as in ``faults=503:0.1,429:0.05``.
 
     Raises:
-        ConfigError: for an unknown option, and for a value that is no number.
+        ConfigError: an option is unknown, or a value is not a number.
     """
     options: dict[str, Any] = {}
     for name, value in urllib.parse.parse_qsl(text, keep_blank_values=True):
         if name not in _OPTIONS:
-            raise ConfigError(f"sim: has no option {name!r}; it knows {', '.join(_OPTIONS)}")
+            raise ConfigError(f"sim: has no option {name!r}; the options are {', '.join(_OPTIONS)}")
         keyword, read = _OPTIONS[name]
         try:
             options[keyword] = read(value)
