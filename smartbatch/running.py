@@ -37,7 +37,7 @@ from smartbatch.events import (
     RetryScheduled,
     ShardChanged,
 )
-from smartbatch.jobs.job_options import batches_of, check_priced, checked_key
+from smartbatch.jobs.job_options import check_priced, checked_key
 from smartbatch.jobs.threads import OwnThreads
 from smartbatch.observe import logs
 from smartbatch.observe.event_bus import EventBus
@@ -198,9 +198,7 @@ class RunningState:
             clock=clock,
             prices=PriceBook(config.prices),
             history=self.history,
-            batches=lambda kind: batches_of(config, model, kind)[0],
-            waiting=lambda: realtime.waiting,
-            room=lambda: realtime.budget.room,
+            realtime=realtime,
             tell=self._bus.tell,
             parallelism=settings.parallelism,
         )

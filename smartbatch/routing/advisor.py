@@ -25,9 +25,11 @@ from smartbatch.core.routing.rescue import Speed
 from smartbatch.core.routing.workload import Cost, Load, OtherModel, Workload
 from smartbatch.errors import ConfigError
 from smartbatch.events import BatchEnded, Event, ForecastMoved, ThresholdMoved
+from smartbatch.jobs.job_options import batches_of
 from smartbatch.observe.text import duration
 from smartbatch.prices import PriceBook, Processing, RateCard
 from smartbatch.providers.registry import OpenedModel
+from smartbatch.realtime.realtime import Realtime
 from smartbatch.realtime.setup import Parallelism
 from smartbatch.realtime.shared_quota import shared_quota
 from smartbatch.routing.announced_plan import AnnouncedPlan, Prices
@@ -71,9 +73,7 @@ class Advisor:
     Args:
         model: that answers.
         history: what was seen of it.
-        batches: returns the Batch API for a kind of request; ``None`` where there is none.
-        waiting: counts the requests that are ahead of any new one.
-        room: returns the USD that the client's own budget leaves for a list; ``None`` for any.
+        realtime: knows what waits, and what the client's own budget leaves.
         tell: takes events.
         parallelism: calls of the client in flight at most.
         root: the client's model, where ``model`` is another one of its provider.
@@ -84,9 +84,7 @@ class Advisor:
     _clock: Clock
     _prices: PriceBook
     _history: ForecastHistory
-    _batches: Callable[[Kind], BatchApi | None]
-    _waiting: Callable[[], int]
-    _room: Callable[[], float | None]
+    _realtime: Realtime
     _tell: Callable[[Event], None]
     _parallelism: Parallelism
     _numbers: Iterator[int] = field(factory=partial(itertools.count, 1), init=False)
@@ -241,7 +239,7 @@ class Advisor:
         """A batch has ended, and is not learned from yet: where no list was considered, the threshold is that
         of lists like it.
         """
-        api = self._batches(event.kind)
+        api, _ = batches_of(self._config, self._model, event.kind)
         if self._watched is not None or event.model != self._model.label or api is None:
             return
         config = self._config
@@ -296,7 +294,9 @@ class Advisor:
         return self._history.latency(route, self._model.label)
 
     def _api(self, kind: Kind, constraints: Constraints, batchable: bool) -> BatchApi | None:
-        return self._batches(kind) if batchable and constraints.strategy is not Strategy.INDIVIDUAL else None
+        if not batchable or constraints.strategy is Strategy.INDIVIDUAL:
+            return None
+        return batches_of(self._config, self._model, kind)[0]
 
     # -- offers ----------------------------------------------------------------------------------------------
 
@@ -331,7 +331,7 @@ class Advisor:
             call=self._forecast(route),
             parallelism=self._parallelism.calls,
             per_call=per_call,
-            ahead=self._waiting(),
+            ahead=self._realtime.waiting,
             tokens=tokens,
             rpm=limits.get("requests", math.inf),
             tpm=limits.get("tokens", math.inf),
@@ -360,7 +360,7 @@ class Advisor:
 
     def _rounds(self, workload: Workload, budget: float | None) -> Rounds | None:
         """Return how a list goes by batch within the budgets; ``None`` where nothing limits it."""
-        limits = [usd for usd in (budget, self._room()) if usd is not None]
+        limits = [usd for usd in (budget, self._realtime.budget.room) if usd is not None]
         card, cost = self._rates("batch"), workload.cost("batch", by_job=True)
         if not limits or card is None or cost is None or not workload.requests:
             return None
