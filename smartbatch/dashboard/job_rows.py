@@ -80,7 +80,7 @@ def progress_of(line: JobRow) -> tuple[Value, ...]:
 
 def _cost(line: JobRow) -> tuple[Value, ...]:
     saved = line.realtime_cost - line.cost
-    compared = f"{money(abs(saved))} {'less' if saved > 0 else 'more'} than in real time"
+    compared = f"{money(abs(saved))} {'saved' if saved > 0 else 'more'}"
     return (
         line.cost,
         *([compared] if abs(saved) > _TINY else []),
@@ -101,7 +101,7 @@ def time_of(
         first = f"{duration(max(0.0, now - line.created_at))} so far"
     if forecast is None:
         return (first,)
-    return first, f"forecast p50 {duration(forecast.p50)}, p95 {duration(forecast.p95)}"
+    return first, f"forecast {duration(forecast.p50)}, p95 {duration(forecast.p95)}"
 
 
 def deadline_of(line: JobRow, risk: float | None, now: float) -> Cell:

@@ -27,7 +27,7 @@ _CLEAN: dict[int, str] = {
 }
 _CELLS = (model.State, model.Link, model.ProgressBar, model.Moment, model.Form, tuple)
 _PARTS = (
-    model.BarsOverTime,
+    model.ValueDistribution,
     model.Note,
     model.Bullets,
     model.Facts,
