@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from importlib import metadata
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -105,6 +104,8 @@ def _versions() -> Iterator[Finding]:
 
 
 def _version(package: str) -> str | None:
+    from importlib import metadata  # late: every command imports this file
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -13,8 +13,6 @@ from smartbatch.events import (
     ClientStopped,
     CooldownStarted,
     Event,
-    RequestFinished,
-    RequestSubmitted,
     SharedLimitsLost,
     SharedLimitsRestored,
 )
@@ -54,10 +52,9 @@ class ClientState:
     _pauses: dict[tuple[str, str], float] = field(factory=dict)
 
     def update(self, event: Event) -> None:
-        """Update the state from an event. Events of two threads may arrive out of order."""
+        """Update the state from an event of other than one request, all of which the table counts. Events of
+        two threads may arrive out of order."""
         match event:
-            case RequestSubmitted() | RequestFinished():  # frequent, and the table counts all of them
-                pass
             case CallStarted():
                 self.calls += 1
                 self.requests += event.size

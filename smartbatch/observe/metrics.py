@@ -183,6 +183,7 @@ class BatchMetrics:
             events = [self._pending.popleft() for _ in range(len(self._pending))]
             self._values.add(events)
             for event in events:
-                self._state.update(event)
+                if type(event) is not RequestSubmitted and type(event) is not RequestFinished:
+                    self._state.update(event)
         finally:
             self._counting = False

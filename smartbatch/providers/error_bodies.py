@@ -8,7 +8,6 @@ that most resembles one, at any level.
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -121,6 +120,8 @@ def is_page(reply: Reply) -> bool:
 
 def page_title(reply: Reply) -> str:
     """Return the title of a page, its first heading, or the message of an XML error; empty without any."""
+    from html import unescape  # late: a table of thousands of names, and hardly an answer is a page
+
     page = reply.body[:_MAX_PAGE]
     lower = page.lower()
     for tag in (b"title", b"h1", b"message"):
@@ -128,7 +129,7 @@ def page_title(reply: Reply) -> str:
         begin = lower.find(b">", start) + 1
         end = lower.find(b"</", begin)
         if start >= 0 and begin and end > begin:
-            text = html.unescape(page[begin : min(end, begin + _MAX_TEXT)].decode("utf-8", "replace"))
+            text = unescape(page[begin : min(end, begin + _MAX_TEXT)].decode("utf-8", "replace"))
             return " ".join(text.split())
     return ""
 

@@ -155,7 +155,7 @@ class Realtime:
                 self.model,
                 sink=sink,
                 own_budget=options.own_budget,
-                alone=options.route is Route.INDIVIDUAL or self.never_waits(request),
+                alone=options.route is Route.INDIVIDUAL,
                 flex=options.route is Route.FLEX,
                 keeps_going=options.stop is None,
             )

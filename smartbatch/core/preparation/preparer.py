@@ -101,18 +101,18 @@ class RequestPreparer:
             own = isinstance(prompt, Request) and prompt.model is not None  # it wins, like its parameters
             return self._with_model(validation.normalise(prompt, defaults, **(unnamed if own else others)))
 
-        asked = (
-            (row, request)
-            for row, prompt in enumerate(prompts)
-            if not isinstance(prompt, SkippedRow)
-            for request in self.samples(row_named(row, partial(normalise, prompt)))
-        )
-        return (
-            request
-            if request.row is not None or (row == position and request.sample is None)
-            else evolve(request, row=row)
-            for position, (row, request) in enumerate(asked)
-        )
+        def read() -> Iterator[Request]:
+            position = 0
+            for row, prompt in enumerate(prompts):
+                if isinstance(prompt, SkippedRow):
+                    continue
+                for request in self.samples(row_named(row, partial(normalise, prompt))):
+                    if request.row is None and (row != position or request.sample is not None):
+                        request = evolve(request, row=row)
+                    yield request
+                    position += 1
+
+        return read()
 
     def answers_each(self, params: Mapping[str, Any]) -> int:
         """Return how many answers each prompt of a list gets that does not say so itself; ``params`` are

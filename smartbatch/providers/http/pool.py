@@ -300,7 +300,7 @@ class ConnectionPool(HTTPConnectionPool):
         deadline = time.monotonic() + timeout
         self._sweep()
         try:
-            connection = cast(Connection, self._get_conn(timeout=max(0.0, timeout)))
+            connection: Connection = self._get_conn(timeout=max(0.0, timeout))  # type: ignore[assignment]
         except (EmptyPoolError, ClosedPoolError) as error:
             raise failure(error, "connect", self.place, late=timeout <= 0) from None
         if connection.sock is not None and self._is_stale(connection):

@@ -17,7 +17,6 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from http.client import HTTPException
-from typing import cast
 
 from urllib3.exceptions import ClosedPoolError
 from urllib3.util import Url, make_headers, parse_url
@@ -235,7 +234,7 @@ def _exchange(connection: Connection, head: bytes, body: Body) -> IncomingRespon
         raise ConnectionAbortedError("closed before the call began")
     if connection.sock is None:
         connection.dial()
-    sock = cast(PlainSocket, connection.sock)
+    sock: PlainSocket = connection.sock  # type: ignore[assignment]
     sock.deadline = connection.deadline
     unsent = _send(connection, sock, head, body)
     try:
