@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field, fields_dict, frozen
 
 from smartbatch.core.limits.model_controls import ModelControls, ModelLimit, Pause
 from smartbatch.errors import JobNotFound, StoreError
@@ -29,7 +29,7 @@ from smartbatch.jobs.store.database import (
     record_text,
 )
 from smartbatch.jobs.store.outcomes import job_number
-from smartbatch.jobs.store.schema import JOBS, job_row
+from smartbatch.jobs.store.schema import JOBS, job_row, maker
 from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.prices import dollars
 
@@ -291,6 +291,10 @@ def _name(tx: Transaction, job_id: str, rows: Sequence[int], by: str, at: float)
     outcomes.add_incident(tx, IncidentRow("asked_again", job_id, None, detail, None, at))
 
 
+_pause = maker(Pause, model=decoded, reason=decoded, by=decoded)
+_limit = maker(ModelLimit, model=decoded, by=decoded)
+
+
 @frozen
 class ControlTable:
     """Pauses and limits of models, and the acts that were done to a store."""
@@ -398,26 +402,7 @@ def _limits_in_words(requests: float | None, tokens: float | None) -> str:
     return " and ".join(told) + " a minute" if told else "as configured"
 
 
-def _pause(row: Row) -> Pause:
-    model, reason, by, since = row
-    return Pause(str(decoded(model)), decoded(reason), str(decoded(by)), since)
-
-
-def _limit(row: Row) -> ModelLimit:
-    model, requests, tokens, by, since = row
-    return ModelLimit(str(decoded(model)), requests, tokens, str(decoded(by)), since)
-
-
 def _act(row: Row) -> Act:
-    number, at, by, name, target, job_id, count, left_out, detail = row
-    return Act(
-        number=number,
-        at=at,
-        by=str(decoded(by)),
-        name=name,
-        target=str(decoded(target)),
-        job_id=job_id,
-        count=count,
-        left_out=left_out,
-        detail=decoded(detail),
-    )
+    number, at, by, name, target, *counts, detail = row
+    values = (number, at, decoded(by), name, decoded(target), *counts, decoded(detail))
+    return Act(**dict(zip(fields_dict(Act), values, strict=True)))

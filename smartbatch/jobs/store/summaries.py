@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from attrs import frozen
+from attrs import astuple, fields_dict, frozen
 
 from smartbatch.core.limits.error_patterns import OTHERS, pattern_of
 from smartbatch.core.routing.choice import Decision
@@ -26,6 +26,7 @@ from smartbatch.errors import StoreError, kind_name
 from smartbatch.jobs.payload import decode_error, item_id
 from smartbatch.jobs.records import NewResult, StoredCounts
 from smartbatch.jobs.store.database import Database, Row, Transaction, decoded, encoded, number, position
+from smartbatch.jobs.store.schema import maker
 from smartbatch.jobs.summary_records import ErrorGroup, Failures, Spending, StoredDecision
 from smartbatch.types import Route
 
@@ -86,6 +87,9 @@ _GROUPS = """SELECT e.kind, e.message, e.count, e.first_at, e.last_at, e.model, 
     p.user_id FROM error_group e LEFT JOIN payload p ON p.no = e.item
     LEFT JOIN job j ON j.no = e.item >> 32 ORDER BY e.last_at DESC LIMIT ?"""
 
+_SUMS = ("requests", "failed", "unpriced", "input_tokens", "output_tokens")
+_spending = maker(Spending, hour=lambda kept: kept * HOUR, **dict.fromkeys(_SUMS, int))
+
 
 @frozen
 class SummaryTable:
@@ -139,8 +143,7 @@ class SummaryTable:
         Args:
             since: Unix seconds; the hour that holds them is the first.
         """
-        rows = self.db.rows(_SPENDING, _hour(since), MOST_ROWS)
-        return [_spending(row) for row in rows]
+        return [_spending(row) for row in self.db.rows(_SPENDING, _hour(since), MOST_ROWS)]
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -204,23 +207,20 @@ def add_results(
 ) -> None:
     """Add what results of a job came to, and the errors among them. ``ix`` of a result that stands for many
     is that of one of them."""
-    spent = []
-    for each in counts:
-        route = "" if each.route is None else each.route.value
-        ended = each.succeeded + each.failed + each.cancelled
-        spent.append(
-            Spending(
-                each.model,
-                route,
-                ended,
-                each.failed,
-                each.cost,
-                each.realtime_cost,
-                each.unpriced,
-                each.usage.input_tokens,
-                each.usage.output_tokens,
-            )
+    spent = [
+        Spending(
+            each.model,
+            "" if each.route is None else each.route.value,
+            requests=each.succeeded + each.failed + each.cancelled,
+            failed=each.failed,
+            usd=each.cost,
+            realtime_usd=each.realtime_cost,
+            unpriced=each.unpriced,
+            input_tokens=each.usage.input_tokens,
+            output_tokens=each.usage.output_tokens,
         )
+        for each in counts
+    ]
     _add_spending(tx, spent, at, job)
     failed = [result for result in results if result.outcome == "failed" and result.body]
     if failed:
@@ -290,25 +290,9 @@ def _stored_decision(row: Row) -> StoredDecision:
     measured = None
     if seconds is not None:
         measured = Measured(seconds=seconds, cost=paid, individual_cost=individual, batch_cost=by_batch)
-    no, at, model, job_id, route, requests, deadline, p50, p95, expected, *plain = told
-    return StoredDecision(
-        no=no,
-        at=at,
-        model=model,
-        job_id=job_id,
-        route=route,
-        requests=requests,
-        deadline=deadline,
-        p50=p50,
-        p95=p95,
-        cost=expected,
-        individual_p50=plain[0],
-        individual_cost=plain[1],
-        batch_p50=plain[2],
-        batch_cost=plain[3],
-        measured=measured,
-        decision=None if body is None else decision_of(body),
-    )
+    names = fields_dict(StoredDecision)
+    values = (*told, measured, None if body is None else decision_of(body))
+    return StoredDecision(**dict(zip(names, values, strict=True)))
 
 
 def _failures(job: int, failed: Iterable[NewResult], model: str) -> list[Failures]:
@@ -333,56 +317,17 @@ def _told(body: bytes) -> tuple[str, str]:
 
 
 def _error_group(row: Row) -> ErrorGroup:
-    kind, message, count, first_at, last_at, model, item, request_id, job_id, user_id = row
-    ix = None if item is None else position(item)
-    shown = decoded(request_id)
-    if job_id is not None and ix is not None:
-        shown = item_id(job_id, ix, decoded(user_id))
-    return ErrorGroup(
-        kind=kind,
-        message=decoded(message) or "",
-        count=count,
-        first_at=first_at,
-        last_at=last_at,
-        model=model,
-        job_id=job_id,
-        row=ix if job_id is not None else None,
-        request_id=shown,
-    )
-
-
-def _spending(row: Row) -> Spending:
-    model, route, requests, failed, usd, realtime_usd, unpriced, input_tokens, output_tokens, hour = row
-    return Spending(
-        model=model,
-        route=route,
-        requests=int(requests),
-        failed=int(failed),
-        usd=usd,
-        realtime_usd=realtime_usd,
-        unpriced=int(unpriced),
-        input_tokens=int(input_tokens),
-        output_tokens=int(output_tokens),
-        hour=hour * HOUR,
-    )
+    kind, message, *told, item, request_id, job_id, user_id = row
+    ix = None if item is None or job_id is None else position(item)
+    shown = decoded(request_id) if ix is None else item_id(job_id, ix, decoded(user_id))
+    values = (kind, decoded(message) or "", *told, job_id, ix, shown)
+    return ErrorGroup(**dict(zip(fields_dict(ErrorGroup), values, strict=True)))
 
 
 def _add_spending(tx: Transaction, spent: Iterable[Spending], at: float, part: int) -> None:
     for each in spent:
-        tx.at_commit(
-            _SPEND,
-            _hour(at),
-            _text(each.model),
-            each.route,
-            part % PARTS,
-            each.requests,
-            each.failed,
-            each.usd,
-            each.realtime_usd,
-            each.unpriced,
-            each.input_tokens,
-            each.output_tokens,
-        )
+        model, route, *counts, _ = astuple(each)
+        tx.at_commit(_SPEND, _hour(at), _text(model), route, part % PARTS, *counts)
 
 
 def _text(value: str) -> str:
