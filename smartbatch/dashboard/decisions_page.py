@@ -37,8 +37,8 @@ PAGE = 50
 SUMMED = 1_000
 """The latest decisions, which totals are made of."""
 _COLUMNS = (
-    "at (UTC), model, requests:number, route, p50 and p95 forecast, took, cost forecast:money, cost:money, "
-    "against always individual, against always batch"
+    "at (UTC), model, requests:number, route, time, cost:money, against always individual, "
+    "against always batch"
 )
 _TOTALS = (
     "route, decisions:number, requests:number, cost:money, against always individual, against always batch"
@@ -260,16 +260,18 @@ def _decisions(store: SqlStore, query: Query) -> tuple[Part, ...]:
 def _row(one: StoredDecision, query: Query) -> tuple[Cell, ...]:
     measured = one.measured
     return (
-        Link(moment(one.at), query.link("decisions", str(one.no))),
+        Link(moment(one.at)[:16], query.link("decisions", str(one.no))),
         one.model,
         one.requests,
         one.route,
-        f"{duration(one.p50)} / {duration(one.p95)}",
-        None if measured is None else _took(one, measured),
-        UNKNOWN if one.cost is None else one.cost,
-        None if measured is None else UNKNOWN if measured.cost is None else measured.cost,
+        (*(() if measured is None else _took(one, measured)), _time_forecast(one)),
+        (*(() if measured is None else (money(measured.cost),)), f"forecast {money(one.cost)}"),
         *_against(one),
     )
+
+
+def _time_forecast(one: StoredDecision) -> str:
+    return f"forecast {duration(one.p50)}, p95 {duration(one.p95)}"
 
 
 def _took(one: StoredDecision, measured: Measured) -> tuple[Value, ...]:
@@ -301,7 +303,7 @@ def _outcome(one: StoredDecision, query: Query) -> tuple[Part, ...]:
         *([("job", Link(one.job_id, query.link("jobs", one.job_id)))] if one.job_id is not None else []),
         ("model", one.model),
         ("route", one.route),
-        ("time forecast p50 / p95", f"{duration(one.p50)} / {duration(one.p95)}"),
+        ("time", _time_forecast(one)),
         ("cost forecast", money(one.cost)),
     ]
     if one.measured is None:

@@ -302,7 +302,7 @@ def job_tiles(s: JobStatus) -> Iterator[Tile]:
     if s.done or s.remaining is None:
         yield Tile("Time", duration(s.elapsed), "" if s.done else "so far")
     else:
-        yield Tile("Time left", f"about {duration(s.remaining)}", f"{duration(s.elapsed)} so far")
+        yield Tile("Time left", duration(s.remaining), f"{duration(s.elapsed)} so far")
     yield Tile("Cost", UNKNOWN if s.unpriced and not s.cost else money(s.cost), _saved(s))
 
 

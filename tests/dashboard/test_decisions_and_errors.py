@@ -6,6 +6,7 @@ import html
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -98,17 +99,21 @@ def test_a_decision_is_shown_with_what_it_saved_and_lost_and_how_that_is_known(
     write(store, ListDecision(AT, "openai:m", alone, came))
     assert alone.batch is not None
     text = read(visitor, "/decisions")
+
+    def forecast(made: Any) -> str:
+        return f"forecast {told(made.chosen.p50)}, p95 {told(made.chosen.p95)}"
+
     lost = f"$0.40 saved by tokens used {told(late - alone.chosen.p50)} lost by forecast –"
     saved = f"– $0.35 lost by tokens used {told(alone.batch.p50 - soon)} saved by forecast"
     for row in (
         # by route, then each: against always-individual, against always-batch
         f"batch 1 400 $0.40 {lost}",
         f"individual 1 400 $0.70 {saved}",
-        f"{told(late)} beyond p95 $0.50 $0.40 {lost}",
-        f"{told(soon)} within p50 $1.00 $0.70 {saved}",
+        f"beyond p95 {forecast(by_batch)} $0.40 forecast $0.50 {lost}",
+        f"{told(soon)} within p50 {forecast(alone)} $0.70 forecast $1.00 {saved}",
     ):
         assert row in text
-    assert "2023-11-14 22:13:20 openai:m 400 batch" in text
+    assert "2023-11-14 22:13 openai:m 400 batch" in text
     assert "Routes that were not taken were not measured" in text
 
 
