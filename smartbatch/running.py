@@ -40,12 +40,10 @@ from smartbatch.events import (
 from smartbatch.jobs.job_options import check_priced, checked_key
 from smartbatch.jobs.threads import OwnThreads
 from smartbatch.observe import logs
-from smartbatch.observe.event_bus import EventBus
+from smartbatch.observe.listeners import EventBus, UserWarnings
 from smartbatch.observe.metrics import BatchMetrics
-from smartbatch.observe.opentelemetry import record_content, with_telemetry
+from smartbatch.observe.opentelemetry import record_content, under, with_telemetry
 from smartbatch.observe.participants import RealtimeStatus, with_figures
-from smartbatch.observe.trace_context import under
-from smartbatch.observe.user_warnings import UserWarnings
 from smartbatch.prices import PriceBook
 from smartbatch.providers.registry import OpenedModel, open_model, parse_model
 from smartbatch.realtime.callbacks import CallbackThread

@@ -29,8 +29,7 @@ from smartbatch.jobs.status import JobStatus, status_of
 from smartbatch.jobs.summary_records import StoredDecision
 from smartbatch.jobs.wiring import JobWiring, RealtimeItem
 from smartbatch.observe import logs
-from smartbatch.observe.event_bus import EventBus
-from smartbatch.observe.user_warnings import UserWarnings
+from smartbatch.observe.listeners import EventBus, UserWarnings
 from smartbatch.providers.base import Provider
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.callbacks import CallbackThread

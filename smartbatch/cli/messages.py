@@ -6,7 +6,7 @@ import logging
 import sys
 from typing import Final
 
-from smartbatch._display import escape
+from smartbatch._display import SafeStream, escape
 from smartbatch.events import (
     BreakerChanged,
     CooldownStarted,
@@ -16,7 +16,6 @@ from smartbatch.events import (
     PauseChanged,
     RetryScheduled,
 )
-from smartbatch.observe.text import SafeStream
 
 _CLEAR_LINE: Final = "\r\x1b[K"
 

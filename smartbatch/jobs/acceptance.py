@@ -10,6 +10,7 @@ from itertools import islice
 
 from attrs import define, evolve, field
 
+from smartbatch._display import duration
 from smartbatch._settings import usd
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.preparer import kind_of, row_named
@@ -24,7 +25,6 @@ from smartbatch.jobs.retried_rows import PolicyChange, Reopening
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.jobs.wire_ids import wire_id
-from smartbatch.observe.text import duration
 from smartbatch.prices import dollars
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.types import Deadline, Priority, Request

@@ -26,7 +26,7 @@ from smartbatch.jobs.jobs_engine import JobsEngine
 from smartbatch.jobs.payload import Shared, encode_params
 from smartbatch.jobs.records import ItemName, JobRow, NamedPlace, NewItem
 from smartbatch.jobs.versioned_records import Fallback, JobPolicy
-from smartbatch.observe.trace_context import traceparent
+from smartbatch.observe.opentelemetry import traceparent
 from smartbatch.prices import PriceBook
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.results import ResultList, ended

@@ -10,8 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
-from smartbatch.observe.histogram import TimeStats
-from smartbatch.observe.metric import Family, Metric, Values
+from smartbatch.observe.metric import Family, Metric, TimeStats, Values
 from smartbatch.observe.metrics_snapshot import METRICS, MetricsSnapshot
 from smartbatch.observe.participants import Participants, RealtimeStatus, merged
 from smartbatch.types import Usage

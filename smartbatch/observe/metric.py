@@ -2,16 +2,116 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
-from attrs import evolve, field, fields, frozen
+from attrs import define, evolve, field, fields, frozen
 
+from smartbatch import errors
 from smartbatch.events import Event
-from smartbatch.observe.histogram import Histogram, TimeStats
-from smartbatch.types import NO_USAGE, Usage
+from smartbatch.types import NO_USAGE, Priority, Route, Usage
+
+STEPS = 8
+"""Buckets an octave: 2 ** (1/8) = 1.09 between neighbours."""
+LOWEST = -14
+"""The first bucket ends at 2 ** -14 s = 61 µs; what is shorter counts as that."""
+HIGHEST = 17
+"""The last bucket ends at 2 ** 17 s = 36 hours, above the slowest batch job (24 h)."""
+
+_BUCKETS = (HIGHEST - LOWEST) * STEPS + 1
+_FLOOR = 2.0**LOWEST
+_CEILING = 2.0**HIGHEST
+_OFFSET = -LOWEST * STEPS
+
+
+@frozen
+class TimeStats:
+    """What a histogram of durations says; all in seconds.
+
+    Attributes:
+        count: durations recorded.
+        total: their sum.
+        mean: ``total / count``; 0 when there is none.
+        p50, p95: quantiles, within 4.5 %.
+        longest: the largest, exact.
+        octaves: pairs (upper end, how many were at most that long), from the smallest to the largest seen,
+            one a doubling.
+    """
+
+    count: int = 0
+    total: float = 0.0
+    mean: float = 0.0
+    p50: float = 0.0
+    p95: float = 0.0
+    longest: float = 0.0
+    octaves: tuple[tuple[float, int], ...] = ()
+
+
+@define
+class Histogram:
+    """Counts of durations; not thread-safe, its owner holds a lock."""
+
+    counts: list[int] = field(factory=lambda: [0] * _BUCKETS)
+    count: int = 0
+    total: float = 0.0
+    shortest: float = math.inf
+    longest: float = 0.0
+
+    def record(self, *seconds: float) -> None:
+        """Count durations. What is not a number above 61 µs counts in the first bucket."""
+        counts = self.counts
+        for each in seconds:
+            index = 0
+            if each > _FLOOR:
+                index = math.ceil(math.log2(each if each < _CEILING else _CEILING) * STEPS) + _OFFSET
+            counts[index] += 1
+        self.count += len(seconds)
+        self.total += sum(seconds)
+        self.longest = max(self.longest, *seconds)
+        self.shortest = min(self.shortest, *seconds)
+
+    def quantile(self, share: float) -> float:
+        """Return the duration that ``share`` (0 to 1) of those recorded do not exceed, within 4.5 %."""
+        rank = max(1, math.ceil(share * self.count))
+        seen = 0
+        for index, count in enumerate(self.counts):
+            seen += count
+            if seen >= rank:
+                # the geometric middle of the bucket, never outside of what was seen
+                middle: float = 2.0 ** ((index - _OFFSET - 0.5) / STEPS)
+                return min(max(middle, self.shortest), self.longest)
+        return 0.0
+
+    def stats(self) -> TimeStats:
+        """Return the figures of what was recorded so far."""
+        if not self.count:
+            return TimeStats()
+        return TimeStats(
+            self.count,
+            self.total,
+            self.total / self.count,
+            self.quantile(0.50),
+            self.quantile(0.95),
+            self.longest,
+            self._octaves(),
+        )
+
+    def _octaves(self) -> tuple[tuple[float, int], ...]:
+        pairs = []
+        seen = start = 0
+        for power in range(LOWEST, HIGHEST + 1):
+            end = (power - LOWEST) * STEPS + 1
+            seen += sum(self.counts[start:end])
+            start = end
+            if seen:
+                pairs.append((2.0**power, seen))
+            if seen == self.count:
+                break
+        return tuple(pairs)
+
 
 _E = TypeVar("_E", bound=Event)
 _T = TypeVar("_T", bound=type)
@@ -192,3 +292,44 @@ def documented(kind: _T) -> _T:
     lines = [f"        {one.name}: {one.help}" for one in metrics_of(kind)]
     kind.__doc__ = "\n".join([(kind.__doc__ or "").rstrip(), "", "    Attributes:", *lines])
     return kind
+
+
+# -- labels ---
+
+
+def _failure_names() -> dict[str, str]:
+    """Map every text an event may carry as its error to the one name it is counted under."""
+    names = {kind.value: kind.value for kind in errors.ErrorKind}
+    for cls in vars(errors).values():
+        if isinstance(cls, type) and issubclass(cls, errors.SmartbatchError):
+            names[cls.__name__] = names[errors.snake_case(cls.__name__)] = errors.snake_case(cls.__name__)
+    return names
+
+
+_OTHER: Final = "other"
+_FAILURES = _failure_names()
+KINDS: Final = (*dict.fromkeys(_FAILURES.values()), _OTHER)
+"""All kinds of failures."""
+
+PRIORITIES: Final = {each: each.name.lower() for each in Priority}
+ROUTES: Final[dict[Route | None, str]] = {None: "none"} | {route: route.value for route in Route}
+_BREAKER_STATES: Final = frozenset({"closed", "open", "half_open", "stopped"})
+_SHARD_STATES: Final = frozenset(
+    (
+        *("planned", "uploading", "ready", "submitting", "uncertain", "provisional", "fenced", "submitted"),
+        *("ended", "ingesting", "settled", "dead"),
+    )
+)
+
+
+def failure_kind(error: str | None) -> str:
+    """Return the kind of a failure, by the error of its event."""
+    return _FAILURES.get(error or "unknown", _OTHER)
+
+
+def breaker_state(state: str) -> str:
+    return state if state in _BREAKER_STATES else _OTHER
+
+
+def shard_state(state: str) -> str:
+    return state if state in _SHARD_STATES else _OTHER

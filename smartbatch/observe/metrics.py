@@ -4,16 +4,243 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
+from typing import Any, Literal
+
+from attrs import define, field, frozen
 
 from smartbatch._clock import RealClock
 from smartbatch._fork import PerProcess, notice_fork, on_fork
-from smartbatch.events import CallFinished, CallStarted, Event, RequestFinished, RequestSubmitted
-from smartbatch.observe.client_state import ClientState
+from smartbatch.events import (
+    CallFinished,
+    CallStarted,
+    ClientStarted,
+    ClientStopped,
+    CooldownStarted,
+    Event,
+    RequestFinished,
+    RequestSubmitted,
+    SharedLimitsLost,
+    SharedLimitsRestored,
+)
 from smartbatch.observe.families import sums_of
-from smartbatch.observe.metric_values import MetricValues
-from smartbatch.observe.metrics_snapshot import MetricsSnapshot
-from smartbatch.observe.recent_calls import CallCounts, MinuteOfCalls
+from smartbatch.observe.metric import PRIORITIES, Histogram, Metric
+from smartbatch.observe.metrics_snapshot import METRICS, DecisionFigures, MetricsSnapshot, RouteFigures
+from smartbatch.observe.recent_calls import CallCounts, MinuteOfCalls, RecentCalls
+from smartbatch.types import NO_USAGE
+
+_SCOPES = 1024
+"""Maximum number of quotas for which overlapping pauses count once; pauses of further quotas are summed."""
+
+
+@define
+class ClientState:
+    """What depends on several events at once, not only on the sum of each; not thread-safe.
+
+    Attributes:
+        since: monotonic seconds of the last reset, start or stop.
+        calls: under way.
+        requests: in these calls.
+        workers: threads that make calls.
+        unshared: limits that are not shared now.
+        cooldown_seconds: length of the pauses since the last reset, overlaps counted once.
+        recent: calls of the last half hour.
+    """
+
+    since: float
+    calls: int = 0
+    requests: int = 0
+    workers: int = 0
+    unshared: int = 0
+    cooldown_seconds: float = 0.0
+    recent: RecentCalls = field(factory=RecentCalls)
+    _phase: Literal["new", "running", "stopped"] = "new"
+    _runs: int = 0  # that go on: one may be started while another still stops
+    _busy: float = 0.0  # Σ ends - Σ starts of calls since the last reset
+    _running: float = 0.0  # seconds of the running periods that are over, since the last reset
+    _capacity: float = 0.0  # worker seconds of these
+    _pauses: dict[tuple[str, str], float] = field(factory=dict)
+
+    def update(self, event: Event) -> None:
+        """Update the state from an event other than those of requests, which the table counts. Events of two
+        threads may arrive out of order."""
+        match event:
+            case CallStarted():
+                self.calls += 1
+                self.requests += event.size
+                self._busy -= event.at
+                self.recent.started(event.at, event.model, event.size)
+            case CallFinished():
+                self._call_finished(event)
+            case CooldownStarted():
+                self._cooldown_started(event)
+            case SharedLimitsLost():
+                self.unshared += 1
+            case SharedLimitsRestored():
+                self.unshared = max(0, self.unshared - 1)
+            case ClientStarted():
+                self._change_runs(1, event.at)
+                self.workers = event.workers
+            case ClientStopped():
+                self._change_runs(-1, event.at)
+
+    def reset(self, now: float) -> None:
+        """Begin again with what accumulates; what is under way stays."""
+        self.since = now
+        self._busy = -self.calls * now
+        self._running = self._capacity = self.cooldown_seconds = 0.0
+
+    def busy_seconds(self, now: float) -> float:
+        """Return the seconds that workers have spent in calls since the last reset."""
+        return max(0.0, self._busy + self.calls * now)
+
+    def elapsed(self, now: float) -> float:
+        """Return the seconds for which the client has been running since the last reset."""
+        return self._running + self._period(now)
+
+    def utilisation(self, now: float) -> float:
+        """Return the share of the workers' time that was spent in calls."""
+        capacity = self._capacity + self._period(now) * self.workers
+        return min(1.0, self.busy_seconds(now) / capacity) if capacity > 0 else 0.0
+
+    def _period(self, now: float) -> float:
+        return max(0.0, now - self.since) if self._phase != "stopped" else 0.0
+
+    def _call_finished(self, event: CallFinished) -> None:
+        if self.calls:
+            self.calls -= 1
+            self._busy += event.at
+        else:  # its start was not seen: the listener joined later
+            self._busy += event.seconds
+        self.requests = max(0, self.requests - event.size)
+        if event.usage is not NO_USAGE:
+            self.recent.ended(event.at, event.model, event.usage)
+
+    def _cooldown_started(self, event: CooldownStarted) -> None:
+        scope, end = (event.scope, event.model), event.at + event.seconds
+        begin = max(event.at, self._pauses.get(scope, event.at))
+        self.cooldown_seconds += max(0.0, end - begin)
+        if scope in self._pauses or len(self._pauses) < _SCOPES:
+            self._pauses[scope] = max(begin, end)
+
+    def _change_runs(self, by: int, at: float) -> None:
+        """A run of the client has begun, or ended."""
+        if self._phase == "running":
+            self._running += self._period(at)
+            self._capacity += self._period(at) * self.workers
+        self._runs += by
+        self._phase, self.since = "running" if self._runs > 0 else "stopped", at
+        if self._runs <= 0:
+            self.unshared = 0  # it shares none, and hears no more of any
+
+
+_COUNTED = {metric.name: metric for metric in METRICS if metric.counts}
+
+
+@frozen
+class _Row:
+    """What a metric takes from an event."""
+
+    metric: Metric
+    amount: Callable[[Any], Any] | None
+
+
+@frozen
+class _Group:
+    """Rows that count the same events; those under one label together."""
+
+    only: Callable[[Any], Any] | None
+    by_label: dict[Callable[[Any], str] | None, list[_Row]] = field(factory=dict)
+
+
+def _groups() -> dict[type[Event], list[_Group]]:
+    found: dict[type[Event], dict[Any, _Group]] = {}
+    for metric in _COUNTED.values():
+        for count in metric.counts:
+            group = found.setdefault(count.event, {}).setdefault(count.only, _Group(count.only))
+            group.by_label.setdefault(count.label, []).append(_Row(metric, count.amount))
+    return {event: list(groups.values()) for event, groups in found.items()}
+
+
+_GROUPS = _groups()
+
+
+def _parts(events: Sequence[Event], label: Callable[[Any], str] | None) -> dict[str, Sequence[Event]]:
+    """Return the events by label."""
+    if label is None:
+        return {"": events}
+    parts: dict[str, Any] = {}
+    for event, key in zip(events, map(label, events), strict=True):
+        parts.setdefault(key, []).append(event)
+    return parts
+
+
+class MetricValues:
+    """What events added to each metric since the last reset; not thread-safe.
+
+    Many events are added at once, as that takes a fraction of the time.
+    """
+
+    def __init__(self) -> None:
+        self._values = {
+            name: {} if metric.is_table else {"": metric.start()} for name, metric in _COUNTED.items()
+        }
+        self._values["by_priority"] = dict.fromkeys(PRIORITIES.values(), 0)
+        self._values["pending_by_priority"] = self._values["by_priority"].copy()
+
+    def after_reset(self) -> MetricValues:
+        """Return values that begin with the requests that have not ended, as if they were submitted anew."""
+        fresh = MetricValues()
+        for name in ("by_priority", "pending_by_priority"):
+            # below 0 where an end was reported before its submission
+            fresh._values[name] = self._values["pending_by_priority"].copy()
+        return fresh
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Add what each metric takes from events; nothing from those of unknown classes."""
+        by_class: dict[type[Event], list[Event]] = {}
+        for event in events:
+            by_class.setdefault(type(event), []).append(event)
+        for kind, alike in by_class.items():
+            for group in _GROUPS.get(kind, ()):
+                selected = alike if group.only is None else [*filter(group.only, alike)]
+                if selected:
+                    self._add_group(group, selected)
+
+    def _add_group(self, group: _Group, events: Sequence[Event]) -> None:
+        for by, rows in group.by_label.items():
+            for label, part in _parts(events, by).items():
+                for row in rows:
+                    self._add(row, label, part)
+
+    def _add(self, row: _Row, label: str, events: Sequence[Event]) -> None:
+        amounts: Iterable[Any] = repeat(1, len(events)) if row.amount is None else map(row.amount, events)
+        metric = row.metric
+        values = self._values[metric.name]
+        values[label] = metric.fold(values[label] if label in values else metric.start(), amounts)
+
+    def values(self) -> dict[str, Any]:
+        """Return what was counted, by the attributes of a snapshot. Tables are copies."""
+        whole: dict[str, Any] = {}
+        parts: dict[str, dict[str, Any]] = {"by_route": {}, "decisions": {}}
+        for name, metric in _COUNTED.items():
+            part, _, attribute = name.rpartition(".")
+            value = self._values[name] if metric.is_table else self._values[name][""]
+            (parts[part] if part else whole)[attribute] = _copied(value)
+        columns = parts["by_route"]
+        whole["by_route"] = {
+            route: RouteFigures(**{name: column[route] for name, column in columns.items()})
+            for route in columns["cost"]
+        }
+        return whole | {"decisions": DecisionFigures(**parts["decisions"])}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Histogram):
+        return value.stats()
+    return value.copy() if isinstance(value, dict) else value
+
 
 _PENDING = 256
 """Events that wait to be counted, at most for each thread that reports some more."""

@@ -37,19 +37,23 @@ from smartbatch.events import (
     SharedLimitsLost,
     ThresholdMoved,
 )
-from smartbatch.observe import labels
-from smartbatch.observe.histogram import TimeStats
 from smartbatch.observe.metric import (
+    PRIORITIES,
+    ROUTES,
     Events,
     Family,
     Metric,
+    TimeStats,
     balance,
+    breaker_state,
     counter,
     documented,
+    failure_kind,
     gauge,
     largest,
     metric,
     metrics_of,
+    shard_state,
     times,
 )
 from smartbatch.types import Route, Usage
@@ -85,11 +89,11 @@ def _is_unpriced(request: RequestFinished) -> bool:
 
 
 def _priority(request: RequestSubmitted | RequestFinished) -> str:
-    return labels.PRIORITIES[request.priority]
+    return PRIORITIES[request.priority]
 
 
 def _route(event: RequestFinished | JobResultsStored) -> str:
-    return labels.ROUTES[event.route]
+    return ROUTES[event.route]
 
 
 # -- families that several metrics share -------------------------------------------------------------------
@@ -273,7 +277,7 @@ class MetricsSnapshot:
     )
     request_failures: dict[str, int] = counter(
         "Requests that failed for good, by kind.",
-        _failed(label=lambda request: labels.failure(request.error)),
+        _failed(label=lambda request: failure_kind(request.error)),
         label="kind",
     )
     failed_at_stop: int = metric(
@@ -306,7 +310,7 @@ class MetricsSnapshot:
     )
     call_failures: dict[str, int] = counter(
         "Calls that failed, by kind.",
-        _failed_call(label=lambda call: labels.failure(call.error)),
+        _failed_call(label=lambda call: failure_kind(call.error)),
         label="kind",
     )
     retries_counted: int = metric(
@@ -325,7 +329,7 @@ class MetricsSnapshot:
     # limits and outages
     rate_limits: int = counter(
         "Calls the provider refused for its limits.",
-        _failed_call(lambda call: labels.failure(call.error) == ErrorKind.RATE_LIMIT.value),
+        _failed_call(lambda call: failure_kind(call.error) == ErrorKind.RATE_LIMIT.value),
     )
     cooldowns: int = counter("Pauses begun after a limit.", Events(CooldownStarted)())
     cooldown_seconds: float = counter("Announced length of the pauses, overlaps counted once.")
@@ -335,7 +339,7 @@ class MetricsSnapshot:
     limits_unshared: int = gauge("Limits that are not shared now, because that place is unavailable.")
     breaker_changes: dict[str, int] = counter(
         "Circuit breaker changes, by state entered.",
-        Events(BreakerChanged)(label=lambda change: labels.breaker_state(change.after)),
+        Events(BreakerChanged)(label=lambda change: breaker_state(change.after)),
         label="state",
     )
     parameters_dropped: int = counter(
@@ -371,7 +375,7 @@ class MetricsSnapshot:
     shard_changes: dict[str, int] = counter(
         "Changes of jobs' batches, by state entered.",
         Events(ShardChanged, lambda change: change.before != change.after)(
-            label=lambda change: labels.shard_state(change.after)
+            label=lambda change: shard_state(change.after)
         ),
         label="state",
     )

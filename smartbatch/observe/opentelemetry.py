@@ -18,10 +18,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, TypeVar, get_args
 
 from attrs import frozen
 
+from smartbatch._importing import imported
 from smartbatch.errors import ConfigError
 from smartbatch.events import (
     BatchEnded,
@@ -34,12 +35,12 @@ from smartbatch.events import (
     Observer,
     RequestFinished,
 )
-from smartbatch.observe.trace_context import under
 from smartbatch.types import Answer, Kind, Message, Request, ToolCall, Usage
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Histogram, Meter, MeterProvider
     from opentelemetry.trace import Span, Tracer, TracerProvider
+
 
 Telemetry: TypeAlias = Literal["auto", "outer", "full"]
 """Which calls are told as calls of a model, with their tokens: all (``full``), none (``outer``), or all but
@@ -410,3 +411,32 @@ def _end(span: Span, attributes: Attributes, error: str | None) -> None:
         span.set_attribute("error.type", error)
         span.set_status(StatusCode.ERROR)
     span.end()
+
+
+_R = TypeVar("_R")
+
+
+def traceparent() -> str | None:
+    """Return the current span as the header ``traceparent`` of W3C Trace Context, ``None`` for none."""
+    if "opentelemetry.trace" not in sys.modules:
+        return None
+    carrier: dict[str, str] = {}
+    _propagator().inject(carrier)
+    return carrier.get("traceparent")
+
+
+def under(parent: str | None, call: Callable[[], _R]) -> _R:
+    """Return what ``call`` returns, made with the span that ``parent`` names as the current one."""
+    if parent is None or "opentelemetry.trace" not in sys.modules:
+        return call()
+    context = imported("opentelemetry.context")
+    propagator = _propagator()
+    token = context.attach(propagator.extract({"traceparent": parent}))
+    try:
+        return call()
+    finally:
+        context.detach(token)
+
+
+def _propagator() -> Any:
+    return imported("opentelemetry.trace.propagation.tracecontext").TraceContextTextMapPropagator()

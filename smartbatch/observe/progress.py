@@ -16,11 +16,10 @@ from typing import Any, Literal, Protocol, Self, TextIO
 from attrs import Factory, define, field
 
 from smartbatch._clock import RealClock
-from smartbatch._display import escape
+from smartbatch._display import SafeStream, duration, escape
 from smartbatch.errors import ConfigError
 from smartbatch.events import BreakerChanged, CooldownStarted, Event, LongWait, PauseChanged, RetryScheduled
-from smartbatch.observe.text import SafeStream, duration
-from smartbatch.observe.user_warnings import LONG_WAIT
+from smartbatch.observe.listeners import LONG_WAIT
 from smartbatch.types import Result
 
 Mode = Literal["auto", "bar", "lines", "quiet"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Protocol, Self, TextIO
 
 from smartbatch._clock import Clock, RealClock
-from smartbatch._display import escape
+from smartbatch._display import SafeStream, duration, escape
 from smartbatch._fork import identity
 from smartbatch._settings import seconds_of
 from smartbatch.errors import ConfigError
@@ -17,7 +17,6 @@ from smartbatch.events import ClientStopped, Event
 from smartbatch.observe.logs import EventLogger, clean, get_logger, user_error
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.metrics_snapshot import DecisionFigures, MetricsSnapshot, RouteFigures
-from smartbatch.observe.text import SafeStream, duration
 from smartbatch.types import Duration
 
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 
+from smartbatch._display import duration
 from smartbatch.core.batching.packing import PackRoom, frame_most
 from smartbatch.core.batching.request_batch import Batch, BatchState
 from smartbatch.errors import (
@@ -22,8 +23,7 @@ from smartbatch.errors import (
     scrub,
 )
 from smartbatch.events import FlexChanged, LongWait, PackingChanged
-from smartbatch.observe.text import duration
-from smartbatch.observe.user_warnings import LONG_WAIT
+from smartbatch.observe.listeners import LONG_WAIT
 from smartbatch.prices import dollars
 from smartbatch.realtime.call.layers import Outcome
 from smartbatch.realtime.effects import DeferredEffects

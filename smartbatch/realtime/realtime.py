@@ -24,8 +24,8 @@ from smartbatch.core.preparation.preparer import RequestPreparer
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import ClientClosed, InvalidRequest, RequestCancelled, SmartbatchError, WrongProcess
 from smartbatch.events import ClientStarted, ClientStopped, Event
+from smartbatch.observe.listeners import tell_unbounded
 from smartbatch.observe.participants import RealtimeStatus
-from smartbatch.observe.user_warnings import tell_unbounded
 from smartbatch.providers.base import Provider
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.admission import Admission

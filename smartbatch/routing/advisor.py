@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from attrs import define, evolve, field, frozen
 
 from smartbatch._clock import Clock
+from smartbatch._display import duration
 from smartbatch.config import BatchingConfig
 from smartbatch.core.forecast.forecaster import ForecastAt
 from smartbatch.core.routing.choice import Decision, Infeasible, break_even, choose
@@ -26,7 +27,6 @@ from smartbatch.core.routing.workload import Cost, Load, OtherModel, Workload
 from smartbatch.errors import ConfigError
 from smartbatch.events import BatchEnded, Event, ForecastMoved, ThresholdMoved
 from smartbatch.jobs.job_options import batches_of
-from smartbatch.observe.text import duration
 from smartbatch.prices import PriceBook, Processing, RateCard
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.realtime import Realtime

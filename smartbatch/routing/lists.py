@@ -24,8 +24,8 @@ from smartbatch.errors import InvalidRequest
 from smartbatch.events import JobFinished
 from smartbatch.interrupted import as_interrupted
 from smartbatch.jobs.job_options import JobOptions, batches_of, check_priced, checked_key
+from smartbatch.observe.listeners import tell_by_batch
 from smartbatch.observe.progress import new_display
-from smartbatch.observe.user_warnings import tell_by_batch
 from smartbatch.plan import Plan
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.bounded_map import BoundedMap, ListOptions

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.observe.histogram import Histogram, TimeStats
+from smartbatch.observe.metric import Histogram, TimeStats
 
 durations = st.lists(st.floats(min_value=1e-4, max_value=1e5), min_size=1, max_size=200)
 

@@ -29,7 +29,7 @@ from smartbatch.events import (
     SharedLimitsRestored,
 )
 from smartbatch.jobs.records import ShardState
-from smartbatch.observe.labels import KINDS
+from smartbatch.observe.metric import KINDS
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.metrics_snapshot import METRICS, MetricsSnapshot, RouteFigures
 from smartbatch.types import NO_USAGE, Priority, Route, Usage

@@ -23,8 +23,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from smartbatch import Attempt, BatchingClient, ConfigError, Request
 from smartbatch.events import BatchEnded, CalledRequest, Event, JobFinished, JobResultsStored
-from smartbatch.observe.opentelemetry import OpenTelemetryObserver, Telemetry
-from smartbatch.observe.trace_context import traceparent
+from smartbatch.observe.opentelemetry import OpenTelemetryObserver, Telemetry, traceparent
 from smartbatch.types import NO_USAGE, Kind, Route, Usage
 from tests.observe.sample_events import called, ended, started
 

@@ -8,7 +8,7 @@ from attrs import evolve
 from sample_events import called, ended, submitted
 
 from smartbatch.observe.families import sums_of
-from smartbatch.observe.labels import KINDS
+from smartbatch.observe.metric import KINDS
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.participants import (
     MOST_BYTES,

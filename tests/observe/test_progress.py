@@ -21,13 +21,12 @@ from hypothesis import strategies as st
 from manual_clock import ManualClock
 from sample_events import answer, retry
 
-from smartbatch._display import escape
+from smartbatch._display import SafeStream, duration, escape
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ConfigError, ProviderError
 from smartbatch.events import BreakerChanged, CooldownStarted, LongWait
 from smartbatch.jobs.job import Job
 from smartbatch.observe.progress import Progress, watched
-from smartbatch.observe.text import SafeStream, duration
 from smartbatch.types import Result
 from tests.levels import sampled
 from tests.together import run_together

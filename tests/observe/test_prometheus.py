@@ -15,7 +15,7 @@ from sample_events import called, ended, started, submitted
 from smartbatch.errors import ConfigError, SmartbatchError
 from smartbatch.events import BreakerChanged, CooldownStarted
 from smartbatch.observe.families import sums_of
-from smartbatch.observe.labels import KINDS
+from smartbatch.observe.metric import KINDS
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.participants import LaneStatus, Participant, Participants, RealtimeStatus
 from smartbatch.observe.prometheus import BOUNDS, PrometheusReporter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smartbatch.observe.text import duration
+from smartbatch._display import duration
 from smartbatch.prices import dollars
 
 
