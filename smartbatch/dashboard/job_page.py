@@ -61,7 +61,7 @@ def page(source: Source, query: Query) -> Page:
         JobNotFound: the store has no such job.
     """
     store = source.store
-    line = None if store is None else store.overview.get(query.argument)
+    line = None if store is None else store.jobs.get(query.argument)
     if store is None or line is None:
         raise JobNotFound(f"The store {source.place} has no job {query.argument!r:.80}.")
     now, shards = source.now(), store.overview.shards([line])[line.id]

@@ -132,16 +132,13 @@ def _places(store: SqlStore, row: JobRow) -> Iterator[ResultRow]:
 
 def _failed(store: SqlStore, row: JobRow) -> Iterator[FailedRequest]:
     """Yield requests that failed: all, or those at evenly chosen places of a job that has many."""
-    line = store.overview.get(row.id)
-    if line is None:
-        return
     if row.failed <= _FAILURES:
-        yield from store.overview.failed(line, limit=_FAILURES, cancelled=False)
+        yield from store.overview.failed(row, limit=_FAILURES, cancelled=False)
         return
     first = 0
     for start in range(0, row.total, max(1, row.total // _PAGES)):
         first = max(first, start)
-        page = store.overview.failed(line, first=first, limit=_FAILURES // _PAGES, cancelled=False)
+        page = store.overview.failed(row, first=first, limit=_FAILURES // _PAGES, cancelled=False)
         yield from page
         first = page[-1].ix + 1 if page else row.total
 

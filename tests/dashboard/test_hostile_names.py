@@ -83,7 +83,7 @@ def test_hostile_names_are_text(visitor: Visitor, shelf: Bench, opened: SqlStore
         check(answer)
         seen = visitor.get(f"/news?page={quote(place, safe='')}").json["sections"]
         assert seen.keys() >= ({"attention"} if place == "/" else {"jobs"} if "name" in place else set())
-    assert opened.overview.get(job.id).state is JobState.HELD  # type: ignore[union-attr]
+    assert opened.jobs.get(job.id).state is JobState.HELD  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", sampled(HOSTILE, keep=4), ids=range(len(HOSTILE)))

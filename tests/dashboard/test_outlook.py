@@ -32,7 +32,7 @@ def job(shelf: Bench, opened: SqlStore) -> tuple[JobRow, list[ShardRow]]:
     for items in ((0, 1), (2, 3)):
         sent = led(opened, lease, opened.shards.plan(lease, shelf.shard(*items)), ShardState.SUBMITTED)
         shards.append(opened.shards.advance(lease, sent, ShardState.SUBMITTED, submitted_at=1010.0))
-    line = opened.overview.get(row.id)
+    line = opened.jobs.get(row.id)
     assert line is not None
     return line, shards
 

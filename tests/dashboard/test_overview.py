@@ -54,7 +54,7 @@ def test_a_line_says_what_the_job_says(store: SqlStore, bench: Bench) -> None:
     policy = JobPolicy(deadline=2000.0, budget=3.0, route=Route.BATCH)
     job, lease = started(store, bench, 3, key="k", metadata={"team": "é"}, policy=policy)
     store.jobs.note(lease, "waits for money")
-    line = store.overview.get(job.id)
+    line = store.jobs.get(job.id)
     assert line is not None
     assert (line.key, line.model, line.metadata, line.policy) == ("k", "openai:m", {"team": "é"}, policy)
     assert (line.state, line.total, line.finished, line.note) == (JobState.ACTIVE, 3, 0, "waits for money")
@@ -135,7 +135,7 @@ def test_failed_requests_and_incidents_of_a_job(store: SqlStore, bench: Bench) -
     store.items.drop_unsent(lease, encode_error(RequestCancelled("dropped")), at=2.0)
     for at in (1.0, 2.0):
         store.facts.add_incident(lease, IncidentRow("doubled_line", job.id, shard.id, f"row {at}", None, at))
-    line = store.overview.get(job.id)
+    line = store.jobs.get(job.id)
     assert line is not None
     assert [
         (row.ix, row.user_id, row.outcome, bytes(row.body)) for row in store.overview.failed(line, limit=50)

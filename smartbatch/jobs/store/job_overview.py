@@ -13,7 +13,8 @@ from typing import Any
 from attrs import field, fields_dict, frozen
 
 from smartbatch.jobs.records import IncidentRow, JobRow, JobState, ShardRow
-from smartbatch.jobs.store.database import Database, decoded, encoded, first_of, position
+from smartbatch.jobs.store.database import Database, decoded, first_of, position
+from smartbatch.jobs.store.jobs import JobTable
 from smartbatch.jobs.store.schema import SHARD_COLUMNS, incident_row, job_row, shard_row
 
 COUNTED = 10_000
@@ -88,6 +89,7 @@ class JobOverview:
     """Reads what is the same for any number of jobs and items."""
 
     db: Database
+    jobs: JobTable
 
     def page(self, which: JobFilter, *, before: int | None = None, limit: int) -> list[JobRow]:
         """Return jobs, newest first.
@@ -96,7 +98,8 @@ class JobOverview:
             before: only jobs with a smaller number.
         """
         if which.name is not None:
-            return self._named(which.name)
+            named = self.jobs.get(which.name)
+            return [] if named is None else [named]
         if which.state is None and which.unfinished:
             lines = [
                 line
@@ -122,16 +125,6 @@ class JobOverview:
             return f"({newest}) AS newest", values
         bounded = f"({newest} ORDER BY no DESC LIMIT {COUNTED}) AS newest WHERE model = ?"
         return bounded, [*values, which.model]
-
-    def _named(self, name: str) -> list[JobRow]:
-        may_be_id = name.isascii() and name.isprintable()  # a text column refuses some other keys
-        by_id = self.db.rows(f"SELECT {_COLUMNS} FROM job WHERE id = ?", name) if may_be_id else []
-        found = by_id or self.db.rows(f"SELECT {_COLUMNS} FROM job WHERE user_key = ?", encoded(name))
-        return [job_row(row) for row in found]
-
-    def get(self, job_id: str) -> JobRow | None:
-        """Return a job by its id or its key."""
-        return next(iter(self._named(job_id)), None)
 
     def waiting(self, *, limit: int) -> list[JobRow]:
         """Return jobs that are not carried on, or say what they wait for, among the newest that go on."""

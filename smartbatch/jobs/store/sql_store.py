@@ -78,7 +78,7 @@ class SqlStore:
         self._owner = Owner(database, locks, wall=wall, rng=rng)
         self.leases = LeaseTable(database, self._owner, counted)
         self.jobs = JobTable(database, self.leases, self._owner)
-        self.overview = JobOverview(database)
+        self.overview = JobOverview(database, self.jobs)
         self.items = ItemTable(database, self.leases)
         self.shards = ShardTable(database, self.leases)
         self.facts = FactTable(database, self.leases)
