@@ -36,6 +36,8 @@ _NO_ORDER = (
     "a batch has no order, so it counts only for requests of a job that go in real time; ask what is urgent "
     "with submit()"
 )
+DRAWS = 10
+"""Ids tried for a job; the second is needed with a seeded generator only."""
 LABELS = 64
 LABEL = 512
 """Labels of a job, and letters of each: enough for people, too few for content."""
@@ -137,7 +139,41 @@ class Items:
         return NewItem(request.id, payload, size, tokens, realtime=in_real_time, name=name)
 
 
-def with_further_rows(
+def accept(
+    store: SqlStore,
+    job: JobRow,
+    items: Items,
+    named: Callable[[str], object],
+    *,
+    new_id: Callable[[], str],
+    reopening: Reopening,
+    at: float,
+) -> tuple[JobRow, bool]:
+    """Store a job, or find the one that has its key, and add the rows that follow its own.
+
+    Args:
+        named: called with the id under which it is stored next.
+        new_id: returns another id, where a job has this one.
+        reopening, at: as of the rows that are added.
+
+    Returns:
+        the job, and whether it is new.
+    """
+    for _ in range(1 + DRAWS):
+        named(job.id)
+        row, new = store.jobs.accept(
+            job, items, digest=items.digest, policy=items.policy, decision=items.decision
+        )
+        if new:
+            return row, True
+        if job.key is not None and row.key == job.key:
+            break
+        job = evolve(job, id=new_id())  # a seeded generator, used a second time on one store
+    deadline = job.policy.deadline
+    return _with_further_rows(store, row, items, deadline=deadline, reopening=reopening, at=at), False
+
+
+def _with_further_rows(
     store: SqlStore, row: JobRow, items: Items, *, deadline: float | None, reopening: Reopening, at: float
 ) -> JobRow:
     """Return the job ``row`` after adding the rows of ``items`` that follow its own.

@@ -10,7 +10,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from attrs import asdict, define, evolve
+from attrs import asdict, define
 
 from smartbatch._clock import Clock, SteadyWall
 from smartbatch._fork import something_ended, something_started
@@ -32,7 +32,7 @@ from smartbatch.events import (
     JobResultsStored,
     ShardChanged,
 )
-from smartbatch.jobs.acceptance import Items, with_further_rows
+from smartbatch.jobs.acceptance import Items, accept
 from smartbatch.jobs.live_controls import LiveControls
 from smartbatch.jobs.records import (
     JobLease,
@@ -66,8 +66,6 @@ CLOSING = 0.25
 """Seconds for closing the store where the time of the stop is over."""
 TRIED_EVERY = 10.0
 """Seconds after which a store that could not be opened is tried again."""
-DRAWS = 10
-"""Ids tried for a job; the second is needed with a seeded generator only."""
 _NEWS = (JobAccepted, JobProgress, JobFinished, JobIncident, ShardChanged)
 
 
@@ -176,25 +174,10 @@ class JobsEngine:
         if self._closed:
             raise _closed()
         self.store.require_folders()  # else the job waits, and only its status says for what
-        for _ in range(1 + DRAWS):
-            named(job.id)
-            row, new = self.store.jobs.accept(
-                job, items, digest=items.digest, policy=items.policy, decision=items.decision
-            )
-            if new or (job.key is not None and row.key == job.key):
-                break
-            job = evolve(job, id=self.new_id())  # a seeded generator, used a second time on one store
+        reopening, at = self.wiring.reopen, self.wall()
+        row, new = accept(self.store, job, items, named, new_id=self.new_id, reopening=reopening, at=at)
         if new:
             self._accepted(row)
-        else:
-            row = with_further_rows(
-                self.store,
-                row,
-                items,
-                deadline=job.policy.deadline,
-                reopening=self.wiring.reopen,
-                at=self.wall(),
-            )
         if carry_on and row.state is not JobState.DONE:
             self.carry_on(row.id)
             self.notify(row.id)
