@@ -57,12 +57,12 @@ def duration(seconds: float) -> str:
 
 
 class SafeStream:
-    """A stream that others may close: once writing fails, nothing more is written.
+    """A stream that others may close: after a failed write, nothing more is written.
 
-    Characters the stream's encoding lacks are written as escapes.
+    Characters that the stream's encoding lacks are written as escapes.
 
     Args:
-        stream: ``None`` where there is none, as the standard ones of a program that was started without.
+        stream: ``None`` if there is none, as for a program started without standard streams.
     """
 
     def __init__(self, stream: TextIO | None) -> None:

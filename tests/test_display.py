@@ -113,7 +113,7 @@ def test_metrics_show_the_figures_that_are_not_zero_and_what_they_mean() -> None
     with BatchingClient("sim:demo?latency=0") as client:
         client.submit("a").result()
     found = {row[0]: row for row in rows(client.metrics._repr_html_())}
-    assert found["submitted"] == ["submitted", "1", "Requests taken, joined ones included."]
+    assert found["submitted"] == ["submitted", "1", "Requests accepted, including joined ones."]
     assert "mean" in found["response_time"][1]
     assert "failed" not in found
     assert repr(client.metrics).startswith("<BatchMetrics 1 submitted: 0 waiting, 0 in flight, 1 succeeded")

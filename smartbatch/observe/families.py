@@ -1,7 +1,7 @@
-"""The families of metrics with their values, alike for Prometheus and for shared records.
+"""Families of metrics with their values, the same for Prometheus and for shared records.
 
-Labels come from closed sets, so the number of series is bounded. Models become labels of what all processes
-share.
+Labels come from closed sets, so the number of series is bounded. Only figures shared by all processes have
+models as labels.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from smartbatch.types import Usage
 
 
 def families_of(s: MetricsSnapshot) -> Iterator[tuple[Family, Values]]:
-    """Yield all families but those of times, with their values at one moment."""
+    """Yield all families except those of times, with their current values."""
     found: dict[Family, dict[str, float]] = {}
     for metric in METRICS:
         family = metric.family
@@ -46,51 +46,56 @@ def _now(name: str, help_text: str, label: str = "") -> Family:
     return Family(name, help_text, label, "Gauge", adds_up=False)
 
 
-OPERATIONS = Family("shared_operations", "Operations at the place where processes share limits.", "operation")
-OPERATION_SECONDS = Family("shared_seconds", "Time that these operations took.", "operation")
+OPERATIONS = Family("shared_operations", "Operations on the store of shared limits.", "operation")
+OPERATION_SECONDS = Family("shared_seconds", "Time taken by these operations.", "operation")
 OPERATED = (OPERATIONS, OPERATION_SECONDS)
 
-REACHABLE = _now("shared_reachable", "Whether the place where processes share limits answers: 1 or 0.")
+REACHABLE = _now("shared_reachable", "Whether the store of shared limits responds: 1 or 0.")
 
 _LIMITS = {
-    "requests_per_minute": _now("limit_requests_per_minute", "Limit of a model, told or learned.", "model"),
-    "tokens_per_minute": _now("limit_tokens_per_minute", "Likewise, of all tokens.", "model"),
-    "input_tokens_per_minute": _now("limit_input_tokens_per_minute", "Likewise, of tokens in.", "model"),
-    "output_tokens_per_minute": _now("limit_output_tokens_per_minute", "Likewise, of tokens out.", "model"),
-    "requests_left": _now("limit_requests_left", "What no process has leased of the limit.", "model"),
-    "tokens_left": _now("limit_tokens_left", "Likewise, of all tokens.", "model"),
-    "cooldown": _now("cooldown_left_seconds", "Until the pause after a refusal is over.", "model"),
+    "requests_per_minute": _now(
+        "limit_requests_per_minute", "Limit of a model, configured, reported or discovered.", "model"
+    ),
+    "tokens_per_minute": _now("limit_tokens_per_minute", "The same for all tokens.", "model"),
+    "input_tokens_per_minute": _now("limit_input_tokens_per_minute", "The same for input tokens.", "model"),
+    "output_tokens_per_minute": _now(
+        "limit_output_tokens_per_minute", "The same for output tokens.", "model"
+    ),
+    "requests_left": _now(
+        "limit_requests_left", "The part of the limit that no process has leased.", "model"
+    ),
+    "tokens_left": _now("limit_tokens_left", "The same for all tokens.", "model"),
+    "cooldown": _now("cooldown_left_seconds", "Time until the pause after a refusal ends.", "model"),
 }
-_MOST_MODELS = 100
-"""Models that become labels; those with the most requests."""
+_MAX_MODELS = 100  # models that become labels, those with the most requests
 
 
 def live_families(found: Participants) -> Iterator[tuple[Family, Values]]:
-    """Yield what is now: sums, or the longest times, over the processes that live."""
+    """Yield the current figures of the live processes: sums, or the longest times."""
     living = [one.realtime for one in found.living]
     ended = sum(one.ended for one in found.processes)
     states = {"living": len(living), "lost": len(found.lost), "ended": ended}
-    yield _now("participants", "Processes that share limits, of the last ten minutes.", "state"), states
+    yield _now("participants", "Processes that shared limits in the last ten minutes.", "state"), states
     all_of = merged(living)
     yield _OF_ONE_CLIENT["requests_pending"], {"waiting": all_of.waiting, "in_flight": all_of.in_flight}
     yield _OF_ONE_CLIENT["pending_by_priority"], all_of.pending
-    cause = "Requests that wait, by what the first of their model waits for."
+    cause = "Waiting requests, by the reason why the first one of their model waits."
     yield _now("requests_waiting", cause, "cause"), all_of.waits
-    oldest = _now("oldest_wait_seconds", "Since the oldest request that waits was submitted.")
+    oldest = _now("oldest_wait_seconds", "Time since the oldest waiting request was submitted.")
     yield oldest, {"": all_of.oldest_wait}
-    yield _now("blocked_threads", "Threads that wait for room in the queue."), {"": all_of.blocked}
+    yield _now("blocked_threads", "Threads waiting for space in the queue."), {"": all_of.blocked}
     yield _OF_ONE_CLIENT["workers"], {"": all_of.workers}
     yield _OF_ONE_CLIENT["limits_unshared"], {"": all_of.unshared}
     errors: dict[str, float] = {}
     for one in found.processes:
         for kind, age in one.errors.items():
             errors[kind] = min(errors.get(kind, math.inf), one.age + age)
-    yield _now("last_error_age_seconds", "Since the last failure, by kind.", "kind"), errors
-    yield from _of_models(living, {lane.model for lane in all_of.lanes[:_MOST_MODELS]})
+    yield _now("last_error_age_seconds", "Time since the last failure, by kind.", "kind"), errors
+    yield from _of_models(living, {lane.model for lane in all_of.lanes[:_MAX_MODELS]})
 
 
 def _of_models(living: list[RealtimeStatus], models: set[str]) -> Iterator[tuple[Family, Values]]:
-    """Yield the figures by model. Of a limit that processes know differently, the tightest holds."""
+    """Yield the figures by model; if processes know different limits, the tightest applies."""
     lanes = [lane for one in living for lane in one.lanes if lane.model in models]
     for name, family in _LIMITS.items():
         told: dict[str, list[float]] = {}
@@ -101,7 +106,7 @@ def _of_models(living: list[RealtimeStatus], models: set[str]) -> Iterator[tuple
         choose = max if name == "cooldown" else min
         yield family, {model: choose(values) for model, values in told.items()}
     broken = Counter(lane.model for lane in lanes if lane.breaker != "closed")
-    yield _now("breakers_open", "Processes that find a model's provider down.", "model"), broken
+    yield _now("breakers_open", "Processes whose circuit breaker for a model is not closed.", "model"), broken
 
 
 def times_of(s: MetricsSnapshot) -> Iterator[tuple[Family, TimeStats]]:
@@ -114,7 +119,7 @@ def times_of(s: MetricsSnapshot) -> Iterator[tuple[Family, TimeStats]]:
 def sums_of(s: MetricsSnapshot) -> dict[str, float]:
     """Return the figures that add up and are not 0, as ``family``, or ``family:label``.
 
-    Of times there is the number that ended in each doubling, by its upper end in seconds, and their ``sum``.
+    Times have the number of durations in each doubling, by its upper end in seconds, and their ``sum``.
     """
     sums = {
         key_of(family, label): float(value)
@@ -132,5 +137,5 @@ def sums_of(s: MetricsSnapshot) -> dict[str, float]:
 
 
 def key_of(family: Family, label: str) -> str:
-    """Return the name under which a figure is added up."""
+    """Return the key of a figure in sums."""
     return f"{family.name}:{label}" if label else family.name

@@ -1,4 +1,4 @@
-"""The listeners to a client's events: the library's own first, then the user's observers."""
+"""The listeners to a client's events: the library's own, the user's observers, and warnings for the user."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class EventBus:
     """Calls all listeners with each event, on the calling thread. Takes no lock; safe from any thread.
 
     Args:
-        observers: the user's. A list that the caller may append to: appending is atomic, so that observers
-            that are added by several threads at once are all there.
+        observers: the user's. The caller may append to the list: appending is atomic, so no observer is lost
+            if several threads add some at once.
     """
 
     def __init__(self, observers: list[Observer]) -> None:
@@ -36,19 +36,19 @@ class EventBus:
         self._observers = observers
 
     def subscribe(self, listener: Callable[[_E], object], *classes: type[_E]) -> None:
-        """Have a listener of the library's own called with the events of ``classes``; it must not raise."""
+        """Call one of the library's own listeners with events of ``classes``; it must not raise."""
         for each in classes:
             self._of_class.setdefault(each, []).append(listener)
 
     def subscribe_to_all(self, listener: Callable[[Event], object]) -> None:
-        """Have a listener of the library's own called with every event, before others; it must not raise."""
+        """Call one of the library's own listeners with every event, before others; it must not raise."""
         self._own.append(listener)
 
     def tell(self, event: Event) -> None:
-        """Call all listeners with an event. What an observer raises is logged, and the others are called.
+        """Call all listeners with an event. An observer's exception is logged, and the others are called.
 
         Raises:
-            BaseException: what a signal handler raised on the main thread while an observer happened to run:
+            BaseException: a signal handler raised it on the main thread while an observer happened to run:
                 the user wants to stop.
         """
         for listener in self._own:
@@ -72,16 +72,15 @@ _LOGGER = logging.getLogger("smartbatch")
 
 
 class UserWarnings:
-    """Logs each long wait of a model, and each parameter that is left out, once; safe from any thread.
+    """Logs each long wait of a model, and each omitted parameter, once; safe from any thread.
 
-    They are warnings of the standard logger ``smartbatch``, so they are on standard error unless the
+    They are warnings of the standard logger ``smartbatch``, so they appear on standard error unless the
     application configures its logging: a program that waits for an hour must not look as if it hung. They do
-    not go through ``warnings``: what they tell turns out on a worker thread, where there is no line of the
-    caller's to name, and where a filter that makes errors of warnings would break a request that was paid
-    for.
+    not use ``warnings``: they occur on a worker thread, without a line of the caller's to name, and a filter
+    that turns warnings into errors would break a request that is paid for.
 
     Args:
-        bus: what it listens to.
+        bus: the events.
     """
 
     def __init__(self, bus: EventBus) -> None:
@@ -99,10 +98,11 @@ class UserWarnings:
         _LOGGER.warning("parameter %s is left out: %s", field, reason)
 
     def lost(self, requests: int, grace: float) -> None:
-        """Log how many requests the interpreter's end failed that nobody asks again, unless there are none.
+        """Log the number of requests that failed because the program ended and that are not retried, if any.
 
         Args:
-            grace: seconds that the interpreter's end gives what is pending.
+            requests: their number.
+            grace: seconds that the interpreter's exit allows pending requests.
         """
         if requests:
             _LOGGER.warning(
@@ -131,7 +131,7 @@ class UserWarnings:
 
 
 def tell_unbounded(parallelism: int) -> None:
-    """Log that a budget can be exceeded by answers without ``max_tokens``."""
+    """Log that answers without ``max_tokens`` can exceed a budget."""
     _LOGGER.warning(
         "max_tokens is not set, so an answer can cost more than is reserved for it: the budget can be "
         "exceeded by one call per worker (parallelism is %d), or by the answers of one batch; set max_tokens",
@@ -143,10 +143,11 @@ def tell_by_batch(model: str, requests: int, first: int, times: tuple[float, flo
     """Log that a list was sent by batch, which may take hours.
 
     Args:
-        requests: those in the batch.
-        first: further ones, which are sent in real time.
-        times: seconds within which half and 95 of 100 such lists are answered.
-        again: what returns the answers later, as code.
+        model: as ``provider:model``.
+        requests: number in the batch.
+        first: number of further ones, which are sent in real time.
+        times: seconds within which half and 95 % of such lists are answered.
+        again: code that returns the answers later.
     """
     besides = f", and {first:,} in real time" if first else ""
     _LOGGER.warning(

@@ -1,9 +1,9 @@
-"""Events as log lines, through structlog; off by default. What the user's own code raised, and
-paid answers that are in danger, through the standard ``logging``; on by default.
+"""Events as log lines, through structlog, off by default; exceptions of the user's code, and paid answers
+that are in danger, through the standard ``logging``, on by default.
 
-No event is logged unless the user passes a logger, or calls :func:`enable`. Lines carry the fields of
-:mod:`smartbatch.events` and nothing else: ids, counts, seconds, tokens, USD. Texts pass
-:func:`~smartbatch.errors.scrub`, so one event is one line, and what looks like a key does not appear.
+No event is logged unless the user passes a logger, or calls :func:`enable`. Lines only contain the fields of
+:mod:`smartbatch.events`: ids, counts, seconds, tokens, USD. Texts pass :func:`~smartbatch.errors.scrub`, so
+one event is one line, and anything that looks like a key is removed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 
 class EventLogger(Protocol):
-    """What lines go to, such as a structlog logger: methods that take an event's name and its fields."""
+    """A target of log lines, such as a structlog logger: its methods take an event's name and fields."""
 
     def debug(self, event: str, /, **fields: Any) -> Any: ...
 
@@ -67,17 +67,17 @@ _enabled: EventLogger | None = None
 def enable(level: str | int = "info", stream: TextIO | None = None) -> None:
     """Switch the library's log on, for all clients of the process.
 
-    Lines go to the application's own structlog configuration where there is one and no ``stream`` is given,
-    otherwise as one JSON object a line to ``stream``. The configuration of others is never changed.
+    Lines go to the application's own structlog configuration if there is one and no ``stream`` is given,
+    otherwise as one JSON object per line to ``stream``. The configuration of others is never changed.
 
     Args:
-        level: the least level shown: ``"debug"``, ``"info"``, ``"warning"``, ``"error"`` or its number.
-            Failures and what needs attention are warnings; limits, breaker changes, routes and the states
-            of jobs are infos; all else is debug.
-        stream: where lines go; standard error when ``None``.
+        level: the lowest level shown: ``"debug"``, ``"info"``, ``"warning"``, ``"error"`` or its number.
+            Failures and problems are warnings; limits, breaker changes, routes and the states of jobs are
+            infos; all else is debug.
+        stream: the target of the lines; standard error when ``None``.
 
     Raises:
-        ConfigError: for an unknown level.
+        ConfigError: the level is unknown.
     """
     import structlog
 
@@ -110,10 +110,10 @@ def disable() -> None:
 
 
 def get_logger(logger: EventLogger | logging.Logger | None = None) -> EventLogger | None:
-    """Return what lines go to; ``None`` when logging is off.
+    """Return the target of log lines; ``None`` when logging is off.
 
     Args:
-        logger: used as it is, but a standard library logger gets a front that takes fields; ``None`` stands
+        logger: returned unchanged, but a standard library logger is wrapped to take fields; ``None`` stands
             for the log that :func:`enable` switched on.
     """
     if logger is None:
@@ -131,14 +131,14 @@ def get_logger(logger: EventLogger | logging.Logger | None = None) -> EventLogge
 
 
 def warn(name: str, /, **fields: str) -> None:
-    """Log an error that no request and no job reports, where logging is on.
+    """Log an error that no request and no job reports, if logging is on.
 
-    What the log raises, as one whose stream is closed or whose disk is full, goes to the standard logger:
-    whoever reports an error goes on.
+    An exception of the log itself, as when its stream is closed or its disk is full, goes to the standard
+    logger, so that the caller continues.
 
     Args:
         name: of the entry.
-        fields: class names and ids; the text of a user's error may hold an answer.
+        fields: class names and ids; the text of a user's error may contain an answer.
     """
     log = get_logger()
     if log is not None:
@@ -150,22 +150,23 @@ def warn(name: str, /, **fields: str) -> None:
 
 _USER_LOGGER = logging.getLogger("smartbatch")
 _QUIET = 1.0
-"""Seconds in which the same mistake of the user's code is logged once: a hook may run for every request."""
+"""Seconds in which the same error of the user's code is logged once: a hook may run for every request."""
 _last_logged: dict[tuple[str, str, int], tuple[float, int]] = {}
-"""When a mistake was last logged, and how often it was raised since, by hook, file and line. Used without a
-lock, which a fork or a signal handler could find taken: a count may lose what threads raise together."""
+"""Time of the last log entry of an error and number of repetitions since, by hook, file and line. It has no
+lock, which a fork or a signal handler could find taken, so simultaneous errors may be counted once."""
 
 
 def user_error(where: str, error: BaseException) -> None:
-    """Log what a user's callback, observer or hook raised, with its traceback; nobody else hears of it.
+    """Log an exception of a user's callback, observer or hook, with its traceback; it is reported nowhere
+    else.
 
-    It goes to the standard logger ``smartbatch`` as an error, as ``concurrent.futures`` logs callbacks that
-    raise: on standard error unless the application configures its logging. Of the same mistake at most one a
-    second is logged, with the number of those in between. The text of the exception is the user's own;
+    It goes to the standard logger ``smartbatch`` as an error, as ``concurrent.futures`` logs failing
+    callbacks: on standard error unless the application configures its logging. The same error is logged at
+    most once per second, with the number of repetitions. The text of the exception is the user's own;
     arguments are not logged. Safe from any thread.
 
     Args:
-        where: what raised it, such as ``an observer``.
+        where: the code that raised it, such as ``an observer``.
         error: with its traceback.
     """
     trace = error.__traceback__
@@ -177,7 +178,7 @@ def user_error(where: str, error: BaseException) -> None:
     if now - last < _QUIET:
         _last_logged[place] = (last, count + 1)
         return
-    if len(_last_logged) >= 1000:  # a program that makes its code anew again and again
+    if len(_last_logged) >= 1000:  # a program that generates code repeatedly
         _last_logged.clear()
     _last_logged[place] = (now, 0)
     more = f", and {count:,} times more since it was last logged" if count else ""
@@ -185,7 +186,7 @@ def user_error(where: str, error: BaseException) -> None:
 
 
 def user_errors_left() -> None:
-    """Log how often mistakes were raised since each was last logged, for which no further one may come."""
+    """Log how many times errors were repeated since each was last logged, as no further one may occur."""
     for place, (last, count) in list(_last_logged.items()):
         if count:
             _last_logged[place] = (last, 0)
@@ -194,21 +195,21 @@ def user_errors_left() -> None:
 
 
 def alarm(text: str, *, lost: bool = False) -> None:
-    """Tell whoever runs the program of paid answers that are in danger, or lost; with logging off as well.
+    """Report paid answers that are in danger, or lost; also if logging is off.
 
-    It goes to the standard logger ``smartbatch``: a warning, and an error where they are lost.
+    It goes to the standard logger ``smartbatch``: as a warning, or as an error if they are lost.
     """
     _log(logging.ERROR if lost else logging.WARNING, "%s", scrub(text))
 
 
 def _log(level: int, text: str, *values: object, cause: BaseException | None = None) -> None:
-    """Log to the standard logger, whose handlers raise where standard error is closed."""
+    """Log to the standard logger, whose handlers raise if standard error is closed."""
     with contextlib.suppress(Exception):
         _USER_LOGGER.log(level, text, *values, exc_info=cause)
 
 
 def job_error(job_id: str | None, error: BaseException) -> None:
-    """Log what keeps jobs from going on; of foreign errors only the class: their text may hold an answer."""
+    """Log an error that stops jobs; of foreign errors only the class, as their text may contain an answer."""
     message = error.message if isinstance(error, StoreError) else ""
     warn("job_error", job_id=job_id or "", error=type(error).__name__, message=message)
 
@@ -217,8 +218,9 @@ class LogObserver:
     """Logs every event under its name, such as ``call_finished``; an observer, safe from any thread.
 
     Args:
-        logger: a structlog logger, a ``logging.Logger``, or anything with ``debug``, ``info`` and ``warning``
-            that take an event and keyword fields. ``None``: what :func:`enable` switched on, else nothing.
+        logger: a structlog logger, a ``logging.Logger``, or any object whose ``debug``, ``info`` and
+            ``warning`` take an event and keyword fields. ``None``: the log that :func:`enable` switched on,
+            if any.
     """
 
     def __init__(self, logger: EventLogger | logging.Logger | None = None) -> None:
@@ -236,7 +238,7 @@ class LogObserver:
 
 
 def level_of(event: Event) -> str:
-    """Return the level an event is logged at: ``warning``, ``info`` or ``debug``."""
+    """Return the level of an event: ``warning``, ``info`` or ``debug``."""
     match event:
         case CallFinished(error=str()) | RequestFinished(ok=False, cancelled=False) | RouteScored(met=False):
             return "warning"

@@ -1,4 +1,11 @@
-"""What a metric is: its meaning, the events it counts, and its family in Prometheus."""
+"""Metrics: their meaning, the events they count and their families in Prometheus; histograms of durations;
+and labels.
+
+A histogram takes constant memory: counts in buckets that grow by the same factor. A bucket spans a ninth of
+its value (an eighth of an octave), so a quantile read from it is off by 4.5 % at most, from 61 µs up to 36
+hours. Labels are closed sets, so that neither memory nor the number of series grows: no prompt, id or foreign
+text can become a label; other values become ``other``.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +21,9 @@ from smartbatch import errors
 from smartbatch.events import Event
 from smartbatch.types import NO_USAGE, Priority, Route, Usage
 
-STEPS = 8
-"""Buckets an octave: 2 ** (1/8) = 1.09 between neighbours."""
-LOWEST = -14
-"""The first bucket ends at 2 ** -14 s = 61 µs; what is shorter counts as that."""
-HIGHEST = 17
-"""The last bucket ends at 2 ** 17 s = 36 hours, above the slowest batch job (24 h)."""
+STEPS = 8  # buckets per octave: 2 ** (1/8) = 1.09 between neighbours
+LOWEST = -14  # the first bucket ends at 2 ** -14 s = 61 µs, and takes shorter durations as well
+HIGHEST = 17  # the last bucket ends at 2 ** 17 s = 36 hours, above the slowest batch job (24 h)
 
 _BUCKETS = (HIGHEST - LOWEST) * STEPS + 1
 _FLOOR = 2.0**LOWEST
@@ -29,16 +33,16 @@ _OFFSET = -LOWEST * STEPS
 
 @frozen
 class TimeStats:
-    """What a histogram of durations says; all in seconds.
+    """Figures of a histogram of durations, in seconds.
 
     Attributes:
-        count: durations recorded.
+        count: number of durations.
         total: their sum.
-        mean: ``total / count``; 0 when there is none.
+        mean: ``total / count``; 0 without any.
         p50, p95: quantiles, within 4.5 %.
         longest: the largest, exact.
-        octaves: pairs (upper end, how many were at most that long), from the smallest to the largest seen,
-            one a doubling.
+        octaves: pairs (upper end, number of durations up to it), from the smallest to the largest seen, one
+            per doubling.
     """
 
     count: int = 0
@@ -61,7 +65,7 @@ class Histogram:
     longest: float = 0.0
 
     def record(self, *seconds: float) -> None:
-        """Count durations. What is not a number above 61 µs counts in the first bucket."""
+        """Count durations; the first bucket takes those up to 61 µs, and NaN."""
         counts = self.counts
         for each in seconds:
             index = 0
@@ -74,19 +78,19 @@ class Histogram:
         self.shortest = min(self.shortest, *seconds)
 
     def quantile(self, share: float) -> float:
-        """Return the duration that ``share`` (0 to 1) of those recorded do not exceed, within 4.5 %."""
+        """Return the duration that ``share`` (0 to 1) of the durations do not exceed, within 4.5 %."""
         rank = max(1, math.ceil(share * self.count))
         seen = 0
         for index, count in enumerate(self.counts):
             seen += count
             if seen >= rank:
-                # the geometric middle of the bucket, never outside of what was seen
+                # the geometric middle of the bucket, within the range of recorded durations
                 middle: float = 2.0 ** ((index - _OFFSET - 0.5) / STEPS)
                 return min(max(middle, self.shortest), self.longest)
         return 0.0
 
     def stats(self) -> TimeStats:
-        """Return the figures of what was recorded so far."""
+        """Return the current figures."""
         if not self.count:
             return TimeStats()
         return TimeStats(
@@ -125,10 +129,10 @@ class Family:
 
     Attributes:
         name: without the prefix ``smartbatch_``.
-        help: what it means.
-        label: tells its values apart; empty where there is one value.
-        kind: as Prometheus names it.
-        adds_up: whether values of several processes, ended ones included, are added.
+        help: its meaning.
+        label: distinguishes its values; empty for a single value.
+        kind: as in Prometheus.
+        adds_up: whether values of several processes, including ended ones, are added.
     """
 
     name: str
@@ -139,32 +143,25 @@ class Family:
 
 
 Values = Mapping[str, float]
-"""The values of a family by the value of its label; the key is empty where there is no label."""
+"""The values of a family by the value of its label; the key is empty without a label."""
 
 Fold: TypeAlias = Callable[[Any, Iterable[Any]], Any]
-"""Returns a value with amounts of several events added; an amount of ``None`` is unknown and adds nothing."""
+"""Adds amounts of several events to a value; an amount of ``None`` is unknown and adds nothing."""
 
 
 @frozen
 class Count:
-    """What a metric takes from the events of one class.
-
-    Attributes:
-        event: the class.
-        only: which of them count; all where ``None``.
-        amount: what each adds; 1 where ``None``.
-        label: where in the metric's table it is added; ``None`` where the metric is no table.
-    """
+    """The contribution of one class of events to a metric."""
 
     event: type[Event]
-    only: Callable[[Any], Any] | None
-    amount: Callable[[Any], Any] | None
-    label: Callable[[Any], str] | None
+    only: Callable[[Any], Any] | None  # selects events; None for all
+    amount: Callable[[Any], Any] | None  # of an event; None for 1
+    label: Callable[[Any], str] | None  # in the metric's table; None without a table
 
 
 @frozen
 class Events(Generic[_E]):
-    """The events of one class that ``only`` selects; all of the class where it is ``None``."""
+    """The events of one class that ``only`` selects; all of them without it."""
 
     event: type[_E]
     only: Callable[[_E], Any] | None = None
@@ -172,7 +169,7 @@ class Events(Generic[_E]):
     def __call__(
         self, amount: str | Callable[[_E], Any] | None = None, *, label: Callable[[_E], str] | None = None
     ) -> Count:
-        """Return what a metric takes from them: 1 each, or an amount, which may be named as an attribute."""
+        """Return their contribution to a metric: 1 each, or an amount, which may be an attribute's name."""
         return Count(self.event, self.only, attrgetter(amount) if isinstance(amount, str) else amount, label)
 
 
@@ -191,7 +188,7 @@ def _recorded(times: Histogram, seconds: Iterable[float]) -> Histogram:
 
 
 def _used(total: Usage, usages: Iterable[Usage]) -> Usage:
-    """Add many at once: a :class:`Usage` for each sum would take longer than all other metrics together."""
+    """Add many usages at once: a :class:`Usage` per sum would take longer than all other metrics together."""
     known = [total, *(usage for usage in usages if usage is not NO_USAGE)]
     columns = zip(*map(attrgetter(*_USED), known), strict=True)
     return Usage(
@@ -205,29 +202,19 @@ _USED: Final = {each.name: each.default is False for each in fields(Usage)}
 
 @frozen
 class Metric:
-    """One metric, declared as an attribute of a snapshot.
+    """One metric, declared as an attribute of a snapshot."""
 
-    Attributes:
-        help: what it means.
-        counts: what it takes from events; nothing where it is calculated when a snapshot is made.
-        family: its family in Prometheus; ``None`` where it has none.
-        value: its value of the family's label, where several metrics share a family.
-        start: makes its value, or that of each label, before anything is counted.
-        fold: adds amounts to its value.
-        name: its attribute, after a dot where it is in a part of the snapshot.
-    """
-
-    help: str
-    counts: tuple[Count, ...] = ()
-    family: Family | None = None
-    value: str = ""
-    start: Callable[[], Any] = int
-    fold: Fold = _added
-    name: str = ""
+    help: str  # its meaning
+    counts: tuple[Count, ...] = ()  # empty if it is calculated with the snapshot
+    family: Family | None = None  # in Prometheus
+    value: str = ""  # of the family's label, if several metrics share a family
+    start: Callable[[], Any] = int  # makes its first value, or that of each label
+    fold: Fold = _added  # adds amounts to its value
+    name: str = ""  # its attribute, after a dot in a part of the snapshot
 
     @property
     def is_table(self) -> bool:
-        """Whether it has a value for each label."""
+        """Whether it has a value per label."""
         return any(count.label for count in self.counts)
 
 
@@ -251,11 +238,18 @@ def metric(
     label: str = "",
     adds_up: bool = True,
 ) -> Any:
-    """Declare a metric; arguments as of :class:`Metric`.
+    """Declare a metric; arguments as in :class:`Metric`.
 
     Args:
-        kind: has a family made for this metric alone, named as its attribute unless ``named`` is given.
-        label, adds_up: as of :class:`Family`. A metric with a label is a table.
+        help: its meaning.
+        counts: its contributions from events.
+        start: makes its first value.
+        fold: adds amounts to its value.
+        family: its family in Prometheus.
+        value: its value of the family's label.
+        kind: makes a family for this metric alone, named like its attribute unless ``named`` is given.
+        named: the name of that family.
+        label, adds_up: as in :class:`Family`. A metric with a label is a table.
     """
     if kind is not None:
         family = Family(named, help, label, kind, adds_up)
@@ -265,8 +259,7 @@ def metric(
 
 
 counter = partial(metric, kind="Counter")
-balance = partial(metric, kind="Gauge")
-"""A sum that may fall."""
+balance = partial(metric, kind="Gauge")  # a sum that may fall
 gauge = partial(metric, kind="Gauge", adds_up=False)
 times = partial(metric, start=TimeStats, kind="Histogram")
 
@@ -275,6 +268,7 @@ def metrics_of(snapshot: type, part: str = "", prefix: str = "") -> Iterator[Met
     """Yield the metrics that a class declares.
 
     Args:
+        snapshot: the class.
         part: the attribute of a whole snapshot that holds an instance, or instances by label.
         prefix: of the names in Prometheus.
     """
@@ -298,7 +292,7 @@ def documented(kind: _T) -> _T:
 
 
 def _failure_names() -> dict[str, str]:
-    """Map every text an event may carry as its error to the one name it is counted under."""
+    """Map every error text of events to the one name under which it is counted."""
     names = {kind.value: kind.value for kind in errors.ErrorKind}
     for cls in vars(errors).values():
         if isinstance(cls, type) and issubclass(cls, errors.SmartbatchError):
@@ -309,7 +303,7 @@ def _failure_names() -> dict[str, str]:
 _OTHER: Final = "other"
 _FAILURES = _failure_names()
 KINDS: Final = (*dict.fromkeys(_FAILURES.values()), _OTHER)
-"""All kinds of failures."""
+"""The kinds of failures."""
 
 PRIORITIES: Final = {each: each.name.lower() for each in Priority}
 ROUTES: Final[dict[Route | None, str]] = {None: "none"} | {route: route.value for route in Route}
@@ -323,7 +317,7 @@ _SHARD_STATES: Final = frozenset(
 
 
 def failure_kind(error: str | None) -> str:
-    """Return the kind of a failure, by the error of its event."""
+    """Return the kind of a failure from the error of its event."""
     return _FAILURES.get(error or "unknown", _OTHER)
 
 

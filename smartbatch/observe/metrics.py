@@ -1,4 +1,4 @@
-"""The metrics of a client, gathered from its events in constant memory."""
+"""The metrics of a client, counted from its events in constant memory."""
 
 from __future__ import annotations
 
@@ -36,17 +36,7 @@ _SCOPES = 1024
 
 @define
 class ClientState:
-    """What depends on several events at once, not only on the sum of each; not thread-safe.
-
-    Attributes:
-        since: monotonic seconds of the last reset, start or stop.
-        calls: under way.
-        requests: in these calls.
-        workers: threads that make calls.
-        unshared: limits that are not shared now.
-        cooldown_seconds: length of the pauses since the last reset, overlaps counted once.
-        recent: calls of the last half hour.
-    """
+    """Figures that depend on several events at once, not only on their sums; not thread-safe."""
 
     since: float
     calls: int = 0
@@ -56,9 +46,9 @@ class ClientState:
     cooldown_seconds: float = 0.0
     recent: RecentCalls = field(factory=RecentCalls)
     _phase: Literal["new", "running", "stopped"] = "new"
-    _runs: int = 0  # that go on: one may be started while another still stops
+    _runs: int = 0  # active ones: one may start while another still stops
     _busy: float = 0.0  # Σ ends - Σ starts of calls since the last reset
-    _running: float = 0.0  # seconds of the running periods that are over, since the last reset
+    _running: float = 0.0  # seconds of finished running periods since the last reset
     _capacity: float = 0.0  # worker seconds of these
     _pauses: dict[tuple[str, str], float] = field(factory=dict)
 
@@ -86,7 +76,7 @@ class ClientState:
                 self._change_runs(-1, event.at)
 
     def reset(self, now: float) -> None:
-        """Begin again with what accumulates; what is under way stays."""
+        """Reset accumulated figures; calls in progress remain."""
         self.since = now
         self._busy = -self.calls * now
         self._running = self._capacity = self.cooldown_seconds = 0.0
@@ -100,7 +90,7 @@ class ClientState:
         return self._running + self._period(now)
 
     def utilisation(self, now: float) -> float:
-        """Return the share of the workers' time that was spent in calls."""
+        """Return the share of the workers' time spent in calls."""
         capacity = self._capacity + self._period(now) * self.workers
         return min(1.0, self.busy_seconds(now) / capacity) if capacity > 0 else 0.0
 
@@ -111,7 +101,7 @@ class ClientState:
         if self.calls:
             self.calls -= 1
             self._busy += event.at
-        else:  # its start was not seen: the listener joined later
+        else:  # it started before the listener joined
             self._busy += event.seconds
         self.requests = max(0, self.requests - event.size)
         if event.usage is not NO_USAGE:
@@ -125,14 +115,13 @@ class ClientState:
             self._pauses[scope] = max(begin, end)
 
     def _change_runs(self, by: int, at: float) -> None:
-        """A run of the client has begun, or ended."""
         if self._phase == "running":
             self._running += self._period(at)
             self._capacity += self._period(at) * self.workers
         self._runs += by
         self._phase, self.since = "running" if self._runs > 0 else "stopped", at
         if self._runs <= 0:
-            self.unshared = 0  # it shares none, and hears no more of any
+            self.unshared = 0  # a stopped client shares none
 
 
 _COUNTED = {metric.name: metric for metric in METRICS if metric.counts}
@@ -140,16 +129,12 @@ _COUNTED = {metric.name: metric for metric in METRICS if metric.counts}
 
 @frozen
 class _Row:
-    """What a metric takes from an event."""
-
     metric: Metric
     amount: Callable[[Any], Any] | None
 
 
 @frozen
 class _Group:
-    """Rows that count the same events; those under one label together."""
-
     only: Callable[[Any], Any] | None
     by_label: dict[Callable[[Any], str] | None, list[_Row]] = field(factory=dict)
 
@@ -177,9 +162,9 @@ def _parts(events: Sequence[Event], label: Callable[[Any], str] | None) -> dict[
 
 
 class MetricValues:
-    """What events added to each metric since the last reset; not thread-safe.
+    """The values of metrics since the last reset; not thread-safe.
 
-    Many events are added at once, as that takes a fraction of the time.
+    Events are added in groups, which takes a fraction of the time.
     """
 
     def __init__(self) -> None:
@@ -190,15 +175,15 @@ class MetricValues:
         self._values["pending_by_priority"] = self._values["by_priority"].copy()
 
     def after_reset(self) -> MetricValues:
-        """Return values that begin with the requests that have not ended, as if they were submitted anew."""
+        """Return values that start with the unfinished requests, as if they were submitted anew."""
         fresh = MetricValues()
         for name in ("by_priority", "pending_by_priority"):
-            # below 0 where an end was reported before its submission
+            # below 0 if an end was reported before its submission
             fresh._values[name] = self._values["pending_by_priority"].copy()
         return fresh
 
     def add(self, events: Iterable[Event]) -> None:
-        """Add what each metric takes from events; nothing from those of unknown classes."""
+        """Add the contributions of events; unknown classes have none."""
         by_class: dict[type[Event], list[Event]] = {}
         for event in events:
             by_class.setdefault(type(event), []).append(event)
@@ -221,7 +206,7 @@ class MetricValues:
         values[label] = metric.fold(values[label] if label in values else metric.start(), amounts)
 
     def values(self) -> dict[str, Any]:
-        """Return what was counted, by the attributes of a snapshot. Tables are copies."""
+        """Return the values by the attributes of a snapshot. Tables are copies."""
         whole: dict[str, Any] = {}
         parts: dict[str, dict[str, Any]] = {"by_route": {}, "decisions": {}}
         for name, metric in _COUNTED.items():
@@ -243,28 +228,29 @@ def _copied(value: Any) -> Any:
 
 
 _PENDING = 256
-"""Events that wait to be counted, at most for each thread that reports some more."""
+"""Maximum of uncounted events per reporting thread."""
 
 _FREQUENT = frozenset({RequestSubmitted, CallStarted, CallFinished, RequestFinished})
-"""The events of each request. Any other event has all that wait counted at once."""
+"""The events of each request. After any other event, all are counted at once."""
 
 
 class BatchMetrics:
-    """MetricValues what happens in one client; an observer, safe from any thread.
+    """Counts the events of one client; an observer, safe from any thread.
 
     Efficiency is ``(mean batch size / max batch size) × (batched / total)``: how full the calls were, times
-    the share of requests that shared a call. ``total`` are the requests sent and ``batched`` those of them
-    sent in a call of two or more, both counted once for each call. A client that never shares calls has 0.
+    the share of requests that shared a call. ``total`` is the number of requests sent and ``batched`` the
+    number of those sent in a call of two or more, both counted once per call. A client that never shares
+    calls has 0.
 
-    The events of a request are only appended to a list where they happen, without a lock. They are counted
-    together, which takes a fraction of the time, once there are many or when metrics are read. The lock is a
-    leaf: no other lock is taken while it is held. A forked child starts with empty metrics.
+    The events of a request are only appended to a list, without a lock. They are counted together, which
+    takes a fraction of the time, once there are many or when metrics are read. The lock is a leaf: no other
+    lock is taken while it is held. A forked child starts with empty metrics.
 
     Args:
-        max_batch_size: most requests a call, for the efficiency score.
-        queue_capacity: most requests that wait, for the queue's utilisation; 0 where it is unknown.
+        max_batch_size: maximum requests per call, for the efficiency score.
+        queue_capacity: maximum waiting requests, for the queue's utilisation; 0 if unknown.
         now: monotonic seconds, of the same clock as the events'.
-        prepare: called before figures are read; what it tells is counted. It must not raise.
+        prepare: called before figures are read; its events are counted. It must not raise.
     """
 
     def __init__(
@@ -296,14 +282,14 @@ class BatchMetrics:
         self._values = MetricValues()
         self._counting = False
         self._resets = 0
-        self._before: dict[str, float] = {}  # the sums at the last reset, less what the values began with
+        self._before: dict[str, float] = {}  # sums at the last reset, minus the values after it
 
     def after_fork(self) -> None:
-        """In a forked child: empty figures."""
+        """In a forked child, clear the figures."""
         self._clear()
 
     def __call__(self, event: Event) -> None:
-        """Take one event. Events of unknown classes are ignored."""
+        """Take one event. Unknown classes are ignored."""
         notice_fork()
         pending = self._pending
         pending.append(event)
@@ -311,7 +297,7 @@ class BatchMetrics:
             with self._lock.get():
                 self._count_pending()
             return
-        # not on the main thread: a signal's handler that raises there would lose what is being counted
+        # not on the main thread: a signal handler that raises there would lose the events being counted
         if len(pending) >= _PENDING and threading.current_thread() is not threading.main_thread():
             lock = self._lock.get()
             if lock.acquire(blocking=False):  # else another thread counts them
@@ -321,18 +307,18 @@ class BatchMetrics:
                     lock.release()
 
     def snapshot(self) -> MetricsSnapshot:
-        """Return all figures of this moment."""
+        """Return all current figures."""
         self._prepare()
         return self.counted()
 
     def counted(self) -> MetricsSnapshot:
-        """Return the figures of what was told: :meth:`snapshot` without what prepares it."""
+        """Return the figures counted so far: :meth:`snapshot` without its preparation."""
         with self._lock.get():
             self._count_pending()
             return self._snapshot_locked()
 
     def sums(self) -> dict[str, float]:
-        """Return the sums of what was told, as :func:`sums_of` names them; a reset leaves them."""
+        """Return the sums, with the keys of :func:`sums_of`; a reset does not change them."""
         with self._lock.get():
             sums = self._before.copy()
             for name, value in sums_of(self.counted()).items():
@@ -341,7 +327,7 @@ class BatchMetrics:
 
     def recent(self, wall: float) -> tuple[dict[str, CallCounts], tuple[MinuteOfCalls, ...]]:
         """Return the calls of the last minute by model, and those of the last half hour by minute; a reset
-        leaves them.
+        does not change them.
 
         Args:
             wall: Unix seconds now.
@@ -352,8 +338,9 @@ class BatchMetrics:
             return self._state.recent.last_minute(now), self._state.recent.minutes(wall, now)
 
     def reset(self) -> None:
-        """Begin again at zero, but for :meth:`sums`. Requests not ended yet stay, as if submitted anew, and
-        so does what tells how things stand now."""
+        """Set all figures except :meth:`sums` to zero. Unfinished requests remain, as if submitted anew, and
+        so do figures of the current state.
+        """
         with self._lock.get():
             sums = self.sums()
             self._values = self._values.after_reset()
@@ -363,10 +350,9 @@ class BatchMetrics:
             self._before = {name: value - begun.get(name, 0.0) for name, value in sums.items()}
 
     def _snapshot_locked(self) -> MetricsSnapshot:
-        """Return the metrics of what is counted by now."""
         state, counted = self._state, self._values.values()
         now = max(self._now(), state.since)
-        # two threads may report an end before its submission: who ended was submitted
+        # two threads may report an end before its submission, but every ended request was submitted
         pending = counted["pending_by_priority"]
         for priority, count in pending.items():
             counted["by_priority"][priority] += max(0, -count)
@@ -402,7 +388,6 @@ class BatchMetrics:
         )
 
     def _count_pending(self) -> None:
-        """Count the pending events."""
         if self._counting:  # a signal handler reads metrics on the thread that is counting
             return
         self._counting = True

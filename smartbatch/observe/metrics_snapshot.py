@@ -1,7 +1,7 @@
-"""The table of metrics, and the figures of one moment, with their plain form for JSON.
+"""The table of metrics, and a snapshot of their figures, with its plain form for JSON.
 
-Each metric is declared once, as an attribute: its meaning, the events it counts with the amount it takes from
-each, and its family in Prometheus. Counting, snapshots and Prometheus all read :data:`METRICS`.
+Each metric is declared once, as an attribute: its meaning, the events it counts with their amounts, and its
+family in Prometheus. Counting, snapshots and Prometheus all read :data:`METRICS`.
 """
 
 # ruff: noqa: RUF009 - metrics are declared by functions
@@ -60,7 +60,7 @@ from smartbatch.types import Route, Usage
 from smartbatch.views.model import DataTable, Section, View
 from smartbatch.views.notebook import in_cell
 
-_LOCAL: Final = Route.LOCAL  # looking it up takes longer than all else that counts a request
+_LOCAL: Final = Route.LOCAL  # looking it up takes longer than counting a request
 
 # -- events that several metrics count ---------------------------------------------------------------------
 
@@ -72,14 +72,14 @@ _failed_call = Events(CallFinished, attrgetter("error"))
 _finished = Events(RequestFinished)
 _uncancelled = Events(RequestFinished, lambda request: not request.cancelled)
 _failed = Events(RequestFinished, lambda request: not request.ok and not request.cancelled)
-_called = Events(  # those with a call of their own
+_called = Events(  # with their own call
     RequestFinished,
     lambda request: request.attempts > 0 and not request.deduplicated and request.route is not _LOCAL,
 )
 _retry = Events(RetryScheduled)
 _results = Events(JobResultsStored)
 _batch_results = Events(JobResultsStored, lambda stored: not stored.in_realtime)
-"""Of requests that told nothing of themselves."""
+"""Results of requests without events of their own."""
 _choice = Events(RouteScored)
 
 
@@ -98,15 +98,15 @@ def _route(event: RequestFinished | JobResultsStored) -> str:
 
 # -- families that several metrics share -------------------------------------------------------------------
 
-_PENDING = Family("requests_pending", "Requests not ended yet, by state.", "state", "Gauge", adds_up=False)
-_ENDED = Family("requests_ended", "Requests that ended, by outcome.", "outcome")
-_ROUTE_REQUESTS = Family("route_requests", "Requests that ended, by route.", "route")
-_ROUTE_COST = Family("route_cost_usd", "USD of requests whose price is known, by route.", "route")
+_PENDING = Family("requests_pending", "Unfinished requests, by state.", "state", "Gauge", adds_up=False)
+_ENDED = Family("requests_ended", "Finished requests, by outcome.", "outcome")
+_ROUTE_REQUESTS = Family("route_requests", "Finished requests, by route.", "route")
+_ROUTE_COST = Family("route_cost_usd", "USD of requests with a known price, by route.", "route")
 _ROUTE_TOKENS = Family("route_tokens", "Tokens of requests, by route.", "route")
-_RETRIES = Family("retries", "Retries, by whether they cost a try.", "tries")
+_RETRIES = Family("retries", "Retries, by whether they count as an attempt.", "tries")
 _TOKENS = Family("tokens", "Tokens of all calls and batches.", "type")
 _DEADLINES = Family("deadlines", "Lists with a deadline, by whether it was met.", "outcome")
-_FORECASTS = Family("forecasts", "Lists that ended, by what was forecast.", "within")
+_FORECASTS = Family("forecasts", "Finished lists, by the forecast they kept.", "within")
 
 
 @documented
@@ -115,63 +115,63 @@ class DecisionFigures:
     """The choices of routes of a session."""
 
     chosen: dict[str, int] = counter(
-        "Lists and jobs, by the route that was chosen.",
+        "Lists and jobs, by the chosen route.",
         Events(RouteChosen)(label=lambda choice: choice.route.value),
         named="routes",
         label="route",
     )
-    forecasts_moved: int = counter("Changes of forecasts by more than a quarter.", Events(ForecastMoved)())
+    forecasts_moved: int = counter("Changes of forecasts by more than 25 %.", Events(ForecastMoved)())
     thresholds_moved: int = counter(
-        "Changes of the number of requests from which lists go by batch.", Events(ThresholdMoved)()
+        "Changes of the number of requests from which lists are sent by batch.", Events(ThresholdMoved)()
     )
     scored: int = metric(
-        "Lists and jobs whose end was seen, which the figures below are about.",
+        "Finished lists and jobs, the basis of the figures below.",
         _choice(),
         family=_FORECASTS,
         value="all",
     )
     saved_usd: float = balance(
-        "USD less than the same tokens individually.",
+        "USD saved compared with the same tokens sent individually.",
         _choice(lambda choice: _difference(choice.individual_cost, choice.cost)),
     )
     extra_usd: float = balance(
-        "USD more than the same tokens by batch.",
+        "USD spent beyond the cost of the same tokens by batch.",
         _choice(lambda choice: _difference(choice.cost, choice.batch_cost)),
     )
     saved_seconds: float = balance(
-        "Seconds sooner than always by batch, by the forecast.",
+        "Seconds saved compared with the forecast of a batch.",
         _choice(lambda choice: _difference(choice.batch_seconds, choice.seconds)),
     )
     lost_seconds: float = balance(
-        "Seconds later than always individually, by the forecast.",
+        "Seconds lost compared with the forecast of individual calls.",
         _choice(lambda choice: choice.seconds - choice.individual_seconds),
     )
     within_p50: int = metric(
-        "Lists that ended within what was forecast for half.",
+        "Lists that finished within the median forecast.",
         _choice(lambda choice: choice.seconds <= choice.forecast_p50),
         family=_FORECASTS,
         value="p50",
     )
     within_p95: int = metric(
-        "Lists that ended within what was forecast for 95 of 100.",
+        "Lists that finished within the 95 % forecast.",
         _choice(lambda choice: choice.seconds <= choice.forecast_p95),
         family=_FORECASTS,
         value="p95",
     )
     deadlines_met: int = metric(
-        "Lists with a deadline that was met.",
+        "Lists that met their deadline.",
         _choice(lambda choice: choice.met is True),
         family=_DEADLINES,
         value="met",
     )
     deadlines_missed: int = metric(
-        "Lists with a deadline that was missed.",
+        "Lists that missed their deadline.",
         _choice(lambda choice: choice.met is False),
         family=_DEADLINES,
         value="missed",
     )
     rescued: int = counter(
-        "Batches taken back for a deadline.", Events(JobRescued)(), named="batches_rescued"
+        "Batches withdrawn to meet a deadline.", Events(JobRescued)(), named="batches_rescued"
     )
 
 
@@ -182,7 +182,7 @@ def _difference(more: float | None, less: float | None) -> float | None:
 @documented
 @frozen
 class RouteFigures:
-    """The requests that ended by one route."""
+    """The finished requests of one route."""
 
     succeeded: int = metric(
         "Requests that were answered.",
@@ -203,19 +203,19 @@ class RouteFigures:
         family=_ROUTE_REQUESTS,
     )
     input_tokens: int = metric(
-        "Tokens in, of all their calls, as far as they are known.",
+        "Input tokens of all their calls, if known.",
         _finished("usage.input_tokens", label=_route),
         _batch_results("usage.input_tokens", label=_route),
         family=_ROUTE_TOKENS,
     )
     output_tokens: int = metric(
-        "Tokens out, likewise.",
+        "Output tokens of all their calls, if known.",
         _finished("usage.output_tokens", label=_route),
         _batch_results("usage.output_tokens", label=_route),
         family=_ROUTE_TOKENS,
     )
     cost: float = metric(
-        "USD of those whose price is known.",
+        "USD of requests with a known price.",
         _finished("cost", label=_route),
         _batch_results("cost", label=_route),
         family=_ROUTE_COST,
@@ -223,35 +223,35 @@ class RouteFigures:
 
     @property
     def requests(self) -> int:
-        """Requests that ended."""
+        """Finished requests."""
         return self.succeeded + self.failed + self.cancelled
 
 
 @documented
 @frozen(kw_only=True)
 class MetricsSnapshot:
-    """All figures of a client at one moment; they belong together. Events are counted since its start or the
+    """All figures of a client at one moment, which are consistent. Events are counted since its start or the
     last ``reset()``.
 
     ``submitted == waiting + in_flight + succeeded + failed + cancelled`` always holds.
 
-    A request of a job that was not asked in real time counts when this process stores its result, as
-    submitted and as ended. The routes are ``individual``, ``shared`` (packed ones, too), ``flex``, ``batch``,
+    A job's request that was not sent in real time counts when this process stores its result, as submitted
+    and as finished. The routes are ``individual``, ``shared`` (including packed ones), ``flex``, ``batch``,
     ``cached``, ``local``, or ``none`` for requests without an answer in real time and those of jobs that were
     not sent.
     """
 
     # requests
-    submitted: int = metric("Requests taken, joined ones included.")
+    submitted: int = metric("Requests accepted, including joined ones.")
     waiting: int = metric(
-        "Requests in no call now: queued, gathered, or due for a retry.", family=_PENDING, value="waiting"
+        "Requests that are queued, gathered, or due for a retry.", family=_PENDING, value="waiting"
     )
-    in_flight: int = metric("Requests in a call now.", family=_PENDING, value="in_flight")
+    in_flight: int = metric("Requests in a call.", family=_PENDING, value="in_flight")
     succeeded: int = metric("Requests that were answered.", family=_ENDED, value="succeeded")
     failed: int = metric("Requests that failed for good.", family=_ENDED, value="failed")
     cancelled: int = metric("Requests that were cancelled.", family=_ENDED, value="cancelled")
     by_priority: dict[str, int] = counter(
-        "Requests taken, by the priority's name; job for those of jobs that were not asked in real time.",
+        "Requests accepted, by priority; job for those of jobs that were not sent in real time.",
         _submitted(label=_priority),
         _batch_results(
             lambda stored: stored.succeeded + stored.failed + stored.cancelled, label=lambda _: "job"
@@ -260,14 +260,14 @@ class MetricsSnapshot:
         label="priority",
     )
     pending_by_priority: dict[str, int] = gauge(
-        "Requests not ended yet, by priority.",
+        "Unfinished requests, by priority.",
         _submitted(label=_priority),
         _finished(lambda _: -1, label=_priority),
         label="priority",
     )
-    by_route: dict[str, RouteFigures] = metric("Requests that ended, by route.", start=dict)
+    by_route: dict[str, RouteFigures] = metric("Finished requests, by route.", start=dict)
     deduplicated: int = counter(
-        "Requests that joined an identical one in flight, or in their job.",
+        "Requests that joined an identical one, in flight or in their job.",
         _submitted("joined"),
         _results("deduplicated"),
     )
@@ -281,32 +281,34 @@ class MetricsSnapshot:
         label="kind",
     )
     failed_at_stop: int = metric(
-        "Requests failed because the time-out of stop ended.", Events(ClientStopped)("failed")
+        "Requests that failed because stop() timed out.", Events(ClientStopped)("failed")
     )
     queue_time: TimeStats = times(
-        "Submission to the start of the call that answered.", _called("queued"), named="queue_seconds"
+        "From submission to the start of the call that answered.", _called("queued"), named="queue_seconds"
     )
     response_time: TimeStats = times(
-        "Submission to the end, cancelled ones left out.", _uncancelled("seconds"), named="response_seconds"
+        "From submission to the end, without cancelled requests.",
+        _uncancelled("seconds"),
+        named="response_seconds",
     )
 
     # calls
-    batches: int = counter("Calls started, retries included; each carries one batch.", _started())
+    batches: int = counter("Calls started, including retries; each has one batch.", _started())
     shared_batches: int = counter("Batches of two requests or more.", _started_shared())
     failed_batches: int = counter("Calls that failed.", _failed_call())
     retried_batches: int = counter(
-        "Calls whose most urgent request had been in a call before.", _started(lambda call: call.attempt > 0)
+        "Calls whose most urgent request was retried.", _started(lambda call: call.attempt > 0)
     )
-    sent: int = counter("Requests in calls, once for each call.", _started("size"))
-    batched: int = counter("Requests in calls that were shared, once for each call.", _started_shared("size"))
+    sent: int = counter("Requests in calls, counted once per call.", _started("size"))
+    batched: int = counter("Requests in shared calls, counted once per call.", _started_shared("size"))
     largest_batch: int = metric("Requests of the largest call.", _started("size"), fold=largest)
-    mean_batch_size: float = metric("Requests a call.")
-    max_batch_size: int = metric("The most requests a call may have.", start=lambda: 1)
+    mean_batch_size: float = metric("Requests per call.")
+    max_batch_size: int = metric("Maximum requests per call.", start=lambda: 1)
     efficiency: float = gauge(
-        "Mean batch size by its maximum, times the share of requests that shared a call; 0 to 1."
+        "Mean batch size divided by its maximum, times the share of requests in shared calls; 0 to 1."
     )
     batch_time: TimeStats = times(
-        "Time of one call, failed ones included.", _call("seconds"), named="call_seconds"
+        "Time of one call, including failed ones.", _call("seconds"), named="call_seconds"
     )
     call_failures: dict[str, int] = counter(
         "Calls that failed, by kind.",
@@ -314,90 +316,93 @@ class MetricsSnapshot:
         label="kind",
     )
     retries_counted: int = metric(
-        "Retries that cost the request one of its tries.", _retry("counted"), family=_RETRIES, value="counted"
+        "Retries that count as one of the request's attempts.",
+        _retry("counted"),
+        family=_RETRIES,
+        value="counted",
     )
     retries_uncounted: int = metric(
-        "Retries after a limit or during an outage, which cost it none.",
+        "Retries after a limit or during an outage, which do not count as attempts.",
         _retry(lambda retry: not retry.counted),
         family=_RETRIES,
         value="uncounted",
     )
     possible_double_bills: int = counter(
-        "Retries after a call that may have been carried out.", _retry("maybe_billed")
+        "Retries after a call that may have been executed.", _retry("maybe_billed")
     )
 
     # limits and outages
     rate_limits: int = counter(
-        "Calls the provider refused for its limits.",
+        "Calls that the provider refused because of its limits.",
         _failed_call(lambda call: failure_kind(call.error) == ErrorKind.RATE_LIMIT.value),
     )
-    cooldowns: int = counter("Pauses begun after a limit.", Events(CooldownStarted)())
-    cooldown_seconds: float = counter("Announced length of the pauses, overlaps counted once.")
+    cooldowns: int = counter("Pauses after a limit.", Events(CooldownStarted)())
+    cooldown_seconds: float = counter("Announced length of the pauses, with overlaps counted once.")
     shared_limits_lost: int = counter(
-        "Times the place where processes share a limit was found unavailable.", Events(SharedLimitsLost)()
+        "Times the store of a shared limit was unavailable.", Events(SharedLimitsLost)()
     )
-    limits_unshared: int = gauge("Limits that are not shared now, because that place is unavailable.")
+    limits_unshared: int = gauge("Limits that are not shared because their store is unavailable.")
     breaker_changes: dict[str, int] = counter(
-        "Circuit breaker changes, by state entered.",
+        "Circuit breaker changes, by new state.",
         Events(BreakerChanged)(label=lambda change: breaker_state(change.after)),
         label="state",
     )
     parameters_dropped: int = counter(
-        "Parameters left out because the provider does not take them.", Events(ParameterDropped)()
+        "Parameters omitted because the provider does not take them.", Events(ParameterDropped)()
     )
 
     # tokens and money
     usage: Usage = metric(
-        "Tokens of all calls and batches, failed ones as far as is known.",
+        "Tokens of all calls and batches, including failed ones if known.",
         _call("usage"),
         _batch_results("usage"),
         start=Usage,
         family=_TOKENS,
     )
     cost: float = counter(
-        "USD of all calls and batches whose price is known.",
+        "USD of all calls and batches with a known price.",
         _call("cost"),
         _batch_results("cost"),
         named="cost_usd",
     )
     unpriced: int = counter(
-        "Ended requests whose calls have no known price: the cost lacks them.",
+        "Finished requests whose calls have no known price; not included in the cost.",
         _called(_is_unpriced),
         _batch_results("unpriced"),
     )
     unconfirmed_cost: float = counter(
-        "USD that calls may have cost whose answer was lost.", _called("unconfirmed_cost")
+        "USD that calls with a lost answer may have cost.", _called("unconfirmed_cost")
     )
 
     # jobs and routes
     jobs_accepted: int = counter("Jobs stored.", Events(JobAccepted)())
-    jobs_finished: int = counter("Jobs whose last result was stored by this client.", Events(JobFinished)())
+    jobs_finished: int = counter("Jobs finished by this client.", Events(JobFinished)())
     shard_changes: dict[str, int] = counter(
-        "Changes of jobs' batches, by state entered.",
+        "Changes of jobs' batches, by new state.",
         Events(ShardChanged, lambda change: change.before != change.after)(
             label=lambda change: shard_state(change.after)
         ),
         label="state",
     )
-    job_incidents: int = counter("Things that should not have happened to jobs.", Events(JobIncident)())
-    jobs_cost: float = counter("The part of the cost that is of jobs, USD.", _results("cost"))
+    job_incidents: int = counter("Incidents of jobs.", Events(JobIncident)())
+    jobs_cost: float = counter("The jobs' part of the cost, USD.", _results("cost"))
     jobs_saved: float = balance(
-        "USD that jobs cost less than the same tokens in real time.",
+        "USD that jobs saved compared with the same tokens in real time.",
         _results(lambda stored: stored.realtime_cost - stored.cost),
     )
-    decisions: DecisionFigures = metric("What the choices of routes brought.", start=DecisionFigures)
+    decisions: DecisionFigures = metric("Outcome of the choices of routes.", start=DecisionFigures)
 
     # the client
     elapsed: float = metric("Seconds the client has been running.")
     workers: int = gauge("Threads that make calls.")
-    busy_seconds: float = counter("Time workers spent in calls.")
+    busy_seconds: float = counter("Time that workers spent in calls.")
     utilisation: float = gauge("Share of the workers' time spent in calls.")
-    queue_utilisation: float = gauge("Requests that wait, as a share of the queue's capacity.")
-    resets: int = metric("Times the figures were reset.")
+    queue_utilisation: float = gauge("Waiting requests as a share of the queue's capacity.")
+    resets: int = metric("Number of resets.")
 
     @property
     def total(self) -> int:
-        """Requests that ended: ``succeeded + failed + cancelled``."""
+        """Finished requests: ``succeeded + failed + cancelled``."""
         return self.succeeded + self.failed + self.cancelled
 
     @property
@@ -418,7 +423,7 @@ class MetricsSnapshot:
         return in_cell(View(repr(self).strip("<>"), (Section("metrics", "Metrics", (table,)),)))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures as plain dicts, numbers and strings; ``total`` and ``retries`` included."""
+        """Return the figures as plain dicts, numbers and strings, including ``total`` and ``retries``."""
         plain: dict[str, Any] = asdict(self, filter=lambda attribute, _: attribute.name != "octaves")
         return plain | {"total": self.total, "retries": self.retries}
 
@@ -426,7 +431,7 @@ class MetricsSnapshot:
         """Return :meth:`as_dict` as JSON text.
 
         Args:
-            indent: spaces a level; one line when ``None``.
+            indent: spaces per level; one line when ``None``.
         """
         return json.dumps(self.as_dict(), indent=indent)
 
@@ -440,7 +445,7 @@ METRICS: Final[tuple[Metric, ...]] = (
 
 
 def _words(figure: Any) -> str:
-    """Return a figure for a table; empty where there is nothing to tell."""
+    """Return a figure for a table; empty if there is nothing to show."""
     if isinstance(figure, TimeStats):
         return f"mean {figure.mean:.3g} s, 95 of 100 in {figure.p95:.3g} s" if figure.count else ""
     if isinstance(figure, dict):

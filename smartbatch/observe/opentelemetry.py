@@ -1,13 +1,14 @@
-"""Spans and measurements for OpenTelemetry. Needs the extra ``otel``; off where no SDK is set up.
+"""Spans and measurements for OpenTelemetry. Needs the extra ``otel``; off unless an SDK is set up.
 
-A request has a span under the span of whoever submitted it, and each call and retry a child of that, which is
-current while the call is made. A call that several requests share is a child of the first and linked to the
-others. Batches and jobs have spans of their own, linked to the span that was current when the job was
-submitted, in whatever process: that one has usually ended long before.
+A request has a span under the span of its submitter, and each call and retry has a child of that span, which
+is current during the call. A call that several requests share is a child of the first and linked to the
+others. Batches and jobs have their own spans, linked to the span that was current when the job was submitted,
+in whatever process: that span has usually ended long before. It is stored with the job, so a process that
+resumes the job continues the trace.
 
 Names follow the semantic conventions for generative AI as of November 2026, which are still in development;
-what they do not cover begins with ``smartbatch.``. Prompts and answers are recorded by :func:`record_content`
-only, which a client uses when it is told to.
+other names begin with ``smartbatch.``. Only :func:`record_content` records prompts and answers, if the user
+enables it.
 """
 
 from __future__ import annotations
@@ -43,14 +44,13 @@ if TYPE_CHECKING:
 
 
 Telemetry: TypeAlias = Literal["auto", "outer", "full"]
-"""Which calls are told as calls of a model, with their tokens: all (``full``), none (``outer``), or all but
-those of functions and providers of the user's, which may tell of themselves (``auto``)."""
+"""Which calls are reported as calls of a model, with their tokens: all (``full``), none (``outer``), or all
+but those of the user's functions and providers, which may report themselves (``auto``)."""
 
 _SCOPE: Final = "smartbatch"
 _PROVIDERS: Final = {"gemini": "gcp.gemini"}
 _OPERATIONS: Final = {"gemini": "generate_content"}
-_LOOK_EVERY: Final = 0.1
-"""Seconds between two looks for an SDK."""
+_SEARCH_SECONDS: Final = 0.1  # between two searches for an SDK
 _TOKENS: Final = tuple(4.0**power for power in range(14))
 _SECONDS: Final = tuple(0.01 * 2.0**power for power in range(14))
 _LONG: Final = (*_SECONDS, 300.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0, 28800.0, 57600.0, 86400.0)
@@ -60,7 +60,7 @@ Attributes: TypeAlias = "dict[str, str | int | float | bool]"
 
 @frozen
 class _Call:
-    """The call that is under way in this context."""
+    """The call in progress in this context."""
 
     span: Span | None
     model: Attributes
@@ -72,7 +72,7 @@ _CALL: ContextVar[_Call | None] = ContextVar("smartbatch_call", default=None)
 
 @frozen
 class _Instruments:
-    """What is measured."""
+    """The measurements."""
 
     tokens: Histogram
     duration: Histogram
@@ -95,19 +95,18 @@ class _Instruments:
 
 
 class OpenTelemetryObserver:
-    """An observer that tells OpenTelemetry of requests, calls, batches and jobs.
+    """An observer that reports requests, calls, batches and jobs to OpenTelemetry.
 
-    A client has one by its setting ``telemetry``. With one of its own among the client's ``observers`` that
-    one counts instead.
+    The setting ``telemetry`` adds one to a client. One among the client's own ``observers`` takes precedence.
 
     Args:
-        telemetry: which calls are told as calls of a model, so that none is counted twice.
-        tracer_provider, meter_provider: where to; those of the application when ``None``, and nothing as long
-            as it has set up none.
+        telemetry: which calls are reported as calls of a model, so that none is counted twice.
+        tracer_provider, meter_provider: the targets; those of the application when ``None``, and none until
+            it sets them up.
 
     Raises:
-        ConfigError: ``opentelemetry-api`` is not installed and ``telemetry`` is not ``"auto"``, or it is none
-            of its words.
+        ConfigError: ``opentelemetry-api`` is not installed and ``telemetry`` is not ``"auto"``, or it is
+            unknown.
     """
 
     def __init__(
@@ -137,13 +136,13 @@ class OpenTelemetryObserver:
             handler(self, event)
 
     def _is_on(self, now: float) -> bool:
-        """Whether there is an SDK for spans or measurements; looked for until both are found.
+        """Whether there is an SDK for spans or measurements; searched for until both are found.
 
-        Where there is none, not for each event: a look reads the environment.
+        The search is not repeated for each event, because it reads the environment.
         """
         if self._tracer is None or self._instruments is None:
             trace = sys.modules.get("opentelemetry.trace")
-            if trace is None:  # who sets up an SDK has imported it, and another's measurements likewise
+            if trace is None:  # setting up an SDK imports it
                 return False
             if now < self._look_again:
                 return self._tracer is not None or self._instruments is not None
@@ -154,13 +153,13 @@ class OpenTelemetryObserver:
                 self._tracer = tracers.get_tracer(_SCOPE)
             if self._instruments is None and meters is not None and not _is_of_api(meters):
                 self._instruments = _Instruments.of(meters.get_meter(_SCOPE))
-            self._look_again = now + _LOOK_EVERY
+            self._look_again = now + _SEARCH_SECONDS
         return self._tracer is not None or self._instruments is not None
 
     # -- requests and calls ----------------------------------------------------------------------------------
 
     def _call_started(self, event: CallStarted) -> None:
-        """Begin the spans of the call, and of its requests where this is their first one."""
+        """Start the spans of the call, and of its requests with their first call."""
         full = self._telemetry == "full" or (self._telemetry == "auto" and not event.own_code)
         model: Attributes = _model(event) if full else {"smartbatch.model": event.model}
         _CALL.set(_Call(None if self._tracer is None else self._begin(event, model, full), model, full))
@@ -184,7 +183,7 @@ class OpenTelemetryObserver:
             },
             [trace.Link(one.get_span_context()) for one in asked[1:]],
         )
-        context.attach(trace.set_span_in_context(span))  # for this call: its context ends with it
+        context.attach(trace.set_span_in_context(span))  # for this call, whose context ends with it
         return span
 
     def _request_span(self, tracer: Tracer, request: CalledRequest, now: float) -> Span:
@@ -200,7 +199,7 @@ class OpenTelemetryObserver:
 
     def _call_finished(self, event: CallFinished) -> None:
         call = _CALL.get()
-        if call is None:  # an SDK was set up while it was made
+        if call is None:  # an SDK was set up during the call
             return
         if call.span is not None:
             found: Attributes = {} if event.route is None else {"smartbatch.route": event.route.value}
@@ -218,7 +217,7 @@ class OpenTelemetryObserver:
                 self._instruments.tokens.record(tokens, {**call.model, "gen_ai.token.type": kind})
 
     def _request_finished(self, event: RequestFinished) -> None:
-        """End the span of a request; the whole of it, where no call was made."""
+        """End the span of a request; record all of it if no call was made."""
         found: Attributes = {"smartbatch.model": event.model}
         if event.route is not None:
             found["smartbatch.route"] = event.route.value
@@ -230,7 +229,7 @@ class OpenTelemetryObserver:
         if span is None:
             start = time.time_ns() - int(1e9 * event.seconds)
             span = self._tracer.start_span("smartbatch.request", start_time=start)
-        found = {  # the measurement keeps the other one
+        found = {  # a copy: the measurement keeps the original
             **found,
             "smartbatch.request.id": event.request_id,
             "smartbatch.request.attempts": event.attempts,
@@ -273,7 +272,7 @@ class OpenTelemetryObserver:
     def _linked(
         self, name: str, ended: BatchEnded | JobFinished, found: Attributes, failed: str | None
     ) -> None:
-        """Tell of what has ended as a trace of its own, linked to whoever submitted the job."""
+        """Report a finished batch or job as a trace of its own, linked to the job's submitter."""
         if self._tracer is None:
             return
         from opentelemetry import context, trace
@@ -298,14 +297,14 @@ class OpenTelemetryObserver:
 
 
 def with_telemetry(telemetry: Telemetry | Literal["off"], observers: Sequence[Observer]) -> list[Observer]:
-    """Return a client's observers with one of this kind, unless it has one or is to have none."""
+    """Return a client's observers with one of this kind, unless it has one or telemetry is off."""
     if telemetry == "off" or any(isinstance(one, OpenTelemetryObserver) for one in observers):
         return list(observers)
     return [OpenTelemetryObserver(telemetry), *observers]
 
 
 def record_content(spec: Any, proceed: Callable[[Any], Sequence[Any]]) -> Sequence[Any]:
-    """Record prompts and answers of a call in its span: a middleware, by the setting ``telemetry_content``.
+    """Record prompts and answers of a call in its span: a middleware, for the setting ``telemetry_content``.
 
     A call that several requests share has the messages of all of them, one request after the other.
     """
@@ -320,7 +319,7 @@ record_content.shareable = True  # type: ignore[attr-defined]  # requests may sh
 
 
 def _content(requests: Sequence[Request], outcomes: Sequence[object]) -> Attributes:
-    """Return messages as the conventions write them, as JSON; vectors have no text."""
+    """Return messages in the conventions' form, as JSON; vectors have no text."""
     system = [_text(request.params.system) for request in requests if request.params.system]
     asked = [message for request in requests for message in _messages(request)]
     answered = [
@@ -358,7 +357,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def _parts(content: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the parts of a message; of what is no text, such as an image, its type alone."""
+    """Return the parts of a message; other parts than text, such as images, only have a type."""
     if isinstance(content, str):
         return [_text(content)]
     return [_text(part["text"]) if "text" in part else {"type": part.get("type")} for part in content]
@@ -376,7 +375,7 @@ def _is_installed() -> bool:
 
 
 def _is_of_api(provider: object) -> bool:
-    """Whether a provider is a stand-in of the API, which keeps nothing, and not one of an SDK."""
+    """Whether a provider is the API's stand-in, which records nothing, and not an SDK's."""
     return type(provider).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))
 
 
@@ -391,7 +390,7 @@ def _model(event: CallStarted) -> Attributes:
 
 
 def _usage(usage: Usage) -> Attributes:
-    """Return the tokens as the conventions name them; the input includes what a cache read or wrote."""
+    """Return the tokens under the conventions' names; the input includes cache reads and writes."""
     found: Attributes = {
         "gen_ai.usage.input_tokens": usage.input_tokens,
         "gen_ai.usage.output_tokens": usage.output_tokens,
@@ -417,7 +416,7 @@ _R = TypeVar("_R")
 
 
 def traceparent() -> str | None:
-    """Return the current span as the header ``traceparent`` of W3C Trace Context, ``None`` for none."""
+    """Return the current span as the header ``traceparent`` of W3C Trace Context; ``None`` without one."""
     if "opentelemetry.trace" not in sys.modules:
         return None
     carrier: dict[str, str] = {}
@@ -426,7 +425,7 @@ def traceparent() -> str | None:
 
 
 def under(parent: str | None, call: Callable[[], _R]) -> _R:
-    """Return what ``call`` returns, made with the span that ``parent`` names as the current one."""
+    """Return the result of ``call``, made with the span in ``parent`` as the current one."""
     if parent is None or "opentelemetry.trace" not in sys.modules:
         return call()
     context = imported("opentelemetry.context")

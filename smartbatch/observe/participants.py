@@ -1,4 +1,6 @@
-"""What processes that share limits tell of themselves: typed records, their stored form, and their bounds."""
+"""Status of processes that share limits, as they report it: typed records, their stored form, and their
+bounds.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,11 @@ from smartbatch.observe.recent_calls import CallCounts, MinuteOfCalls, together
 if TYPE_CHECKING:
     from smartbatch.observe.metrics_snapshot import MetricsSnapshot
 
-VERSION = 1
-"""Of the record's form. A reader passes over records of a later one."""
-
-EVERY = 5.0
-"""Seconds between two records of a process."""
-
-ALIVE_FOR = 15.0
-"""Seconds after its last record for which a process is taken to live."""
-
-KEPT = 600.0
-"""Seconds after its last record for which it is kept."""
-
-MOST_BYTES = 32_768
-"""Of a record; lanes that do not fit are left out, and counted."""
+VERSION = 1  # of the record's form; readers skip later ones
+EVERY = 5.0  # seconds between two records of a process
+ALIVE_FOR = 15.0  # seconds after its last record during which a process counts as alive
+KEPT = 600.0  # seconds after its last record during which it is kept
+MOST_BYTES = 32_768  # of a record; lanes that do not fit are left out, and counted
 
 MOST_LANES = 32
 _MOST_TEXT = 120
@@ -37,24 +30,25 @@ _MOST_TEXT = 120
 
 @frozen(kw_only=True)
 class LaneStatus:
-    """The requests of one process for one model, and what holds them up.
+    """The requests of one process for one model, and the reasons for their waits.
 
     Attributes:
         model: as ``provider:model``.
-        quota: the salted hash that names the shared limit; equal where processes share it.
+        quota: the salted hash that identifies the shared limit; equal in all processes that share it.
         waiting, in_flight: requests in real time.
         waits_for: why the next one waits: ``pause`` (by a person), ``window``, ``breaker``, ``cooldown``,
-            ``budget``, ``limit``, ``slot``, ``retry``; empty where none waits.
+            ``budget``, ``limit``, ``slot``, ``retry``; empty if none waits.
         breaker: its state.
         requests_per_minute, tokens_per_minute, input_tokens_per_minute, output_tokens_per_minute: the limits,
-            told or learned; 0 where none is known.
-        requests_left, tokens_left, input_tokens_left, output_tokens_left: what no process has leased of them.
+            configured, reported or discovered; 0 if unknown.
+        requests_left, tokens_left, input_tokens_left, output_tokens_left: the parts that no process has
+            leased.
         requests_used, input_tokens_used, output_tokens_used: calls of the last minute, and their tokens.
-        spaced_per_minute: calls to which all processes space theirs; 0 for not at all.
-        cooldown: seconds until the pause after a refusal is over.
-        processes: that share the limit, this one included, as far as it knows.
-        is_lost: whether the place where they share it is unavailable.
-        answered: calls that were answered since the process began.
+        spaced_per_minute: calls to which all processes space theirs; 0 without spacing.
+        cooldown: seconds until the pause after a refusal ends.
+        processes: number of processes known to share the limit, including this one.
+        is_lost: whether the store of the shared limit is unavailable.
+        answered: calls answered since the process began.
     """
 
     model: str
@@ -88,25 +82,25 @@ class LaneStatus:
 
 @frozen(kw_only=True)
 class RealtimeStatus:
-    """Requests in real time at one moment: of one client, or of all clients of a process.
+    """Current requests in real time: of one client, or of all clients of a process.
 
     Attributes:
         waiting, in_flight: requests.
-        pending: requests that have not ended, by priority.
-        blocked: threads that wait for room in the queue.
-        oldest_wait: seconds since the oldest request that waits was submitted; 0 where none does.
-        oldest_waits: the same by priority, of those that wait.
-        waits: requests that wait, by what the first of their lane waits for, see :class:`LaneStatus`.
+        pending: unfinished requests, by priority.
+        blocked: threads waiting for space in the queue.
+        oldest_wait: seconds since the oldest waiting request was submitted; 0 if none waits.
+        oldest_waits: the same by priority.
+        waits: waiting requests, by the reason why the first of their lane waits, see :class:`LaneStatus`.
         sent: requests in the calls of the last minute.
         workers: threads that make calls.
-        unshared: limits that are not shared now, because the place is unavailable.
-        budget, spent: USD that may be spent, 0 for no bound, and that is spent.
-        unconfirmed: USD that may have been billed besides, for calls whose bills are unknown.
-        unleased: the part of the budget that no process has leased of what all may spend, by the salted hash
-            that names a budget they share.
-        lanes: one for each model, the busiest first.
-        lanes_left_out: how many are not there because they are too many.
-        minutes: calls and tokens of each minute of the last half hour that had any, the oldest first.
+        unshared: limits that are not shared because their store is unavailable.
+        budget, spent: USD that may be spent, 0 without a limit, and USD spent.
+        unconfirmed: further USD that may have been billed, for calls whose bills are unknown.
+        unleased: the part of the budget that no process has leased, by the salted hash that identifies a
+            shared budget.
+        lanes: one per model, the busiest first.
+        lanes_left_out: number of lanes omitted because there are too many.
+        minutes: calls and tokens of each minute of the last half hour that had any, oldest first.
     """
 
     waiting: int = 0
@@ -130,7 +124,7 @@ class RealtimeStatus:
 
 @frozen(kw_only=True)
 class Participant:
-    """A process that shares limits, as it told of itself last.
+    """The last report of a process that shares limits.
 
     Attributes:
         member: a name that no other process has.
@@ -138,9 +132,9 @@ class Participant:
         library: version of smartbatch.
         started: Unix seconds of its first client.
         age: seconds since its last record.
-        ended: whether that was its last: all its clients were stopped.
-        sums: what happened since it began, by ``family`` or ``family:label``, as in :class:`Participants`.
-        errors: failures of calls and requests by kind: seconds since the last, as far as is known.
+        ended: whether that was its final one: all its clients were stopped.
+        sums: totals since it began, by ``family`` or ``family:label``, as in :class:`Participants`.
+        errors: seconds since the last failure of calls and requests, by kind, if known.
         realtime: its requests.
     """
 
@@ -157,20 +151,20 @@ class Participant:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it published lately and has not ended."""
+        """Whether it reported recently and has not ended."""
         return not self.ended and self.age <= ALIVE_FOR
 
 
 @frozen(kw_only=True)
 class Participants:
-    """All processes that share limits at one place.
+    """All processes that share limits in one store.
 
     Attributes:
-        place: its address, without secrets.
-        processes: those that published in the last ten minutes, the latest first.
-        sums: what happened in all processes that ever were, by ``family`` or ``family:label``; the names are
-            those of Prometheus. Those that count never go down, also when a process ends, or is killed.
-        unreadable: records that are damaged or of a later version, which were passed over.
+        place: the store's address, without secrets.
+        processes: those that reported in the last ten minutes, the latest first.
+        sums: totals of all processes ever, by ``family`` or ``family:label``; the names are those of
+            Prometheus. Counters never fall, even when a process ends or is killed.
+        unreadable: number of skipped records, which are damaged or of a later version.
     """
 
     place: str
@@ -180,12 +174,12 @@ class Participants:
 
     @property
     def living(self) -> tuple[Participant, ...]:
-        """The processes that live."""
+        """The live processes."""
         return tuple(one for one in self.processes if one.is_alive)
 
     @property
     def lost(self) -> tuple[Participant, ...]:
-        """Those that publish no more and did not say that they ended."""
+        """Processes that no longer report and did not end."""
         return tuple(one for one in self.processes if not one.ended and not one.is_alive)
 
 
@@ -194,9 +188,11 @@ def with_figures(
     figures: MetricsSnapshot,
     recent: tuple[Mapping[str, CallCounts], tuple[MinuteOfCalls, ...]],
 ) -> RealtimeStatus:
-    """Return the status of a client with what its figures alone tell.
+    """Return the status of a client with its own figures.
 
     Args:
+        status: of the client.
+        figures: its metrics.
         recent: calls of the last minute by model, and those of the last half hour by minute.
     """
     used, minutes = recent
@@ -223,8 +219,8 @@ def _used(lane: LaneStatus, counts: CallCounts | None) -> LaneStatus:
 
 
 def merged(statuses: Sequence[RealtimeStatus]) -> RealtimeStatus:
-    """Return what clients are together: of lanes of one limit there is one, and what nobody has leased of a
-    budget counts once.
+    """Return the status of several clients together; lanes of one limit become one, and the unleased part of
+    a budget counts once.
     """
     unleased = _chosen(min, (one.unleased for one in statuses))
     lanes: dict[tuple[str, str], LaneStatus] = {}

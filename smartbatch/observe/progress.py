@@ -1,4 +1,4 @@
-"""How far a list of requests or a job is, for people: a bar, a line now and then, or nothing."""
+"""Progress of a list of requests or a job: as a bar, as a line at intervals, or not at all."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ Mode = Literal["auto", "bar", "lines", "quiet"]
 _MODES = ("auto", "bar", "lines", "quiet")
 
 LINE_EVERY = 10.0
-"""Seconds between lines where there is no terminal."""
+"""Seconds between lines without a terminal."""
 BAR_EVERY = 0.1
 """Seconds between redraws of a bar: tqdm's own default."""
 USUAL_WIDTH = 80
-"""Columns of a terminal that does not say how many it has."""
+"""Columns of a terminal that does not report its width."""
 RATE_WINDOW = 30.0
 """Seconds over which the rate is measured."""
 
 
 class JobFigures(Protocol):
-    """What is shown of a job; see :class:`smartbatch.jobs.status.JobStatus`."""
+    """The displayed figures of a job; see :class:`smartbatch.jobs.status.JobStatus`."""
 
     @property
     def total(self) -> int: ...
@@ -63,27 +63,26 @@ class JobFigures(Protocol):
 
 
 class Progress:
-    """Shows how far results are, from one of two sources: the results themselves, or the status of a job.
+    """Shows the progress of results, from one of two sources: the results themselves, or the status of a job.
 
-    :meth:`advance` counts a result; :meth:`advance_to` takes the counts from the jobs that keep a list's
-    results. Both show the rate and the time left at that rate. :meth:`show` shows a job: what was submitted,
-    what the provider has done, and the forecast of the time left. A progress display is also an observer, for
-    notes about limits and outages.
+    :meth:`advance` counts a result; :meth:`advance_to` takes the counts from the jobs that hold a list's
+    results. Both show the rate and the remaining time at that rate. :meth:`show` shows a job: requests
+    submitted, requests done by the provider, and the forecast of the remaining time. A progress display is
+    also an observer, for notes about limits and outages.
 
-    It draws when one of these methods or :meth:`update` is called, with no thread and no timer.
-    Safe from any thread; while one thread draws, others count and go on.
+    It draws when one of these methods or :meth:`update` is called, without a thread or a timer. Safe from any
+    thread; while one thread draws, others count and continue.
 
     Args:
-        total: results expected; ``None`` when unknown.
+        total: expected results; ``None`` if unknown.
         mode: ``bar`` (terminal or notebook), ``lines`` (one every 10 s, and a last one), ``quiet``, or
-            ``auto``: a bar where ``stream`` is a terminal or this is a notebook, else lines.
-        stream: where to draw; standard error when ``None``.
+            ``auto``: a bar if ``stream`` is a terminal or this is a notebook, else lines.
+        stream: the target; standard error when ``None``.
         now: monotonic seconds, of the same clock as the events'.
-        initial: results that were there before, such as those of a resumed run; they count as done, but
-            not for the rate.
+        initial: earlier results, such as those of a resumed run; they count as done, but not for the rate.
 
     Raises:
-        ConfigError: for an unknown mode.
+        ConfigError: the mode is unknown.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class Progress:
         stream = stream or sys.stderr
         self._counts = _Counts(total, initial, now())
         self._now = now
-        # re-entrant: an interrupt between taking and releasing must not block close() on the same thread
+        # re-entrant: an interrupt while it is held must not block close() on the same thread
         self._lock = threading.RLock()
         self._drawing = threading.RLock()
         self._process = os.getpid()
@@ -132,7 +131,7 @@ class Progress:
         self.update()
 
     def advance_to(self, status: JobFigures) -> None:
-        """Take the counts from the jobs that keep the results of this list, or of a part of it.
+        """Take the counts from the jobs that hold the results of this list, or of a part of it.
 
         Args:
             status: of all those jobs together. Results that are in none of them count as done.
@@ -148,7 +147,7 @@ class Progress:
         self.update()
 
     def waits_for(self, status: JobFigures) -> None:
-        """Say how the job stands whose results are waited for, next to the results that were read."""
+        """Show the status of the job whose results are awaited, next to the results already read."""
         with self._lock:
             words = status.note or ", ".join(_of_job(status)[1:])
             self._counts.notes["job"] = (escape(words)[:100], None)
@@ -160,10 +159,9 @@ class Progress:
         return self._renderer is not None and self._now() >= self._next
 
     def show(self, status: JobFigures) -> None:
-        """Show a job; to be used as ``job.on_progress(progress.show)``.
+        """Show a job; for use as ``job.on_progress(progress.show)``.
 
-        100 % is shown when every result is stored, and not before: what the provider says it has done is
-        named next to it.
+        100 % is shown only when every result is stored; the provider's own progress is shown next to it.
         """
         with self._lock:
             counts = self._counts
@@ -191,7 +189,7 @@ class Progress:
     def update(self) -> None:
         """Draw, if it is time to."""
         if self._renderer is None or self._now() < self._next or not self._drawing.acquire(blocking=False):
-            return  # nothing is shown, or not yet, or another thread is just drawing
+            return  # nothing is shown, or not yet, or another thread is drawing
         try:
             now = self._now()
             if now >= self._next and not self._closed and self._process == os.getpid():
@@ -202,7 +200,7 @@ class Progress:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Take a bar off the terminal while the block writes lines of its own there."""
+        """Hide a bar while the block writes its own lines to the terminal."""
         if self._renderer is None:
             yield
             return
@@ -212,7 +210,7 @@ class Progress:
             self._renderer.show()
 
     def close(self) -> None:
-        """Draw the last state and end. Closing again does nothing."""
+        """Draw the last state and end. May be called twice."""
         with self._drawing:
             if self._closed:
                 return
@@ -236,7 +234,7 @@ class Progress:
 
 @define(eq=False)
 class _Counts:
-    """The figures, and the text that shows them; not thread-safe."""
+    """The figures and their text; not thread-safe."""
 
     total: int | None
     initial: int
@@ -251,10 +249,10 @@ class _Counts:
     samples: deque[tuple[float, int]] = field(
         default=Factory(lambda self: deque([(self.began, self.initial)]), takes_self=True)
     )
-    """Moments of the last seconds, and what was done by then."""
+    """Recent times, with the number of results by then."""
 
     def describe(self, now: float) -> tuple[str, str]:
-        """Return the share done (`` 42%``, empty when unknown) and the text next to it."""
+        """Return the share done (`` 42%``, empty if unknown) and the text next to it."""
         parts = self._of_results(now) if self.job is None else _of_job(self.job)
         note = self._note(now)
         return self._share(), ", ".join(parts) + (f" ({note})" if note else "")
@@ -278,11 +276,13 @@ class _Counts:
     def _share(self) -> str:
         if not self.total:
             return ""
-        # rounded down: 100 % is shown when all are done, and not before
+        # rounded down: 100 % is shown only when all are done
         return f"{min(100, self.done * 100 // self.total):3d}%"
 
     def _rate(self, now: float) -> float:
-        """Results a second over the last :data:`RATE_WINDOW` seconds, over all time once all are done."""
+        """Return the results per second over the last :data:`RATE_WINDOW` seconds, or over all time at the
+        end.
+        """
         samples = self.samples
         if now - samples[-1][0] >= 1.0:
             samples.append((now, self.done))
@@ -339,24 +339,24 @@ class _Lines:
         self._stream.flush()
 
     def hide(self) -> None:
-        """Lines stay where they are."""
+        """Lines remain visible."""
 
     show = hide
     end = draw
 
 
 class _Bar:
-    """A bar of tqdm's, in a terminal or as a notebook's widget, with our own words."""
+    """A tqdm bar with our own text, in a terminal or as a notebook's widget."""
 
     every = BAR_EVERY
 
     def __init__(self, stream: SafeStream, total: int | None, initial: int) -> None:
-        # late: only where a bar is shown; tqdm.auto warns in a notebook that lacks widgets
+        # late: only if a bar is shown; tqdm.auto warns in a notebook without widgets
         if in_notebook() and find_spec("ipywidgets") is not None:
             base: Any = import_module("tqdm.notebook").tqdm
         else:
             base = import_module("tqdm.std").tqdm
-        # tqdm's watching thread is for bars that draw by count
+        # tqdm's monitor thread is for bars that draw by count
         kind: Any = type("Bar", (base,), {"monitor_interval": 0})
         self._format = "{}|{{bar}}| {}" if total else "{1}"
         self._bar = kind(
@@ -385,7 +385,7 @@ class _Bar:
 
 
 def _has_width(stream: Any) -> bool:
-    """Whether a terminal says how wide it is: one that says 0 would get an empty bar."""
+    """Whether a terminal reports its width; one that reports 0 would get an empty bar."""
     try:
         return os.get_terminal_size(stream.fileno()).columns > 0
     except (OSError, ValueError, AttributeError):
@@ -399,7 +399,7 @@ def in_notebook() -> bool:
 
 
 def watched(stream: TextIO) -> bool:
-    """Whether a person can follow a bar: ``stream`` is a terminal, or this is a notebook."""
+    """Whether a person can see a bar: ``stream`` is a terminal, or this is a notebook."""
     with contextlib.suppress(ValueError, AttributeError):  # closed, or no real stream
         if stream.isatty() and os.environ.get("TERM") != "dumb":
             return True
@@ -409,8 +409,8 @@ def watched(stream: TextIO) -> bool:
 def new_display(
     progress: bool | None, total: int | None, now: Callable[[], float], *, initial: int = 0
 ) -> Progress | None:
-    """Return the display for the ``progress=`` of a call: a bar, or lines where nobody watches, where it is
-    true; where it is ``None``, a bar in a notebook only, as a terminal is the program's own.
+    """Return the display for the ``progress=`` of a call. If it is true: a bar, or lines without a terminal;
+    if it is ``None``: a bar in a notebook only, because a terminal belongs to the program.
     """
     if progress or (progress is None and in_notebook()):
         return Progress(total, now=now, initial=initial)

@@ -1,6 +1,6 @@
-"""The figures for Prometheus, read at each scrape. Needs the extra ``prometheus``.
+"""Figures for Prometheus, read at each scrape. Needs the extra ``prometheus``.
 
-Names begin with ``smartbatch_``. Prometheus takes a counter that falls, after ``BatchMetrics.reset()``, for a
+Names begin with ``smartbatch_``. Prometheus treats a counter that falls, after ``BatchMetrics.reset()``, as a
 restart.
 """
 
@@ -27,31 +27,31 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 BOUNDS = tuple(2.0**power for power in range(-10, 18))
-"""Histogram bounds in seconds, 1 ms to 36 hours, a doubling each."""
+"""Histogram bounds in seconds, doubling from 1 ms to 36 hours."""
 
 ReadParticipants = Callable[[], Participants]
-"""As :func:`smartbatch.participants`."""
+"""A function such as :func:`smartbatch.participants`."""
 
 
 class PrometheusReporter:
     """Offers figures to Prometheus through a registry: those of a client, or of all processes that share its
     limits.
 
-    Serve it with any exporter of ``prometheus_client``, for instance
-    ``start_http_server(9100, registry=reporter.registry)``, or hand out :meth:`text`.
+    Serve it with any exporter of ``prometheus_client``, for instance ``start_http_server(9100,
+    registry=reporter.registry)``, or return :meth:`text`.
 
     ``PrometheusReporter(smartbatch.participants)`` has the sums over all processes, so any worker of a web
-    server answers for all of them. They are a few seconds old. While the place where processes share limits
-    is unavailable, there is only ``smartbatch_shared_reachable`` with 0.
+    server can answer for all of them. They are a few seconds old. While the store of shared limits is
+    unavailable, there is only ``smartbatch_shared_reachable`` with 0.
 
     Args:
-        metrics: whose figures; or what reads those of all processes, ``smartbatch.participants`` or
-            ``functools.partial(smartbatch.participants, "redis://…")``.
-        registry: registry to join; one of its own when ``None``, never the global one. A registry holds
-            one client, or one place.
+        metrics: the figures of a client; or a function that reads those of all processes,
+            ``smartbatch.participants`` or ``functools.partial(smartbatch.participants, "redis://…")``.
+        registry: the registry to join; a new one when ``None``, never the global one. A registry holds one
+            client, or one store of shared limits.
 
     Raises:
-        ConfigError: when ``prometheus_client`` is not installed.
+        ConfigError: ``prometheus_client`` is not installed.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class PrometheusReporter:
         self.registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """Read the figures of this moment and yield them; called by the registry."""
+        """Read and yield the current figures; called by the registry."""
         metrics = self._metrics
         if isinstance(metrics, BatchMetrics):
             return _of_client(metrics.snapshot())
@@ -74,7 +74,7 @@ class PrometheusReporter:
             return iter([_metric(REACHABLE, {"": 0.0})])
 
     def describe(self) -> Iterator[Metric]:
-        """Yield the families without any figures; called when the registry is joined."""
+        """Yield the families without figures; called when the registry is joined."""
         if isinstance(self._metrics, BatchMetrics):
             return _of_client(MetricsSnapshot())
         return _of_participants(Participants(place=""))
@@ -104,14 +104,14 @@ def _of_client(s: MetricsSnapshot) -> Iterator[Metric]:
         yield _metric(family, figures)
     for family, times in times_of(s):
         seen = dict(times.octaves)
-        # below the smallest seen there is nothing, above the largest seen there is everything
+        # bounds below the smallest duration have none, those above the largest have all
         smallest = min(seen, default=0.0)
         counts = [seen.get(b, times.count if b >= smallest else 0) for b in BOUNDS]
         yield _histogram(family, counts, times.count, times.total)
 
 
 def _of_participants(found: Participants) -> Iterator[Metric]:
-    """Yield what adds up, from the sums of all processes; and what is now, from the processes that live."""
+    """Yield figures that add up, from the sums of all processes, and current ones, from live processes."""
     yield _metric(REACHABLE, {"": 1.0})
     sums: dict[str, dict[str, float]] = {}
     for key, value in found.sums.items():

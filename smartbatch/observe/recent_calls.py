@@ -1,4 +1,4 @@
-"""Calls and tokens of the last half hour, by model: what a minute took of its limits."""
+"""Calls and tokens of the last half hour by model, as used of their limits per minute."""
 
 from __future__ import annotations
 
@@ -9,28 +9,20 @@ from attrs import define, frozen
 
 from smartbatch.types import Usage
 
-STEP = 10.0
-"""Seconds that are counted together."""
+STEP = 10.0  # seconds that are counted together
 _STEPS = 180
 _MINUTE = 60.0
-_MODELS = 64
-"""Models that are told apart; calls of further ones count for the whole only."""
+_MODELS = 64  # models counted separately; calls of further ones only count in totals
 
 
 @define
 class CallCounts:
-    """What some seconds had.
+    """Calls and tokens of some seconds."""
 
-    Attributes:
-        calls: that were started.
-        requests: in these calls.
-        input_tokens, output_tokens: of the calls that ended.
-    """
-
-    calls: float = 0
-    requests: float = 0
-    input_tokens: float = 0
-    output_tokens: float = 0
+    calls: float = 0  # started
+    requests: float = 0  # in these calls
+    input_tokens: float = 0  # of finished calls
+    output_tokens: float = 0  # of finished calls
 
     @property
     def tokens(self) -> float:
@@ -38,7 +30,7 @@ class CallCounts:
         return self.input_tokens + self.output_tokens
 
     def add(self, other: CallCounts, share: float = 1.0) -> None:
-        """Add the counts of other seconds, or a share of them."""
+        """Add other counts, or a share of them."""
         self.calls += other.calls * share
         self.requests += other.requests * share
         self.input_tokens += other.input_tokens * share
@@ -47,17 +39,11 @@ class CallCounts:
 
 @frozen
 class MinuteOfCalls:
-    """The calls of all models within a minute.
+    """The calls of all models within a minute."""
 
-    Attributes:
-        at: Unix seconds of its beginning.
-        calls: that were started.
-        tokens: of the calls that ended.
-    """
-
-    at: float
-    calls: float
-    tokens: float
+    at: float  # Unix seconds of its beginning
+    calls: float  # started
+    tokens: float  # of finished calls
 
 
 class RecentCalls:
@@ -67,7 +53,7 @@ class RecentCalls:
         self._steps: dict[int, dict[str, CallCounts]] = {}
 
     def started(self, at: float, model: str, size: int) -> None:
-        """Count a call of so many requests; ``at`` in monotonic seconds."""
+        """Count a call of ``size`` requests; ``at`` is in monotonic seconds."""
         counts = self._counts(at, model)
         counts.calls += 1
         counts.requests += size
@@ -79,8 +65,9 @@ class RecentCalls:
         counts.output_tokens += usage.output_tokens
 
     def last_minute(self, now: float) -> dict[str, CallCounts]:
-        """Return what the last minute had by model; of further models together under the empty name. Of the
-        step that began before it, a share counts."""
+        """Return the calls of the last minute by model; further models together have an empty name. The step
+        that began before the minute counts in part.
+        """
         began = now - _MINUTE
         first = int(began // STEP)
         found: dict[str, CallCounts] = {}
@@ -91,10 +78,11 @@ class RecentCalls:
         return found
 
     def minutes(self, wall: float, now: float) -> tuple[MinuteOfCalls, ...]:
-        """Return the calls of each minute of the last half hour that had any, the oldest first.
+        """Return the calls of each minute of the last half hour that had any, oldest first.
 
         Args:
             wall: Unix seconds at ``now``.
+            now: monotonic seconds.
         """
         found: dict[int, CallCounts] = {}
         oldest = int(now // STEP) - _STEPS

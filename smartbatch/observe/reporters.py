@@ -1,4 +1,4 @@
-"""The figures as text for people, and as one log entry."""
+"""Reports of the figures: as text, and as one log entry."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Reporter(Protocol):
     """Reports the figures of one client."""
 
     def report(self) -> None:
-        """Report the figures of this moment."""
+        """Report the current figures."""
 
 
 class ConsoleReporter:
@@ -32,8 +32,8 @@ class ConsoleReporter:
     session when the client stops.
 
     Args:
-        metrics: whose figures.
-        stream: where to; standard output when ``None``.
+        metrics: the figures.
+        stream: the target; standard output when ``None``.
         json: whether a line of JSON is printed instead of a table.
     """
 
@@ -47,7 +47,7 @@ class ConsoleReporter:
             self.report()
 
     def report(self) -> None:
-        """Print the figures of this moment."""
+        """Print the current figures."""
         stream = SafeStream(self._stream or sys.stdout)
         figures = self._metrics.snapshot()
         stream.write((figures.to_json() if self._json else status_summary(figures)) + "\n")
@@ -59,7 +59,7 @@ class LogReporter:
     when the client stops.
 
     Args:
-        metrics: whose figures.
+        metrics: the figures.
         logger: as for :class:`~smartbatch.observe.logs.LogObserver`; with ``None`` and no
             :func:`~smartbatch.observe.logs.enable`, nothing is logged.
     """
@@ -73,16 +73,16 @@ class LogReporter:
             self.report()
 
     def report(self) -> None:
-        """Log the figures of this moment, where logging is on."""
+        """Log the current figures, if logging is on."""
         logger = self._logger if self._logger is not None else get_logger()
         if logger is not None:
             logger.info("metrics", **clean(self._metrics.snapshot().as_dict()))
 
 
 class PeriodicReporter:
-    """Has a reporter report every so often, and once more at the end; used in a ``with`` block.
+    """Lets a reporter report at intervals, and once more at the end; used in a ``with`` block.
 
-    What the reporter raises is logged, and the next report comes all the same. A forked child has none.
+    The reporter's exceptions are logged, and the next report is made all the same. A forked child has none.
 
     Args:
         reporter: such as a :class:`ConsoleReporter`.
@@ -108,7 +108,7 @@ class PeriodicReporter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if identity() != self._process:  # there is no thread of it here, and a lock may be held for ever
+        if identity() != self._process:  # its thread does not exist here, and its lock may be held forever
             return
         with self._monitor:
             self._running = False
@@ -125,7 +125,7 @@ class PeriodicReporter:
             self._clock.ended()
 
     def _is_running_until(self, due: float) -> bool:
-        """Wait until the next report is due; return whether it is wanted."""
+        """Wait until the next report is due; return whether it is still wanted."""
         with self._monitor:
             while self._running and (left := due - self._clock.now()) > 0:
                 self._monitor.wait(left)
@@ -139,14 +139,14 @@ class PeriodicReporter:
 
 
 def status_summary(snapshot: MetricsSnapshot) -> str:
-    """Return the figures as a few lines for people; what is 0 is left out."""
+    """Return the figures as a few lines of text; zeros are left out."""
     rows = [(name, words) for name, words in _rows(snapshot) if words]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {escape(words)}" for name, words in rows)
 
 
 def _rows(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each figure; the text is empty where nothing was counted."""
+    """Yield the name and the text of each figure; the text is empty if nothing was counted."""
     yield (
         "requests",
         f"{s.submitted:,} submitted: {s.waiting:,} waiting, {s.in_flight:,} in flight, "
@@ -208,7 +208,7 @@ def _batches(s: MetricsSnapshot) -> str:
 
 
 def _routes(by_route: dict[str, RouteFigures]) -> Iterator[tuple[str, str]]:
-    """Yield what came by each route, where there are several or the only one is of jobs."""
+    """Yield the figures of each route, unless all requests were sent individually."""
     if set(by_route) <= {"individual"}:
         return
     for name, f in by_route.items():
