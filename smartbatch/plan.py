@@ -8,7 +8,6 @@ from typing import Any, Generic
 from attrs import asdict, evolve
 
 from smartbatch.core.routing.choice import Decision
-from smartbatch.core.routing.decision_parts import decision_parts
 from smartbatch.core.routing.explanation import explain
 from smartbatch.core.routing.options import Option
 from smartbatch.core.routing.workload import expected_usd
@@ -16,8 +15,6 @@ from smartbatch.errors import ConfigError
 from smartbatch.interrupted import as_interrupted
 from smartbatch.results import ResultList
 from smartbatch.types import Route, T
-from smartbatch.views.model import Section, View
-from smartbatch.views.notebook import in_cell
 
 __all__ = ["Plan"]
 
@@ -82,6 +79,10 @@ class Plan(Generic[T]):
         return f"<Plan {self.requests:,} requests, {self.route.value}, {self.p50:.0f} s, {cost}>"
 
     def _repr_html_(self) -> str:
+        from smartbatch.core.routing.decision_parts import decision_parts  # late: only a notebook shows it
+        from smartbatch.views.model import Section, View
+        from smartbatch.views.notebook import in_cell
+
         parts = tuple(decision_parts(self.decision))
         return in_cell(View(repr(self).strip("<>"), (Section("routes", "Routes", parts),)))
 

@@ -15,8 +15,6 @@ from smartbatch.tables.answer_columns import answer_columns, as_rows, fits, has_
 from smartbatch.tables.columns import to_arrow, to_pandas, to_polars
 from smartbatch.tables.kinds import index_of, table_of
 from smartbatch.types import DEFECTS, Result, Route, T, Usage, Vector
-from smartbatch.views.model import Cell, DataTable, Section, View
-from smartbatch.views.notebook import in_cell
 
 if TYPE_CHECKING:
     import pandas
@@ -24,6 +22,8 @@ if TYPE_CHECKING:
     import pyarrow
     from numpy import float32
     from numpy.typing import NDArray
+
+    from smartbatch.views.model import Cell
 
 __all__ = ["ResultList", "ended"]
 
@@ -249,6 +249,9 @@ class ResultList(list[Result[T]]):
 
     def _repr_html_(self) -> str:
         """Return the sums and the first and last results, for a notebook."""
+        from smartbatch.views.model import DataTable, Section, View  # late: most programs are no notebooks
+        from smartbatch.views.notebook import in_cell
+
         places: list[int | None] = list(range(len(self)))
         if len(self) > 2 * SHOWN + 1:
             places = [*places[:SHOWN], None, *places[-SHOWN:]]

@@ -26,8 +26,6 @@ from smartbatch.jobs.watching import PAGE, SeenChanges, stored_job
 from smartbatch.observe.progress import Progress, new_display
 from smartbatch.results import ResultList, as_kept
 from smartbatch.types import Deadline, Duration, Result, T
-from smartbatch.views.model import View
-from smartbatch.views.notebook import in_cell
 
 if TYPE_CHECKING:
     from smartbatch.jobs.jobs_engine import JobsEngine
@@ -95,6 +93,9 @@ class Job:
         try:
             return self.status(SHOWN_WITHIN)._repr_html_()
         except SmartbatchError as error:
+            from smartbatch.views.model import View  # late: only a notebook shows it
+            from smartbatch.views.notebook import in_cell
+
             return in_cell(View(repr(self), (), subtitle=str(error)))
 
     # -- looking ---------------------------------------------------------------------------------------------

@@ -57,8 +57,6 @@ from smartbatch.observe.metric import (
     times,
 )
 from smartbatch.types import Route, Usage
-from smartbatch.views.model import DataTable, Section, View
-from smartbatch.views.notebook import in_cell
 
 _LOCAL: Final = Route.LOCAL  # looking it up takes longer than counting a request
 
@@ -416,6 +414,9 @@ class MetricsSnapshot:
         return f"<MetricsSnapshot {self.submitted:,} submitted: {counts}; {self.cost:.6f} USD>"
 
     def _repr_html_(self) -> str:
+        from smartbatch.views.model import DataTable, Section, View  # late: only a notebook shows it
+        from smartbatch.views.notebook import in_cell
+
         rows = [(one.name, getattr(self, one.name), one.help) for one in metrics_of(type(self))]
         told = [(name, _words(value), help) for name, value, help in rows if value]
         rows_shown = [row for row in told if row[1]]

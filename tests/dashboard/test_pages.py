@@ -266,7 +266,8 @@ def test_processes_that_share_limits_are_shown(shelf: Bench, tmp_path: Path) -> 
         client.submit("a").result(10)
     assert participants(place).processes != ()
     page = Visitor(app(store=shelf.place, shared=place, access=LOCAL)).get("/")
-    assert "ended" in text_of(page, "processes")
+    assert "1 process that ended in the last ten minutes" in text_of(page, "processes")
+    assert re.search(r'<section id="processes".*?<details><summary>1 process', page.text, re.DOTALL)
 
 
 def test_a_shared_place_that_cannot_be_read_is_told(shelf: Bench, tmp_path: Path) -> None:
