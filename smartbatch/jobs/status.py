@@ -291,7 +291,9 @@ def state_of(s: JobStatus) -> State:
     """Return the state of a job with its tone."""
     if s.cancelling:
         return State("cancelling", "warn")
-    return State(s.state, "bad" if s.state == JobState.HELD.value else "good" if s.done else "")
+    if s.done:
+        return State(s.state, "warn" if s.failed else "good")
+    return State(s.state, "bad" if s.state == JobState.HELD.value else "")
 
 
 def job_tiles(s: JobStatus) -> Iterator[Tile]:
