@@ -300,20 +300,19 @@ MARKED = {"held_job": True}
 
 
 @pytest.mark.parametrize(
-    ("hold", "state", "shards", "done"),
+    ("state", "shards", "done"),
     [
-        (True, JobState.HELD, [{**MARKED, "state": ShardState.SUBMITTED}, {}], ["resumed", "unmarked"]),
-        (True, JobState.ACTIVE, [{**MARKED, "state": ShardState.DEAD}] * 2, ["unmarked", "unmarked"]),
-        (True, JobState.HELD, [{**MARKED, "state": ShardState.SUBMITTED}, MARKED], []),
-        (True, JobState.HELD, [{"state": ShardState.SUBMITTED}], []),
-        (True, JobState.HELD, [], []),
-        (False, JobState.HELD, [{**MARKED, "state": ShardState.SUBMITTED}], []),
+        (JobState.HELD, [{**MARKED, "state": ShardState.SUBMITTED}, {}], ["resumed", "unmarked"]),
+        (JobState.ACTIVE, [{**MARKED, "state": ShardState.DEAD}] * 2, ["unmarked", "unmarked"]),
+        (JobState.HELD, [{**MARKED, "state": ShardState.SUBMITTED}, MARKED], []),
+        (JobState.HELD, [{"state": ShardState.SUBMITTED}], []),
+        (JobState.HELD, [], []),
     ],
 )
 def test_a_held_job_goes_on_once_the_outcome_of_each_create_is_known(
-    hold: bool, state: JobState, shards: list[dict[str, Any]], done: list[str]
+    state: JobState, shards: list[dict[str, Any]], done: list[str]
 ) -> None:
-    step: Any = Step(1.0, hold=hold, state=state)
+    step: Any = Step(1.0, hold=True, state=state)
 
     def advance(_: Any, of: Any, to: ShardState, *, remote: RemoteProgress) -> None:
         assert (to, remote.held_job) == (of.state, False)

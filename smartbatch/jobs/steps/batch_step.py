@@ -31,7 +31,7 @@ _STEPS: Mapping[ShardState, Callable[[Step, ShardRow], ShardRow]] = {
 def run_batch_step(step: Step) -> StepResult:
     """Run the step that is due first, if one is due."""
     # 1. the job is held because of uncertain creates whose outcome is known by now: it goes on
-    if recover.resume_if_known(step):
+    if step.policy.on_unknown == "hold" and recover.resume_if_known(step):
         return StepResult(step.wall)
     job = step.job
     goes_on = job.state is JobState.ACTIVE and not is_paused(step.runtime, job)
@@ -50,7 +50,9 @@ def _step(step: Step) -> StepResult:
         if shard.state in OPEN_SHARDS or not shard.cleaned_up
     ]
     paused = is_paused(step.runtime, step.job)
-    check_at = math.inf if paused else job_rescue.rescue_late_job(step, shards)
+    check_at, deadline = math.inf, step.policy.deadline
+    if deadline is not None and not paused:
+        check_at = job_rescue.rescue_late_job(step, deadline, shards)
     realtime = has_realtime(step.runtime, step.job)
     # 1. a batch was taken back because the job is late, which would not help while its model is paused: look
     # again at once

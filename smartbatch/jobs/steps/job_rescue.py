@@ -15,11 +15,10 @@ _S = ShardState
 _UNKNOWN = frozenset({_S.SUBMITTING, _S.UNCERTAIN, _S.PROVISIONAL, _S.FENCED})
 
 
-def rescue_late_job(step: Step, shards: Sequence[ShardRow]) -> float:
+def rescue_late_job(step: Step, deadline: float, shards: Sequence[ShardRow]) -> float:
     """Take back what would be late; return the Unix seconds of the next check, infinity for never."""
-    deadline = step.policy.deadline
-    # 1. the job has no deadline, is not active, is being cancelled, or has no open shard: never
-    if deadline is None or step.job.state is not JobState.ACTIVE or step.job.cancel_requested:
+    # 1. the job is not active, is being cancelled, or has no open shard: never
+    if step.job.state is not JobState.ACTIVE or step.job.cancel_requested:
         return math.inf
     pending = [shard for shard in shards if shard.state in OPEN_SHARDS]
     if not pending:

@@ -42,8 +42,6 @@ def resume_if_known(step: Step) -> bool:
     Returns:
         True when anything changed.
     """
-    if step.policy.on_unknown != "hold":
-        return False
     marked = [shard for shard in step.store.shards.of_job(step.job.id) if shard.remote.held_job]
     if not marked or any(shard.state in _UNKNOWN for shard in marked):
         return False
