@@ -34,7 +34,7 @@ from benchmarks.server import emulator
 from benchmarks.starts import ready, release
 from smartbatch import BatchingClient, participants
 from smartbatch._clock import RealClock
-from smartbatch.observe.participants import EVERY, text_of
+from smartbatch.observe.participants import RECORD_SECONDS, text_of
 from smartbatch.sharing.addresses import open_back_end
 from smartbatch.sharing.publication import Publication
 
@@ -198,7 +198,7 @@ def publishing(rounds: int = 500) -> None:
             back_end.close()
     each = 1000.0 * cpu / rounds
     print(f"a record: {len(text):,} bytes, {each:.2f} ms of CPU, {1000 * wall / rounds:.2f} ms")
-    print(f"  every {EVERY:.0f} s: {each / 10 / EVERY:.3f} % of a core")
+    print(f"  every {RECORD_SECONDS:.0f} s: {each / 10 / RECORD_SECONDS:.3f} % of a core")
 
 
 def disturb(process: subprocess.Popen[str], event: str, clock: RealClock) -> None:

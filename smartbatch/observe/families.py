@@ -98,13 +98,13 @@ def _of_models(living: list[RealtimeStatus], models: set[str]) -> Iterator[tuple
     """Yield the figures by model; if processes know different limits, the tightest applies."""
     lanes = [lane for one in living for lane in one.lanes if lane.model in models]
     for name, family in _LIMITS.items():
-        told: dict[str, list[float]] = {}
+        known: dict[str, list[float]] = {}
         for lane in lanes:
             limit = name.removesuffix("_left") + "_per_minute" if name.endswith("_left") else name
             if getattr(lane, limit) > 0.0:
-                told.setdefault(lane.model, []).append(getattr(lane, name))
+                known.setdefault(lane.model, []).append(getattr(lane, name))
         choose = max if name == "cooldown" else min
-        yield family, {model: choose(values) for model, values in told.items()}
+        yield family, {model: choose(values) for model, values in known.items()}
     broken = Counter(lane.model for lane in lanes if lane.breaker != "closed")
     yield _now("breakers_open", "Processes whose circuit breaker for a model is not closed.", "model"), broken
 

@@ -418,8 +418,8 @@ class MetricsSnapshot:
         from smartbatch.views.notebook import in_cell
 
         rows = [(one.name, getattr(self, one.name), one.help) for one in metrics_of(type(self))]
-        told = [(name, _words(value), help) for name, value, help in rows if value]
-        rows_shown = [row for row in told if row[1]]
+        shown = [(name, _words(value), help) for name, value, help in rows if value]
+        rows_shown = [row for row in shown if row[1]]
         table = DataTable.of("Metrics", "figure, value, meaning", rows_shown)
         return in_cell(View(repr(self).strip("<>"), (Section("metrics", "Metrics", (table,)),)))
 

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from smartbatch.observe.metrics_snapshot import MetricsSnapshot
 
 VERSION = 1  # of the record's form; readers skip later ones
-EVERY = 5.0  # seconds between two records of a process
-ALIVE_FOR = 15.0  # seconds after its last record during which a process counts as alive
-KEPT = 600.0  # seconds after its last record during which it is kept
-MOST_BYTES = 32_768  # of a record; lanes that do not fit are left out, and counted
+RECORD_SECONDS = 5.0  # seconds between two records of a process
+ALIVE_SECONDS = 15.0  # seconds after its last record during which a process counts as alive
+KEPT_SECONDS = 600.0  # seconds after its last record during which it is kept
+MAX_RECORD_BYTES = 32_768  # of a record; lanes that do not fit are left out, and counted
 
-MOST_LANES = 32
-_MOST_TEXT = 120
+MAX_LANES = 32
+_MAX_TEXT = 120
 
 
 @frozen(kw_only=True)
@@ -152,7 +152,7 @@ class Participant:
     @property
     def is_alive(self) -> bool:
         """Whether it reported recently and has not ended."""
-        return not self.ended and self.age <= ALIVE_FOR
+        return not self.ended and self.age <= ALIVE_SECONDS
 
 
 @frozen(kw_only=True)
@@ -249,9 +249,7 @@ def merged(statuses: Sequence[RealtimeStatus]) -> RealtimeStatus:
 
 
 def _together(one: LaneStatus, other: LaneStatus) -> LaneStatus:
-    """Return two lanes of one limit as one: the limit is the same, the requests are not, and what holds them
-    up is what either found.
-    """
+    """Return two lanes of one limit as one, with their requests added and any reason to wait."""
     shown = one if one.waiting >= other.waiting else other
     return evolve(
         shown,
@@ -276,7 +274,7 @@ def _added(tables: Iterable[Mapping[str, int]]) -> dict[str, int]:
 def _chosen(
     choose: Callable[[float, float], float], tables: Iterable[Mapping[str, float]]
 ) -> dict[str, float]:
-    """Return one figure for each name, of those that tables have of it."""
+    """Return one figure per name, chosen from the tables."""
     chosen: dict[str, float] = {}
     for table in tables:
         for name, figure in table.items():
@@ -285,33 +283,33 @@ def _chosen(
 
 
 def text_of(one: Participant) -> str:
-    """Return the stored form of a record: at most :data:`MOST_BYTES`, with the lanes that fit in."""
-    lanes = [evolve(lane, model=lane.model[:_MOST_TEXT]) for lane in one.realtime.lanes[:MOST_LANES]]
+    """Return the stored form of a record: at most :data:`MAX_RECORD_BYTES`, with as many lanes as fit."""
+    lanes = [evolve(lane, model=lane.model[:_MAX_TEXT]) for lane in one.realtime.lanes[:MAX_LANES]]
     while True:
         left_out = len(one.realtime.lanes) - len(lanes)
         realtime = evolve(one.realtime, lanes=tuple(lanes), lanes_left_out=left_out)
         document = {
             "version": VERSION,
-            **_plain(evolve(one, host=one.host[:_MOST_TEXT])),
+            **_plain(evolve(one, host=one.host[:_MAX_TEXT])),
             "sums": one.sums,
             "realtime": _plain(realtime)
             | {"lanes": [_plain(lane) for lane in lanes], "minutes": [*map(astuple, realtime.minutes)]},
         }
         text = json.dumps(document, separators=(",", ":"))
-        if len(text) <= MOST_BYTES or not lanes:
+        if len(text) <= MAX_RECORD_BYTES or not lanes:
             return text
         lanes = lanes[: len(lanes) // 2]
 
 
 def _plain(one: Any) -> dict[str, Any]:
-    """Return the values of a record that are not those it has by default."""
+    """Return the fields of a record that differ from their defaults."""
     plain = asdict(one, recurse=False)
     defaults = {name: attribute.default for name, attribute in fields_dict(type(one)).items()}
     return {name: value for name, value in plain.items() if value and value != defaults[name]}
 
 
 def participant_of(text: str, age: float) -> Participant | None:
-    """Return a record from its stored form; ``None`` for one that is damaged or of a later version."""
+    """Return a record from its stored form; ``None`` if it is damaged or of a later version."""
     try:
         document = json.loads(text)
         if document["version"] > VERSION:
@@ -327,6 +325,6 @@ def participant_of(text: str, age: float) -> Participant | None:
 
 
 def _made(kind: type[Any], document: dict[str, Any]) -> Any:
-    """Return a record of what is known here of a document; a later library may tell more."""
+    """Return a record from the known fields of a document; a later library may add others."""
     known = fields_dict(kind)
     return kind(**{name: value for name, value in document.items() if name in known})

@@ -171,18 +171,18 @@ def _rows(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
     yield "failed calls", _table(s.call_failures)
     yield "failed requests", _table(s.request_failures)
     yield "failed at stop", _number(s.failed_at_stop)
-    yield "retries", _number(s.retries, f" ({s.retries_uncounted:,} of them cost no try)")
+    yield "retries", _number(s.retries, f" ({s.retries_uncounted:,} do not count as attempts)")
     if s.rate_limits or s.cooldowns:
-        paused = f"{s.cooldowns:,} pauses of {duration(s.cooldown_seconds)} in all"
+        paused = f"{s.cooldowns:,} pauses, {duration(s.cooldown_seconds)} in total"
         yield "rate limits", f"{s.rate_limits:,} calls refused, {paused}"
     if s.limits_unshared:
         yield (
             "shared limits",
-            f"{s.limits_unshared:,} not shared now: their place is unavailable",
+            f"{s.limits_unshared:,} not shared: their store is unavailable",
         )
     yield "breaker", _table(s.breaker_changes)
     yield "parameters dropped", _number(s.parameters_dropped)
-    yield "maybe paid twice", _number(s.possible_double_bills)
+    yield "possibly paid twice", _number(s.possible_double_bills)
     if s.usage.total_tokens:
         about = "about " if s.usage.estimated else ""
         parts = {"cached": s.usage.cached_tokens, "written to the cache": s.usage.cache_write_tokens}
@@ -197,7 +197,7 @@ def _rows(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
     yield "jobs' batches", _table(s.shard_changes)
     if s.jobs_cost or s.jobs_saved:
         than = _difference(s.jobs_saved, "USD", "less", "more")
-        yield "jobs' cost", f"{s.jobs_cost:.6f} USD of it, {than} than in real time"
+        yield "jobs' cost", f"{s.jobs_cost:.6f} USD, {than} than in real time"
     yield "incidents", _number(s.job_incidents)
     yield from _decisions(s.decisions)
 
@@ -222,17 +222,17 @@ def _decisions(d: DecisionFigures) -> Iterator[tuple[str, str]]:
     if d.scored:
         yield (
             "choices",
-            f"{_difference(d.saved_usd, 'USD', 'less', 'more')} than always individually, "
-            f"{_difference(d.extra_usd, 'USD', 'more', 'less')} than always by batch, for the same tokens; "
-            f"{_difference(d.saved_seconds, 's', 'sooner', 'later')} than the forecast of always by batch",
+            f"{_difference(d.saved_usd, 'USD', 'less', 'more')} than individual calls, "
+            f"{_difference(d.extra_usd, 'USD', 'more', 'less')} than batches, for the same tokens; "
+            f"{_difference(d.saved_seconds, 's', 'sooner', 'later')} than the forecast of a batch",
         )
         yield (
             "forecasts",
-            f"{d.within_p95:,} of {d.scored:,} within the 95 % forecast, {d.within_p50:,} within the half",
+            f"{d.within_p95:,} of {d.scored:,} within the 95 % forecast, {d.within_p50:,} within the median",
         )
     if d.deadlines_met or d.deadlines_missed:
         yield "deadlines", f"{d.deadlines_met:,} met, {d.deadlines_missed:,} missed"
-    yield "rescued", _number(d.rescued, " batches taken back for a deadline")
+    yield "rescued", _number(d.rescued, " batches withdrawn to meet a deadline")
 
 
 def _difference(amount: float, unit: str, above: str, below: str) -> str:

@@ -65,18 +65,18 @@ class BatchRefused(ProviderError):
     exceeds: Measure | None = None  # the limit exceeded by the batch
 
 
-def explained(error: ProviderError, told: Any, secrets: Sequence[str | None] = ()) -> ProviderError:
+def explained(error: ProviderError, refusal: Any, secrets: Sequence[str | None] = ()) -> ProviderError:
     """Return ``error`` as a :class:`BatchRefused` if it names lines or a limit, otherwise unchanged.
 
     Args:
         error: the refusal of an upload or a create, or the failure of a batch that was never run.
-        told: the decoded body of the refusal, or the errors of the batch; if it is neither an object nor a
+        refusal: the decoded body of the refusal, or the errors of the batch; if it is neither an object nor a
             list, the text of ``error`` is read.
         secrets: must not appear in an error.
     """
     if error.status not in _REFUSED or error.kind in _NOT_OF_A_LINE:
         return error
-    problems = list(_problems(told if isinstance(told, (dict, list)) else [error.message]))
+    problems = list(_problems(refusal if isinstance(refusal, (dict, list)) else [error.message]))
     lines: dict[int | str, ProviderError] = {}
     for problem in problems:
         reason = _reason(problem, error, secrets)
@@ -91,12 +91,12 @@ def explained(error: ProviderError, told: Any, secrets: Sequence[str | None] = (
     return BatchRefused(error.message, **{**details, "lines": lines, "exceeds": exceeds})
 
 
-def _problems(told: Any) -> Iterator[Mapping[str, Any]]:
+def _problems(refusal: Any) -> Iterator[Mapping[str, Any]]:
     """Yield the problems that a refusal lists, each with ``message``; or else the refusal itself."""
-    if isinstance(told, list):
-        found = told
+    if isinstance(refusal, list):
+        found = refusal
     else:
-        body = fields(told)
+        body = fields(refusal)
         error = error_in(body) or body
         found = _listed(error) or _listed(body)
         if not found:

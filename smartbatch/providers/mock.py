@@ -209,8 +209,8 @@ class MockProvider(Provider):
             return said
         answer = normalise(said)
         if answer.usage is None:
-            asked, told = count_tokens(prompt_text(request)), count_tokens(answer.text or "")
-            answer = evolve(answer, usage=Usage(asked, told))
+            usage = Usage(count_tokens(prompt_text(request)), count_tokens(answer.text or ""))
+            answer = evolve(answer, usage=usage)
         return answer
 
     def _sure_answer(self, request: Request, model: str) -> Answer:

@@ -247,15 +247,15 @@ class _Writer:
         self, form: dict[str, Any], schema: Mapping[str, Any], notes: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return a schema with its title and its description, extended by ``notes``."""
-        told = str(schema.get("description") or "")
+        text = str(schema.get("description") or "")
         if notes:
             words = ", ".join(f"{key}: {_written(value)}" for key, value in notes.items())
-            told = f"{told}\n\n{{{words}}}" if told else f"{{{words}}}"
+            text = f"{text}\n\n{{{words}}}" if text else f"{{{words}}}"
         more = {"title": schema["title"]} if isinstance(schema.get("title"), str) else {}
-        if told:
-            more["description"] = told
+        if text:
+            more["description"] = text
         if "$ref" in form and more:
-            form = {"anyOf": [form]} if told else form
+            form = {"anyOf": [form]} if text else form
         return form if "$ref" in form else form | more
 
     # -- references ------------------------------------------------------------------------------------------

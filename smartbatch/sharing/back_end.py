@@ -110,7 +110,7 @@ class BackEnd(ABC):
     def publish(self, member: str, record: str, before: Mapping[str, float]) -> None:
         """Keep a process's record, and add to the totals of all processes what its sums have gained.
 
-        Records older than :data:`~smartbatch.observe.participants.KEPT` seconds are removed; the totals stay.
+        Records older than :data:`~smartbatch.observe.participants.KEPT_SECONDS` are removed; the totals stay.
 
         Args:
             before: the sums that count as published if the last record of this process is gone.

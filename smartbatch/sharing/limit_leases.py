@@ -21,7 +21,7 @@ from smartbatch.events import Event, SharedLimitsLost, SharedLimitsRestored
 from smartbatch.observe import logs
 from smartbatch.observe.families import OPERATION_SECONDS, OPERATIONS, key_of
 from smartbatch.observe.metrics import BatchMetrics
-from smartbatch.observe.participants import EVERY, Participant, text_of
+from smartbatch.observe.participants import RECORD_SECONDS, Participant, text_of
 from smartbatch.sharing.addresses import full_address, open_back_end
 from smartbatch.sharing.back_end import BackEnd, BackEndBusy, BackEndUnavailable, Incompatible, hidden
 from smartbatch.sharing.publication import Look, Publication
@@ -321,7 +321,7 @@ class SharedLeases:
             self._timed("publish", lambda: self._back_end.publish(self.member, text, told))
             publication.told = record.sums
         except BackEndUnavailable:
-            publication.put_off(EVERY)
+            publication.put_off(RECORD_SECONDS)
         except Exception as error:  # nobody but those that look is concerned, and it would be so again
             publication.put_off(math.inf)
             logs.warn("shared_limits_not_published", place=self.place, reason=str(error))

@@ -15,7 +15,7 @@ from attrs import define, evolve, field
 from smartbatch._clock import Clock
 from smartbatch._version import __version__
 from smartbatch.observe.metrics import BatchMetrics
-from smartbatch.observe.participants import EVERY, Participant, RealtimeStatus, merged, with_figures
+from smartbatch.observe.participants import RECORD_SECONDS, Participant, RealtimeStatus, merged, with_figures
 
 Hide: TypeAlias = Callable[[str], str]
 """Returns a name that says nothing to who reads the place."""
@@ -112,7 +112,7 @@ class Publication:
         """
         with self._lock:
             looks = self._looks_locked()
-            self._next = self._clock.now() + EVERY if self._has_clients else math.inf
+            self._next = self._clock.now() + RECORD_SECONDS if self._has_clients else math.inf
         return self._record(looks, counted, hide)
 
     def current(self, counted: Mapping[str, float], hide: Hide) -> Participant:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from smartbatch._clock import RealClock
 from smartbatch.errors import ConfigError
-from smartbatch.observe.participants import KEPT
+from smartbatch.observe.participants import KEPT_SECONDS
 from smartbatch.sharing.back_end import (
     TIMEOUT,
     VERSION,
@@ -132,9 +132,9 @@ class RedisBackEnd(BackEnd):
             return [
                 *(("HINCRBYFLOAT", _SUMS, name, gain) for name, gain in more.items()),
                 ("SET", own, record),
-                ("EXPIRE", own, int(KEPT)),
+                ("EXPIRE", own, int(KEPT_SECONDS)),
                 ("ZADD", _SEEN, now, member),
-                ("ZREMRANGEBYSCORE", _SEEN, "-inf", now - KEPT),
+                ("ZREMRANGEBYSCORE", _SEEN, "-inf", now - KEPT_SECONDS),
             ], None
 
         self._transact((own,), ("GET", own), step)

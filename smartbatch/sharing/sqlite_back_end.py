@@ -14,7 +14,7 @@ from smartbatch._files import check_logs, check_own, inode_of, new_file, private
 from smartbatch._sqlite import SqliteConnections, connect_sqlite
 from smartbatch.core.limits.shared_record import CLOCK_STEP
 from smartbatch.errors import StoreError
-from smartbatch.observe.participants import KEPT
+from smartbatch.observe.participants import KEPT_SECONDS
 from smartbatch.sharing.back_end import (
     TIMEOUT,
     VERSION,
@@ -137,7 +137,7 @@ class SqliteBackEnd(BackEnd):
             now = self._now()
             # the clock of a machine begins anew with it, and no process survives that
             connection.execute(
-                "DELETE FROM participants WHERE seen < ? OR seen > ?", (now - KEPT, now + CLOCK_STEP)
+                "DELETE FROM participants WHERE seen < ? OR seen > ?", (now - KEPT_SECONDS, now + CLOCK_STEP)
             )
             row = connection.execute("SELECT record FROM participants WHERE member = ?", (member,)).fetchone()
             connection.executemany(
@@ -159,7 +159,7 @@ class SqliteBackEnd(BackEnd):
         except sqlite3.Error as error:
             raise self._unavailable(error) from None
         now = self._now()
-        heard = [(now - seen, record) for seen, record in rows if -CLOCK_STEP <= now - seen <= KEPT]
+        heard = [(now - seen, record) for seen, record in rows if -CLOCK_STEP <= now - seen <= KEPT_SECONDS]
         return Published(heard, sums)
 
     def _in_transaction(self, act: Callable[[sqlite3.Connection], _T], *, is_durable: bool) -> _T:

@@ -11,7 +11,7 @@ from smartbatch.observe.families import sums_of
 from smartbatch.observe.metric import KINDS
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.participants import (
-    MOST_BYTES,
+    MAX_RECORD_BYTES,
     LaneStatus,
     Participant,
     RealtimeStatus,
@@ -102,7 +102,7 @@ def test_a_record_has_a_bound_whatever_a_process_does() -> None:
             realtime=RealtimeStatus(lanes=lanes, pending=figures.pending_by_priority),
         )
     )
-    assert len(text.encode()) <= MOST_BYTES
+    assert len(text.encode()) <= MAX_RECORD_BYTES
     read = participant_of(text, 0.0)
     assert read is not None
     assert len(read.realtime.lanes) >= 8

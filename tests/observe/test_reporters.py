@@ -92,10 +92,10 @@ def test_the_summary_tells_what_happened_with_units() -> None:
         "response time": "mean 1:05 min, p50 1:05 min, p95 1:05 min, longest 1:05 min",
         "workers": "2, 25% busy over 10 s",
         "failed calls": "rate_limit 1",
-        "retries": "1 (1 of them cost no try)",
-        "rate limits": "1 calls refused, 1 pauses of 12 s in all",
+        "retries": "1 (1 do not count as attempts)",
+        "rate limits": "1 calls refused, 1 pauses, 12 s in total",
         "breaker": "open 1",
-        "maybe paid twice": "1",
+        "possibly paid twice": "1",
         "tokens": "1,200 in (200 cached), 30 out",
         "cost": "0.012500 USD; 1 requests of unknown price",
     }

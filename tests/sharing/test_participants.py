@@ -75,7 +75,7 @@ def test_the_sums_keep_what_a_process_told_whose_record_is_gone(
     before = back_end.published().sums
     back_end.publish("gone", told(rows=7), {})
     with monkeypatch.context() as later:
-        later.setattr(f"{type(back_end).__module__}.KEPT", -1.0)
+        later.setattr(f"{type(back_end).__module__}.KEPT_SECONDS", -1.0)
         back_end.publish("other", told(rows=1), {})
         assert back_end.published().records == []
     assert risen(back_end, before) == {"rows": 8.0}

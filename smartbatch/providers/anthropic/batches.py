@@ -149,8 +149,8 @@ class AnthropicBatches(BatchApi):
         if not isinstance(data, dict):
             raise unusable("the provider returned an invalid batch", status=200)
         word = short(data.get("processing_status"), PLAIN_WORD) or "unknown"
-        told = data.get("request_counts")
-        counts = {name: count(told.get(name)) or 0 for name in _COUNTS} if isinstance(told, dict) else {}
+        found = data.get("request_counts")
+        counts = {name: count(found.get(name)) or 0 for name in _COUNTS} if isinstance(found, dict) else {}
         batch_id, state = check_id(data.get("id")), _state(word, counts)
         outputs: tuple[str, ...] = ()
         if state.ended:

@@ -181,8 +181,8 @@ def status_error(found: Any, errors: ErrorReader) -> ProviderError:
     found = found if isinstance(found, dict) else {}
     code = rpc_code(found)
     status, word = _CODES.get(code, (code if 400 <= code <= 599 else 500, "UNKNOWN"))
-    told = {"error": {**found, "code": status, "status": word}}
-    error = errors.read(Reply(status, {}, b""), data=told)
+    data = {"error": {**found, "code": status, "status": word}}
+    error = errors.read(Reply(status, {}, b""), data=data)
     # The status is not that of an HTTP answer, and a failed request is not billed.
     error.status, error.maybe_billed = None, False
     mark_over_quota(error)

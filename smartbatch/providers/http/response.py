@@ -162,11 +162,11 @@ class IncomingResponse:
         if not self._chunk:
             if self._chunk == 0 and self._line():
                 raise IncompleteRead(b"")  # the chunk is longer than announced
-            told, _, remark = self._line().partition(b";")
+            value, _, remark = self._line().partition(b";")
             self._left -= len(remark)
             if self._left < 0:
                 raise LineTooLong("chunk")
-            size = _SIZE.fullmatch(told.strip())
+            size = _SIZE.fullmatch(value.strip())
             if size is None:
                 raise IncompleteRead(b"")
             self._chunk = int(size[0], 16)
@@ -268,8 +268,8 @@ def _field(line: str) -> tuple[str, str] | None:
 
 def _keeps(headers: dict[str, str], *, old: bool) -> bool:
     """Whether the server keeps the connection, as HTTP/1.1 servers do by default and ``old`` ones do not."""
-    told = headers.get("connection")
+    value = headers.get("connection")
     if old:
-        kept = f"{told} {headers.get('proxy-connection')}".lower()
+        kept = f"{value} {headers.get('proxy-connection')}".lower()
         return "keep-alive" in headers or "keep-alive" in kept
-    return told is None or "close" not in told.lower()
+    return value is None or "close" not in value.lower()
