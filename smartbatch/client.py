@@ -374,7 +374,7 @@ class BatchingClient:
         Raises:
             InvalidRequest, ConfigError: as :meth:`map`.
         """
-        return self._running.routing.forecast(prompts, params, count)
+        return self._running.planner.forecast(prompts, params, count)
 
     def announce_plan(self, plan: Plan) -> AnnouncedPlan:
         """Tell observers of a plan that :meth:`submit_run` carries out; return what scores it."""

@@ -55,6 +55,7 @@ from smartbatch.routing.advisor import Advisor
 from smartbatch.routing.awaited_places import AwaitedPlaces
 from smartbatch.routing.history import ForecastHistory, process_memory
 from smartbatch.routing.job_results import Reading
+from smartbatch.routing.list_planner import ListPlanner
 from smartbatch.routing.lists import ListRouter
 from smartbatch.routing.several_answers import AnswerFutures
 from smartbatch.routing.stored_lists import StoredLists
@@ -202,7 +203,7 @@ class RunningState:
         )
         self._callbacks = callbacks = CallbackThread(clock, callback_raised, hooks.run_callback)
         reading = Reading(realtime.admission, realtime.process)
-        self.routing = ListRouter(
+        self.planner = ListPlanner(
             config,
             clock,
             model=model,
@@ -210,8 +211,15 @@ class RunningState:
             preparer=settings.preparer,
             realtime=realtime,
             jobs=lambda: self.jobs,
-            note=self._note_decision,
             advisor=advisor,
+        )
+        self.routing = ListRouter(
+            config,
+            clock,
+            self.planner,
+            realtime=realtime,
+            jobs=lambda: self.jobs,
+            note=self._note_decision,
             stored=StoredLists(settings.preparer, realtime, lambda: self.jobs, reading),
         )
         self.stored = StoredRequests(

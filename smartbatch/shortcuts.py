@@ -15,8 +15,8 @@ from smartbatch.interrupted import as_interrupted
 from smartbatch.providers.base import Provider
 from smartbatch.realtime.setup import HookParams
 from smartbatch.results import ResultList
+from smartbatch.routing.list_planner import CONSTRAINTS, split_constraints
 from smartbatch.routing.list_progress import OnProgress
-from smartbatch.routing.lists import CONSTRAINTS, split_constraints
 from smartbatch.types import (
     Deadline,
     Embedding,

@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, frozen
 
 from smartbatch._clock import Clock
-from smartbatch._settings import count_of
 from smartbatch.config import BatchingConfig, checked
-from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.equal_failures import EqualFailures
-from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
+from smartbatch.core.preparation.preparer import kind_of
 from smartbatch.core.preparation.prompt_list import prompt_list
-from smartbatch.core.preparation.validation import check_params
 from smartbatch.core.routing.choice import Decision
-from smartbatch.core.routing.options import Constraints, seconds_until
 from smartbatch.core.routing.outcome import ActualCost, ListDecision
 from smartbatch.errors import InvalidRequest
 from smartbatch.events import JobFinished
 from smartbatch.interrupted import as_interrupted
-from smartbatch.jobs.job_options import JobOptions, batches_of, check_priced, checked_key
+from smartbatch.jobs.job_options import JobOptions, batches_of
 from smartbatch.observe.listeners import tell_by_batch
 from smartbatch.observe.progress import new_display
 from smartbatch.plan import Plan
-from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.bounded_map import BoundedMap, ListOptions
 from smartbatch.realtime.read_ahead import ReadAhead
 from smartbatch.realtime.realtime import Realtime, stored_stream
 from smartbatch.realtime.text_stream import TextStream
 from smartbatch.results import ReportFile, ResultList, ended
-from smartbatch.routing.advisor import Advisor, individual_calls
+from smartbatch.routing.advisor import individual_calls
 from smartbatch.routing.announced_plan import AnnouncedPlan
 from smartbatch.routing.job_results import JobResults
+from smartbatch.routing.list_planner import (
+    ListPlanner,
+    may_wait,
+    prompts_of,
+    refuse_skips,
+    split_constraints,
+    split_known,
+)
 from smartbatch.routing.list_progress import ListDisplay, ListDisplays, OnProgress, ProgressCounter
 from smartbatch.routing.list_results import (
     ListFacts,
@@ -47,12 +49,9 @@ from smartbatch.routing.list_results import (
 )
 from smartbatch.routing.stored_lists import CheckedList, StoredLists
 from smartbatch.types import (
-    ConstraintParams,
     JobParams,
     Kind,
-    ListParams,
     OnError,
-    Priority,
     Prompt,
     Prompts,
     ReadingParams,
@@ -60,7 +59,6 @@ from smartbatch.types import (
     Result,
     Route,
     Strategy,
-    TableParams,
 )
 
 if TYPE_CHECKING:
@@ -71,8 +69,6 @@ _NEED_ALL = ("batch", "hybrid", "threshold")
 """Strategies that need to know the whole list."""
 DECIDED = 1000
 """Jobs whose decisions are kept until their end. One that ends in another process is not told here."""
-CONSTRAINTS = ConstraintParams.__optional_keys__
-"""Arguments of list calls that are about the route."""
 
 
 @frozen
@@ -105,24 +101,19 @@ class ListRouter:
     """Finds the lists of one client their routes.
 
     Args:
-        fallback: answers while the breaker of ``model`` is open; ``None`` where there is none.
-        preparer: checks every request.
+        planner: checks them and chooses.
         realtime: takes the routes in real time.
         jobs: returns what stores and carries on what goes by batch; made with the first job.
         note: notes a decision on a list that is no job; again when it is measured.
-        advisor: chooses.
         stored: keeps the lists that go by batch, or have a key.
     """
 
     _config: BatchingConfig
     _clock: Clock
-    _model: OpenedModel
-    _fallback: OpenedModel | None
-    _preparer: RequestPreparer
+    _planner: ListPlanner
     _realtime: Realtime
     _jobs: Callable[[], JobSubmission]
     _note: Callable[[ListDecision], object]
-    _advisor: Advisor
     _stored: StoredLists
     _decided: dict[str, AnnouncedPlan] = field(factory=dict, init=False)
     """The plans of jobs that have not ended."""
@@ -158,37 +149,60 @@ class ListRouter:
         3. A route is chosen, which is taken when the first result is asked for.
         """
         reader, params = reader.with_params(params)
-        prompts, params = _prompts(given_prompts, params)
-        prompts, skipped = without_skipped(prompts, self._preparer.answers_each(params))
-        plain, given = _split(params)
+        prompts, params = prompts_of(given_prompts, params)
+        prompts, skipped = without_skipped(prompts, self._planner.preparer.answers_each(params))
+        plain, given = split_known(params)
+        requests: Sequence[Request] = ()
+        results: RoutedResults | Taken
         if not isinstance(prompts, Sequence) and not self._needs_all(given):
-            constraints = self._constraints(given)
-            budget = self._list_budget(constraints.budget, self._model_of(plain))
-            requests: Iterable[Request] = self._preparer.requests(prompts, plain)
-            if budget is not None:
-                requests = self._priced_as_read(requests)
-            if reader.read_ahead:
-                requests = ReadAhead(iter(requests), given_prompts, self._clock)
-            total = len(prompts) * self._preparer.answers_each(plain) if isinstance(prompts, Sized) else None
+            total = None
+            if isinstance(prompts, Sized):
+                total = len(prompts) * self._planner.preparer.answers_each(plain)
             options, display = self._options(total, reader)
-            route = Route.INDIVIDUAL if constraints.strategy is Strategy.INDIVIDUAL else None
-            stop = None if constraints.keep_going else EqualFailures(None)
-            ahead = None
-            if route is not None or self._sends_alone(plain):
-                ahead = individual_calls(self._config, constraints.strategy)
-            options = evolve(options, own_budget=budget, route=route, ahead=ahead, stop=stop)
-            facts = ListFacts((), self._again(None), display, given_prompts, skipped, reader.ordered)
-            return ListResults(client, self._realtime.map(requests, options), facts)
-        asked = self._checked(prompts, plain, given)
-        options, display = self._options(len(asked.requests), reader)
-        if asked.key is not None and self._stored.earlier(asked.key) is not None:
-            again = self._again(asked.key)
-            facts = ListFacts(asked.requests, again, display, given_prompts, skipped, reader.ordered)
-            return ListResults(client, self._stored.results(asked, None, options), facts)
-        decision = self._considered(asked)
-        again = self._again(asked.key, decision)
-        facts = ListFacts(asked.requests, again, display, given_prompts, skipped, reader.ordered)
-        return ListResults(client, self._take(asked, decision, options), facts)
+            results = self._read_lazily(
+                prompts, plain, given, options, given_prompts if reader.read_ahead else None
+            )
+            again = self._again(None)
+        else:
+            asked = self._planner.checked(prompts, plain, given)
+            requests = asked.requests
+            options, display = self._options(len(requests), reader)
+            if asked.key is not None and self._stored.earlier(asked.key) is not None:
+                results, again = self._stored.results(asked, None, options), self._again(asked.key)
+            else:
+                decision = self._planner.considered(asked)
+                results, again = self._take(asked, decision, options), self._again(asked.key, decision)
+        facts = ListFacts(requests, again, display, given_prompts, skipped, reader.ordered)
+        return ListResults(client, results, facts)
+
+    def _read_lazily(
+        self,
+        prompts: Iterable[Prompt],
+        plain: Mapping[str, Any],
+        given: Mapping[str, Any],
+        options: ListOptions,
+        ahead_of: object | None,
+    ) -> BoundedMap:
+        """Return the results of a list that is read as its requests are sent, in real time.
+
+        Args:
+            ahead_of: the prompts as they were given, if they are read on a thread of their own.
+        """
+        planner = self._planner
+        constraints = planner.constraints(given)
+        budget = planner.budget(constraints.budget, planner.model_of(plain))
+        requests: Iterable[Request] = planner.preparer.requests(prompts, plain)
+        if budget is not None:
+            requests = planner.priced_as_read(requests)
+        if ahead_of is not None:
+            requests = ReadAhead(iter(requests), ahead_of, self._clock)
+        route = Route.INDIVIDUAL if constraints.strategy is Strategy.INDIVIDUAL else None
+        stop = None if constraints.keep_going else EqualFailures(None)
+        ahead = None
+        if route is not None or self._sends_alone(plain):
+            ahead = individual_calls(self._config, constraints.strategy)
+        options = evolve(options, own_budget=budget, route=route, ahead=ahead, stop=stop)
+        return self._realtime.map(requests, options)
 
     def collected(
         self,
@@ -210,7 +224,7 @@ class ListRouter:
             raise results.interrupted(error, collected) from None
         if results.decided is not None:
             collected.rescue = results.decided.rescue
-        collected.reporter = partial(_report, self._advisor.label, first, results.decided)
+        collected.reporter = partial(_report, self._planner.advisor.label, first, results.decided)
         return ended(collected, self._clock.now() - began, results.prompts)
 
     def _options(self, total: int | None, reader: ReaderOptions) -> tuple[ListOptions, ListDisplay]:
@@ -230,7 +244,7 @@ class ListRouter:
 
     def _sends_alone(self, params: Mapping[str, Any]) -> bool:
         """Whether requests that nobody chose a route for have a call each."""
-        abilities = self._model.provider.capabilities
+        abilities = self._planner.model.provider.capabilities
         shares = abilities.max_texts if params.get("embedding") is not None else abilities.max_shared
         return shares <= 1 and not self._config.packing
 
@@ -255,13 +269,13 @@ class ListRouter:
         Raises:
             Exception: as :meth:`smartbatch.realtime.realtime.Realtime.stream`, and as :meth:`submit_batch`.
         """
-        asked = self._preparer.request(prompt, params)
-        request = self._preparer.samples(asked)[0]
+        asked = self._planner.preparer.request(prompt, params)
+        request = self._planner.preparer.samples(asked)[0]
         if (asked.params.n or 1) > 1:
             raise InvalidRequest("n: a stream has one answer; use submit() for several", field="n")
         by_batch = self._config.strategy == Strategy.BATCH.value and request.embedding is None
-        waits = _may_wait(request) and not self._realtime.never_waits(request)
-        api, _ = batches_of(self._config, self._model, Kind.GENERATE)
+        waits = may_wait(request) and not self._realtime.never_waits(request)
+        api, _ = batches_of(self._config, self._planner.model, Kind.GENERATE)
         if not by_batch or not waits or api is None:
             return self._realtime.stream(request)
         job = self._jobs().handle(self._jobs().submit([request], {}, JobOptions()))
@@ -270,46 +284,10 @@ class ListRouter:
 
     def plan(self, given: Prompts, params: Mapping[str, Any], client: object) -> Plan:
         """Return what a list would take; see :meth:`smartbatch.BatchingClient.plan`."""
-        prompts, params = _prompts(given, params)
-        prompts, skipped = without_skipped(prompts, self._preparer.answers_each(params))
-        asked = self._checked(prompts, *_split(params))
-        return Plan(self._considered(asked), partial(self._carry_out, client, asked, given, skipped))
-
-    def forecast(
-        self,
-        prompts: Prompts,
-        params: Mapping[str, Any],
-        count: int | None = None,
-    ) -> Plan:
-        """Return what prompts would take that are read once; see
-        :meth:`smartbatch.BatchingClient.forecast`."""
-        count = None if count is None else count_of("count", count)
-        prompts, params = _prompts(prompts, params)
-        plain, given = _split(params, ListParams.__optional_keys__ - {"key"})
-        constraints = self._constraints(given)
-        if constraints.budget is not None:
-            self._check_priced(self._model_of(plain))
-        kind, batchable = Kind.GENERATE, True
-        if plain.get("embedding") is not None:
-            kind = Kind.EMBED
-            self._preparer.check(self._preparer.request("a text", plain))  # there may be no prompt
-        self._check_forced(given, kind, None)
-        advisor = self._advisor.for_model(self._model_of(plain))
-        workload = advisor.workload(
-            kind,
-            constraints.at_once + 1 if count is None else count,
-            constraints,
-            batchable=True,
-            flexible=self._flexible(()),
-        )
-        for request in self._preparer.admitted(prompts, plain):
-            kind = kind_of(request)
-            batchable = batchable and _may_wait(request)
-            if self._is_cached(request):
-                workload.cached += 1
-            else:
-                workload.add(request, self._shared_key(request), advisor.other(request, kind))
-        return Plan(advisor.consider(workload, constraints, kind, batchable=batchable))
+        prompts, params = prompts_of(given, params)
+        prompts, skipped = without_skipped(prompts, self._planner.preparer.answers_each(params))
+        asked = self._planner.checked(prompts, *split_known(params))
+        return Plan(self._planner.considered(asked), partial(self._carry_out, client, asked, given, skipped))
 
     def job_finished(self, event: JobFinished) -> None:
         """Score the decision of a job of this process when its last result was stored."""
@@ -327,14 +305,14 @@ class ListRouter:
 
     def submit_batch(self, requests: Prompts, params: Mapping[str, Any], options: JobOptions) -> JobRow:
         """Store requests as a job; see :meth:`smartbatch.BatchingClient.submit_batch`."""
-        _refuse_skips(params)
-        requests, params = _prompts(requests, params)
-        plain, given = _split(params, JobParams.__optional_keys__)
+        refuse_skips(params)
+        requests, params = prompts_of(requests, params)
+        plain, given = split_known(params, JobParams.__optional_keys__)
         if not given:
             return self._jobs().submit(requests, plain, options)
-        asked = self._checked(requests, plain, {"strategy": "batch", **given}, options.fallback)
-        rows = self._preparer.rows_for_job(asked.requests)
-        return self._submit_decided(asked, rows, self._considered(asked), options)
+        asked = self._planner.checked(requests, plain, {"strategy": "batch", **given}, options.fallback)
+        rows = self._planner.preparer.rows_for_job(asked.requests)
+        return self._submit_decided(asked, rows, self._planner.considered(asked), options)
 
     def submit_gathered(
         self,
@@ -352,13 +330,13 @@ class ListRouter:
             deadline: seconds from now by which all should have their results; ``None`` for any time.
         """
         kind = kind_of(requests[0])
-        constraints = evolve(self._constraints({"strategy": Strategy.BATCH.value}), deadline=deadline)
+        constraints = evolve(self._planner.constraints({"strategy": Strategy.BATCH.value}), deadline=deadline)
         params = {} if requests[0].model is None else {"model": requests[0].model}  # they have it in common
-        model = self._model.of(requests[0])
+        model = self._planner.model.of(requests[0])
         asked = CheckedList(list(requests), params, constraints, kind, batchable=True, model=model)
-        decision = self._considered(asked)
+        decision = self._planner.considered(asked)
         if self._config.budget is not None:  # of the client's own, hold back no more than the job can cost
-            ceilings = self._advisor.for_model(asked.model).ceilings(requests, kind)
+            ceilings = self._planner.advisor.for_model(asked.model).ceilings(requests, kind)
             constraints = evolve(constraints, budget=None if ceilings is None else sum(ceilings))
             decision = evolve(decision, constraints=constraints)
         return self._submit_decided(asked, iter(requests), decision, JobOptions(key), names)
@@ -372,7 +350,7 @@ class ListRouter:
         names: Sequence[ItemName | None] = (),
     ) -> JobRow:
         """Tell a decision and store the job; the decision is scored when the job is done."""
-        plan = self._advisor.for_model(asked.model).announce(decision, common_purpose(asked.requests))
+        plan = self._planner.advisor.for_model(asked.model).announce(decision, common_purpose(asked.requests))
         submit = self._jobs().submit_decided
         row = submit(rows, asked.params, decision, asked.kind, options, names)
         self._decided[row.id] = plan
@@ -384,9 +362,9 @@ class ListRouter:
 
     def submit_by_count(self, requests: Prompts, params: Mapping[str, Any], options: JobOptions) -> JobRow:
         """As :meth:`submit_batch`, where few go in real time: the ``"threshold"`` strategy."""
-        _refuse_skips(params)
-        requests, params = _prompts(requests, params)
-        plain, given = _split(params, JobParams.__optional_keys__)
+        refuse_skips(params)
+        requests, params = prompts_of(requests, params)
+        plain, given = split_known(params, JobParams.__optional_keys__)
         if not given:
             return self._jobs().submit_by_count(requests, plain, options)
         return self.submit_batch(requests, {**plain, "strategy": "threshold", **given}, options)
@@ -395,100 +373,6 @@ class ListRouter:
         """Store requests as a job by the route of a plan that was made for them; what goes in real time is
         asked only while a process waits for the job."""
         return self._jobs().submit_planned(prompt_list(requests), plan.decision, options)
-
-    # -- considering -----------------------------------------------------------------------------------------
-
-    def _needs_all(self, given: Mapping[str, Any]) -> bool:
-        """Whether an iterator must be read to its end, before its route can be chosen."""
-        if given.keys() & {"deadline", "prefer", "key"}:
-            return True
-        return given.get("strategy", self._config.strategy) in _NEED_ALL
-
-    def _checked(
-        self,
-        prompts: Iterable[Prompt],
-        plain: Mapping[str, Any],
-        given: Mapping[str, Any],
-        fallback: str | None = None,
-    ) -> CheckedList:
-        """Check a list as a whole; its arguments are :func:`split_constraints`.
-
-        Raises:
-            InvalidRequest: names the row.
-            ConfigError: for a constraint that is none, and where a batch was asked for without a Batch API.
-        """
-        constraints = self._constraints(given)
-        requests = list(self._preparer.requests(list(prompts), plain))
-        kinds = {kind_of(request) for request in requests} or {Kind.GENERATE}
-        kind = min(kinds, key=lambda kind: kind.value)
-        self._check_forced(given, kind, fallback)
-        urgent = [self._realtime.never_waits(request) for request in requests]
-        batchable = len(kinds) == 1 and not all(urgent) and all(map(_may_wait, requests))
-        if constraints.strategy is Strategy.AUTO and requests and all(urgent):
-            constraints = evolve(constraints, strategy=Strategy.INDIVIDUAL)
-        key, model = checked_key(given.get("key")), self._most_named(plain, requests)
-        return CheckedList(requests, plain, constraints, kind, batchable, key, model=model)
-
-    def _check_forced(self, given: Mapping[str, Any], kind: Kind, fallback: str | None) -> None:
-        if given.get("strategy") in (Strategy.BATCH.value, Strategy.HYBRID.value):
-            self._jobs().check_batches(kind, fallback)
-
-    def _constraints(self, given: Mapping[str, Any]) -> Constraints:
-        config = self._config
-        chosen = {name: value for name, value in given.items() if value is not None}
-        deadline = chosen.pop("deadline", None)
-        chosen.pop("key", None)
-        checked = evolve(config, **chosen) if chosen else config
-        return Constraints(
-            strategy=Strategy(checked.strategy),
-            prefer=checked.prefer,
-            deadline=seconds_until(deadline, self._clock.wall()),
-            budget=checked.budget if "budget" in chosen else None,
-            time_value=checked.time_value,
-            threshold=config.batch_threshold,
-            keep_going=checked.keep_going,
-        )
-
-    def _considered(self, asked: CheckedList) -> Decision:
-        """Return the decision for a list; nobody is told.
-
-        Raises:
-            ConfigError: no route meets the constraints, or the budget could not be kept.
-        """
-        if asked.constraints.budget is not None:
-            self._check_priced(asked.model, *map(self._model.of, asked.requests))
-            for request in asked.requests:
-                self._realtime.warn_of_unbounded(request)
-        advisor = self._advisor.for_model(asked.model)
-        keyed = asked.key is not None  # then the cache is not asked
-        requests = [request for request in asked.requests if keyed or not self._is_cached(request)]
-        workload = advisor.workload(
-            asked.kind,
-            len(requests),
-            asked.constraints,
-            batchable=asked.batchable,
-            flexible=asked.batchable and self._flexible(asked.requests),
-        )
-        workload.cached = len(asked.requests) - len(requests)
-        for request in requests:
-            workload.add(request, self._shared_key(request), advisor.other(request, asked.kind))
-        return advisor.consider(workload, asked.constraints, asked.kind, batchable=asked.batchable)
-
-    def _is_cached(self, request: Request) -> bool:
-        admission = self._realtime.admission
-        return admission.cache is not None and bool(
-            admission.recalled(request, admission.fingerprint(request))
-        )
-
-    def _shared_key(self, request: Request) -> bytes | None:
-        """Return what equal requests of a list have in common, where they share an answer."""
-        return self._realtime.admission.keys(request)[0]
-
-    def _flexible(self, requests: Sequence[Request]) -> bool:
-        """Whether the provider has a slower tier, and no request names one by itself."""
-        models = {request.model or self._model.name for request in requests} or {self._model.name}
-        tiers = [self._model.provider.flex(name) for name in models]
-        return all(tier is not None and all(map(tier.is_open_to, requests)) for tier in tiers)
 
     # -- taking a route --------------------------------------------------------------------------------------
 
@@ -501,7 +385,7 @@ class ListRouter:
         if by_batch:
             take = partial(self._told_by_batch, take, asked.key, decision)
         note = None if asked.key is not None or by_batch else self._note  # else its job has the decision
-        advisor = self._advisor.for_model(asked.model)
+        advisor = self._planner.advisor.for_model(asked.model)
         return RoutedResults(advisor, self._clock, asked, decision, take, note)
 
     def _told_by_batch(self, take: Callable[[], Taken], key: str | None, decision: Decision) -> Taken:
@@ -512,7 +396,7 @@ class ListRouter:
             if key is not None:
                 again = f"the same call with key={key!r}"
             rest = decision.load.by_job - chosen.first
-            tell_by_batch(self._advisor.label, rest, chosen.first, (chosen.p50, chosen.p95), again)
+            tell_by_batch(self._planner.advisor.label, rest, chosen.first, (chosen.p50, chosen.p95), again)
         return results
 
     def _carry_out(
@@ -526,9 +410,9 @@ class ListRouter:
     ) -> ResultList:
         """Execute a plan of prompts as they were given within its budget, which is checked here; without one,
         within what the route is forecast to cost."""
-        budget = self._constraints({"budget": decision.constraints.budget}).budget
+        budget = self._planner.constraints({"budget": decision.constraints.budget}).budget
         if budget is None:
-            advisor = self._advisor.for_model(asked.model)
+            advisor = self._planner.advisor.for_model(asked.model)
             budget = advisor.limit(decision, asked.requests, asked.kind)
         decision = evolve(decision, constraints=evolve(decision.constraints, budget=budget))
         options, display = self._options(
@@ -538,97 +422,23 @@ class ListRouter:
         began = self._clock.now()
         return self._collect(ListResults(client, self._take(asked, decision, options), facts), began)
 
+    def _needs_all(self, given: Mapping[str, Any]) -> bool:
+        """Whether an iterator must be read to its end, before its route can be chosen."""
+        if given.keys() & {"deadline", "prefer", "key"}:
+            return True
+        return given.get("strategy", self._config.strategy) in _NEED_ALL
+
     def _in_real_time(self, asked: CheckedList, decision: Decision, options: ListOptions) -> BoundedMap:
         constraints = decision.constraints
         stop = None if constraints.keep_going else EqualFailures(len(asked.requests))
         budget = None
         if constraints.budget is not None:
-            budget = self._list_budget(constraints.budget, asked.model, *map(self._model.of, asked.requests))
+            models = map(self._planner.model.of, asked.requests)
+            budget = self._planner.budget(constraints.budget, asked.model, *models)
         route = decision.chosen.route
         ahead = individual_calls(self._config, constraints.strategy) if route is Route.INDIVIDUAL else None
         options = evolve(options, own_budget=budget, route=route, ahead=ahead, stop=stop)
         return self._realtime.map(asked.requests, options)
-
-    def _check_priced(self, *models: OpenedModel) -> None:
-        for model in {model.name: model for model in models}.values():
-            check_priced(self._config, self._clock, model, self._fallback)
-
-    def _list_budget(self, usd: float | None, *models: OpenedModel) -> Budget | None:
-        """Return what a list for these models may spend, within the client's budget; refuse it where no price
-        is known."""
-        if usd is None:
-            return None
-        self._check_priced(*models)
-        return Budget(usd, self._realtime.budget)
-
-    def _priced_as_read(self, requests: Iterable[Request]) -> Iterator[Request]:
-        """Yield requests within a budget of their list; refuse one for a model without a known price."""
-        known: set[str] = set()
-        for request in requests:
-            model = self._model.of(request)
-            if model.name not in known:
-                self._check_priced(model)
-                known.add(model.name)
-            yield request
-
-    def _model_of(self, params: Mapping[str, Any]) -> OpenedModel:
-        """Return the model that the arguments of a list name, else the client's."""
-        given = params.get("model")
-        return self._model.of(self._preparer.request("for its model", {"model": given}))
-
-    def _most_named(self, params: Mapping[str, Any], requests: Sequence[Request]) -> OpenedModel:
-        """Return the model that a list is planned by: that of most of its requests."""
-        names = Counter(request.model for request in requests)
-        if not names:
-            return self._model_of(params)
-        return self._model.of(Request(model=names.most_common(1)[0][0]))
-
-
-def split_constraints(
-    params: Mapping[str, Any], names: Collection[str]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments that are none of the constraints ``names``, and the constraints that were
-    given."""
-    plain = {name: value for name, value in params.items() if name not in names}
-    return plain, {name: params[name] for name in names if params.get(name) is not None}
-
-
-def _split(
-    params: Mapping[str, Any], known: Collection[str] = ListParams.__optional_keys__
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """As :func:`split_constraints`, of keywords that are checked.
-
-    Raises:
-        InvalidRequest: for a keyword that is not ``known``.
-    """
-    check_params(params, known)
-    params, _ = split_constraints(params, ReadingParams.__optional_keys__)  # for those who read lazily
-    return split_constraints(params, CONSTRAINTS | {"key"})
-
-
-def _prompts(prompts: Prompts, params: Mapping[str, Any]) -> tuple[Iterable[Prompt], dict[str, Any]]:
-    """Return what a list asks, made of the rows of a table where it is one, and the other arguments.
-
-    Raises:
-        InvalidRequest: as :func:`prompt_list`.
-    """
-    others, of_table = split_constraints(params, TableParams.__optional_keys__)
-    return prompt_list(prompts, **of_table), others
-
-
-def _refuse_skips(params: Mapping[str, Any]) -> None:
-    """Refuse to skip rows of a job: its results would no longer be those of the table, row by row."""
-    if params.get("on_missing") == "skip":
-        raise InvalidRequest(
-            "on_missing='skip' is not for jobs, whose results are those of all rows: leave such rows out of "
-            "the table, or use generate() with strategy='batch'",
-            field="on_missing",
-        )
-
-
-def _may_wait(request: Request) -> bool:
-    """Whether a request may wait for a batch: it is not urgent, and a batch can carry it."""
-    return request.call is None and request.timeout is None and request.priority <= Priority.NORMAL
 
 
 def _report(model: str, began: float, decided: ListDecision | None, results: ResultList[Any]) -> ReportFile:

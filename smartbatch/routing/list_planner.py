@@ -1,0 +1,269 @@
+"""What a list asks, checked as a whole, and the decision on its route."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, frozen
+
+from smartbatch._clock import Clock
+from smartbatch._settings import count_of
+from smartbatch.config import BatchingConfig
+from smartbatch.core.limits.budget import Budget
+from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
+from smartbatch.core.preparation.prompt_list import prompt_list
+from smartbatch.core.preparation.validation import check_params
+from smartbatch.core.routing.choice import Decision
+from smartbatch.core.routing.options import Constraints, seconds_until
+from smartbatch.errors import InvalidRequest
+from smartbatch.jobs.job_options import check_priced, checked_key
+from smartbatch.plan import Plan
+from smartbatch.providers.registry import OpenedModel
+from smartbatch.realtime.realtime import Realtime
+from smartbatch.routing.advisor import Advisor
+from smartbatch.routing.stored_lists import CheckedList
+from smartbatch.types import (
+    ConstraintParams,
+    Kind,
+    ListParams,
+    Priority,
+    Prompt,
+    Prompts,
+    ReadingParams,
+    Request,
+    Strategy,
+    TableParams,
+)
+
+if TYPE_CHECKING:
+    from smartbatch.jobs.job_submission import JobSubmission
+
+CONSTRAINTS = ConstraintParams.__optional_keys__
+"""Arguments of list calls that are about the route."""
+
+
+@frozen(eq=False, repr=False)
+class ListPlanner:
+    """Checks the lists of one client and decides on their routes; nothing is sent, and nobody is told.
+
+    Args:
+        fallback: answers while the breaker of ``model`` is open; ``None`` if there is none.
+        preparer: checks every request.
+        realtime: says which requests it answers from the cache, or never lets wait for a batch.
+        jobs: returns what stores and carries on what goes by batch; made with the first job.
+        advisor: chooses.
+    """
+
+    _config: BatchingConfig
+    _clock: Clock
+    model: OpenedModel
+    _fallback: OpenedModel | None
+    preparer: RequestPreparer
+    _realtime: Realtime
+    _jobs: Callable[[], JobSubmission]
+    advisor: Advisor
+
+    def forecast(
+        self,
+        prompts: Prompts,
+        params: Mapping[str, Any],
+        count: int | None = None,
+    ) -> Plan:
+        """Return what prompts would take that are read once; see
+        :meth:`smartbatch.BatchingClient.forecast`."""
+        count = None if count is None else count_of("count", count)
+        prompts, params = prompts_of(prompts, params)
+        plain, given = split_known(params, ListParams.__optional_keys__ - {"key"})
+        constraints = self.constraints(given)
+        if constraints.budget is not None:
+            self.check_priced(self.model_of(plain))
+        kind, batchable = Kind.GENERATE, True
+        if plain.get("embedding") is not None:
+            kind = Kind.EMBED
+            self.preparer.check(self.preparer.request("a text", plain))  # there may be no prompt
+        self.check_forced(given, kind, None)
+        advisor = self.advisor.for_model(self.model_of(plain))
+        workload = advisor.workload(
+            kind,
+            constraints.at_once + 1 if count is None else count,
+            constraints,
+            batchable=True,
+            flexible=self._flexible(()),
+        )
+        for request in self.preparer.admitted(prompts, plain):
+            kind = kind_of(request)
+            batchable = batchable and may_wait(request)
+            if self._is_cached(request):
+                workload.cached += 1
+            else:
+                workload.add(request, self._shared_key(request), advisor.other(request, kind))
+        return Plan(advisor.consider(workload, constraints, kind, batchable=batchable))
+
+    def checked(
+        self,
+        prompts: Iterable[Prompt],
+        plain: Mapping[str, Any],
+        given: Mapping[str, Any],
+        fallback: str | None = None,
+    ) -> CheckedList:
+        """Check a list as a whole; its arguments are :func:`split_constraints`.
+
+        Raises:
+            InvalidRequest: names the row.
+            ConfigError: for a constraint that is none, and where a batch was asked for without a Batch API.
+        """
+        constraints = self.constraints(given)
+        requests = list(self.preparer.requests(list(prompts), plain))
+        kinds = {kind_of(request) for request in requests} or {Kind.GENERATE}
+        kind = min(kinds, key=lambda kind: kind.value)
+        self.check_forced(given, kind, fallback)
+        urgent = [self._realtime.never_waits(request) for request in requests]
+        batchable = len(kinds) == 1 and not all(urgent) and all(map(may_wait, requests))
+        if constraints.strategy is Strategy.AUTO and requests and all(urgent):
+            constraints = evolve(constraints, strategy=Strategy.INDIVIDUAL)
+        key, model = checked_key(given.get("key")), self._most_named(plain, requests)
+        return CheckedList(requests, plain, constraints, kind, batchable, key, model=model)
+
+    def check_forced(self, given: Mapping[str, Any], kind: Kind, fallback: str | None) -> None:
+        if given.get("strategy") in (Strategy.BATCH.value, Strategy.HYBRID.value):
+            self._jobs().check_batches(kind, fallback)
+
+    def constraints(self, given: Mapping[str, Any]) -> Constraints:
+        config = self._config
+        chosen = {name: value for name, value in given.items() if value is not None}
+        deadline = chosen.pop("deadline", None)
+        chosen.pop("key", None)
+        checked = evolve(config, **chosen) if chosen else config
+        return Constraints(
+            strategy=Strategy(checked.strategy),
+            prefer=checked.prefer,
+            deadline=seconds_until(deadline, self._clock.wall()),
+            budget=checked.budget if "budget" in chosen else None,
+            time_value=checked.time_value,
+            threshold=config.batch_threshold,
+            keep_going=checked.keep_going,
+        )
+
+    def considered(self, asked: CheckedList) -> Decision:
+        """Return the decision for a list; nobody is told.
+
+        Raises:
+            ConfigError: no route meets the constraints, or the budget could not be kept.
+        """
+        if asked.constraints.budget is not None:
+            self.check_priced(asked.model, *map(self.model.of, asked.requests))
+            for request in asked.requests:
+                self._realtime.warn_of_unbounded(request)
+        advisor = self.advisor.for_model(asked.model)
+        keyed = asked.key is not None  # then the cache is not asked
+        requests = [request for request in asked.requests if keyed or not self._is_cached(request)]
+        workload = advisor.workload(
+            asked.kind,
+            len(requests),
+            asked.constraints,
+            batchable=asked.batchable,
+            flexible=asked.batchable and self._flexible(asked.requests),
+        )
+        workload.cached = len(asked.requests) - len(requests)
+        for request in requests:
+            workload.add(request, self._shared_key(request), advisor.other(request, asked.kind))
+        return advisor.consider(workload, asked.constraints, asked.kind, batchable=asked.batchable)
+
+    def _is_cached(self, request: Request) -> bool:
+        admission = self._realtime.admission
+        return admission.cache is not None and bool(
+            admission.recalled(request, admission.fingerprint(request))
+        )
+
+    def _shared_key(self, request: Request) -> bytes | None:
+        """Return what equal requests of a list have in common, where they share an answer."""
+        return self._realtime.admission.keys(request)[0]
+
+    def _flexible(self, requests: Sequence[Request]) -> bool:
+        """Whether the provider has a slower tier, and no request names one by itself."""
+        models = {request.model or self.model.name for request in requests} or {self.model.name}
+        tiers = [self.model.provider.flex(name) for name in models]
+        return all(tier is not None and all(map(tier.is_open_to, requests)) for tier in tiers)
+
+    def check_priced(self, *models: OpenedModel) -> None:
+        for model in {model.name: model for model in models}.values():
+            check_priced(self._config, self._clock, model, self._fallback)
+
+    def budget(self, usd: float | None, *models: OpenedModel) -> Budget | None:
+        """Return what a list for these models may spend, within the client's budget; refuse it where no price
+        is known."""
+        if usd is None:
+            return None
+        self.check_priced(*models)
+        return Budget(usd, self._realtime.budget)
+
+    def priced_as_read(self, requests: Iterable[Request]) -> Iterator[Request]:
+        """Yield requests within a budget of their list; refuse one for a model without a known price."""
+        known: set[str] = set()
+        for request in requests:
+            model = self.model.of(request)
+            if model.name not in known:
+                self.check_priced(model)
+                known.add(model.name)
+            yield request
+
+    def model_of(self, params: Mapping[str, Any]) -> OpenedModel:
+        """Return the model that the arguments of a list name, else the client's."""
+        given = params.get("model")
+        return self.model.of(self.preparer.request("for its model", {"model": given}))
+
+    def _most_named(self, params: Mapping[str, Any], requests: Sequence[Request]) -> OpenedModel:
+        """Return the model that a list is planned by: that of most of its requests."""
+        names = Counter(request.model for request in requests)
+        if not names:
+            return self.model_of(params)
+        return self.model.of(Request(model=names.most_common(1)[0][0]))
+
+
+def split_constraints(
+    params: Mapping[str, Any], names: Collection[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments that are none of the constraints ``names``, and the constraints that were
+    given."""
+    plain = {name: value for name, value in params.items() if name not in names}
+    return plain, {name: params[name] for name in names if params.get(name) is not None}
+
+
+def split_known(
+    params: Mapping[str, Any], known: Collection[str] = ListParams.__optional_keys__
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """As :func:`split_constraints`, of keywords that are checked.
+
+    Raises:
+        InvalidRequest: for a keyword that is not ``known``.
+    """
+    check_params(params, known)
+    params, _ = split_constraints(params, ReadingParams.__optional_keys__)  # for those who read lazily
+    return split_constraints(params, CONSTRAINTS | {"key"})
+
+
+def prompts_of(prompts: Prompts, params: Mapping[str, Any]) -> tuple[Iterable[Prompt], dict[str, Any]]:
+    """Return what a list asks, made of the rows of a table where it is one, and the other arguments.
+
+    Raises:
+        InvalidRequest: as :func:`prompt_list`.
+    """
+    others, of_table = split_constraints(params, TableParams.__optional_keys__)
+    return prompt_list(prompts, **of_table), others
+
+
+def refuse_skips(params: Mapping[str, Any]) -> None:
+    """Refuse to skip rows of a job: its results would no longer be those of the table, row by row."""
+    if params.get("on_missing") == "skip":
+        raise InvalidRequest(
+            "on_missing='skip' is not for jobs, whose results are those of all rows: leave such rows out of "
+            "the table, or use generate() with strategy='batch'",
+            field="on_missing",
+        )
+
+
+def may_wait(request: Request) -> bool:
+    """Whether a request may wait for a batch: it is not urgent, and a batch can carry it."""
+    return request.call is None and request.timeout is None and request.priority <= Priority.NORMAL
