@@ -64,6 +64,11 @@ def sleeps(client: BatchingClient) -> bool:
     return engine_of(client).dispatcher._wakes_at == math.inf
 
 
+def has_looked(client: BatchingClient, now: float) -> bool:
+    """Whether the collector of a client has looked, and waits for a time that has not come."""
+    return engine_of(client).dispatcher._wakes_at > now
+
+
 def is_read(stream: TextStream) -> bool:
     """Whether a thread waits for the next chunk of a stream, on a clock of the machine."""
     filled: Any = stream._box._filled

@@ -149,14 +149,11 @@ class Gates:
         return any(lease is not None and lease.is_lacking for lease in leases)
 
     def lack(self, lane: Lane, waiting: int, parallelism: int) -> None:
-        """So many requests wait for a gate: an unknown limit is approached faster for few of them, and of one
-        that processes share as much is leased as all can use that have a worker."""
-        quota = lane.quota.quota
-        if quota.lease is not None:
-            quota.lease.waiting = min(waiting, parallelism)
-        if quota.is_opening:
-            with lane.quota.lock:
-                quota.lack(waiting, parallelism)
+        """So many requests wait for a gate: of a limit that processes share as much is leased as all can use
+        that have a worker."""
+        lease = lane.quota.quota.lease
+        if lease is not None:
+            lease.waiting = min(waiting, parallelism)
 
     def _look_locked(self, lane: Lane, demand: Demand, now: float) -> float:
         lease = lane.quota.quota.lease

@@ -37,7 +37,7 @@ def test_a_pause_of_the_quota_is_seen_before_requests_are_gathered(
         return pop(lane_queue)
 
     def come() -> int:
-        for number in range(3):
+        for number in range(4):
             client.submit_embedding(f"refused {number}")
             clock.sleep(5.0)
         monkeypatch.setattr(LaneQueue, "pop", counted)

@@ -114,14 +114,14 @@ def test_a_lone_refusal_holds_only_the_request_it_met(clock: VirtualClock, clien
 
 
 def test_refusals_that_repeat_pause_everybody(clock: VirtualClock, client_of: ClientOf) -> None:
-    """After three 429s that ask for 20 seconds nothing is sent for 20 seconds, and nothing is lost."""
-    provider = Scripted(clock, lambda prompt, n: limited(20.0) if prompt in "abc" and n == 0 else "fine")
+    """After four 429s that ask for 20 seconds nothing is sent for 20 seconds, and nothing is lost."""
+    provider = Scripted(clock, lambda prompt, n: limited(20.0) if prompt in "abcd" and n == 0 else "fine")
     events: list[Any] = []
     client = client_of(provider, parallelism=1, observers=[events.append])
     with clock.held():
-        futures = submit_all(client, "abcd")
+        futures = submit_all(client, "abcde")
     assert all(future.result(PATIENCE).ok for future in futures)
-    assert all(start.at >= 23.0 for start in provider.starts[3:])
+    assert all(start.at >= 24.0 for start in provider.starts[4:])
     (cooldown,) = [event for event in events if isinstance(event, CooldownStarted)]
     assert 20.0 <= cooldown.seconds <= 21.0
 
@@ -146,7 +146,7 @@ def test_two_clients_of_one_account_pause_together(clock: VirtualClock, client_o
     other_account = Scripted(clock, scope="another account")
     first, second, third = client_of(one), client_of(other), client_of(other_account)
     with clock.held():
-        refused = submit_all(first, "xyz")
+        refused = submit_all(first, "wxyz")
 
         def later() -> None:
             clock.sleep(5.0)
@@ -170,7 +170,7 @@ def test_a_new_client_waits_for_what_is_left_of_the_pause_of_a_stopped_one(
     one = Scripted(clock, lambda *_: limited(30.0), scope="account")
     first = client_of(one, shared="off")
     with clock.held():
-        submit_all(first, "xyz")
+        submit_all(first, "wxyz")
 
         def later() -> None:
             clock.sleep(3.0)
@@ -178,7 +178,7 @@ def test_a_new_client_waits_for_what_is_left_of_the_pause_of_a_stopped_one(
 
         stopping = InTime(clock, later)
     stopping.result()
-    assert len(one.starts) == 3
+    assert len(one.starts) == 4
     clock.sleep(gap)
     new = Scripted(clock, scope="account")
     assert client_of(new, shared="off").submit("y").result(PATIENCE).ok

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
 from smartbatch.core.limits.bucket import Bucket, limit_bucket
-from smartbatch.core.limits.spacing import SPACED_SHARE
-
-_OWED = 1.0
-"""A burst is made up for by at most this many seconds of calls at the even rate."""
 
 
 class ConfiguredLimits:
@@ -24,7 +18,6 @@ class ConfiguredLimits:
         self.tokens: Bucket | None = None
         self.rate: float | None = None
         self._kept: tuple[Bucket | None, Bucket | None] = (None, None)  # of requests and tokens
-        self._steady: Bucket | None = None  # the rate, evenly
 
     @property
     def were_set(self) -> bool:
@@ -38,7 +31,6 @@ class ConfiguredLimits:
         self.tokens = limit_bucket(tokens, max_tpm, now)
         self._kept = (self.requests or requests, self.tokens or tokens)
         self.rate = None if max_rpm is None else max_rpm / 60.0
-        self._steady = None if self.rate is None else Bucket(1.0, self.rate * SPACED_SHARE, now)
 
     def look(self, now: float, tokens: float) -> float:
         """Return the earliest time a call that needs ``tokens`` may go."""
@@ -49,17 +41,10 @@ class ConfiguredLimits:
             at = max(at, self.tokens.look(now, tokens))
         return at
 
-    def look_evenly(self, now: float) -> float:
-        """Return when the next call goes at the configured rate, evenly; infinity where there is none."""
-        return math.inf if self._steady is None else self._steady.look(now, 1.0)
-
     def take(self, now: float, tokens: float) -> None:
         """Count a call."""
         if self.requests is not None:
             self.requests.take(now, 1.0)
-        if self._steady is not None:
-            self._steady.take(now, 1.0)
-            self._steady.level = max(self._steady.level, -self._steady.rate * _OWED)
         if self.tokens is not None:
             self.tokens.take(now, tokens)
 
@@ -73,5 +58,3 @@ class ConfiguredLimits:
         self.settle(now, tokens)
         if self.requests is not None:
             self.requests.settle(now, 1.0)
-        if self._steady is not None:
-            self._steady.settle(now, 1.0)

@@ -91,6 +91,7 @@ class Traffic:
     held_output: float = 0.0
     refused_at: float = float("-inf")
     accepted: int = 0
+    refused: int = 0
     _by_second: deque[tuple[float, int]] = field(factory=deque, init=False)
 
     def accept(self, now: float) -> None:
@@ -106,13 +107,6 @@ class Traffic:
     def accepted_lately(self) -> int:
         """Calls answered in the last minute of traffic."""
         return self.accepted - self._by_second[0][1] + 1 if self._by_second else 0
-
-    def accepted_since(self, moment: float) -> tuple[float, int]:
-        """Return the first moment from then on of which it is known what was answered since, and how much."""
-        for at, accepted in self._by_second:
-            if at >= moment:
-                return at, self.accepted - accepted
-        return math.inf, 0
 
     def start(self, call: Reservation) -> None:
         """Count a call that is sent, and note in it what had been sent until then."""

@@ -53,9 +53,6 @@ _SLOTS = 1000.0
 _TOLD = 16
 """Exchanges that are remembered, until the provider tells of a call that was sent after one of them."""
 
-_SAMPLES, _SHORT = 64, 0.5
-"""Exchanges, and seconds at least, by which is measured what others had answered."""
-
 _FORGET = 0.7
 """Share of a higher demand that is remembered from exchange to exchange."""
 
@@ -83,11 +80,9 @@ class QuotaFacts:
         at_most: what is left, as the provider's answers say, less what was sent since.
         remaining: what was left when the latest answered call was admitted, as its answer said.
         admitted: when that call was sent.
-        accepted: calls answered since the start.
+        accepted, refused: calls answered, and refused, since the start.
         cool_until: when the cooldown of this process ends.
         spaced: calls a second to which it spaces its calls; 0 for not at all.
-        found: whether that rate is about the limit, and not searched any more.
-        opened: calls in flight to which it opened without a refusal, while no limit was known; else 0.
     """
 
     caps: Amounts
@@ -98,8 +93,7 @@ class QuotaFacts:
     accepted: int
     cool_until: float
     spaced: float
-    found: bool = False
-    opened: float = 0.0
+    refused: int = 0
     learned_caps: Amounts = (0.0, 0.0, 0.0, 0.0)
     learned_rates: Amounts = (0.0, 0.0, 0.0, 0.0)
 
@@ -156,26 +150,19 @@ class LimitLease:
         self._again_at = self._more_at = -math.inf  # when a call that lacks something asks again, and others
         self._spaced = 0.0
         self._told_spaced = 0.0
-        self._is_opening = False  # no limit is known, and few calls go first
         self._slots: deque[_Slots] = deque()
         self._cool_until = -math.inf
         self._safe: dict[int, Bucket] = {}
-        self._others: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)  # when others had so many answered
+        self.others = (
+            0.0,
+            0.0,
+        )  # calls that others had answered, and refused, between the last two exchanges
         self._told: list[tuple[float, list[float]]] = []  # when each of the last exchanges told its ``then``
 
     @property
     def members(self) -> int:
         """The processes that share the limit, as far as is known; 1 or more."""
         return 1 if self.grant is None else max(1, self.grant.members)
-
-    def others_rate(self, since: float) -> float:
-        """Return the calls a second that the other processes had answered since then, or lately."""
-        told = self._others
-        if len(told) < 2 or self.lost:
-            return 0.0
-        began, before = next((one for one in told if one[0] >= since), told[-1])
-        began, before = (began, before) if began < told[-1][0] else told[-2]
-        return (told[-1][1] - before) / max(told[-1][0] - began, _SHORT)
 
     def look(self, now: float, costs: Amounts) -> float:
         """Return the earliest time a call may go; infinity for not before the next exchange.
@@ -285,21 +272,13 @@ class LimitLease:
             return max(now, self._again_at) if self._asked_nothing else max(now, soonest, self._again_at)
         if now - self._used_at < _IDLE:
             if self._few_slots or any(self._held[d] < _LOW * self._demand[d] for d in self._limited):
-                return max(now, soonest) if self._is_searched else max(now, soonest, self._more_at)
-            if self._is_searched:
-                return soonest
-            if self.members > 1 and not self._limited and not self._spaced:
-                # what another finds concerns all
-                return self._asked_at + (_OFTEN if self._is_opening else _SOON)
+                return max(now, soonest, self._more_at)
+            if self.members > 1 and not self._limited:
+                return self._asked_at + _SOON  # what another finds concerns all
             return self._asked_at + _RENEW
         if self.holds:
             return max(now, self._asked_at + _IDLE)
         return self._asked_at + _HEARTBEAT
-
-    @property
-    def _is_searched(self) -> bool:
-        """Whether processes search a rate together: what one of them finds concerns all at once."""
-        return self._spaced > 0.0 and self.members > 1 and not self.found
 
     @property
     def holds(self) -> bool:
@@ -335,7 +314,7 @@ class LimitLease:
         least, wanted = self._wanted(kept) if active else ([0.0] * DIMENSIONS, [0.0] * DIMENSIONS)
         cooled = max(0.0, facts.cool_until - now) if facts.cool_until > self._cool_until else 0.0
         self._cool_until = max(self._cool_until, facts.cool_until)
-        self._told_spaced, self._is_opening = facts.spaced, facts.opened > 0.0
+        self._told_spaced = facts.spaced
         lowered = facts.spaced > 0.0 and (facts.spaced < self._spaced or self._spaced == 0.0)
         self._news, self._asked_at, self._asked_nothing = False, now, not active
         own_outage = self._own_outage
@@ -362,14 +341,13 @@ class LimitLease:
             wanted=wanted,
             urgent=int(self._urgent_lacks),
             slots=_SLOTS if active and self._few_slots else 0.0,
-            accepted=float(facts.accepted),
             findings=Findings(
                 cooled=cooled,
                 spaced=-1.0 if self._spaced > 0.0 == facts.spaced else facts.spaced,
                 lowered=int(lowered),
-                found=int(facts.found),
                 outage=0 if own_outage is None else 1 if own_outage else -1,
-                opened=facts.opened,
+                accepted=float(facts.accepted),
+                refused=float(facts.refused),
             ),
             leaving=int(leaving),
         )
@@ -392,9 +370,12 @@ class LimitLease:
 
     def adopt(self, grant: LeaseGrant, now: float) -> None:
         """Use what the exchange gave that began last."""
-        if self.grant is None or grant.members != self.grant.members or grant.accepted < self.grant.accepted:
-            self._others.clear()  # somebody came or left, with what was answered there
-        self._others.append((now, grant.accepted))
+        self.others = (0.0, 0.0)
+        if (
+            self.grant is not None and grant.members == self.grant.members
+        ):  # else with what was answered there
+            more = grant.accepted - self.grant.accepted, grant.refused - self.grant.refused
+            self.others = more if min(more) >= 0.0 else self.others
         self.grant, self.joined, self.lost, self._safe = grant, True, False, {}
         limited = tuple(d for d in range(DIMENSIONS) if grant.caps[d] > 0.0)
         self._found = tuple(d for d in limited if d not in self._limited)
@@ -421,13 +402,6 @@ class LimitLease:
             begin, step = now + grant.slots_in, 1.0 / grant.spaced
             self._slots.append(_Slots(begin, grant.slots, begin + (grant.slots + 1.0) * step + _LATE))
 
-    @property
-    def opened(self) -> float:
-        """Calls in flight at first contact, as far as processes know: infinity where a limit is known."""
-        if self.grant is None:
-            return 0.0
-        return math.inf if self._limited or self._spaced else self.grant.opened
-
     def cooldown(self, now: float, own: float) -> float | None:
         """Return until when the others' cooldown lasts, where it is longer than this process's ``own``."""
         until = now + (self.grant.cool if self.grant is not None else 0.0)
@@ -437,9 +411,9 @@ class LimitLease:
         return until
 
     @property
-    def found(self) -> bool:
-        """Whether the rate of spaced calls is about the limit, and not searched any more."""
-        return self.grant is not None and self.grant.found == 1
+    def probes(self) -> bool:
+        """Whether it is this process's turn to try a higher rate."""
+        return self.grant is None or self.members == 1 or self.grant.probes == 1
 
     def spacing(self, own: float) -> float | None:
         """Return the rate to space calls at instead of this process's ``own``; 0 for not at all.

@@ -77,17 +77,16 @@ class Findings:
         cooled: seconds of a cooldown that began; 0 for none.
         spaced: calls a second to which calls are spaced; 0 for not at all, -1 for no longer.
         lowered: 1 where that rate was proven or lowered, else 0.
-        found: 1 where that rate is about the limit, 0 while it is searched.
         outage: 1 where its breaker opened, -1 where it closed, else 0.
-        opened: calls in flight to which it opened without a refusal, while no limit was known; else 0.
+        accepted, refused: calls that were answered, and refused, since its start.
     """
 
     cooled: float = 0.0
     spaced: float = 0.0
     lowered: int = 0
-    found: int = 0
     outage: int = 0
-    opened: float = 0.0
+    accepted: float = 0.0
+    refused: float = 0.0
 
 
 @frozen
@@ -120,7 +119,6 @@ class LeaseAsk:
         wanted: what it wants, that included; all 0 for nothing.
         slots: calls at the spaced rate that are wanted, where calls are spaced; 0 for none.
         urgent: 1 where that call is urgent, else 0.
-        accepted: calls that were answered since its start.
         totals: of a budget.
         leaving: 1 for the last exchange of a process, else 0.
     """
@@ -136,7 +134,6 @@ class LeaseAsk:
     wanted: list[float] = field(factory=nothing)
     slots: float = 0.0
     urgent: int = 0
-    accepted: float = 0.0
     findings: Findings = field(factory=Findings)
     totals: Totals = field(factory=Totals)
     leaving: int = 0
@@ -159,10 +156,9 @@ class LeaseGrant:
         then: what was ever granted, less what all hold now. What all use from now on is at most what was ever
             granted at a later time, less this.
         spaced: calls a second to which all calls are spaced; 0 for not at all.
-        found: 1 where that rate is about the limit, 0 while it is searched.
-        accepted: calls that the other processes had answered since their starts.
+        probes: 1 where it is this process's turn to try a higher rate.
+        accepted, refused: calls that the other processes had answered, and refused, since their starts.
         outage: 1 while a process found the provider down, else 0.
-        opened: calls in flight to which processes opened without a refusal; 0 where none is known.
     """
 
     members: int
@@ -177,7 +173,7 @@ class LeaseGrant:
     left: list[float]
     then: list[float]
     spaced: float
-    found: int
+    probes: int
     accepted: float
+    refused: float
     outage: int
-    opened: float

@@ -52,6 +52,9 @@ five."""
 SLOTS_AHEAD = 1.0
 """Seconds ahead of which no slot is leased."""
 
+TURN = 5.0
+"""Seconds without a call after which another process tries a higher rate."""
+
 _SLACK, _MONEY_SLACK = 1e-3, 1e-10
 """Units that may be lacking of a rate, and USD of a budget: rounding must not refuse a process at the very
 time it was given."""
@@ -69,6 +72,7 @@ class Member:
     urgent: int
     since: float
     accepted: float
+    refused: float
 
 
 @define
@@ -94,6 +98,7 @@ class SharedRecord:
         granted: what was ever leased, what came back included.
         generation: grows with each cooldown, proof of a limit and outage, so that many reports of one event
             count once.
+        prober: the process that tries a higher rate, and ``turn_until``, when another one may.
         accounts: of a budget, by client. They outlive the members: what a dead one held stays taken, and one
             that was silent for long may still give back.
     """
@@ -108,10 +113,10 @@ class SharedRecord:
     granted: list[float] = field(factory=nothing)
     cool_until: float = 0.0
     spaced: float = 0.0
-    found: int = 0
+    prober: str = ""
+    turn_until: float = 0.0
     next_slot: float = 0.0
     outage: int = 0
-    opened: float = 0.0
     members: dict[str, Member] = field(factory=dict)
     accounts: dict[str, Account] = field(factory=dict)
 
@@ -126,9 +131,9 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
     The steps, in order:
 
     1. Time goes on, never back; where the clock was set back, all times are. Processes that are gone are
-       forgotten; what they held comes back. An outage is forgotten with the last of them: nobody could tell
-       its end, and those that come later would make no call to find out. While there was no exchange, the
-       back end was unavailable, and processes may have used what came in by their safe shares.
+       forgotten; what they held comes back. With the last of them an outage is forgotten and the rate that
+       was found: nobody could tell their end, and those that come later find out. While there was no
+       exchange, the back end was unavailable, and processes may have used what came in by their safe shares.
     2. Limits: the tightest that a living process knows, or what the provider named before; they refill.
     3. What the process gives back is added; of a budget also what it was granted by an answer that it never
        got. What the provider said is left bounds what is, next to what the others hold.
@@ -162,7 +167,7 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
             given = _given_back(ask, d, account, forgotten=mine is None)
             _correct(record, ask, d, record.levels[d] + given)
     _note_events(record, ask, now)
-    record.opened = max(record.opened, ask.findings.opened)
+    _note_turn(record, ask, now)
     if ask.leaving:
         _note_account(record, ask, now, 0.0)
         return _grant(record, now, 1 + len(record.members), nothing())
@@ -178,7 +183,8 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
         least=ask.least if wait > 0.0 else nothing(),
         urgent=ask.urgent,
         since=since if wait > 0.0 else 0.0,
-        accepted=ask.accepted,
+        accepted=ask.findings.accepted,
+        refused=ask.findings.refused,
     )
     _note_account(record, ask, now, granted[0])
     return _grant(record, now, len(record.members), granted, slots, slots_in, wait, without=ask.member)
@@ -188,6 +194,7 @@ def _set_back(record: SharedRecord, seconds: float) -> None:
     record.at -= seconds
     record.cool_until -= seconds
     record.next_slot -= seconds
+    record.turn_until -= seconds
     for member in record.members.values():
         member.seen -= seconds
         member.since = member.since - seconds if member.since > 0.0 else 0.0
@@ -210,7 +217,7 @@ def _forget_gone(record: SharedRecord, ask: LeaseAsk, now: float, *, known: bool
         if now - account.seen > (REMEMBERED if account.held > 0.0 else SETTLED):
             del record.accounts[name]
     if not known and not record.members:
-        record.outage = 0
+        record.outage, record.spaced = 0, 0.0
     return back
 
 
@@ -295,7 +302,7 @@ def _note_events(record: SharedRecord, ask: LeaseAsk, now: float) -> None:
     told = ask.findings
     if ask.generation != record.generation:
         if told.lowered == 1 and (record.spaced == 0.0 or told.spaced < MEASURED * record.spaced):
-            record.spaced, record.found, record.opened = told.spaced, told.found, 0.0
+            record.spaced = told.spaced
             record.generation += 1
         return
     outage = record.outage if told.outage == 0 else max(told.outage, 0)
@@ -303,13 +310,20 @@ def _note_events(record: SharedRecord, ask: LeaseAsk, now: float) -> None:
     if told.cooled > 0.0:
         record.cool_until = max(record.cool_until, now + told.cooled)
     if told.lowered == 1:
-        record.spaced, record.found, record.opened = told.spaced, told.found, 0.0
+        record.spaced = told.spaced
     elif told.spaced < 0.0:
         record.spaced = 0.0
     elif told.spaced > record.spaced > 0.0:
-        record.spaced, record.found = told.spaced, told.found
+        record.spaced = told.spaced
     record.outage = outage
     record.generation += news
+
+
+def _note_turn(record: SharedRecord, ask: LeaseAsk, now: float) -> None:
+    """One process at a time tries a higher rate, for as long as it sends."""
+    sends = ask.slots > 0.0 and not ask.leaving
+    if sends and (record.prober == ask.member or now >= record.turn_until):
+        record.prober, record.turn_until = ask.member, now + TURN
 
 
 def _lease(
@@ -397,8 +411,8 @@ def _grant(
             for d, granted in enumerate(record.granted)
         ],
         spaced=record.spaced,
-        found=record.found,
+        probes=int(record.prober == without != ""),
         accepted=sum(m.accepted for name, m in record.members.items() if name != without),
+        refused=sum(m.refused for name, m in record.members.items() if name != without),
         outage=record.outage,
-        opened=record.opened,
     )

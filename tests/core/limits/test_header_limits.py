@@ -39,14 +39,6 @@ def test_answers_count_for_a_minute_second_by_second(times: tuple[float, ...], l
     assert accepted(*times).accepted_lately == lately
 
 
-@pytest.mark.parametrize(
-    ("moment", "known"),
-    [(0.0, (0.0, 4)), (0.5, (1.0, 2)), (1.0, (1.0, 2)), (2.0, (2.5, 0)), (2.6, (math.inf, 0))],
-)
-def test_what_was_answered_since_is_known_from_a_second_on(moment: float, known: tuple[float, int]) -> None:
-    assert accepted(0.0, 0.5, 1.0, 1.5, 2.5).accepted_since(moment) == known
-
-
 def test_a_limit_in_doubt_is_passed_by_one_call_then_two_then_four() -> None:
     check, now, rounds = EnforcementCheck(10.0), 9.0, []
     for _ in range(3):

@@ -152,7 +152,6 @@ def quota(
         one.configure(rng.choice((None, 60, 600)), rng.choice((None, 6000, 100_000)), now)
     if rng.random() < 0.3:
         one.approach()
-        one.lack(rng.choice((3, 30)), 8)
     level = 10.0
     for step in range(500):
         passed = moment(rng.expovariate(calls_a_second) * (100.0 if rng.random() < 0.01 else 1.0))
@@ -183,7 +182,6 @@ def quota(
                 in_flight=one.in_flight,
                 spaced=one.spaced_rate,
                 limits=one.reported_limits,
-                opening=one.is_opening,
             )
         if rng.random() < 0.005:
             one.configure(rng.choice((None, 60, 600)), None, now)

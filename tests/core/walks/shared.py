@@ -64,8 +64,9 @@ def drawn(rng: random.Random, generations: list[int], kind: QuotaKind, number: i
         wanted=[cost * rng.choice([1, 3, 20]) for cost in costs] if rng.random() < 0.9 else [0.0] * 4,
         slots=rng.choice([0.0, 1.0, 12.0]),
         urgent=int(rng.random() < 0.2),
-        accepted=rng.uniform(0, 20),
         findings=Findings(
+            accepted=rng.uniform(0, 20),
+            refused=rng.uniform(0, 5),
             cooled=rng.choice([0.0, 0.0, 0.0, rng.uniform(0, 3)]),
             spaced=rng.choice([0.0, 0.0, -1.0, rng.uniform(0.5, 20)]),
             lowered=int(rng.random() < 0.1),
@@ -76,7 +77,6 @@ def drawn(rng: random.Random, generations: list[int], kind: QuotaKind, number: i
     )
     return evolve(
         ask,
-        findings=evolve(ask.findings, opened=rng.choice([0.0, 4.0, 17.0]), found=rng.choice((0, 1))),
         limits=MemberLimits(
             caps=caps,
             rates=[cap / 60.0 for cap in caps],
@@ -103,8 +103,9 @@ def _whole(rng: random.Random, generation: int, number: int) -> LeaseAsk:
         wanted=[wants, 0.0, 0.0, 0.0],
         slots=rng.choice((0.0, 0.0, 1.0, 4.0)),
         urgent=int(rng.random() < 0.3),
-        accepted=rng.choice((0.0, 2.0)),
         findings=Findings(
+            accepted=rng.choice((0.0, 2.0)),
+            refused=rng.choice((0.0, 1.0)),
             cooled=rng.choice((0.0,) * 9 + (0.5,)),
             spaced=rng.choice((0.0, 0.0, 0.0, -1.0, 4.0, 8.0)),
             lowered=int(rng.random() < 0.1),
@@ -158,7 +159,6 @@ def _facts(
         accepted=accepted,
         cool_until=cooled,
         spaced=rng.choice((0.0, 0.0, 2.0, 8.0)) if spaced else 0.0,
-        found=rng.random() < 0.5,
     )
 
 
@@ -203,7 +203,7 @@ def leases(rng: random.Random, record: Record) -> None:
             limited=one.is_limited,
             holds=one.holds,
             members=one.members,
-            others=one.others_rate(now - 2.0),
+            others=one.others,
             due=one.due(now) - now,
         )
         if one.due(now) > now and rng.random() < 0.9:
@@ -240,7 +240,6 @@ def together(rng: random.Random, record: Record, moment: Moments = any_moment) -
         one.configure(rng.choice((None, None, 600)), rng.choice((None, 100_000)), now)
         if first:
             one.approach()
-            one.lack(rng.choice((3, 30)), 8)
     for _ in range(500):
         passed = moment(rng.expovariate(calls_a_second) * (100.0 if rng.random() < 0.01 else 1.0))
         now, level = now + passed, min(10.0, level + passed * rate)
@@ -256,7 +255,6 @@ def together(rng: random.Random, record: Record, moment: Moments = any_moment) -
             "look",
             wait=at - now,
             in_flight=one.in_flight,
-            opening=one.is_opening,
             spaced=one.spaced_rate,
             limits=one.reported_limits,
         )

@@ -1,0 +1,549 @@
+"""The limit that nobody told: a rate and a number of calls in flight, estimated from which calls are refused.
+
+It is congestion control, with refusals in place of lost packets:
+
+* **slow start** (RFC 6928): at first contact a few calls go, and twice as many with each round of answers;
+* **a rate**, as BBR paces at the delivery rate: calls cruise at what was measured, then probe for more,
+  faster with each step that passes. As in its long-term sampling, which is made for policers, the rate is
+  what was admitted between two moments at which the limit was met: a bucket was empty at both, so that is its
+  refill;
+* **a number of calls in flight**, as AIMD adjusts it: one call more is tried now and then, and refusals lower
+  it below the number at which calls were refused.
+
+Single refusals change nothing, as shared services refuse at random: several in a row prove a limit, or a
+share of all calls. Beyond a cap on calls in flight one more is refused however long one waits, and below it
+none is. So a cap is supposed first, and refusals below it show that the limit is a rate. Processes that share
+a limit follow the lowest rate that one of them measured, and one at a time probes for all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from enum import Enum
+
+from attrs import define
+
+from smartbatch.core.limits.bucket import Bucket, spaced_capacity
+from smartbatch.core.limits.header_limits import Reservation
+
+FIRST_CALLS = 10
+"""Calls in flight at first contact: TCP's initial window (RFC 6928)."""
+
+_FIRST_CALLS_TOLD, _FIRST_CALLS_AGAIN = 4, 2
+"""The same where a limit was told, of which only the burst is in doubt; and after a pause before which no
+call was admitted."""
+
+_DOUBLES_IN_S, _DOUBLES_SLOWLY_IN_S = 0.05, 1.0
+"""Seconds in which they double where no answer comes; the latter where a limit was told, and after a refusal.
+Answers take many times as long, and half a round trip is all that first contact may cost."""
+
+_WIDE = 4096.0
+"""A window this wide limits nobody (workers are at most 1,024) and is dropped."""
+
+_ROW, _SHARE, _RECENT = 4, 0.25, 32
+"""Refusals prove a limit: of four calls in a row, or of a quarter of the last 32 calls. Where 4 % are refused
+at random, four in a row occur once in 400,000 calls, and eight of 32 never."""
+
+_GAP_S, _LONGEST_GAP_S = 1.0, 16.0
+"""Seconds until a call more than the cap is tried; doubled by each that is refused."""
+
+_PASSES_IN = 4.0
+"""A call that is not refused within so many times what a refusal took is admitted: answers take minutes."""
+
+_NO_CAP_S = 60.0
+"""Seconds for which no cap is supposed again where there was none."""
+
+SPACED_SHARE = 0.988
+"""Share of a known rate at which calls are spaced: leaves 1.2 ms in 100 for arrivals out of step."""
+
+_PEACE_S = 600.0
+"""Seconds of calls at the known rate without a refusal after which bursts are tried again."""
+
+_CRUISE_S, _CRUISE_CALLS = 3.5, 35.0
+"""A cruise lasts so many seconds, and so many calls: a probe ends with a refusal, and 2 % may be refused. A
+limit that rises is met within ten seconds."""
+
+_CRUISE_GAIN = 0.985
+"""Share of the measured rate at which calls cruise: a measurement that is 1 % too high is harmless."""
+
+_PROBE_GAINS, _SEARCH_GAIN = (1.1, 1.05), 1.5
+"""The first step of a probe, in times of the measured rate, in turn: BBR's 1.25 costs more refusals than 2 %.
+The rate of the first contact may be far too low, or a burst's, and is searched from faster."""
+
+_STEP_CALLS, _SHORTEST_STEP_S, _LONGEST_STEP_S = 2.0, 1.0, 3.0
+"""A step of a probe passes when two calls beyond the measured rate were admitted. It lasts a second at least:
+a limit that is counted each second shows within one. What is above the measured rate doubles with each step.
+"""
+
+_FEW_CALLS, _ENOUGH_CALLS = 3, 16
+"""Fewer admitted calls measure nothing but that the rate is too high; and no share of random refusals."""
+
+_HEARD_IN_S = 0.5
+"""Seconds until a process has heard of what others had refused before."""
+
+_NOISE_WEIGHT, _MOST_NOISE = 0.3, 0.06
+"""The weight of the last cruise in the share that is refused at random, and the most that counts as such."""
+
+_NOISE_TIMES, _NOISE_CALLS, _SPARED = 2.0, 40.0, 2
+"""The limit is met when more are refused than twice that share of the calls, and of 40 more; while cruising,
+when two more than that are."""
+
+_SLOWEST, _UNLIMITED = 0.5, 2000.0
+"""Calls a second: the lowest rate, and one that nobody exceeds."""
+
+
+class Evidence(Enum):
+    """What a refusal says."""
+
+    ALONE = "alone"  # nothing: it may be a random one
+    KNOWN = "known"  # the estimates explain it, or follow it
+    PROOF = "proof"  # there is a limit below what was sent: all calls pause
+
+
+@define
+class _Delivery:
+    """What was admitted since a moment at which the limit was met."""
+
+    since: float  # when the call was sent with which it was met
+    order: int  # of the last call that was sent until then
+    refused: int = 0  # of the calls after that one
+
+    def admitted(self, call: Reservation) -> int:
+        """Return how many calls were admitted until ``call``, which was refused or is not sent yet."""
+        return call.order - self.order - max(1, self.refused)
+
+    def rate(self, call: Reservation) -> float:
+        """Return the calls a second that were admitted until ``call``."""
+        return self.admitted(call) / max(call.started - self.since, 1e-3)
+
+
+@define(eq=False)
+class _CallsInFlight:
+    """The most calls in flight: unlimited, opening from few calls, or a cap that one call at a time exceeds.
+
+    Attributes:
+        most: infinity while unlimited.
+        is_opening: whether it doubles with each round of answers.
+        cap: that was supposed; 0 for none.
+        is_checked: whether a call was admitted since.
+    """
+
+    most: float = math.inf
+    is_opening: bool = False
+    cap: int = 0
+    is_checked: bool = False
+    _first: float = 0.0  # calls in flight at first, while opening
+    _began: float = math.inf
+    _doubles_in: float = 0.0
+    _extra: Reservation | None = None  # the call beyond the cap
+    _extra_at: float = math.inf  # when the next one may go
+    _passes_in: float = 0.0
+    _gap: float = _GAP_S
+    _step: int = 1
+
+    def unlimit(self) -> None:
+        self.most, self.is_opening, self.cap, self._extra = math.inf, False, 0, None
+
+    def open_from(self, calls: float, began: float, doubles_in: float) -> None:
+        """Let so many calls go first; ``began`` is infinity where that is when the first one goes."""
+        self.unlimit()
+        self.most = self._first = max(1.0, calls)
+        self.is_opening, self._began, self._doubles_in = True, began, doubles_in
+
+    def suppose(self, cap: int, now: float, refused_in: float) -> None:
+        """Suppose a cap; a call is refused within so many seconds."""
+        self.unlimit()
+        self.most, self.cap, self.is_checked = float(cap), cap, False
+        self._gap, self._step, self._extra_at = _GAP_S, 1, now + _GAP_S
+        self._passes_in = max(_PASSES_IN * refused_in, _DOUBLES_IN_S)
+
+    def look(self, now: float, in_flight: int) -> float:
+        """Return when one call more may go; infinity for not until one ends."""
+        if self._extra is not None and now >= self._extra.started + self._passes_in:
+            self._widen(now)
+        if in_flight < self.most:
+            return now
+        if self.is_opening:
+            doublings = math.log2((in_flight + 1) / self._first)
+            return max(now, min(self._began, now) + self._doubles_in * doublings)
+        if self._extra is not None:
+            return self._extra.started + self._passes_in
+        return max(now, self._extra_at)
+
+    def take(self, call: Reservation, now: float) -> None:
+        if self.is_opening:
+            self._began = min(self._began, now)
+            self.most = max(self.most, float(call.held[0]))
+        elif call.held[0] > self.most:
+            self._extra = call
+
+    def accepted(self, call: Reservation, now: float) -> None:
+        if call is self._extra:
+            self._widen(now)
+        elif self.is_opening:
+            self.most += 1.0
+            if self.most > _WIDE:
+                self.unlimit()
+
+    def ended(self, call: Reservation) -> None:
+        """The call says nothing about limits."""
+        if call is self._extra:
+            self._extra = None
+
+    def is_beyond(self, call: Reservation, now: float) -> bool:
+        """Return whether the refused call was the one beyond the cap: it holds; the next one goes later."""
+        if call is not self._extra:
+            return False
+        self._extra, self._extra_at, self._step = None, now + self._gap, 1
+        self._gap = min(2.0 * self._gap, _LONGEST_GAP_S)
+        return True
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether calls beyond the cap were admitted twice: there is no such cap."""
+        return 0 < self.cap < self.most - 1.0
+
+    def _widen(self, now: float) -> None:
+        """A call beyond the cap was admitted: the cap grows, the faster the more often."""
+        self._extra, self._gap, self._extra_at = None, _GAP_S, now + _GAP_S
+        self.most += self._step
+        self._step *= 2
+        if self.most > _WIDE:
+            self.unlimit()
+
+
+class _PacedCalls:
+    """Calls at a measured rate: cycles of a cruise just below it, and of a probe until the limit is met.
+
+    Args:
+        rate: calls a second, as measured.
+        delivery: since the limit was met last.
+        ceiling: calls a second that are not exceeded.
+        search: whether to probe at once.
+
+    Attributes:
+        bucket: spaces the calls.
+        noise: share of calls that is refused at random.
+    """
+
+    def __init__(
+        self, rate: float, delivery: _Delivery, now: float, *, ceiling: float = math.inf, search: bool = False
+    ) -> None:
+        self.bucket = Bucket(1.0, 1.0, now, level=0.0)
+        self.noise = 0.0
+        self._ceiling = ceiling
+        self._probe_from: float = math.inf  # the order of the first call of the probe
+        self._probes, self._members = True, 1  # whether this one of so many processes probes
+        self._cycles = 0
+        self.begin_cycle(rate, delivery, now)
+        if search:
+            self._cruise = 0.0
+
+    def begin_cycle(self, rate: float, delivery: _Delivery, now: float) -> None:
+        self.rate, self.delivery = min(max(rate, _SLOWEST), self._ceiling), delivery
+        self._cycles += 1
+        self._cruise = max(_CRUISE_S, _CRUISE_CALLS / self.rate)
+        self.heard_at = now + _HEARD_IN_S
+        self._clock, self._clock_at = 0.0, now  # seconds of use: idle time proves nothing
+        self._probe_from = math.inf
+        self._gain, self._passed = 1.0, 0.0
+        self._send_at(_CRUISE_GAIN * self.rate if self.rate < self._ceiling else self.rate, now)
+        self.bucket.level = min(self.bucket.level, 0.0)
+
+    def _send_at(self, rate: float, now: float) -> None:
+        rate = min(rate, self._ceiling)
+        self.bucket.reshape(now, spaced_capacity(rate), rate)
+
+    def take(self, call: Reservation, now: float, ceiling: float) -> bool:
+        """Count a call, and go on with the cycle; return False once the rate limits nobody any more."""
+        self._clock += min(max(0.0, now - self._clock_at), 2.0 * self._members / self.bucket.rate)
+        self._clock_at, self._ceiling = max(now, self._clock_at), ceiling
+        if self.bucket.rate >= ceiling:
+            self.rate = min(self.rate, ceiling)
+            self._send_at(ceiling, now)
+            goes_on = now - self.delivery.since < _PEACE_S
+        else:
+            if self._probes and self._clock >= self._cruise:
+                self._probe(call)
+                self._send_at(self.rate * self._gain, now)
+            goes_on = self.bucket.rate < _UNLIMITED
+        self.bucket.take(now, 1.0)
+        return goes_on
+
+    def _probe(self, call: Reservation) -> None:
+        """Begin a probe, or its next step once this one passed or lasted too long."""
+        surplus = call.order - self.delivery.order - self.delivery.refused - self.rate * self._clock
+        if self._probe_from == math.inf:
+            self._probe_from, self._cruise_refused = call.order, self.delivery.refused
+            self._gain = _PROBE_GAINS[self._cycles % len(_PROBE_GAINS)] if self._cruise else _SEARCH_GAIN
+            self._step_at, self._step_surplus = self._clock, 0.0
+            return
+        passes = surplus >= self._step_surplus + _STEP_CALLS
+        if self._clock < self._step_at + (_SHORTEST_STEP_S if passes else _LONGEST_STEP_S):
+            return
+        if passes:
+            self._passed = self.rate * self._gain
+        self._gain = 1.0 + 2.0 * (self._gain - 1.0)
+        self._step_at, self._step_surplus = self._clock, surplus
+
+    def is_met(self, call: Reservation) -> bool:
+        """Return whether the limit is met, as ``call`` was refused: more were than at random."""
+        if not self._probes:
+            return False
+        refused, first = self.delivery.refused - _SPARED, float(self.delivery.order)
+        if self._is_probed(call) and self._cruise:
+            refused, first = self.delivery.refused - self._cruise_refused, self._probe_from
+        return refused > _NOISE_TIMES * self.noise * (call.order - first + _NOISE_CALLS)
+
+    def meet(self, call: Reservation, sent: int, now: float) -> None:
+        """The limit was met with ``call``: measure it, and begin the next cycle ``now``.
+
+        The rate is what was admitted in the cycle. It is not below the rate of before if calls cruised at it,
+        nor below the last step of the probe that passed: where what is not used is lost, less was admitted.
+        """
+        rate = self.delivery.rate(call) / (1.0 - self.noise)
+        if self.delivery.admitted(call) < _FEW_CALLS:
+            rate = max(rate, self.rate / 2.0)
+        if self._is_probed(call):
+            calls = self._probe_from - self.delivery.order
+            usual = self._cruise_refused <= _NOISE_TIMES * self.noise * calls
+            rate = max(rate, self._passed, self.rate if usual and self._cruise else 0.0)
+            if calls >= _ENOUGH_CALLS:
+                share = min(self._cruise_refused / calls, _MOST_NOISE)
+                self.noise += _NOISE_WEIGHT * (share - self.noise)
+        sending = self.bucket.rate
+        self.begin_cycle(rate, _Delivery(call.started, sent), now)
+        # what a limit that is counted each second let through too early is missing at the end of the second
+        self.bucket.level = -max(0.0, self.rate * (1.0 - self.rate / sending))
+
+    def _is_probed(self, call: Reservation) -> bool:
+        return self._probe_from <= call.order
+
+    def follow(self, rate: float, sent: int, now: float) -> None:
+        """Another process found or tries a rate. Where it is higher, what was admitted still counts."""
+        if rate < self.rate:
+            self.begin_cycle(rate, _Delivery(now, sent), now)
+        self.rate = rate
+        self._send_at(rate, now)
+
+    def share(self, calls: int, now: float, *, members: int, probes: bool) -> None:
+        """So many processes share the rate, and the others sent so many calls; this one may probe."""
+        self._members = members
+        self._probe_from -= calls
+        if probes and not self._probes:
+            self.begin_cycle(self.rate, self.delivery, now)
+        self._probes = probes
+
+
+class AdaptiveLimit:
+    """A rate and a number of calls in flight. It holds nothing back at first, but where it begins slowly."""
+
+    def __init__(self) -> None:
+        self._in_flight = _CallsInFlight()
+        self._paced: _PacedCalls | None = None
+        self._delivery: _Delivery | None = None  # while no rate is known
+        self._refusals: deque[Reservation] = deque(maxlen=_RECENT)
+        self._sent = 0
+        self._members = 1  # processes that share the limit
+        self._last: Reservation | None = None
+        self._changed = 0  # the last call sent before an estimate changed, by its order
+        self._no_cap_until = -math.inf  # when a cap may be supposed again
+
+    def begin(self, *, told: bool) -> None:
+        """Begin slowly, at first contact with a limit that is unknown or was ``told``."""
+        if told:
+            self._in_flight.open_from(_FIRST_CALLS_TOLD, math.inf, _DOUBLES_SLOWLY_IN_S)
+        else:
+            self._in_flight.open_from(FIRST_CALLS, math.inf, _DOUBLES_IN_S)
+
+    def open(self) -> None:
+        """Do not begin slowly any more: something better is known."""
+        self._in_flight.unlimit()
+
+    @property
+    def is_opening(self) -> bool:
+        return self._in_flight.is_opening
+
+    @property
+    def rate(self) -> float:
+        """Calls a second as measured; 0 while none is known."""
+        return 0.0 if self._paced is None else self._paced.rate
+
+    @property
+    def sending_rate(self) -> float:
+        """Calls a second at which calls are spaced now, cruising or probing; 0 while no rate is known."""
+        return 0.0 if self._paced is None else self._paced.bucket.rate
+
+    def look(self, now: float, in_flight: int) -> float:
+        """Return the earliest time a call may go; infinity for not until one ends."""
+        at = now if in_flight < self._in_flight.most == math.inf else self._in_flight.look(now, in_flight)
+        if self._paced is not None:
+            at = max(at, self._paced.bucket.look(now, 1.0))
+        return at
+
+    def take(self, call: Reservation, now: float, ceiling: float) -> None:
+        """Count a call that goes. A rate is not above the ``ceiling``."""
+        self._sent, self._last = call.order, call
+        self._in_flight.take(call, now)
+        if self._paced is not None:
+            if not self._paced.take(call, now, ceiling):
+                self._forget_rate()
+                if ceiling < math.inf:
+                    self.begin(told=True)
+        elif self._delivery is None:
+            self._delivery = _Delivery(now, call.order - 1)
+
+    def accepted(self, call: Reservation, now: float) -> None:
+        self._in_flight.accepted(call, now)
+        self._in_flight.is_checked |= call.order > self._changed
+        if self._in_flight.is_exceeded:
+            self._no_cap_until = now + _NO_CAP_S
+
+    def ended(self, call: Reservation) -> None:
+        """The call says nothing about limits."""
+        self._in_flight.ended(call)
+
+    def dropped(self, call: Reservation, now: float) -> None:
+        """The call was never sent."""
+        self._in_flight.ended(call)
+        if self._paced is not None:
+            self._paced.bucket.settle(now, 1.0)
+
+    def refused(self, call: Reservation, now: float) -> Evidence:
+        """A call was refused, and no known limit explains it. The cases, in order:
+
+        1. It was sent before an estimate changed last: the same event.
+        2. It was one more than the cap, which holds.
+        3. It is the second one below a cap of which no call has shown that it holds: there is none.
+        4. Refusals prove a limit: a cap, where there may be one. Otherwise :meth:`pause` measures a rate.
+        5. Calls are paced, and the limit is met: it is measured.
+        6. It may be a random one. Slow start goes on from where it was, more slowly.
+        """
+        if call.order <= self._changed:
+            return Evidence.KNOWN
+        if self._in_flight.is_beyond(call, now):
+            return Evidence.KNOWN
+        self._refusals.append(call)
+        delivery = self._delivery if self._paced is None else self._paced.delivery
+        if delivery is not None:
+            delivery.refused += 1
+        if self._in_flight.cap and not self._in_flight.is_checked and len(self._refusals) > 1:
+            self._no_cap_until = now + _NO_CAP_S
+            return Evidence.PROOF
+        if self._is_proof(call):
+            return Evidence.KNOWN if self._suppose_cap(call, now) else Evidence.PROOF
+        if self._paced is not None and self._paced.is_met(call):
+            self._paced.meet(call, self._sent, now)
+            self._changed = self._sent
+            return Evidence.KNOWN
+        if self._in_flight.is_opening:
+            self._in_flight.open_from(call.held[0] - 1.0, now, _DOUBLES_SLOWLY_IN_S)
+        return Evidence.ALONE
+
+    def _since(self, call: Reservation) -> int:
+        """Return the order of the last call that counts no more: those in flight with ``call`` do, and 32."""
+        return min(call.order - call.held[0], self._sent - _RECENT)
+
+    def _recent(self, call: Reservation) -> list[Reservation]:
+        """Return the refused ones of the last calls."""
+        return [refused for refused in self._refusals if refused.order > self._since(call)]
+
+    def _is_proof(self, call: Reservation) -> bool:
+        orders = {refused.order for refused in self._recent(call)}
+        if len(orders) >= _SHARE * (self._sent - self._since(call)):
+            return True
+        first = last = call.order
+        while first - 1 in orders:
+            first -= 1
+        while last + 1 in orders:
+            last += 1
+        return last - first + 1 >= _ROW
+
+    def _suppose_cap(self, call: Reservation, now: float) -> bool:
+        """Suppose a cap below the calls in flight that were refused; False where that cannot be one."""
+        cap = min(refused.held[0] for refused in self._recent(call)) - 1
+        if cap < 2 or self._paced is not None or now < self._no_cap_until:
+            return False
+        self._in_flight.suppose(cap, now, now - call.started)
+        self._change()
+        return True
+
+    def pause(self, call: Reservation, until: float, ceiling: float) -> None:
+        """All calls pause ``until`` then, as the refusal of ``call`` proved a limit: space them.
+
+        1. A rate was measured before: measure it anew.
+        2. A rate is known: at that rate.
+        3. Calls were admitted at first contact: at their rate, the pause included, as a burst may be in it;
+           other processes have not told theirs yet.
+        4. None was: calls begin slowly after the pause.
+        """
+        self._in_flight.unlimit()
+        proof = self._recent(call) or [call]
+        delivery, first = self._delivery or _Delivery(call.started, self._sent), proof[0]
+        admitted = first.order - 1 - delivery.order - (delivery.refused - len(proof))
+        met = _Delivery(first.started, self._sent)
+        if self._paced is not None:
+            self._paced.meet(call, self._sent, until)
+        elif ceiling < math.inf:
+            self._paced = _PacedCalls(ceiling, met, until, ceiling=ceiling)
+        elif admitted > 0:
+            rate = self._members * admitted / (until - delivery.since)
+            self._paced = _PacedCalls(rate, met, until, search=True)
+        else:
+            self._in_flight.open_from(_FIRST_CALLS_AGAIN, until, _DOUBLES_SLOWLY_IN_S)
+        self._delivery = None
+        self._change()
+
+    def space_at(self, rate: float, now: float) -> None:
+        """Bursts are not honoured: space the calls at a known rate."""
+        self._in_flight.unlimit()
+        self._paced = _PacedCalls(rate, _Delivery(now, self._sent), now, ceiling=rate)
+        self._delivery = None
+        self._change()
+
+    def owe(self, calls: float) -> None:
+        """Let the next call wait for so many."""
+        assert self._paced is not None
+        self._paced.bucket.level -= calls
+
+    def follow(self, rate: float, now: float) -> None:
+        """Follow the rate that another process found; 0 for none."""
+        if not rate:
+            self._forget_rate()
+            return
+        self._in_flight.unlimit()
+        if self._paced is None:
+            delivery, self._delivery = self._delivery or _Delivery(now, self._sent), None
+            self._paced = _PacedCalls(rate, delivery, now)
+        self._paced.follow(rate, self._sent, now)
+        self._change()
+
+    def share(self, accepted: float, refused: float, now: float, *, members: int, probes: bool) -> None:
+        """So many processes share the limit, and this one ``probes`` for all.
+
+        Args:
+            accepted, refused: calls that the others had answered, and refused, since the last exchange.
+        """
+        self._members = members
+        if members > 1 and self._in_flight.is_opening and not self._sent:
+            self._in_flight.open_from(FIRST_CALLS // members, math.inf, _DOUBLES_IN_S)
+        if self._paced is None:
+            return
+        if now < self._paced.heard_at:
+            refused = 0.0  # of calls that were sent before
+        delivery = self._paced.delivery
+        delivery.order -= int(accepted + refused)
+        delivery.refused += int(refused)
+        self._paced.share(int(accepted + refused), now, members=members, probes=probes)
+        if refused and self._last is not None and self._paced.is_met(self._last):
+            self._paced.meet(self._last, self._sent, now)
+            self._change()
+
+    def _forget_rate(self) -> None:
+        self._paced = None
+        self._change()
+
+    def _change(self) -> None:
+        self._changed = self._sent
+        self._refusals.clear()
