@@ -152,7 +152,7 @@ def test_a_place_that_cannot_be_used_is_told_once_and_left_until_it_can(
     lost = [event for event in seen if isinstance(event, SharedLimitsLost)]
     assert [event.place for event in lost] == [str(tmp_path / "limits.db")]
     assert "cannot be used" in lost[0].reason
-    assert "1 not shared now" in client.status_summary()
+    assert "1 not shared: their store is unavailable" in client.status_summary()
     (tmp_path / "limits.db").unlink()
     clock.sleep(30.0)
     assert client.generate(map(str, range(20))).failed == 0

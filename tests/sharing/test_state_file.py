@@ -84,7 +84,7 @@ def test_where_it_cannot_be_made_nothing_is_shared_and_an_event_says_so(
     (tmp_path / "state").write_text("a file where the folder should be")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     seen: list[Event] = []
-    assert "1 not shared now" in asked(server, seen)
+    assert "1 not shared: their store is unavailable" in asked(server, seen)
     [lost] = [event for event in seen if isinstance(event, SharedLimitsLost)]
     assert lost.place.startswith(str(tmp_path / "state"))
     assert lost.processes == 0
