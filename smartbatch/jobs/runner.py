@@ -18,7 +18,7 @@ from functools import partial
 from attrs import define, evolve, field
 
 from smartbatch._clock import Monitor
-from smartbatch.core.limits.backoff import backoff
+from smartbatch.core.limits.cooldown import backoff
 from smartbatch.core.preparation.fingerprint import remember
 from smartbatch.errors import ClientClosed, RequestCancelled, StoreError
 from smartbatch.events import StoreAvailable, StoreUnavailable

@@ -17,7 +17,7 @@ from attrs import define
 
 from smartbatch._clock import Monitor
 from smartbatch.config import BatchingConfig
-from smartbatch.core.limits.backoff import backoff
+from smartbatch.core.limits.cooldown import backoff
 from smartbatch.errors import ErrorKind, JobNotFound, ProviderError, SmartbatchError, StoreError
 from smartbatch.events import ClockStepped
 from smartbatch.jobs.claim_turns import is_capped, item_limits

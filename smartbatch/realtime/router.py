@@ -13,8 +13,8 @@ from contextvars import Context, copy_context
 from attrs import define, frozen
 
 from smartbatch.core.batching.request_batch import Batch, BatchState
-from smartbatch.core.limits.backoff import Cooldown
 from smartbatch.core.limits.breaker import FOLLOWED, BreakerState, Transition
+from smartbatch.core.limits.cooldown import Cooldown
 from smartbatch.core.limits.failures import (
     caused_by_one,
     is_for_all,

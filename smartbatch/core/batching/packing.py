@@ -19,7 +19,7 @@ from typing import Any
 from attrs import define, evolve, frozen
 
 from smartbatch.core.batching.prompts_about_packs import suspicious
-from smartbatch.core.limits.backoff import RandomSource
+from smartbatch.core.limits.cooldown import RandomSource
 from smartbatch.core.preparation.json_recovery import past
 from smartbatch.core.preparation.tokens import estimate, most_tokens
 from smartbatch.types import Request, Usage, shares

@@ -14,7 +14,7 @@ from typing import Final
 
 from attrs import define, field, frozen
 
-from smartbatch.core.limits.backoff import RandomSource, jittered
+from smartbatch.core.limits.cooldown import RandomSource, jittered
 
 
 class BreakerState(enum.Enum):

@@ -21,9 +21,8 @@ from __future__ import annotations
 import math
 
 from smartbatch.core.limits.adaptive import SPACED_SHARE, AdaptiveLimit, Evidence
-from smartbatch.core.limits.backoff import Cooldown, RandomSource
-from smartbatch.core.limits.common_cooldown import CommonCooldown
 from smartbatch.core.limits.configured_limits import ConfiguredLimits
+from smartbatch.core.limits.cooldown import CommonCooldown, Cooldown, RandomSource
 from smartbatch.core.limits.header_limits import HeaderLimits, Reservation, Traffic, amounts_of, surplus_of
 from smartbatch.core.limits.lease import LimitLease, QuotaFacts
 from smartbatch.core.limits.lease_ask import NO_BOUND

@@ -12,7 +12,7 @@ from typing import Final
 
 from attrs import define, field, frozen, validators
 
-from smartbatch.core.limits.backoff import (
+from smartbatch.core.limits.cooldown import (
     RandomSource,
     after_refusals,
     exponential,
@@ -33,7 +33,7 @@ class RetryPolicy:
         multiplier: by how much each wait is longer than the one before, 1 or more.
         max_delay: longest wait in seconds.
         jitter: wait between 50 % and 100 % of the formula, so that requests which failed together do not
-            return together; see :func:`~smartbatch.core.limits.backoff.jittered`.
+            return together; see :func:`~smartbatch.core.limits.cooldown.jittered`.
         limit_retries: how often one request may be refused for the rate limit. Such refusals do not count
             against ``retries``, since the whole quota pauses; the cap ends requests that are always refused.
     """

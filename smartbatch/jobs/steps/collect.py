@@ -14,7 +14,7 @@ from pathlib import Path
 from attrs import define, evolve, field
 
 from smartbatch.core.batching.crosscheck import Crosscheck
-from smartbatch.core.limits.backoff import backoff
+from smartbatch.core.limits.cooldown import backoff
 from smartbatch.core.preparation.answer_length import SHAPES
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
 from smartbatch.events import ParameterDropped

@@ -10,7 +10,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from smartbatch._files import write_whole
-from smartbatch.core.limits.backoff import backoff
+from smartbatch.core.limits.cooldown import backoff
 from smartbatch.errors import ProviderError, SmartbatchError, StoreError
 from smartbatch.events import JobIncident, ShardChanged
 from smartbatch.jobs.payload import decode_params, decode_request, encode_error

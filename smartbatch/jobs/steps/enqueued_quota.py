@@ -19,7 +19,7 @@ import math
 
 from attrs import asdict, frozen
 
-from smartbatch.core.limits.backoff import backoff
+from smartbatch.core.limits.cooldown import backoff
 from smartbatch.core.limits.lease_ask import LeaseAsk, MemberLimits, QuotaKind, first
 from smartbatch.errors import ProviderError
 from smartbatch.jobs.records import ShardRow, ShardState

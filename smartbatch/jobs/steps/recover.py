@@ -13,7 +13,7 @@ import math
 
 from attrs import evolve
 
-from smartbatch.core.limits.backoff import backoff
+from smartbatch.core.limits.cooldown import backoff
 from smartbatch.jobs.records import JobState, ShardRow, ShardState
 from smartbatch.jobs.steps import listing
 from smartbatch.jobs.steps.collect import nonces_in

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.limits.backoff import Cooldown
 from smartbatch.core.limits.bucket import Bucket
+from smartbatch.core.limits.cooldown import Cooldown
 from smartbatch.core.limits.header_limits import Reservation
 from smartbatch.core.limits.quota import Quota
 

@@ -9,7 +9,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.limits.backoff import exponential
+from smartbatch.core.limits.cooldown import exponential
 from smartbatch.core.limits.retry import Circumstances, Retry, RetryCount, RetryPolicy, decide
 from smartbatch.errors import ErrorKind
 

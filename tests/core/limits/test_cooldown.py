@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from smartbatch.core.limits.backoff import backoff, exponential, jittered, jittered_minimum
+from smartbatch.core.limits.cooldown import backoff, exponential, jittered, jittered_minimum
 
 
 class Most:

@@ -1,10 +1,13 @@
-"""How long to wait before a retry: exponential backoff with jitter, and the random source it draws from."""
+"""How long to wait after a failure: backoff with jitter, and the cooldown of all calls after a refusal."""
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
-from attrs import frozen
+from attrs import define, field, frozen
+
+from smartbatch.core.limits.header_limits import Reservation
 
 _EXTRA_SHARE = 0.1
 _EXTRA_MOST = 1.0
@@ -97,3 +100,46 @@ def after_refusals(refusals: int, asked: float | None, rng: RandomSource) -> flo
     again = refusals > 1
     least = backoff(refusals - 1, rng, first=REFUSED, longest=REFUSED_MOST) if again else shortest(rng)
     return max(jittered_minimum(asked, rng), least)
+
+
+@define(eq=False)
+class CommonCooldown:
+    """The cooldown after refusals that prove a limit or are explained by one, common to all calls of a quota.
+
+    It says when no call may go, and which refusals belong to one event.
+
+    Attributes:
+        began: when the latest one began; a refusal of a call sent before belongs to it.
+        until: when it ends.
+        consecutive: cooldowns without a success between them.
+    """
+
+    began: float = field(default=-math.inf, init=False)
+    until: float = field(default=-math.inf, init=False)
+    consecutive: int = field(default=0, init=False)
+    _before: float = field(default=-math.inf, init=False)  # a success of a call sent since then resets it
+
+    def succeeded(self, call: Reservation) -> None:
+        if call.started >= self._before:
+            self.consecutive = 0
+
+    def refused(self, now: float, retry_after: float | None, rng: RandomSource, *, fresh: bool) -> Cooldown:
+        """Begin a cooldown if the refusal is ``fresh``, longer than the last one; else a Retry-After may
+        lengthen the one to which it belongs.
+        """
+        if fresh:
+            # Refusals arrive sooner than answers. A success among the calls sent between two cooldowns still
+            # resets the count of consecutive ones; a success of a call sent before the first does not.
+            self._before = self.began if self.consecutive else now
+            self.consecutive += 1
+            self.began = now
+            self.until = max(self.until, now + after_refusals(self.consecutive, retry_after, rng))
+        elif retry_after is not None:
+            self.until = max(self.until, now + jittered_minimum(retry_after, rng))
+        return Cooldown(max(0.0, self.until - now), self.consecutive, fresh)
+
+    def follow(self, until: float, now: float) -> None:
+        """Another process was refused: as if a call of this one had been."""
+        self._before = self.began = now
+        self.until = until
+        self.consecutive = max(self.consecutive, 1)
