@@ -66,7 +66,7 @@ def test_a_model_of_another_provider_is_refused(client: BatchingClient) -> None:
     """The error says what to do; nothing is sent."""
     for call in (client.submit, lambda prompt, **given: client.generate([prompt], **given)):
         with pytest.raises(
-            InvalidRequest, match=r"second client for it, as BatchingClient\('anthropic:"
+            InvalidRequest, match=r"second client for it, as in BatchingClient\('anthropic:"
         ) as error:
             call("Hello", model="anthropic:claude-haiku-5-5")
         assert error.value.field == "model"
