@@ -66,7 +66,7 @@ def test_a_client_takes_a_model_a_provider_or_a_function(clock: VirtualClock, cl
 
 def test_something_else_is_no_model() -> None:
     """The error says what may be given."""
-    with pytest.raises(ConfigError, match="text, a provider or a callable"):
+    with pytest.raises(ConfigError, match="a string, a provider or a callable"):
         BatchingClient(5)  # type: ignore[arg-type]
 
 

@@ -170,7 +170,7 @@ class AwaitedPlaces:
             for at in given:
                 self._given.pop(at, None)
 
-    def wait(self, timeout: float | None) -> None:
+    def wait_until_settled(self, timeout: float | None) -> None:
         """Wait up to ``timeout`` seconds until nobody waits for a result."""
         with self._monitor:
             self._monitor.wait_for(lambda: not self._awaited, timeout)

@@ -428,7 +428,7 @@ class StoredRequests:
             last = LAST_SEND if left is None else min(LAST_SEND, left + LATE_SEND)
             self._monitor.wait_for(lambda: not self._running, last)
         if wait:
-            self._places.wait(None if until is None else until - self._clock.now())
+            self._places.wait_until_settled(None if until is None else until - self._clock.now())
         self._places.release()
 
     def on_own_thread(self) -> bool:

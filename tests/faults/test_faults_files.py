@@ -168,6 +168,6 @@ def test_redirects_without_an_end_are_an_error_and_nothing_is_lost(provider: str
         w.service.meet = lambda seen: moved(302, seen.path) if seen.what == "download" else None
         job = w.process().submit_batch(texts(5))
         w.pass_time(300)
-        assert "more than 5 times" in str([shard.note for shard in job.status().shards])
+        assert "followed by more than 5 others" in str([shard.note for shard in job.status().shards])
         w.service.meet = lambda seen: None
         assert [result.text for result in w.results(job)] == w.right(texts(5))

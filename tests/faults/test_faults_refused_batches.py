@@ -35,7 +35,7 @@ def test_requests_whose_lines_are_refused_fail_and_the_others_go_again(provider:
             error = results[row].error
             assert isinstance(error, ProviderError)
             assert error.kind is ErrorKind.CLIENT_ERROR
-            assert "refused this request" in error.message
+            assert "rejected this request" in error.message
         right = w.right(prompts)
         assert [result.text for row, result in enumerate(results) if row not in failed] == [
             text for row, text in enumerate(right) if row not in failed

@@ -70,7 +70,7 @@ def test_a_model_of_another_provider_is_refused(client: BatchingClient) -> None:
         ) as error:
             call("Hello", model="anthropic:claude-haiku-5-5")
         assert error.value.field == "model"
-    with pytest.raises(InvalidRequest, match="no name of a model"):
+    with pytest.raises(InvalidRequest, match="not a model name"):
         client.submit("Hello", model="openai:")
     assert client.counts.submitted == 0
 
