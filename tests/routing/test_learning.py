@@ -53,7 +53,9 @@ def test_the_first_batch_that_ends_moves_the_forecast_and_the_threshold_at_once(
     assert client.plan(PROMPTS).route is Route.INDIVIDUAL
     client.generate(PROMPTS, strategy="batch")
     forecast, threshold = moved(events)
-    assert forecast.after == pytest.approx(BATCH_SECONDS, rel=0.1)
+    assert (
+        BATCH_SECONDS <= forecast.after < 3 * BATCH_SECONDS
+    )  # the prior still weighs as much as two batches
     assert forecast.before > 600
     assert "the latest took about" in forecast.reason
     assert threshold.before is None or threshold.before > len(PROMPTS)

@@ -27,7 +27,7 @@ from attrs import Attribute, define, field, frozen
 
 from smartbatch.core.forecast.distribution import Distribution, redistributed
 
-REMEMBERED = 200
+REMEMBERED = 100
 """Observations that are kept."""
 PRIOR_WEIGHT = 2.0
 """Observations that the prior weighs as much as."""

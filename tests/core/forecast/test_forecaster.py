@@ -151,7 +151,7 @@ class TestHowWellItHolds:
         runs = held({**WORLDS, **DRIFTING}[name], 2, 600, sized=name not in DRIFTING)
         assert 0.93 <= mean(run.covered[0.95] for run in runs) <= 0.97
         assert 0.86 <= mean(run.covered[0.9] for run in runs) <= 0.94
-        drift = 0.03 if name in DRIFTING else 0.0  # the latest 200 lag behind
+        drift = 0.03 if name in DRIFTING else 0.0  # the latest ones lag behind
         assert 0.45 - drift <= mean(run.covered[0.5] for run in runs) <= 0.55 + drift
 
     @pytest.mark.full
@@ -312,7 +312,7 @@ class TestWhatWasGivenUp:
             for level, errors in off.items():
                 right = math.log(2700.0) + 0.8 * NormalDist().inv_cdf(level)
                 errors.append(math.log(forecaster.at(now).quantile(level, 100)) - right)
-        assert all(-0.15 < mean(errors) < 0.3 for errors in off.values())
+        assert all(-0.15 < mean(errors) < 0.5 for errors in off.values())
         assert all(abs(mean(off[level])) < 0.15 for level in (0.25, 0.5, 0.75))
         assert max(abs(error) for level in (0.25, 0.5, 0.75) for error in off[level]) < 0.8
 

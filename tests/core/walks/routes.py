@@ -46,7 +46,7 @@ def _seen(rng: random.Random, prior: Prior) -> ForecastAt:
 
 def forecasts(rng: random.Random, record: Record) -> None:
     """Times change suddenly, slowly, with size, by the moment; some are given up."""
-    prior = rng.choice((CALL, BATCH, CANCEL, Prior.of(2.0, 10.0, growth=0.4, weight=2.0)))
+    prior = rng.choice((CALL, BATCH, CANCEL, Prior.of(2.0, 10.0, growth=0.4)))
     forecaster, now = Forecaster(prior, remember=rng.choice((30, 512))), NOW
     middle, growth, drift = rng.choice((1.0, 900.0)), rng.choice((0.0, 0.5)), rng.choice((1.0, 1.02))
     together = 1
