@@ -192,12 +192,14 @@ class _CallsInFlight:
             self._extra = None
 
     def is_beyond(self, call: Reservation, now: float) -> bool:
-        """Return whether the refused call was the one beyond the cap: it holds; the next one goes later."""
-        if call is not self._extra:
-            return False
-        self._extra, self._extra_at, self._step = None, now + self._gap, 1
-        self._gap = min(2.0 * self._gap, _LONGEST_GAP_S)
-        return True
+        """Return whether the refused call was the one beyond the cap. Also one of those by which the cap grew
+        narrows it again; the next call beyond it goes later."""
+        is_extra = call is self._extra
+        if is_extra or 0 < self.cap < self.most <= call.held[0]:
+            self.most -= 0.0 if is_extra else 1.0
+            self._extra, self._extra_at, self._step = None, now + self._gap, 1
+            self._gap = min(2.0 * self._gap, _LONGEST_GAP_S)
+        return is_extra
 
     @property
     def is_exceeded(self) -> bool:
@@ -206,7 +208,9 @@ class _CallsInFlight:
 
     def _widen(self, now: float) -> None:
         """A call beyond the cap was admitted: the cap grows, the faster the more often."""
-        self._extra, self._gap, self._extra_at = None, _GAP_S, now + _GAP_S
+        self._extra, self._extra_at = None, now + _GAP_S
+        if self._step > 1:
+            self._gap = _GAP_S
         self.most += self._step
         self._step *= 2
         if self.most > _WIDE:
@@ -415,7 +419,8 @@ class AdaptiveLimit:
 
         1. It was sent before an estimate changed last: the same event.
         2. It was one more than the cap, which holds.
-        3. It is the second one below a cap of which no call has shown that it holds: there is none.
+        3. It is the second one below a cap of which no call has shown that it holds, or more than at random
+           came below one: there is none.
         4. Refusals prove a limit: a cap, where there may be one. Otherwise :meth:`pause` measures a rate.
         5. Calls are paced, and the limit is met: it is measured.
         6. It may be a random one. Slow start goes on from where it was, more slowly.
@@ -428,7 +433,8 @@ class AdaptiveLimit:
         delivery = self._delivery if self._paced is None else self._paced.delivery
         if delivery is not None:
             delivery.refused += 1
-        if self._in_flight.cap and not self._in_flight.is_checked and len(self._refusals) > 1:
+        at_random = _SPARED + _NOISE_TIMES * _MOST_NOISE * (call.order - self._changed)
+        if self._in_flight.cap and len(self._refusals) > (at_random if self._in_flight.is_checked else 1):
             self._no_cap_until = now + _NO_CAP_S
             return Evidence.PROOF
         if self._is_proof(call):
