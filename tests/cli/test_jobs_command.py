@@ -105,7 +105,7 @@ def test_a_job_is_named_by_the_output_of_its_run_where_that_is_the_only_one(
         code = jobs("show", "labels.jsonl")
         printed = capfd.readouterr()
         if folder == "one":
-            assert (code, "requests  2 in all" in printed.out) == (0, True)
+            assert (code, "requests  2 total" in printed.out) == (0, True)
     assert code == 1
     assert all(job.id in printed.err for job in client.jobs())
     assert jobs("show", "label") == 1

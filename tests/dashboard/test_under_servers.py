@@ -53,7 +53,7 @@ def test_acts_are_posted_through_every_mount_and_kind_of_worker(
         answer = host.post(f"{root}/act/cancel", form)
         assert (answer.status, b"1 job is being cancelled" in answer.read()) == (200, True)
         assert (
-            json.loads(host.open(f"{root}/news?page=/acts").read())["sections"]["acts"].count("cancel") >= 1
+            json.loads(host.open(f"{root}/news?page=/models").read())["sections"]["acts"].count("cancel") >= 1
         )
     found = opened.jobs.get(job.id)
     assert found is not None
@@ -74,7 +74,15 @@ def test_dropped_streams_give_their_places_back(shelf: Bench, opened: SqlStore) 
 def test_memory_is_flat_after_many_pages_and_dropped_streams(tmp_path: Path) -> None:
     place = str(tmp_path / "jobs.db")
     fill(place, 1_000, 10_000)
-    pages = ("/", "/jobs", "/jobs/job-0000000000000042", "/jobs?state=held", "/choices", "/errors", "/models")
+    pages = (
+        "/",
+        "/jobs",
+        "/jobs/job-0000000000000042",
+        "/jobs?state=held",
+        "/decisions",
+        "/errors",
+        "/models",
+    )
     with Served(place) as served:
 
         def look(times: int) -> int:

@@ -178,5 +178,5 @@ print(sent.wait(60), job.status().finished)
             "import smartbatch\n[job] = smartbatch.list_jobs()\nprint(job.key, job.wait('80s').completed)"
         )
         assert found.printed() == ["labels 3"]
-        assert "3 in all" in book.run("job").html
+        assert "3 total" in book.run("job").html
         assert "3/3" in book.run("answers = list(job.results())").stream("stderr")

@@ -270,28 +270,6 @@ def test_where_nothing_goes_without_the_others_a_file_of_another_version_fails_r
     assert provider.starts == []
 
 
-@pytest.mark.full
-def test_the_next_process_knows_what_the_first_one_found_out(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str
-) -> None:
-    """Also a day later: no limit was in the way of 40 calls at once, so they all go at once."""
-
-    def at_once() -> int:
-        """Send 120 requests from a new process; return how many went at its beginning."""
-        provider = Scripted(clock, lambda prompt, attempt: "yes", priced=True, scope="an account")
-        client = client_of(provider, parallelism=40, shared=address)
-        assert client.generate(map(str, range(120))).failed == 0
-        client.stop()
-        forget_all()
-        began = [start.at for start in provider.starts]
-        return sum(at < began[0] + 0.01 for at in began)
-
-    assert at_once() < 15
-    assert at_once() == 40
-    clock.sleep(86_400.0)
-    assert at_once() == 40
-
-
 def limited_by(said: int | None, scope: str, clock: VirtualClock) -> Scripted:
     """Return a provider whose answers name a limit of requests, or none, and which refuses nothing."""
 

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from urllib3.filepost import encode_multipart_formdata
-
 from smartbatch.errors import ErrorKind, ProviderError
 
 _loads: Callable[[bytes], Any] | None
@@ -165,6 +163,8 @@ class SpooledBody:
 
 def upload_form(fields: Mapping[str, str], source: Path, filename: str) -> tuple[SpooledBody, str]:
     """Return a ``multipart/form-data`` body with plain fields and one file, and its content type."""
+    from urllib3.filepost import encode_multipart_formdata  # the embedded provider sends nothing
+
     file = ("file", (filename, b"", "application/octet-stream"))
     form, content_type = encode_multipart_formdata([*fields.items(), file])
     end = form.rindex(b"\r\n--")  # the file's bytes belong before it
