@@ -1,6 +1,7 @@
-"""The limit that nobody told: a rate and a number of calls in flight, estimated from which calls are refused.
+"""A limit that is neither configured nor reported: a rate and a number of calls in flight,
+estimated from the calls that are refused.
 
-It is congestion control, with refusals in place of lost packets:
+This is congestion control, with refusals instead of lost packets:
 
 * **slow start** (RFC 6928): at first contact a few calls go, and twice as many with each round of answers;
 * **a rate**, as BBR paces at the delivery rate: calls cruise at what was measured, then probe for more,
@@ -31,11 +32,11 @@ FIRST_CALLS = 10
 """Calls in flight at first contact: TCP's initial window (RFC 6928)."""
 
 _FIRST_CALLS_TOLD, _FIRST_CALLS_AGAIN = 4, 2
-"""The same where a limit was told, of which only the burst is in doubt; and after a pause before which no
-call was admitted."""
+"""The same for a known limit, where only the burst is in doubt, and after a pause without any admitted call
+before it."""
 
 _DOUBLES_IN_S, _DOUBLES_SLOWLY_IN_S = 0.05, 1.0
-"""Seconds in which they double where no answer comes; the latter where a limit was told, and after a refusal.
+"""Seconds in which they double without an answer; the second for a known limit and after a refusal.
 Answers take many times as long, and half a round trip is all that first contact may cost."""
 
 _WIDE = 4096.0
@@ -325,7 +326,7 @@ class _PacedCalls:
         return self._probe_from <= call.order
 
     def follow(self, rate: float, sent: int, now: float) -> None:
-        """Another process found or tries a rate. Where it is higher, what was admitted still counts."""
+        """Follow the rate of another process. If it is higher, the calls admitted so far still count."""
         if rate < self.rate:
             self.begin_cycle(rate, _Delivery(now, sent), now)
         self.rate = rate
@@ -355,7 +356,7 @@ class AdaptiveLimit:
         self._no_cap_until = -math.inf  # when a cap may be supposed again
 
     def begin(self, *, told: bool) -> None:
-        """Begin slowly, at first contact with a limit that is unknown or was ``told``."""
+        """Begin slowly, at first contact with a limit that is unknown or known (``told``)."""
         if told:
             self._in_flight.open_from(_FIRST_CALLS_TOLD, math.inf, _DOUBLES_SLOWLY_IN_S)
         else:
@@ -481,7 +482,7 @@ class AdaptiveLimit:
         1. A rate was measured before: measure it anew.
         2. A rate is known: at that rate.
         3. Calls were admitted at first contact: at their rate, the pause included, as a burst may be in it;
-           other processes have not told theirs yet.
+           other processes have not reported theirs yet.
         4. None was: calls begin slowly after the pause.
         """
         self._in_flight.unlimit()
