@@ -22,7 +22,7 @@ from attrs import evolve
 from benchmarks.server import emulator
 from benchmarks.targets import Targets
 from smartbatch import BatchingClient
-from smartbatch.core.batching.window import BatchAccumulator, Waiting, Window
+from smartbatch.core.batching.request_batch import BatchAccumulator, Waiting, Window
 from smartbatch.emulator.composed_answers import vector_for
 from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.realtime import lane_factory

@@ -20,7 +20,7 @@ from time import process_time
 
 from attrs import frozen
 
-from smartbatch.core.forecast.forecaster import Forecaster, Observation, Prior
+from smartbatch.core.forecast import Forecaster, Observation, Prior
 
 World = Callable[[Random, int], float]
 """Draws the seconds of the n-th thing of size 1."""

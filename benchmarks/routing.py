@@ -39,7 +39,7 @@ from benchmarks.routing_world import (
     pareto,
     traffic,
 )
-from smartbatch.core.forecast.forecaster import Forecaster
+from smartbatch.core.forecast import Forecaster
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.choice import choose
 from smartbatch.core.routing.offers import BatchOffer, Offer, Throughput

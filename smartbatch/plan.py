@@ -79,7 +79,7 @@ class Plan(Generic[T]):
         return f"<Plan {self.requests:,} requests, {self.route.value}, {self.p50:.0f} s, {cost}>"
 
     def _repr_html_(self) -> str:
-        from smartbatch.core.routing.decision_parts import decision_parts  # late: only a notebook shows it
+        from smartbatch.core.routing.explanation import decision_parts  # late: only a notebook shows it
         from smartbatch.views.model import Section, View
         from smartbatch.views.notebook import in_cell
 

@@ -277,7 +277,7 @@ class Generation:
         n: answers to the prompt, 1 to 128: each is a request of its own, with its own result.
         response_format: the provider's own ``response_format`` value.
         schema: a JSON schema the answer must follow, or a class to make objects of, from which the schema is
-            made when the request is taken (:func:`smartbatch.core.preparation.schemas.schema_of`);
+            made when the request is taken (:func:`smartbatch.core.preparation.class_schemas.schema_of`);
             excludes ``response_format``.
         schema_mode: how a server gets the schema: ``json_schema``, ``json_object``, ``prompt``, ``tool``, or
             ``auto``: the first of the former three that it has not refused.

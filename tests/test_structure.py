@@ -110,7 +110,7 @@ ALLOWED: dict[str, frozenset[str]] = {
 """The rooms each room may import, itself and :data:`FOR_ALL` aside."""
 
 FOLDERS: dict[str, frozenset[str]] = {
-    "core": frozenset({"limits", "batching", "routing", "forecast", "preparation"}),
+    "core": frozenset({"limits", "batching", "routing", "preparation"}),
     "realtime": frozenset({"call"}),
     "sharing": frozenset(),
     "jobs": frozenset({"steps", "store"}),
@@ -353,11 +353,12 @@ def test_pickle_is_imported_nowhere() -> None:
 
 
 READ_ANSWERS = (
-    *("core/preparation/json_recovery.py", "core/preparation/structured.py", "core/preparation/schemas.py"),
-    *("core/preparation/plain_schemas.py", "core/preparation/keywords.py", "core/preparation/patterns.py"),
-    *("core/preparation/optional_nulls.py", "core/preparation/attrs_types.py"),
-    *("core/preparation/pydantic_types.py", "core/preparation/answer_length.py"),
-    *("core/preparation/json_snapshot.py", "core/batching/packing.py"),
+    *(
+        "core/preparation/json_recovery.py",
+        "core/preparation/structured.py",
+        "core/preparation/json_schemas.py",
+    ),
+    *("core/preparation/class_schemas.py", "core/preparation/answer_length.py", "core/batching/packing.py"),
     *("realtime/answer_reader.py", "realtime/admission.py", "realtime/call/sharing.py"),
     *("jobs/payload.py", "jobs/stored_result.py", "jobs/steps/result_lines.py", "routing/job_results.py"),
     *("providers/answer_parts.py", "providers/gemini/answers.py", "providers/anthropic/answers.py"),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from attrs import define, field, frozen
 
-from smartbatch.core.routing.decision_parts import decision_parts
+from smartbatch.core.routing.explanation import decision_parts
 from smartbatch.core.routing.outcome import Measured
 from smartbatch.dashboard.page import Page, Query, no_store_yet, number_of, pages_of
 from smartbatch.dashboard.source import Source

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from smartbatch.core.forecast.forecaster import Times
+from smartbatch.core.forecast import Times
 from smartbatch.jobs.records import OPEN_SHARDS, UNSENT_SHARDS, JobRow, JobState, ShardRow
 
 LOOKED_AT = 40

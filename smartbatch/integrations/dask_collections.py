@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from attrs import frozen
 
-from smartbatch.core.preparation.prompt_list import prompt_list
+from smartbatch.core.preparation.preparer import prompt_list
 from smartbatch.errors import InvalidRequest
 from smartbatch.results import ResultList
 from smartbatch.types import Prompt, Result

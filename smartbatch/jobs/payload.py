@@ -17,7 +17,7 @@ from attrs import asdict, evolve, fields_dict, frozen
 
 from smartbatch import errors
 from smartbatch.chats import PART_FORMS, message_form, read_message
-from smartbatch.core.preparation.json_snapshot import NotJson, snapshot
+from smartbatch.core.preparation.json_recovery import NotJson, snapshot
 from smartbatch.errors import (
     ErrorKind,
     InvalidRequest,

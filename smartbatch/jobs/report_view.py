@@ -9,7 +9,7 @@ from attrs import evolve, field, frozen
 
 from smartbatch._version import __version__
 from smartbatch.core.routing.choice import Decision
-from smartbatch.core.routing.decision_parts import decision_parts
+from smartbatch.core.routing.explanation import decision_parts
 from smartbatch.core.routing.options import Option
 from smartbatch.jobs.sampling import RequestFigures, SeenResults, by_route
 from smartbatch.jobs.status import JobStatus, batch_parts, incident_parts

@@ -8,8 +8,7 @@ from functools import partial
 from attrs import evolve, field, frozen
 
 from smartbatch._display import counted, short
-from smartbatch.core.forecast.forecaster import Times
-from smartbatch.core.forecast.turnaround import RunningBatch, remaining
+from smartbatch.core.forecast import RunningBatch, Times, remaining
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.errors import scrub
 from smartbatch.jobs.records import (

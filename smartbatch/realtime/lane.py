@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 from attrs import define, field
 
 from smartbatch.core.batching.packing import packable
-from smartbatch.core.batching.window import BatchAccumulator
+from smartbatch.core.batching.request_batch import BatchAccumulator
 from smartbatch.core.limits.breaker import CircuitBreaker
 from smartbatch.core.limits.model_controls import Pause
 from smartbatch.core.limits.suspension import PackingHealth

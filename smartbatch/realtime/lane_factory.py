@@ -12,7 +12,7 @@ from operator import attrgetter
 from attrs import frozen
 
 from smartbatch.core.batching.packing import BatchCompiler, batch_key, random_word
-from smartbatch.core.batching.window import BatchAccumulator, Window
+from smartbatch.core.batching.request_batch import BatchAccumulator, Window
 from smartbatch.core.limits.breaker import CircuitBreaker
 from smartbatch.core.limits.suspension import PackingHealth
 from smartbatch.core.limits.throttle import AdaptiveThrottle

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from attrs import define
 
-from smartbatch.core.batching.window import Waiting
+from smartbatch.core.batching.request_batch import Waiting
 from smartbatch.core.limits.budget import Budget
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.ticket import Ticket, TicketState

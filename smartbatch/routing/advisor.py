@@ -18,7 +18,7 @@ from attrs import define, evolve, field, frozen
 from smartbatch._clock import Clock
 from smartbatch._display import duration
 from smartbatch.config import BatchingConfig
-from smartbatch.core.forecast.forecaster import ForecastAt
+from smartbatch.core.forecast import ForecastAt
 from smartbatch.core.routing.choice import Decision, Infeasible, break_even, choose
 from smartbatch.core.routing.offers import BatchOffer, Offer, Rounds, Throughput, rounds_of
 from smartbatch.core.routing.options import Constraints

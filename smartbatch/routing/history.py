@@ -20,8 +20,7 @@ from attrs import define, field
 
 from smartbatch._clock import Clock
 from smartbatch._fork import PerProcess
-from smartbatch.core.forecast.forecaster import ForecastAt, ForecastChange, Forecaster, Observation, Prior
-from smartbatch.core.forecast.turnaround import PROMISE
+from smartbatch.core.forecast import PROMISE, ForecastAt, ForecastChange, Forecaster, Observation, Prior
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.errors import ErrorKind
 from smartbatch.events import BatchEnded, CallFinished, ForecastMoved

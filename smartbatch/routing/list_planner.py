@@ -12,8 +12,7 @@ from smartbatch._clock import Clock
 from smartbatch._settings import count_of
 from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.budget import Budget
-from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
-from smartbatch.core.preparation.prompt_list import prompt_list
+from smartbatch.core.preparation.preparer import RequestPreparer, kind_of, prompt_list
 from smartbatch.core.preparation.validation import check_params
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.options import Constraints, seconds_until

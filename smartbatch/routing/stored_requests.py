@@ -23,7 +23,7 @@ from attrs import define, evolve, field, frozen
 
 from smartbatch._clock import Clock, Monitor
 from smartbatch.config import BatchingConfig
-from smartbatch.core.batching.window import GatherWindow
+from smartbatch.core.batching.request_batch import GatherWindow
 from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
 from smartbatch.errors import (
     ClientClosed,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from smartbatch.core.forecast.forecaster import Forecaster, Observation, Prior
+from smartbatch.core.forecast import Forecaster, Observation, Prior
 from smartbatch.dashboard.outlook import course, outlook, risk_of
 from smartbatch.jobs.records import JobRow, JobState, ShardRow, ShardState
 from smartbatch.jobs.store import SqlStore

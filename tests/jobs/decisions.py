@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from smartbatch.core.forecast.forecaster import Forecaster
+from smartbatch.core.forecast import Forecaster
 from smartbatch.core.routing.choice import Decision, choose
 from smartbatch.core.routing.offers import BatchOffer, Offer, Throughput
 from smartbatch.core.routing.options import Constraints

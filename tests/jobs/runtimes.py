@@ -9,8 +9,7 @@ from attrs import fields_dict
 
 from smartbatch._clock import Clock, SteadyWall
 from smartbatch.config import BatchingConfig
-from smartbatch.core.forecast.forecaster import Forecaster, Prior
-from smartbatch.core.forecast.turnaround import PROMISE
+from smartbatch.core.forecast import PROMISE, Forecaster, Prior
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.offers import Throughput
 from smartbatch.core.routing.rescue import Speed

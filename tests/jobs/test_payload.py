@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch import errors
-from smartbatch.core.preparation.schemas import schema_of
+from smartbatch.core.preparation.class_schemas import schema_of
 from smartbatch.core.preparation.validation import normalise
 from smartbatch.errors import (
     ErrorKind,

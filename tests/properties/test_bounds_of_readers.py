@@ -20,8 +20,7 @@ from typing import Any
 
 import pytest
 
-from smartbatch.core.preparation.json_recovery import JsonNotFound, recover_json
-from smartbatch.core.preparation.json_snapshot import snapshot
+from smartbatch.core.preparation.json_recovery import JsonNotFound, recover_json, snapshot
 from smartbatch.dashboard.access import TokenAccess
 from smartbatch.emulator.http.head import BadRequest, ChunkedBody, parse_head
 from smartbatch.errors import ErrorKind, ProviderError, StoreError, scrub

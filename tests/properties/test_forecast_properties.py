@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.forecast.forecaster import Forecaster, Observation, Prior
+from smartbatch.core.forecast import Forecaster, Observation, Prior
 
 NOW = 1.8e9
 LEVELS = (0.001, 0.01, 0.2, 0.5, 0.8, 0.95, 0.99, 0.9999)

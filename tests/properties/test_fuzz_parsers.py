@@ -22,8 +22,8 @@ from properties.real_bodies import KEY, PROMPT
 
 from smartbatch._fork import PerProcess
 from smartbatch.core.batching.packing import BatchCompiler, Packed, random_word, split
+from smartbatch.core.preparation.class_schemas import schema_of
 from smartbatch.core.preparation.json_recovery import MAX_DEPTH, JsonNotFound, recover_json
-from smartbatch.core.preparation.schemas import schema_of
 from smartbatch.core.preparation.structured import Parsed, Problem, check_answer
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.anthropic.answers import MessageReader

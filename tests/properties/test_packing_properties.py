@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.core.batching.packing import BatchCompiler, Packed, random_word, split, split_usage
+from smartbatch.core.preparation.class_schemas import schema_of
 from smartbatch.core.preparation.json_recovery import JsonNotFound, recover_json
-from smartbatch.core.preparation.schemas import schema_of
 from smartbatch.core.preparation.structured import Parsed, Problem, check_answer
 from smartbatch.types import Request, Usage
 

@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from smartbatch import BatchingClient
-from smartbatch.core.preparation.schemas import schema_of
+from smartbatch.core.preparation.class_schemas import schema_of
 from smartbatch.emulator.schema_rules import anthropic_flaw, gemini_flaw, openai_flaw
 from smartbatch.providers.anthropic import bodies as anthropic
 from smartbatch.providers.gemini import bodies as gemini

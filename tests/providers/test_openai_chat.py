@@ -8,7 +8,7 @@ import pytest
 from asking import KEY, ask, fails
 from raw_server import chat, says
 
-from smartbatch.core.preparation.schemas import schema_of
+from smartbatch.core.preparation.class_schemas import schema_of
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
 from smartbatch.types import Generation, Message, Request, Usage
 

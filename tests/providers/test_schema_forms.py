@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 import pytest
 
-from smartbatch.core.preparation.schemas import schema_of
+from smartbatch.core.preparation.class_schemas import schema_of
 from smartbatch.emulator.parsed_requests import instructed_schema
 from smartbatch.providers.anthropic.bodies import sent_schema as for_anthropic
 from smartbatch.providers.gemini.bodies import sent_schema as for_gemini

@@ -13,7 +13,7 @@ from inside import inside
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.core.forecast.forecaster import Forecaster
+from smartbatch.core.forecast import Forecaster
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.errors import StoreError
 from smartbatch.events import CallFinished, Event, ForecastMoved

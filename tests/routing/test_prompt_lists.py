@@ -12,7 +12,7 @@ from levels import sampled
 
 import smartbatch
 from smartbatch import BatchingClient, InvalidRequest, Message, Request
-from smartbatch.core.preparation.prompt_list import prompt_list
+from smartbatch.core.preparation.preparer import prompt_list
 from smartbatch.testing import MockProvider
 
 Ask = Callable[[BatchingClient, Any], object]

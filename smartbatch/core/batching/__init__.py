@@ -1,7 +1,7 @@
-"""Which requests travel together.
+"""Which requests share a call or a batch.
 
-- ``window``: when the waiting requests of a lane are sent as one call, and the states of that call.
-- ``packing``: several prompts in one prompt, and the answers taken apart.
-- ``sharding``: how a job's requests are cut into batches within the provider's limits.
-- ``crosscheck``: whether the answers of a batch belong to their requests.
+- ``request_batch``: the requests of one call, their states, and when they are sent.
+- ``packing``: several prompts in one prompt, and its answer split again; ``prompts_about_packs`` are sent
+  alone.
+- ``sharding``: how a job is cut into batches, and whether the answers of a batch belong to its requests.
 """

@@ -1,10 +1,10 @@
-"""What a request is before it is sent, and what an answer stands for.
+"""Checks of requests before they are sent, and of structured answers.
 
-- ``validation``: what callers pass becomes a checked request, or an error that names field and row;
-  ``json_snapshot`` copies the JSON values in it.
-- ``schemas``: JSON schemas made of classes.
+- ``preparer``: the requests of one client, from single prompts, lists and tables.
+- ``validation``: checked requests and parameters; an error names field and row.
+- ``chat_turns``: checked chat messages, tool calls and tools.
 - ``fingerprint``: a key that equal requests share.
-- ``tokens``: how many tokens a request and its answer are expected to take.
-- ``structured``: JSON recovered from an answer, checked against the schema that was asked for.
-- ``keywords``: the keywords of schemas whose check has to be bounded, and ``patterns`` what they match with.
+- ``tokens`` and ``answer_length``: how many tokens a request and its answer are expected to take.
+- ``class_schemas`` and ``json_schemas``: schemas made from classes, and schemas given as dictionaries.
+- ``json_recovery`` and ``structured``: the JSON in an answer, checked against the schema.
 """

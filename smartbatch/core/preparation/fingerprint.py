@@ -12,7 +12,7 @@ from typing import Any
 from attrs import asdict
 
 from smartbatch.chats import message_form
-from smartbatch.core.preparation.schemas import BuiltSchema
+from smartbatch.core.preparation.class_schemas import BuiltSchema
 from smartbatch.types import Embedding, Generation, Request
 
 VERSION = 1

@@ -15,15 +15,19 @@ from attrs import evolve
 
 from smartbatch._settings import EXAMPLES, seconds_in
 from smartbatch.config import NEAR_SETTINGS, OF_PROVIDERS, Settings
-from smartbatch.core.preparation.chat_turns import checked_messages
-from smartbatch.core.preparation.field_checks import checked_text as _text
-from smartbatch.core.preparation.field_checks import copied_object as _object
-from smartbatch.core.preparation.field_checks import refuse
+from smartbatch.core.preparation.chat_turns import (
+    check_choice,
+    checked_choice,
+    checked_messages,
+    checked_tools,
+    refuse,
+)
+from smartbatch.core.preparation.chat_turns import checked_text as _text
+from smartbatch.core.preparation.chat_turns import copied_object as _object
+from smartbatch.core.preparation.class_schemas import BuiltSchema, schema_of
 from smartbatch.core.preparation.fingerprint import remember
-from smartbatch.core.preparation.json_snapshot import surrogate_at
-from smartbatch.core.preparation.plain_schemas import check_schema
-from smartbatch.core.preparation.schemas import BuiltSchema, schema_of
-from smartbatch.core.preparation.tool_forms import check_choice, checked_choice, checked_tools
+from smartbatch.core.preparation.json_recovery import surrogate_at
+from smartbatch.core.preparation.json_schemas import check_schema
 from smartbatch.errors import InvalidRequest, did_you_mean
 from smartbatch.types import Embedding, Generation, Message, Priority, Request, SchemaMode
 

@@ -1,10 +1,10 @@
-"""Which route a list of requests takes, and when a batch has to be taken back.
+"""Which route a list of requests takes, and when a batch has to be cancelled.
 
-- ``workload``: what a list takes: tokens and money.
-- ``offers``: what is open now, how fast it is and what it costs.
-- ``options``: what the caller asks, and each open route with its forecast.
-- ``choice``: the option that is chosen, and why; from how many requests on a batch pays.
-- ``explanation``: a decision in words, and as the text that a store keeps.
-- ``outcome``: what a decision really took.
-- ``rescue``: when the rescue of a batch begins, and which shards of a running job are taken back now.
+- ``workload``: what a list needs: tokens and money.
+- ``offers``: the available routes, their speed and their price.
+- ``options``: the constraints, and a forecast for each available route.
+- ``choice``: the chosen option and the reason, and the number of requests from which a batch pays.
+- ``explanation``: a decision in words, as parts of a page, and in its stored form.
+- ``outcome``: actual time and cost of a decision.
+- ``rescue``: when the rescue of a batch begins, and which shards of a running job are cancelled now.
 """

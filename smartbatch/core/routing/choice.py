@@ -27,7 +27,7 @@ from typing import TypeAlias
 
 from attrs import evolve, field, frozen
 
-from smartbatch.core.forecast.turnaround import LATEST
+from smartbatch.core.forecast import LATEST
 from smartbatch.core.routing.offers import BatchOffer, Offer
 from smartbatch.core.routing.options import (
     Constraints,

@@ -13,6 +13,8 @@ from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.options import Constraints, Option
 from smartbatch.core.routing.workload import AnswerLengths, Cost, Load
 from smartbatch.types import Route, Strategy
+from smartbatch.views.model import Cell, DataTable, Note, Part
+from smartbatch.views.words import UNKNOWN, money, share
 
 _HEAD = (
     "route",
@@ -198,3 +200,31 @@ def _at(place: int | dict[str, Any], options: list[Option]) -> Option:
 def _option(form: dict[str, Any]) -> Option:
     cost = form.get("cost")
     return Option(**{**form, "route": Route(form["route"]), "cost": None if cost is None else Cost(**cost)})
+
+
+def decision_parts(decision: Decision) -> Iterator[Part]:
+    """Yield the words and the table of a decision, for a page."""
+    yield from map(Note, asked(decision))
+    with_deadline = decision.constraints.deadline is not None
+    rows: list[tuple[Cell, ...]] = []
+    for option in decision.options:
+        at_once = f" ({option.first:,} at once)" if option.first else ""
+        cost = option.cost
+        rows.append(
+            (
+                f"{option.route.value}{at_once}",
+                option.p50,
+                option.p95,
+                UNKNOWN if cost is None else cost.expected,
+                None if cost is None else f"{money(cost.low)} to {money(cost.high)}",
+                *((share(option.odds),) if with_deadline else ()),
+                option.problem or option.ruled_out or None,
+            )
+        )
+    empty = (None,) * (5 if with_deadline else 4)
+    rows += [(route.value, *empty, why) for route, why in decision.closed]
+    chosen = next((at for at, option in enumerate(decision.options) if option is decision.chosen), None)
+    columns = "route, p50:duration, p95:duration, cost:money, range"
+    columns += ", in time" if with_deadline else ""
+    yield DataTable.of("Routes and their forecasts", f"{columns}, note", rows, chosen=chosen)
+    yield from map(Note, chosen_words(decision))

@@ -8,8 +8,7 @@ from statistics import NormalDist
 
 from attrs import evolve, field, frozen
 
-from smartbatch.core.forecast.forecaster import Times
-from smartbatch.core.forecast.turnaround import LATEST
+from smartbatch.core.forecast import LATEST, Times
 from smartbatch.core.routing.workload import Cost
 from smartbatch.types import Route
 

@@ -16,7 +16,7 @@ from statistics import NormalDist
 
 from attrs import frozen
 
-from smartbatch.core.forecast.forecaster import Times
+from smartbatch.core.forecast import Times
 from smartbatch.core.routing.offers import Throughput, normal_quantile
 
 MOST_RISK = 0.05

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from attrs import define, evolve, field
 
-from smartbatch.core.batching.crosscheck import Crosscheck
+from smartbatch.core.batching.sharding import Crosscheck
 from smartbatch.core.limits.cooldown import backoff
 from smartbatch.core.preparation.answer_length import SHAPES
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
@@ -141,7 +141,7 @@ def store_results(step: Step, shard: ShardRow, paths: Sequence[Path]) -> ResultT
     """Read result files of a shard into the store; results that are stored already stay as they are.
 
     There are two passes. The first one finds what is odd about the lines, and whether the tokens that were
-    billed fit the prompts (see :mod:`smartbatch.core.batching.crosscheck`); that is told before the second
+    billed fit the prompts (see :mod:`smartbatch.core.batching.sharding`); that is told before the second
     one, so that it is known when the last result is stored. The second one stores results, a page in each
     transaction. Files of at most :data:`HELD` bytes are read once, larger ones in both passes.
 

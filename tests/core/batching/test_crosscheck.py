@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from levels import sampled
 from shared_data import shared
 
-from smartbatch.core.batching.crosscheck import Crosscheck
+from smartbatch.core.batching.sharding import Crosscheck
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.types import Request
 

@@ -9,7 +9,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.batching.window import BatchAccumulator, Waiting, Window
+from smartbatch.core.batching.request_batch import BatchAccumulator, Waiting, Window
 
 WINDOW = Window(seconds=0.1, max_size=10, min_size=None, max_wait=5.0)
 NINE = ((103.0, 9),)

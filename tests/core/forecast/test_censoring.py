@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.forecast import distribution
+from smartbatch.core import forecast
 
 Weighed = list[tuple[float, float]]
 TIMES = st.lists(st.tuples(st.floats(0, 100), st.floats(0.001, 10)), max_size=30)
@@ -14,7 +14,7 @@ TIMES = st.lists(st.tuples(st.floats(0, 100), st.floats(0.001, 10)), max_size=30
 
 def redistributed(ended: Weighed, given_up: Weighed) -> Weighed:
     times = [(time, False, weight) for time, weight in ended]
-    return distribution.redistributed(times + [(time, True, weight) for time, weight in given_up])
+    return forecast.redistributed(times + [(time, True, weight) for time, weight in given_up])
 
 
 def test_what_was_given_up_counts_for_all_that_took_longer() -> None:

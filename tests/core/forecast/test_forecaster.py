@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.forecast import DRIFTING, WORLDS, Run, held, noticed
-from smartbatch.core.forecast.distribution import Distribution
-from smartbatch.core.forecast.forecaster import ForecastChange, Forecaster, Observation, Prior
-from smartbatch.core.forecast.turnaround import PROMISE
+from smartbatch.core.forecast import PROMISE, Distribution, ForecastChange, Forecaster, Observation, Prior
 from tests.levels import sampled
 
 NOW = 1.8e9

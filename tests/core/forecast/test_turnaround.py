@@ -11,9 +11,8 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.forecast.forecaster import ForecastAt, Forecaster, Observation
-from smartbatch.core.forecast.turnaround import LATEST, RunningBatch
-from smartbatch.core.forecast.turnaround import remaining as remaining_by
+from smartbatch.core.forecast import LATEST, ForecastAt, Forecaster, Observation, RunningBatch
+from smartbatch.core.forecast import remaining as remaining_by
 from smartbatch.routing.history import BATCH
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0

@@ -19,12 +19,10 @@ from typing import Any
 import pytest
 
 import smartbatch
-from smartbatch.core.preparation import keywords
+from smartbatch.core.preparation import json_schemas
+from smartbatch.core.preparation.class_schemas import schema_of
 from smartbatch.core.preparation.json_recovery import SEARCHED, JsonNotFound, recover_json
-from smartbatch.core.preparation.keywords import COMPARED
-from smartbatch.core.preparation.patterns import PatternError, compiled
-from smartbatch.core.preparation.plain_schemas import check_schema
-from smartbatch.core.preparation.schemas import schema_of
+from smartbatch.core.preparation.json_schemas import COMPARED, PatternError, check_schema, compiled
 from smartbatch.core.preparation.structured import Parsed, Problem, check_answer
 from smartbatch.errors import InvalidRequest
 from smartbatch.providers import MockProvider
@@ -205,7 +203,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(pattern)
         return compiled(pattern)
 
-    monkeypatch.setattr(keywords, "compiled", noted)
+    monkeypatch.setattr(json_schemas, "compiled", noted)
     return found
 
 

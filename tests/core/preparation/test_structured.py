@@ -19,10 +19,10 @@ import pydantic
 import pytest
 from attrs import define, field, frozen, make_class, validators
 
-from smartbatch.core.preparation import schemas
+from smartbatch.core.preparation import class_schemas
+from smartbatch.core.preparation.class_schemas import BuiltSchema, schema_of
 from smartbatch.core.preparation.json_recovery import JsonNotFound, recover_json
-from smartbatch.core.preparation.plain_schemas import check_schema
-from smartbatch.core.preparation.schemas import BuiltSchema, schema_of
+from smartbatch.core.preparation.json_schemas import check_schema
 from smartbatch.core.preparation.structured import (
     TEMPERATURES,
     Parsed,
@@ -427,7 +427,7 @@ class TestClasses:
             thread.join()
         assert len(found) == 16
         assert len(set(map(id, found))) == 1
-        for n in range(schemas.MAX_TYPES):
+        for n in range(class_schemas.MAX_TYPES):
             schema_of(tuple[(int,) * (n + 1)])
         assert schema_of(kind)[1] is not found[0]
 
@@ -478,7 +478,7 @@ class TestClasses:
     def test_no_heavy_import_before_it_is_needed(self) -> None:
         """Who wants no structured answers does not pay for them."""
         code = (
-            "import sys, smartbatch.core.preparation.schemas, smartbatch.core.preparation.structured\n"
+            "import sys, smartbatch.core.preparation.class_schemas, smartbatch.core.preparation.structured\n"
             "print({'pydantic', 'jsonschema', 'cattrs', 'json_repair'} & set(sys.modules))"
         )
         found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

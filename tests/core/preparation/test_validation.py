@@ -20,10 +20,10 @@ from attrs import asdict, evolve, frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smartbatch.core.preparation.class_schemas import schema_of
 from smartbatch.core.preparation.fingerprint import fingerprint
-from smartbatch.core.preparation.json_snapshot import MAX_DEPTH, NotJson, snapshot
+from smartbatch.core.preparation.json_recovery import MAX_DEPTH, NotJson, snapshot
 from smartbatch.core.preparation.preparer import RequestPreparer
-from smartbatch.core.preparation.schemas import schema_of
 from smartbatch.core.preparation.validation import admit_defaults, check_prompt, normalise
 from smartbatch.errors import InvalidRequest
 from smartbatch.types import Embedding, Generation, Message, Priority, Request

@@ -10,7 +10,7 @@ from attrs import evolve
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from smartbatch.core.forecast.forecaster import Forecaster, Observation, Prior, Times
+from smartbatch.core.forecast import Forecaster, Observation, Prior, Times
 from smartbatch.core.routing.choice import Decision, Infeasible, choose
 from smartbatch.core.routing.explanation import explain
 from smartbatch.core.routing.offers import BatchOffer, Offer, Throughput

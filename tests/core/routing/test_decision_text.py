@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from smartbatch.core.forecast.forecaster import Forecaster
+from smartbatch.core.forecast import Forecaster
 from smartbatch.core.routing.choice import Decision, choose
 from smartbatch.core.routing.explanation import decision_of, decision_text
 from smartbatch.core.routing.offers import BatchOffer, Offer, Throughput

@@ -10,7 +10,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.forecast.forecaster import Forecaster, Prior, Times
+from smartbatch.core.forecast import Forecaster, Prior, Times
 from smartbatch.core.routing.offers import Throughput
 from smartbatch.core.routing.rescue import PendingShard, Speed, rescue
 

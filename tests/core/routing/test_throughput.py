@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from levels import sampled
 
-from smartbatch.core.forecast.forecaster import Forecaster, Observation, Prior
+from smartbatch.core.forecast import Forecaster, Observation, Prior
 from smartbatch.core.routing.offers import Throughput
 
 NORMAL = NormalDist()

@@ -10,8 +10,7 @@ from typing import Any
 from smartbatch.core.batching.request_batch import Batch, BatchState, IllegalTransition
 from smartbatch.core.limits.classifiers import Classifiers
 from smartbatch.core.limits.model_controls import ALL_MODELS, ModelControls, Pause, name_of
-from smartbatch.core.preparation.preparer import RequestPreparer
-from smartbatch.core.preparation.prompt_list import prompt_list
+from smartbatch.core.preparation.preparer import RequestPreparer, prompt_list
 from smartbatch.core.routing.options import seconds_until
 from smartbatch.errors import ConfigError, ErrorKind, InvalidRequest, ProviderError
 from smartbatch.types import Answer, Embedding, Generation, Message, Request

@@ -11,7 +11,6 @@ from core.batching.hostile_prompts import HOSTILE
 from core.batching.pack_models import DAMAGE as DAMAGES
 from core.batching.pack_models import answer_to, honest, written
 
-from smartbatch.core.batching.crosscheck import Crosscheck
 from smartbatch.core.batching.packing import (
     BatchCompiler,
     PackRoom,
@@ -21,10 +20,10 @@ from smartbatch.core.batching.packing import (
     split_usage,
     usage_weights,
 )
-from smartbatch.core.batching.sharding import cut
-from smartbatch.core.batching.window import BatchAccumulator, GatherWindow, Waiting, Window
+from smartbatch.core.batching.request_batch import BatchAccumulator, GatherWindow, Waiting, Window
+from smartbatch.core.batching.sharding import Crosscheck, cut
 from smartbatch.core.preparation.json_recovery import recover_json
-from smartbatch.core.preparation.patterns import compiled
+from smartbatch.core.preparation.json_schemas import compiled
 from smartbatch.core.preparation.structured import read_answer
 from smartbatch.core.preparation.tokens import estimate, estimate_request
 from smartbatch.types import Generation, Message, Request, Usage

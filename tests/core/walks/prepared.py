@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from attrs import define
 
+from smartbatch.core.preparation.class_schemas import schema_of
 from smartbatch.core.preparation.fingerprint import fingerprint
-from smartbatch.core.preparation.json_snapshot import MAX_DEPTH, MAX_INTEGER_BITS, snapshot
-from smartbatch.core.preparation.plain_schemas import check_schema
-from smartbatch.core.preparation.prompt_list import prompt_list
-from smartbatch.core.preparation.schemas import schema_of
+from smartbatch.core.preparation.json_recovery import MAX_DEPTH, MAX_INTEGER_BITS, snapshot
+from smartbatch.core.preparation.json_schemas import check_schema
+from smartbatch.core.preparation.preparer import prompt_list
 from smartbatch.core.preparation.structured import Problem, read_answer, repair_request
 from smartbatch.core.preparation.validation import (
     MAX_COUNT,

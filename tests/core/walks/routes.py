@@ -8,8 +8,7 @@ from functools import cache
 
 from attrs import evolve
 
-from smartbatch.core.forecast.forecaster import ForecastAt, Forecaster, Observation, Prior
-from smartbatch.core.forecast.turnaround import RunningBatch, remaining
+from smartbatch.core.forecast import ForecastAt, Forecaster, Observation, Prior, RunningBatch, remaining
 from smartbatch.core.preparation.tokens import OUTPUT_TOKENS, Calibration
 from smartbatch.core.routing.choice import break_even, choose
 from smartbatch.core.routing.explanation import explain

@@ -1,28 +1,122 @@
-"""Types with classes in them that pydantic does not know: their JSON schema, and objects made by cattrs.
-
-These are attrs classes and, before Python 3.12, the TypedDicts of :mod:`typing`. cattrs builds them, and the
-dataclasses, TypedDicts and containers that have some; all else in them is pydantic's, which knows dates,
-bounds, enums, models and the like.
-"""
+"""JSON schemas of types, and objects of those types made from JSON."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache, partial
 from itertools import islice
-from typing import Any, Union, get_args, get_origin
+from typing import Any, TypeAlias, Union, get_args, get_origin
 
 import attrs
 
-from smartbatch._importing import imported
-from smartbatch.core.preparation.keywords import MAX_FLAWS
-from smartbatch.core.preparation.plain_schemas import Misfit, broken
-from smartbatch.core.preparation.pydantic_types import pydantic_type, schema_generator, unbuilt
+from smartbatch._importing import imported, one_at_a_time
+from smartbatch.core.preparation.json_schemas import (
+    MAX_FLAWS,
+    Misfit,
+    broken,
+    judged_by,
+    keywords,
+    plain_schema,
+)
 from smartbatch.errors import InvalidRequest
+
+
+class PydanticType:
+    """A type as pydantic validates it; called with decoded JSON it returns an object.
+
+    Args:
+        kind: a pydantic model, a dataclass, a TypedDict, or any other type that pydantic knows.
+
+    Attributes:
+        schema: its JSON schema.
+
+    Raises:
+        Exception: pydantic's own, for a type that it does not know or that JSON cannot express.
+    """
+
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+        self._adapter = imported("pydantic").TypeAdapter(kind)
+        self.schema = with_object_root(self._adapter.json_schema(schema_generator=schema_generator()))
+        self._names = set(_property_names(self.schema))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PydanticType, (self._kind,)
+
+    def __call__(self, value: Any) -> Any:
+        """Return the object that ``value`` stands for.
+
+        Raises:
+            Misfit: the type does not accept it.
+        """
+        written = json.dumps(value)  # JSON has rules of its own: a strict type takes a date as a text
+        try:
+            return self._adapter.validate_json(written)
+        except imported("pydantic").ValidationError as error:
+            raise self._misfit(error) from None
+        except Exception as error:  # of a validator of the user's
+            raise unbuilt(error) from None
+
+    def _misfit(self, error: Any) -> Misfit:
+        flaws = error.errors(include_url=False, include_context=False)
+        # What is no property of the schema may be a key of the answer.
+        place = [part for part in flaws[0]["loc"] if part in self._names]
+        told = "; ".join(
+            f"at {'.'.join(map(str, flaw['loc'])) or 'the top'}: {flaw['msg'][:500]}, not {_shown(flaw)}"
+            for flaw in flaws[:MAX_FLAWS]
+        )
+        return broken(place, flaws[0]["type"], told)
+
+
+def _shown(flaw: Mapping[str, Any]) -> str:
+    """Return in short what a model wrote at a place, or around what it left out."""
+    return json.dumps(flaw["input"], ensure_ascii=False, default=repr)[:200]
+
+
+@lru_cache(maxsize=256)
+def pydantic_type(kind: Any) -> PydanticType:
+    return PydanticType(kind)
+
+
+def unbuilt(error: Exception) -> Misfit:
+    """Return what an error of the user's class says about an answer."""
+    name = type(error).__name__
+    problem = f"the answer follows the schema, but no object could be made of it: {name}"
+    return Misfit(problem, f"{name}: {error}"[:1000])
+
+
+@cache
+def schema_generator() -> Any:
+    """Return pydantic's generator of JSON schemas, without titles that only repeat names."""
+    return type(
+        "Generator",
+        (imported("pydantic.json_schema").GenerateJsonSchema,),
+        {
+            "ignored_warning_kinds": {"skipped-choice", "non-serializable-default"},
+            "field_title_should_be_set": lambda *_: False,
+        },
+    )
+
+
+def with_object_root(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema whose root is no reference: a recursive class is one, with all the rest below it."""
+    name = str(schema.get("$ref", "")).removeprefix("#/$defs/")
+    if name in schema.get("$defs", {}):
+        rest = {key: value for key, value in schema.items() if key != "$ref"}
+        return {**schema["$defs"][name], **rest}
+    return schema
+
+
+def _property_names(schema: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in keywords(schema):
+        if key == "properties" and isinstance(value, Mapping):
+            yield from value
+
 
 _LISTS = (list, Sequence, tuple, set, frozenset)
 _MAPPINGS = (dict, Mapping)
@@ -279,6 +373,78 @@ def _fields(kind: Any, path: str) -> list[tuple[str, Any, bool]]:
 
 def _name(kind: Any) -> str:
     return str(getattr(get_origin(kind) or kind, "__name__", kind))
+
+
+Build: TypeAlias = Callable[[Any], Any]
+"""Makes an object of decoded JSON, or raises :class:`~smartbatch.core.preparation.json_schemas.Misfit`."""
+
+MAX_TYPES = 256
+"""Types whose schemas are kept; the oldest is forgotten first."""
+_NO_TYPES = (str, bytes, int, float, types.FunctionType, types.MethodType, types.BuiltinFunctionType, partial)
+
+
+class BuiltSchema(dict[str, Any]):
+    """A JSON schema with the function that builds objects of answers.
+
+    It is sent to the provider like any other dictionary; the reader of the answer calls ``build``.
+
+    Attributes:
+        build: makes an object of an answer that follows the schema.
+    """
+
+    build: Build
+
+    def __init__(self, schema: Mapping[str, Any], build: Build) -> None:
+        super().__init__(schema)
+        self.build = build
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BuiltSchema, (dict(self), self.build)
+
+
+def schema_of(kind: Any) -> tuple[dict[str, Any], Build]:
+    """Return the JSON schema of ``kind`` and a function that makes an object of an answer.
+
+    Args:
+        kind: a JSON schema, or a type: an attrs class, a pydantic model, a dataclass, a TypedDict, or a type
+            such as ``list[int]`` or ``Literal["a", "b"]``.
+
+    Raises:
+        InvalidRequest: for anything else, and for a type that JSON cannot express; the text says why.
+    """
+    if isinstance(kind, BuiltSchema):
+        return kind, kind.build
+    if isinstance(kind, Mapping):
+        return dict(kind), plain_schema(json.dumps(kind))
+    if kind is None or isinstance(kind, _NO_TYPES):
+        raise _refusal("must be a JSON schema (a dict) or a type, such as a class, list[int] or a Literal")
+    try:
+        known = _types.get(kind)
+    except TypeError:  # annotated with something mutable
+        return _made(kind)
+    if known is None:
+        with one_at_a_time():  # neither library promises that threads may make the same class at once
+            known = _types.get(kind) or _made(kind)
+            if len(_types) >= MAX_TYPES:
+                del _types[next(iter(_types))]
+            _types[kind] = known
+    return known
+
+
+_types: dict[Any, tuple[dict[str, Any], Build]] = {}
+"""The same function for the same type, as fingerprints compare it."""
+
+
+def _made(kind: Any) -> tuple[dict[str, Any], Build]:
+    try:
+        made = AttrsType(kind) if is_for_cattrs(kind) else PydanticType(kind)
+    except InvalidRequest:
+        raise
+    except Exception as error:  # pydantic's, cattrs' and those of the user's own classes
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise _refusal(f"cannot be made of {getattr(kind, '__name__', kind)}: {reason}") from error
+    judged_by(made.schema, made)
+    return made.schema, made
 
 
 def _refusal(problem: str) -> InvalidRequest:

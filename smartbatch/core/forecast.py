@@ -1,22 +1,14 @@
-"""How long one kind of call or batch takes, learned from the latest ones.
+"""How long calls and batches take, learned from those that finished, and how long a running job still takes.
 
-A forecast is the distribution of log seconds (:mod:`smartbatch.core.forecast.distribution`) of two things:
-
-- *the observations*, the latest :data:`REMEMBERED`; the weight of each halves after ``Prior.fade`` seconds.
-- *the prior*, the forecast before anything was observed. It weighs two observations and keeps its shape,
-  which stands for what few observations cannot show, such as times longer than the longest of five. It moves
-  to the median of the observations as they arrive.
-
-Larger calls and batches take longer: ``seconds ~ size ** growth``. The growth is fitted to log sizes by least
-squares, with a ridge towards the prior's, and stays within 0..1.
-
-When times suddenly change (:class:`ChangeDetector`), observations before the change hardly count any more.
+- :class:`Distribution`: weighted points, some of them right-censored.
+- :class:`Forecaster`: the forecast of one kind of call or batch, from a prior and the latest observations.
+- :func:`remaining`: how long the batches of a running job still take.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -25,7 +17,113 @@ from typing import Protocol
 
 from attrs import Attribute, define, field, frozen
 
-from smartbatch.core.forecast.distribution import Distribution, redistributed
+TOP = 0.99
+"""Times beyond this quantile count in the mean as the quantile itself."""
+TIE = 1e-12
+"""Times whose logarithms differ by less than this count as equal."""
+
+
+class Distribution:
+    """A distribution through weighted points: log seconds and weight (above 0) of each; at least one."""
+
+    def __init__(self, points: Iterable[tuple[float, float]]) -> None:
+        ordered = sorted(points)
+        self._logs = [log for log, _ in ordered]
+        weights = [weight for _, weight in ordered]
+        ends = list(accumulate(weights))
+        whole = ends[-1]
+        self._levels = [(end - weight / 2) / whole for end, weight in zip(ends, weights, strict=True)]
+        self._mean: float | None = None
+        self._high = self._tail(1 - self._levels[-1], upper=True)
+        self._low = self._tail(self._levels[0], upper=False)
+        self.median = self.log(0.5)
+
+    def log(self, q: float) -> float:
+        """Return the log seconds that a share ``q`` (above 0, below 1) stays within."""
+        levels, logs = self._levels, self._logs
+        if q <= levels[0]:
+            return logs[0] - self._low * math.log(levels[0] / q)
+        if q >= levels[-1]:
+            return logs[-1] + self._high * math.log((1 - levels[-1]) / (1 - q))
+        return self._inner(q)
+
+    def level(self, log: float) -> float:
+        """Return the share of times up to ``log``: the inverse of :meth:`log`."""
+        levels, logs = self._levels, self._logs
+        log += TIE
+        right = bisect_right(logs, log)
+        if right == 0:
+            return levels[0] * math.exp((log - logs[0]) / self._low) if self._low else 0.0
+        if right == len(logs):
+            left_over = math.exp((logs[-1] - log) / self._high) if self._high else 0.0
+            return 1 - (1 - levels[-1]) * left_over
+        left = right - 1
+        part = (log - logs[left]) / (logs[right] - logs[left])
+        return levels[left] + part * (levels[right] - levels[left])
+
+    def mean(self) -> float:
+        """Return the mean seconds; times beyond the 99 % quantile count as that quantile, so it is finite.
+
+        Each linear piece contributes the mean of an exponential.
+        """
+        if self._mean is None:
+            top = self.log(TOP)
+            levels = [level for level in self._levels if level < TOP]
+            logs = self._logs[: len(levels)]
+            total = (1 - TOP) * math.exp(top) + levels[0] * math.exp(logs[0])
+            pieces = zip(levels, logs, [*levels[1:], TOP], [*logs[1:], top], strict=True)
+            for level, log, next_level, next_log in pieces:
+                total += (next_level - level) * _mean_between(log, next_log)
+            self._mean = total
+        return self._mean
+
+    def _tail(self, beyond: float, *, upper: bool) -> float:
+        """Return by how much log seconds grow beyond the last point when the remaining share falls by factor
+        e.
+        """
+        inside = min(0.5, 10 * beyond)
+        if inside <= beyond:
+            return 0.0
+        log = self._inner(1 - inside if upper else inside)
+        apart = self._logs[-1] - log if upper else log - self._logs[0]
+        return apart / math.log(inside / beyond)
+
+    def _inner(self, q: float) -> float:
+        """As :meth:`log`, between the outermost points only."""
+        levels, logs = self._levels, self._logs
+        right = bisect_left(levels, q)
+        left = right - 1
+        part = (q - levels[left]) / (levels[right] - levels[left])
+        return logs[left] + part * (logs[right] - logs[left])
+
+
+def _mean_between(low: float, high: float) -> float:
+    """Return the mean of ``exp`` between two logs."""
+    apart = high - low
+    return math.exp(low) * (math.expm1(apart) / apart if apart > 1e-9 else 1.0)
+
+
+def redistributed(times: Iterable[tuple[float, bool, float]]) -> list[tuple[float, float]]:
+    """Return times and weights, where the weight of those given up is spread over all that took longer.
+
+    Of a time that was given up, such as that of a batch that was taken back, it is only known that it would
+    have been longer. This is the estimate of Kaplan and Meier ("Nonparametric estimation from incomplete
+    observations", 1958). A time that was given up after all others keeps its own weight.
+
+    Args:
+        times: each with whether it was given up, and its weight, above 0.
+    """
+    points = sorted(times)
+    longer = list(accumulate([weight for *_, weight in reversed(points)], initial=0.0))[-2::-1]
+    factor = 1.0
+    found = []
+    for (time, given_up, weight), left in zip(points, longer, strict=True):
+        if not given_up or not left:
+            found.append((time, factor * weight))
+        else:
+            factor *= (left + weight) / left
+    return found
+
 
 REMEMBERED = 100
 """Observations that are kept."""
@@ -401,3 +499,72 @@ def _imputed_level(level: float, seconds: float) -> float:
     observations always give equal forecasts.
     """
     return level + (1 - level) * ((0.5 + seconds * _GOLDEN) % 1.0)
+
+
+LATEST = 86_400.0
+"""Seconds after which batches of OpenAI and Anthropic expire; those of Gemini should end by then, and
+expire after twice as long."""
+PROMISE = (
+    (300.0, 0.1),
+    (900.0, 0.125),
+    (1800.0, 0.125),
+    (7200.0, 0.075),
+    (21_600.0, 0.05),
+    (64_800.0, 0.025),
+)
+"""Seconds and weights that stand for what is documented: most of Anthropic's batches end within an hour,
+those of OpenAI and Gemini often far before their 24. Together they weigh as much as half an observation."""
+_SHORTEST = 1.0
+"""The least seconds returned while anything is left, such as collecting the results."""
+_HIGHEST = 1 - 1e-9
+
+
+@frozen
+class RunningBatch:
+    """A batch of ``size`` requests, created ``elapsed`` seconds ago; ``done`` where the provider says how
+    many are.
+    """
+
+    size: int
+    elapsed: float
+    done: int | None = None
+
+
+def remaining(running: Sequence[RunningBatch], times: Times, *, unsent: Sequence[int] = ()) -> float | None:
+    """Return the seconds until the last batch has ended, as likely too long as too short.
+
+    Args:
+        running: the job's batches that have not ended; they run in parallel.
+        times: how long batches of the same model take.
+        unsent: sizes of batches still to be sent; as many at a time as run now, else all at once.
+
+    Returns:
+        0.0 only when nothing is left; ``None`` when a batch has run for :data:`LATEST`.
+    """
+    if not running and not unsent:
+        return 0.0
+    if any(batch.elapsed >= LATEST for batch in running):
+        return None
+    longest = max((_left(batch, times) for batch in running), default=0.0)
+    if unsent:
+        rounds = math.ceil(len(unsent) / len(running)) if running else 1
+        longest += rounds * max(_median_left(0.0, size, times) for size in {*unsent})
+    return max(_SHORTEST, longest)
+
+
+def _left(batch: RunningBatch, times: Times) -> float:
+    """Return the seconds left of one batch: by its age, or by its own progress where that is faster.
+
+    Slow progress is no evidence: batches wait in a queue first, and then run fast.
+    """
+    elapsed = max(0.0, batch.elapsed)
+    left = _median_left(elapsed, batch.size, times)
+    if batch.done is not None and batch.done > 0:
+        left = min(left, elapsed * max(0, batch.size - batch.done) / batch.done)
+    return left
+
+
+def _median_left(elapsed: float, size: int, times: Times) -> float:
+    """Return the median of the time left, of batches that are not done after ``elapsed`` seconds."""
+    half = (1 + times.chance(elapsed, size)) / 2
+    return min(times.quantile(min(_HIGHEST, half), size), 2 * LATEST) - elapsed
