@@ -15,7 +15,7 @@ from typing import Any, Self, overload
 
 from attrs import Attribute, Converter, field, frozen
 
-from smartbatch._display import without_middle
+from smartbatch._words import without_middle
 from smartbatch.errors import ConfigError, did_you_mean, scrub
 from smartbatch.prices import Price
 from smartbatch.types import Duration

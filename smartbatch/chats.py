@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import asdict, field, frozen
 
-from smartbatch._display import short
+from smartbatch._words import short
 
 
 @frozen

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from attrs import asdict, field, frozen
 
-from smartbatch._display import brief
+from smartbatch._words import brief
 from smartbatch.errors import snake_case
 from smartbatch.types import Kind, Priority, Route, Usage
 

@@ -7,6 +7,7 @@ from typing import Any, Generic
 
 from attrs import asdict, evolve
 
+from smartbatch._words import money
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.explanation import explain
 from smartbatch.core.routing.options import Option
@@ -75,7 +76,7 @@ class Plan(Generic[T]):
         self.options: tuple[Option, ...] = decision.options
 
     def __repr__(self) -> str:
-        cost = "price unknown" if self.cost is None else f"about {self.cost:.6f} USD"
+        cost = "price unknown" if self.cost is None else f"about {money(self.cost)}"
         return f"<Plan {self.requests:,} requests, {self.route.value}, {self.p50:.0f} s, {cost}>"
 
     def _repr_html_(self) -> str:

@@ -30,7 +30,7 @@ from smartbatch.types import Usage
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, ModelPrice, PriceCalculation
 
-__all__ = ["Price", "PriceBook", "Processing", "RateCard", "dollars", "listed_models"]
+__all__ = ["Price", "PriceBook", "Processing", "RateCard", "listed_models"]
 
 MILLION = 1_000_000
 
@@ -63,12 +63,6 @@ OpenAI's guide to the Batch API: half the price of synchronous calls; cached inp
 model, so its price is left whole. Anthropic's page on batch processing: half of all standard prices, those of
 cache reads too. Google's page on the Gemini Batch API and its price list: half, embeddings too; cached tokens
 cost the same as outside."""
-
-
-def dollars(usd: float) -> str:
-    """Return USD with as many digits as they need, and never as a power of ten: ``0.0000786 USD``."""
-    digits = 6 if not usd or abs(usd) >= 1e-4 else 8
-    return f"{usd:.{digits}f}".rstrip("0").rstrip(".") + " USD"
 
 
 def _number(value: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import evolve
 
-from smartbatch._display import short
+from smartbatch._words import money, short
 from smartbatch.errors import AllRequestsFailed, ListStopped, RowSkipped
 from smartbatch.tables.answer_columns import answer_columns, as_rows, fits, has_samples, rows_of, with_answers
 from smartbatch.tables.columns import to_arrow, to_pandas, to_polars
@@ -300,13 +300,13 @@ def _summary(results: ResultList[T]) -> str:
     routes = Counter(_way(each) for each in results)
     ways = ", ".join(f"{route} {number:,}" for route, number in routes.most_common())
     known = len(results) - len([each for each in results if each.cost is None])
-    cost = "cost unknown" if results and not known else f"{results.cost:.6f} USD"
+    cost = "cost unknown" if results and not known else f"{money(results.cost)}"
     least = "at least " if 0 < known < len(results) else ""
     failed = f", {results.failed:,} failed" if results.failed else ""
     failed += f", {results.skipped:,} skipped" if results.skipped else ""
     defects = f" ({defects})" if (defects := defects_in_words(results)) else ""
     if any(each.paid_before for each in results):
-        cost += f", {results.paid_now:.6f} USD of it paid now"
+        cost += f", {money(results.paid_now)} of it paid now"
     took = f"; {results.wall:,.1f} s" if results.wall else ""
     counts = f"{results.succeeded:,} succeeded{defects}{failed}"
     words = f"{len(results):,} results: {counts}; {least}{cost}"

@@ -45,7 +45,7 @@ def test_a_list_shows_its_sums_and_its_first_and_last_results() -> None:
     results = ResultList([answered(number) for number in range(1000)])
     results[999] = Result("r999", error=ProviderError("it broke"), route=Route.BATCH)
     html = results._repr_html_()
-    assert "1,000 results: 999 succeeded, 1 failed; at least 499.500000 USD" in words(html)
+    assert "1,000 results: 999 succeeded, 1 failed; at least $499.50" in words(html)
     assert "individual 999, batch 1" in words(html)
     assert [row[0] for row in rows(html)[1:]] == [*"01234", "…", *map(str, range(995, 1000))]
     assert rows(html)[1][1:3] == ["answer 0", "individual"]
@@ -58,7 +58,7 @@ def test_a_short_list_is_shown_as_a_whole() -> None:
 
 
 def test_a_list_without_results_cost_nothing() -> None:
-    assert repr(ResultList()) == "<ResultList 0 results: 0 succeeded; 0.000000 USD>"
+    assert repr(ResultList()) == "<ResultList 0 results: 0 succeeded; $0>"
 
 
 def test_what_an_answer_holds_is_text_and_is_cut() -> None:

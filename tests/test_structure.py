@@ -32,7 +32,7 @@ NOUNS = frozenset({"attempt", "chats", "errors", "types", "events", "results", "
 """What travels everywhere: it imports nothing above itself."""
 
 FOR_ALL = frozenset(
-    {"_clock", "_display", "_files", "_fork", "_importing", "_kept"}
+    {"_clock", "_words", "_files", "_fork", "_importing", "_kept"}
     | {"_postgres", "_settings", "_sqlite", "_version"}
 )
 """Files at the root that every room may import."""
@@ -55,7 +55,7 @@ BELOW_CLIENT = NOUNS | {
 ALLOWED: dict[str, frozenset[str]] = {
     # for all
     "_clock": frozenset(),  # time and waiting
-    "_display": frozenset(),  # short reprs, escapes
+    "_words": frozenset(),  # short reprs, escapes
     "_files": frozenset({"errors"}),  # files for this user only
     "_fork": frozenset(),  # forks and the interpreter's end
     "_importing": frozenset({"_fork"}),  # how modules are imported late
@@ -146,7 +146,7 @@ ALLOWED_IN_CORE = frozenset(
 """Decisions take time and random sources as arguments, and have no threads, files or sockets: nothing else
 that is not the library's own is imported."""
 
-FOR_DECISIONS = frozenset({"_importing", "_settings"})
+FOR_DECISIONS = frozenset({"_importing", "_settings", "_words"})
 """The files for all that decisions use as well: others wait, fork, or look at clocks and files."""
 
 CLOCKS = re.compile(r"(date|datetime|struct_time)\.(now|utcnow|today)")

@@ -61,7 +61,7 @@ def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; return 1 when one of them is wrong."""
-    from smartbatch._display import escape
+    from smartbatch._words import escape
     from smartbatch.cli.standard_output import ReaderLeft, print_out
     from smartbatch.errors import scrub
 

@@ -15,14 +15,14 @@ from typing import IO, Any, Final
 from attrs import asdict
 
 from smartbatch._clock import RealClock
-from smartbatch._display import escape
+from smartbatch._words import duration, escape, money
 from smartbatch.cli.clients import config_of, missing_store
 from smartbatch.cli.messages import note, say
 from smartbatch.cli.standard_output import ReaderLeft, binary_output, print_out, standard_output
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import InputError, JobNotFound, StoreError
 from smartbatch.jobs.job import Job
-from smartbatch.jobs.status import JobStatus, span, usd
+from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Progress
 from smartbatch.runs.followed_jobs import GRACE, FollowedJobs
 from smartbatch.runs.output_file import check_output_name, replaced
@@ -331,14 +331,14 @@ def _cells(status: JobStatus, wall: float) -> tuple[str, ...]:
     if status.unpriced and not status.cost:
         cost = "unknown"
     else:
-        cost = f"{usd(status.cost, 4)} USD" + (" and more" if status.unpriced else "")
+        cost = f"{money(status.cost)}" + (" and more" if status.unpriced else "")
     return (
         status.id,
         f"{status.state}, cancelling" if status.cancelling else status.state,
         f"{status.finished:,}/{status.total:,}",
         f"{status.failed:,}",
         cost,
-        span(max(0.0, wall - status.created_at)),
+        duration(max(0.0, wall - status.created_at)),
         escape(status.model),
         escape(key if len(key) <= _MAX_KEY else key[: _MAX_KEY - 1] + "…"),
     )

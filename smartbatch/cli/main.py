@@ -320,7 +320,7 @@ class _Parser(CommandParser):
             raise argparse.ArgumentError(action, error.message + hint) from None
 
     def error(self, message: str) -> NoReturn:
-        from smartbatch._display import escape  # late: nothing is wrong with most commands
+        from smartbatch._words import escape  # late: nothing is wrong with most commands
 
         # a required option may be there, but misspelt, or the value of an unknown one be taken for a choice
         if "are required" in message or "invalid choice" in message:

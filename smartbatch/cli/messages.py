@@ -6,7 +6,7 @@ import logging
 import sys
 from typing import Final
 
-from smartbatch._display import SafeStream, escape
+from smartbatch._words import SafeStream, escape
 from smartbatch.events import (
     BreakerChanged,
     CooldownStarted,

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0; 1 where something that was to go on is not paused.
     """
-    from smartbatch._display import escape
+    from smartbatch._words import escape
     from smartbatch.cli.clients import config_of, missing_store
     from smartbatch.cli.standard_output import ReaderLeft, print_out
     from smartbatch.stored_jobs import StoredJobs

@@ -9,7 +9,7 @@ import tempfile
 from contextlib import ExitStack
 
 from smartbatch._clock import RealClock
-from smartbatch._display import escape
+from smartbatch._words import escape
 from smartbatch.cli.clients import (
     answers_each,
     client_of,

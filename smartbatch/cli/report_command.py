@@ -51,7 +51,7 @@ def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the report and return the exit code."""
     # late: other subcommands need none of it
-    from smartbatch._display import escape
+    from smartbatch._words import escape
     from smartbatch.cli.messages import say
     from smartbatch.cli.screenshot import browser, screenshot
     from smartbatch.errors import InputError
@@ -81,7 +81,7 @@ def _check(path: str) -> None:
     Raises:
         InputError: of these; the file stays as it is.
     """
-    from smartbatch._display import escape
+    from smartbatch._words import escape
     from smartbatch.errors import InputError
 
     if os.path.splitext(path)[1].lower() not in (".html", ".htm"):
@@ -102,7 +102,7 @@ def _report(args: argparse.Namespace) -> Report:
     Raises:
         JobNotFound: there is neither.
     """
-    from smartbatch._display import escape
+    from smartbatch._words import escape
     from smartbatch.cli.clients import config_of, missing_store
     from smartbatch.cli.output_report import ended_runs, output_report
     from smartbatch.errors import JobNotFound

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from smartbatch._clock import RealClock
-from smartbatch._display import escape
+from smartbatch._words import escape
 from smartbatch.cli.clients import answers_each, client_of, config_of, embedding_of, params_of, prompt_maker
 from smartbatch.cli.messages import note, say
 from smartbatch.cli.route_chooser import RouteChooser

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from smartbatch._display import escape
+from smartbatch._words import escape
 from smartbatch.errors import ConfigError, InputError
 
 _BROWSERS = (

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-from smartbatch._display import escape
+from smartbatch._words import escape
 from smartbatch.errors import InputError, SmartbatchError
 from smartbatch.views.terminal import fitted
 

@@ -8,13 +8,13 @@ from typing import Final
 
 from attrs import Factory, define, evolve
 
-from smartbatch._display import escape
+from smartbatch._words import escape, money
 from smartbatch.core.limits.error_patterns import pattern_of
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.options import Option
 from smartbatch.core.routing.outcome import ActualCost, rescue_in_words
 from smartbatch.errors import ListStopped, SmartbatchError, kind_name
-from smartbatch.jobs.status import JobStatus, cost_in_words, usd
+from smartbatch.jobs.status import JobStatus, cost_in_words
 from smartbatch.results import defects_in_words
 from smartbatch.runs.output_file import Recovered
 from smartbatch.runs.output_lines import Amounts
@@ -213,12 +213,11 @@ def _resend_advice(amounts: Amounts) -> str:
 
 def _cost_text(amounts: Amounts) -> str:
     cost = amounts.cost
-    priced = f"{cost:,.2f}" if cost >= 100 else usd(cost).rstrip("0").rstrip(".")
     unknown = {"price": amounts.unpriced, "cost": amounts.unbilled}
     parts = [f"{_rows(number)} of unknown {what}" for what, number in unknown.items() if number]
     if parts and not cost:
         return f"unknown {'cost' if amounts.unbilled else 'price'}"
-    return " and ".join([f"{priced} USD", *parts])
+    return " and ".join([money(cost), *parts])
 
 
 def _tokens_text(amounts: Amounts) -> str:
@@ -279,8 +278,8 @@ def _difference(option: Option, seconds: float, paid: float | None, other: float
     if paid is None or other is None:
         return time
     more = paid - other
-    return f"{usd(abs(more))} USD {'more' if more > 0 else 'less'} for the same tokens, {time}"
+    return f"{money(abs(more))} {'more' if more > 0 else 'less'} for the same tokens, {time}"
 
 
 def _money(cost: float | None) -> str:
-    return "" if cost is None else f" for {usd(cost)} USD"
+    return "" if cost is None else f" for {money(cost)}"

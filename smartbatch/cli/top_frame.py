@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from smartbatch._display import escape
+from smartbatch._words import duration, escape, money
 from smartbatch.dashboard.attention import needs_of
 from smartbatch.dashboard.outlook import outlook, risk_of
 from smartbatch.dashboard.shared_view import SharedView, failures_of
 from smartbatch.dashboard.source import Source
 from smartbatch.errors import SmartbatchError
 from smartbatch.jobs.records import JobRow, JobState
-from smartbatch.jobs.status import span, usd
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.job_overview import JobFilter
 from smartbatch.observe.participants import LaneStatus, RealtimeStatus, merged
@@ -125,9 +124,9 @@ def _job(source: Source, store: SqlStore, line: JobRow) -> tuple[str, ...]:
     shards, times = store.overview.shards([line])[line.id], source.history.turnaround(line.model)
     now = source.now()
     ends, risk = outlook(line, shards, times, now), risk_of(line, shards, times, now)
-    left = "?" if ends is None else f"{span(max(0.0, ends.median - now))}"
+    left = "?" if ends is None else f"{duration(max(0.0, ends.median - now))}"
     if ends is not None and ends.late > ends.median + 1:
-        left += f" to {span(ends.late - now)}"
+        left += f" to {duration(ends.late - now)}"
     cancelling = line.cancel_requested and line.state is not JobState.DONE
     failed = f", {line.failed:,} failed" if line.failed else ""
     return (
@@ -136,7 +135,7 @@ def _job(source: Source, store: SqlStore, line: JobRow) -> tuple[str, ...]:
         f"{_bar(line.finished, line.total)} {_percent(line.finished, line.total)}",
         f"{line.finished:,}/{line.total:,}{failed}",
         left,
-        f"{usd(line.cost, 4)} USD" + (" + ?" if line.unpriced else ""),
+        f"{money(line.cost)}" + (" + ?" if line.unpriced else ""),
         _deadline(line, risk, now),
         line.model,
     )
@@ -156,19 +155,19 @@ def _deadline(line: JobRow, risk: float | None, now: float) -> str:
     if deadline is None:
         return "-"
     if now > deadline:
-        return f"missed {span(now - deadline)} ago"
-    return f"in {span(deadline - now)}" + ("" if risk is None else f", risk {risk:.0%}")
+        return f"missed {duration(now - deadline)} ago"
+    return f"in {duration(deadline - now)}" + ("" if risk is None else f", risk {risk:.0%}")
 
 
 def _money(status: RealtimeStatus) -> str:
-    words = f"{usd(status.spent, 4)} USD in real time"
-    return words + (f" of {usd(status.budget, 2)}" if status.budget else "")
+    words = f"{money(status.spent)} in real time"
+    return words + (f" of {money(status.budget)}" if status.budget else "")
 
 
 def _spending(source: Source) -> str:
     hours = source.spending(source.now() - _DAY * 3600)
     paid, realtime = sum(one.usd for one in hours), sum(one.realtime_usd for one in hours)
-    return f"; {usd(paid, 4)} USD in {_DAY} hours, {usd(realtime - paid, 4)} USD saved against real time"
+    return f"; {money(paid)} in {_DAY} hours, {money(realtime - paid)} saved against real time"
 
 
 # -- real time
@@ -184,7 +183,7 @@ def _lane(lane: LaneStatus) -> tuple[str, ...]:
     if not lane.tokens_per_minute and lane.input_tokens_per_minute:
         tokens = (lane.input_tokens_used, lane.input_tokens_per_minute)
     waits = [f"breaker {lane.breaker}"] if lane.breaker != "closed" else []
-    waits += [f"cooldown {span(lane.cooldown)}"] if lane.cooldown else []
+    waits += [f"cooldown {duration(lane.cooldown)}"] if lane.cooldown else []
     waits += ["own share only"] if lane.is_lost else []
     waits += [lane.waits_for] if lane.waits_for else []
     return (
@@ -206,7 +205,7 @@ def _realtime(status: RealtimeStatus, width: int) -> Iterator[TextLine]:
     waits = ", ".join(f"{name} {count:,}" for name, count in status.waits.items())
     pending = ", ".join(_pending(status, name) for name, count in status.pending.items() if count)
     yield TextLine("")
-    oldest = f", the oldest for {span(status.oldest_wait)}" if status.waiting else ""
+    oldest = f", the oldest for {duration(status.oldest_wait)}" if status.waiting else ""
     words = f"real time  {status.waiting:,} waiting{oldest}, {status.in_flight:,} in flight"
     yield TextLine(fitted(f"{words}, {status.workers:,} threads", width))
     if pending:
@@ -222,14 +221,14 @@ def _realtime(status: RealtimeStatus, width: int) -> Iterator[TextLine]:
 
 def _pending(status: RealtimeStatus, name: str) -> str:
     wait = status.oldest_waits.get(name)
-    return f"{name} {status.pending[name]:,}" + ("" if wait is None else f" (the oldest {span(wait)})")
+    return f"{name} {status.pending[name]:,}" + ("" if wait is None else f" (the oldest {duration(wait)})")
 
 
 def _failures(shared: SharedView, width: int) -> Iterator[TextLine]:
     found = failures_of(shared)
     told = ", ".join(
         f"{one.kind} {max(one.calls, one.requests):,.0f}"
-        + ("" if one.age is None else f" ({span(one.age)} ago)")
+        + ("" if one.age is None else f" ({duration(one.age)} ago)")
         for one in found
     )
     yield TextLine(fitted(escape(f"failures   {told or 'none, as far as processes told'}"), width))

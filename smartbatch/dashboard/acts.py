@@ -7,12 +7,12 @@ from typing import Any, TypeAlias
 
 from attrs import frozen
 
+from smartbatch._words import money
 from smartbatch.dashboard.page import Query
 from smartbatch.dashboard.source import Source
 from smartbatch.errors import InvalidRequest, JobNotFound
 from smartbatch.jobs.act_records import MOST_COUNTED, Acted, JobSelection
 from smartbatch.jobs.job import Job
-from smartbatch.views.words import money
 
 NONE = "none"
 """Takes a deadline or a budget away."""

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
+from smartbatch._words import duration, money
 from smartbatch.dashboard.shared_view import SharedView
 from smartbatch.dashboard.source import Source
 from smartbatch.jobs.records import JobRow, JobState
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.job_overview import JobFilter
 from smartbatch.observe.participants import LaneStatus, merged
-from smartbatch.views.words import duration, money
 
 LONG = 60.0
 """Seconds of a cooldown that a person should know of."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from attrs import define, field, frozen
 
+from smartbatch._words import UNKNOWN, duration, moment, money, share
 from smartbatch.core.routing.explanation import decision_parts
 from smartbatch.core.routing.outcome import Measured
 from smartbatch.dashboard.page import Page, Query, no_store_yet, number_of, pages_of
@@ -28,7 +29,6 @@ from smartbatch.views.model import (
     ValueDistribution,
     View,
 )
-from smartbatch.views.words import UNKNOWN, duration, moment, money, share
 
 EVERY = 2.0
 """Seconds between two looks while somebody watches; what is shown is written every few seconds."""

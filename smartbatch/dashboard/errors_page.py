@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
+from smartbatch._words import plural
 from smartbatch.dashboard.page import Page, Query, no_store_yet
 from smartbatch.dashboard.source import Source
 from smartbatch.jobs.summary_records import ErrorGroup
 from smartbatch.views.model import Cell, DataTable, Link, Links, Note, Part, Section, State, Tile, View
-from smartbatch.views.words import plural
 
 EVERY = 2.0
 """Seconds between two looks while somebody watches; what is shown is written every few seconds."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from attrs import evolve
 
+from smartbatch._words import UNKNOWN, money
 from smartbatch.dashboard import act_forms
 from smartbatch.dashboard.downloads import formats, may_download
 from smartbatch.dashboard.job_rows import deadline_of, time_of
@@ -44,7 +45,6 @@ from smartbatch.views.model import (
     Value,
     View,
 )
-from smartbatch.views.words import UNKNOWN, money
 
 MAX_BATCHES = 100
 MAX_FAILED = 50

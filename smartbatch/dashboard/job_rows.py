@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from smartbatch._words import duration, money, share
 from smartbatch.dashboard.outlook import Outlook, outlook, risk_of
 from smartbatch.dashboard.page import Query
 from smartbatch.dashboard.source import Source
@@ -11,7 +12,6 @@ from smartbatch.jobs.records import JobRow, JobState
 from smartbatch.jobs.store.job_overview import AcceptedForecast
 from smartbatch.results import defects_in_words
 from smartbatch.views.model import Cell, DataTable, Link, Moment, ProgressBar, State, Tone, Value
-from smartbatch.views.words import duration, money, share
 
 _COLUMNS = "job, model/4, state, requests, route/6, time, cost:money, deadline/5"
 _TONES: dict[JobState, Tone] = {JobState.ACTIVE: "", JobState.HELD: "bad", JobState.DONE: "good"}

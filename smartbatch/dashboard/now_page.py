@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from smartbatch._words import duration, money, number, plural
 from smartbatch.dashboard.attention import Need, needs_of
 from smartbatch.dashboard.job_rows import jobs_table
 from smartbatch.dashboard.page import Page, Query, no_store_yet
@@ -32,7 +33,6 @@ from smartbatch.views.model import (
     Value,
     View,
 )
-from smartbatch.views.words import duration, money, number, plural
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 SHOWN = 30 * MINUTE

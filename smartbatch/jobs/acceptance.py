@@ -10,8 +10,8 @@ from itertools import islice
 
 from attrs import define, evolve, field
 
-from smartbatch._display import duration
 from smartbatch._settings import usd
+from smartbatch._words import duration, money
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.preparer import kind_of, row_named
 from smartbatch.core.preparation.tokens import estimate_request
@@ -25,7 +25,6 @@ from smartbatch.jobs.retried_rows import PolicyChange, Reopening
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.jobs.wire_ids import wire_id
-from smartbatch.prices import dollars
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.types import Deadline, Priority, Request
 
@@ -319,7 +318,7 @@ def change_budget(store: SqlStore, job_id: str, budget: float | str | None, by: 
     if most is not None and not (number and 0 <= most <= sys.float_info.max):
         raise InvalidRequest(f"budget = {budget!r:.60} is no amount of USD", field="budget")
     limit = None if most is None else float(most)
-    detail = "none" if limit is None else dollars(limit)
+    detail = "none" if limit is None else money(limit)
     row = store.acts.change_policy(
         job_id, lambda policy: evolve(policy, budget=limit), "set_budget", detail, by
     )

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from attrs import define, evolve, field, frozen
 
+from smartbatch._words import money
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.budget_reservations import JobReservations
 from smartbatch.core.preparation.tokens import Calibration
@@ -165,7 +166,7 @@ def exceeded(row: JobRow, count: int, least: float) -> BudgetExceeded:
     several = f"{count:,} requests were not sent: the cheapest of them" if count > 1 else "not sent: it"
     left = max(0.0, remaining_budget(row))
     return BudgetExceeded(
-        f"{several} could cost up to {least:.6f} USD, and {left:.6f} USD are left of the "
+        f"{several} could cost up to {money(least)}, and {money(left)} are left of the "
         f"job's budget of {row.policy.budget:g} USD; raise the budget and submit what was not answered again"
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from smartbatch._words import duration, moment, money
 from smartbatch.core.routing.outcome import ListDecision
 from smartbatch.errors import StoreError
 from smartbatch.jobs.payload import (
@@ -25,7 +26,6 @@ from smartbatch.jobs.summary_records import StoredDecision
 from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.types import Generation, Result
 from smartbatch.views.report import Report
-from smartbatch.views.words import duration, moment, money
 
 _PAGES = 80
 """Places of a job at which results are read."""

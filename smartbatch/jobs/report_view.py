@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from attrs import evolve, field, frozen
 
 from smartbatch._version import __version__
+from smartbatch._words import UNKNOWN, Unit, duration, moment, money, plural, share, worded
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.explanation import decision_parts
 from smartbatch.core.routing.options import Option
@@ -30,7 +31,6 @@ from smartbatch.views.model import (
     ValueDistribution,
     View,
 )
-from smartbatch.views.words import UNKNOWN, Unit, duration, moment, money, number, plural, share
 
 _MAX_BATCHES = 40
 _MAX_ROUTES, _MAX_RUNS, _MAX_MODELS = 4, 3, 5
@@ -361,9 +361,8 @@ def _values(sample: Sequence[RequestFigures], name: str) -> list[float]:
 def _quantiles(route: str, sample: Sequence[RequestFigures]) -> Iterator[tuple[str, ...]]:
     for name, unit in _FIGURES:
         if values := _values(sample, name):
-            words = {"duration": duration, "money": money}.get(unit, number)
             told = (*(quantile(values, q) for q in (0.5, 0.95, 0.99)), sum(values) / len(values), values[-1])
-            yield (route or _UNNAMED_ROUTE, name, *(words(value) for value in told))
+            yield (route or _UNNAMED_ROUTE, name, *(worded(value, unit) for value in told))
 
 
 def _failures(s: JobStatus, seen: SeenResults) -> Iterator[Part]:

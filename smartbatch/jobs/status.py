@@ -7,7 +7,7 @@ from functools import partial
 
 from attrs import evolve, field, frozen
 
-from smartbatch._display import counted, short
+from smartbatch._words import UNKNOWN, counted, duration, money, plural, short
 from smartbatch.core.forecast import RunningBatch, Times, remaining
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.errors import scrub
@@ -27,7 +27,6 @@ from smartbatch.results import defects_in_words
 from smartbatch.views.model import Cell, DataTable, Facts, Note, Part, ProgressBar, Section, State, Tile, View
 from smartbatch.views.notebook import in_cell
 from smartbatch.views.terminal import text_of
-from smartbatch.views.words import UNKNOWN, duration, money, plural
 
 _S = ShardState
 MINUTE = 60.0
@@ -377,20 +376,6 @@ def _saved(s: JobStatus) -> str:
     if abs(s.saved) <= _TINY:
         return ""
     return f"{money(abs(s.saved))} {'less' if s.saved > 0 else 'more'} than in real time"
-
-
-def usd(amount: float, digits: int = 6) -> str:
-    """Return an amount rounded; the same for sums that differ only in the order of their floats."""
-    return f"{round(amount, 12):.{digits}f}"
-
-
-def span(seconds: float) -> str:
-    """Return seconds in short: ``8 s``, ``4 min``, ``2.5 h``."""
-    if seconds < 1.5 * MINUTE:
-        return f"{seconds:.0f} s"
-    if seconds < 1.5 * HOUR:
-        return f"{seconds / MINUTE:.0f} min"
-    return f"{seconds / HOUR:.1f} h"
 
 
 # -- time left -----------------------------------------------------------------------------------------------

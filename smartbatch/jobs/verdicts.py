@@ -8,6 +8,7 @@ from collections.abc import Callable
 from attrs import asdict, define, field, frozen
 
 from smartbatch._clock import Clock
+from smartbatch._words import money
 from smartbatch.errors import (
     BudgetExceeded,
     ClientClosed,
@@ -159,7 +160,7 @@ class UnstoredAnswers:
         tell(AnswersLost(at=now, **asdict(self)))
         logs.alarm(
             f"the client ended while answers could not be stored: {self.answers:,} that came "
-            f"({self.cost:.6f} USD) are lost, and {self.awaited:,} were still to come. Whoever takes "
+            f"({money(self.cost)}) are lost, and {self.awaited:,} were still to come. Whoever takes "
             f"their jobs up asks these requests again, with an incident that says so. {self.reason}",
             lost=True,
         )

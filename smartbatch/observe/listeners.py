@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from smartbatch._display import duration
 from smartbatch._fork import on_main_thread
+from smartbatch._words import duration
 from smartbatch.events import (
     CooldownStarted,
     Event,

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from attrs import asdict, frozen, has
 
+from smartbatch._words import money
 from smartbatch.errors import ErrorKind
 from smartbatch.events import (
     BreakerChanged,
@@ -411,7 +412,7 @@ class MetricsSnapshot:
     def __repr__(self) -> str:
         states = ("waiting", "in_flight", "succeeded", "failed", "cancelled")
         counts = ", ".join(f"{getattr(self, state):,} {state.replace('_', ' ')}" for state in states)
-        return f"<MetricsSnapshot {self.submitted:,} submitted: {counts}; {self.cost:.6f} USD>"
+        return f"<MetricsSnapshot {self.submitted:,} submitted: {counts}; {money(self.cost)}>"
 
     def _repr_html_(self) -> str:
         from smartbatch.views.model import DataTable, Section, View  # late: only a notebook shows it

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import asdict, astuple, evolve, field, fields_dict, frozen
 
-from smartbatch._display import counted, short
+from smartbatch._words import counted, short
 from smartbatch.observe.recent_calls import CallCounts, MinuteOfCalls, together
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, Self, TextIO
 from attrs import Factory, define, field
 
 from smartbatch._clock import RealClock
-from smartbatch._display import SafeStream, duration, escape
+from smartbatch._words import SafeStream, duration, escape, money
 from smartbatch.errors import ConfigError
 from smartbatch.events import BreakerChanged, CooldownStarted, Event, LongWait, PauseChanged, RetryScheduled
 from smartbatch.observe.listeners import LONG_WAIT
@@ -322,7 +322,7 @@ def _of_job(status: JobFigures) -> list[str]:
 
 
 def _cost(cost: float, unpriced: int) -> str:
-    return ("at least " if unpriced else "") + f"{cost:.4f} USD"
+    return ("at least " if unpriced else "") + f"{money(cost)}"
 
 
 class _Lines:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Protocol, Self, TextIO
 
 from smartbatch._clock import Clock, RealClock
-from smartbatch._display import SafeStream, duration, escape
 from smartbatch._fork import identity
 from smartbatch._settings import seconds_of
+from smartbatch._words import SafeStream, duration, escape, money
 from smartbatch.errors import ConfigError
 from smartbatch.events import ClientStopped, Event
 from smartbatch.observe.logs import EventLogger, clean, get_logger, user_error
@@ -191,13 +191,13 @@ def _rows(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
         yield "tokens", f"{inward}, {about}{s.usage.output_tokens:,} out"
     if s.cost or s.unpriced:
         unknown = f"; {s.unpriced:,} requests of unknown price" if s.unpriced else ""
-        yield "cost", f"{s.cost:.6f} USD{unknown}"
+        yield "cost", f"{money(s.cost)}{unknown}"
     if s.jobs_accepted or s.jobs_finished:
         yield "jobs", f"{s.jobs_accepted:,} accepted, {s.jobs_finished:,} finished"
     yield "jobs' batches", _table(s.shard_changes)
     if s.jobs_cost or s.jobs_saved:
         than = _difference(s.jobs_saved, "USD", "less", "more")
-        yield "jobs' cost", f"{s.jobs_cost:.6f} USD, {than} than in real time"
+        yield "jobs' cost", f"{money(s.jobs_cost)}, {than} than in real time"
     yield "incidents", _number(s.job_incidents)
     yield from _decisions(s.decisions)
 
@@ -213,7 +213,7 @@ def _routes(by_route: dict[str, RouteFigures]) -> Iterator[tuple[str, str]]:
         return
     for name, f in by_route.items():
         tokens = f"{f.input_tokens:,} tokens in, {f.output_tokens:,} out"
-        yield f"by route {name}", f"{f.requests:,} requests, {f.failed:,} failed, {tokens}, {f.cost:.6f} USD"
+        yield f"by route {name}", f"{f.requests:,} requests, {f.failed:,} failed, {tokens}, {money(f.cost)}"
 
 
 def _decisions(d: DecisionFigures) -> Iterator[tuple[str, str]]:
@@ -236,8 +236,8 @@ def _decisions(d: DecisionFigures) -> Iterator[tuple[str, str]]:
 
 
 def _difference(amount: float, unit: str, above: str, below: str) -> str:
-    figure = f"{abs(amount):,.6f}" if unit == "USD" else f"{abs(amount):,.1f}"
-    return f"{figure} {unit} {above if amount >= 0 else below}"
+    figure = money(abs(amount)) if unit == "USD" else duration(abs(amount))
+    return f"{figure} {above if amount >= 0 else below}"
 
 
 def _table(counts: dict[str, int]) -> str:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 
-from smartbatch._display import duration
+from smartbatch._words import duration, money
 from smartbatch.core.batching.packing import PackRoom, frame_most
 from smartbatch.core.batching.request_batch import Batch, BatchState
 from smartbatch.errors import (
@@ -24,7 +24,6 @@ from smartbatch.errors import (
 )
 from smartbatch.events import FlexChanged, LongWait, PackingChanged
 from smartbatch.observe.listeners import LONG_WAIT
-from smartbatch.prices import dollars
 from smartbatch.realtime.call.layers import Outcome
 from smartbatch.realtime.effects import DeferredEffects
 from smartbatch.realtime.gates import Demand, Ending, Gates, Permit, is_refused
@@ -258,15 +257,15 @@ class Collector:
         if short is not None:
             whole = head.own_budget is None or short is self._gates.budget
             whose = "the budget" if whole else "this list's budget"
-            left = dollars(short.left or 0.0)
+            left = money(short.left or 0.0)
             lost = short.unconfirmed
-            held = f" ({dollars(lost)} of it may have been billed for answers that were lost)" if lost else ""
+            held = f" ({money(lost)} of it may have been billed for answers that were lost)" if lost else ""
             why = "Raise it or lower max_tokens"
             if short.lease is not None and short.lease.lost:
                 why = "The place where it is shared cannot be used"
                 why += f": {short.lease.incompatible}" if short.lease.incompatible else ""
             error = BudgetExceeded(
-                f"the request could cost up to {dollars(head.reserve)}, and {left} are left "
+                f"the request could cost up to {money(head.reserve)}, and {left} are left "
                 f"of {whose}{held}; nothing was sent. {why}",
             )
             self._router.fail_locked(head, error, effects)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from attrs import define, evolve, field, frozen
 
 from smartbatch._clock import Clock
-from smartbatch._display import duration
+from smartbatch._words import duration
 from smartbatch.config import BatchingConfig
 from smartbatch.core.forecast import ForecastAt
 from smartbatch.core.routing.choice import Decision, Infeasible, break_even, choose

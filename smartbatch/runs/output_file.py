@@ -27,8 +27,8 @@ from typing import IO, Any, Final, TypeAlias
 
 from attrs import define, field
 
-from smartbatch._display import escape
 from smartbatch._files import is_foreign_link, lock_file, require_locks, sync_folder
+from smartbatch._words import escape
 from smartbatch.errors import InputError
 from smartbatch.providers.http.content import decode_json
 from smartbatch.runs.output_lines import (

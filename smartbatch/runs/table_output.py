@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 
-from smartbatch._display import escape
+from smartbatch._words import escape
 from smartbatch.errors import InputError
 from smartbatch.runs.output_file import OutputFile, OutputLost, OutputRow, Recovered, replaced
 from smartbatch.runs.result_tables import read_table, table_format

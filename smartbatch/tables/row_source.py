@@ -17,7 +17,7 @@ from typing import IO, Any, Final, TypeVar, cast
 
 from attrs import frozen
 
-from smartbatch._display import escape
+from smartbatch._words import escape
 from smartbatch.errors import InputError
 from smartbatch.tables.compression import ERRORS, MAGIC, decompressed
 from smartbatch.tables.csv_rows import csv_rows

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from attrs import frozen
 
-from smartbatch.views.words import Unit, moment, worded
+from smartbatch._words import Unit, moment, worded
 
 AxisUnit: TypeAlias = Unit | Literal["moment", "hour"]
 

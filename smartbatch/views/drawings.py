@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from attrs import frozen
 
+from smartbatch._words import moment, number, worded
 from smartbatch.views.chart_scale import ChartScale, scale
 from smartbatch.views.model import BarsOverTime, Chart, Column, DataTable, ProgressOverTime, ValueDistribution
-from smartbatch.views.words import moment, number, worded
 
 T = TypeVar("T")
 

@@ -15,7 +15,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from smartbatch.views import model, words
+from smartbatch import _words as words
+from smartbatch.views import model
 from smartbatch.views.drawings import HEIGHT, WIDTH, drawing
 from smartbatch.views.model import Cell, Kind, Section, View
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, Union
 
 from attrs import Attribute, field, frozen
 
-from smartbatch.views.words import Unit
+from smartbatch._words import Unit
 
 Tone: TypeAlias = Literal["", "good", "warn", "bad"]
 Kind: TypeAlias = Literal["text", "number", "money", "time", "duration"]

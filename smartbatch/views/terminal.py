@@ -8,8 +8,8 @@ from typing import Literal, TypeAlias
 
 from attrs import frozen
 
-from smartbatch._display import escape
-from smartbatch.views import words
+from smartbatch import _words as words
+from smartbatch._words import escape
 from smartbatch.views.drawings import Drawing, drawing, thinned
 from smartbatch.views.model import (
     BarsOverTime,

@@ -75,7 +75,7 @@ def test_what_they_cost_is_paid_by_the_first_run_alone(
             assert main(line) == 1
     again = capfd.readouterr().err
     (cost,) = re.findall("^cost .*", first, re.M)
-    assert f"{cost}; paid now: 0 USD" in again
+    assert f"{cost}; paid now: $0" in again
     assert "0 answered, 3 failed, 0 retried" in again
 
 

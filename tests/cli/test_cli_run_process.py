@@ -16,7 +16,7 @@ import pytest
 from cli.runs import Child, prompts, stored_prompts, until, written
 from levels import sampled
 
-from smartbatch.jobs.status import usd
+from smartbatch._words import money
 from smartbatch.testing import emulator
 
 SIM = "sim:demo?latency=0"
@@ -106,7 +106,7 @@ def test_the_cost_counts_answers_that_the_reader_did_not_wait_for(
     with sqlite3.connect("own.db") as db:
         ((paid,),) = db.execute("SELECT cost FROM job").fetchall()
     assert paid > 0
-    assert re.findall(r"^cost +([\d.]+) USD", said, re.MULTILINE) == [usd(paid).rstrip("0")]
+    assert re.findall(r"^cost +(\$[\d.]+)", said, re.MULTILINE) == [money(paid)]
 
 
 # -- memory --------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from cli.runs import prompts, written
 
 import smartbatch
 from smartbatch import BatchingClient, Result
+from smartbatch._words import money
 from smartbatch.cli.main import main
 
 USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
@@ -107,7 +108,7 @@ def test_truncated_answers_are_sent_again_and_their_cost_stays_counted(
     )
     told = capfd.readouterr().err
     whole, now = sum(row["cost"] for row in rows), 4 * first[0]["cost"]
-    assert f"cost     {whole:.6f}".rstrip("0") + " USD; paid now: " + f"{now:.6f}".rstrip("0") in told
+    assert f"cost     {money(whole)}; paid now: {money(now)}" in told
     for tokens in (500, 50):  # with the settings of either run, nothing is left
         assert run(tokens=tokens, output=output) == 0
     assert run("--resend", "truncated", tokens=500, output=output) == 0

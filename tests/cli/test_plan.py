@@ -123,9 +123,9 @@ def test_constraints_may_stand_in_the_settings(
 @pytest.mark.parametrize(
     ("line", "printed"),
     [
-        (["--deadline", "1s"], r"a deadline of [\d.]+ s .* a deadline of \d+ s \(individual, 0\."),
+        (["--deadline", "1s"], r"a deadline of [\d.]+ s .* a deadline of \d+ s \(individual, \$0\."),
         (["--deadline", "0.0001s"], r"no route meets a deadline of 0\.001 s for"),
-        (["--budget", "0.00001"], r"a budget of 0.00001 USD for 40 .* a budget of 0\.\d+ USD \(batch\)"),
+        (["--budget", "0.00001"], r"a budget of \$0.00001 for 40 .* a budget of \$0\.\d+ \(batch\)"),
         (["--deadline", "2weeks"], r"deadline = '2weeks' is no time from now"),
         (["--deadline", "-3"], r"deadline = '-3' is no time from now"),
         (["--time-value", "-1"], r"time_value = -1\.0 is out of range"),

@@ -353,9 +353,9 @@ def test_rows_beyond_the_budget_fail_and_a_larger_budget_asks_them(
         options = ["--max-tokens", "100", "--strategy", "individual", "--budget"]
         assert run(*options, "0.00005", model=OPENAI) == 2
         printed = capfd.readouterr().err
-        assert "no route meets a budget of 0.00005 USD for 40 requests with strategy='individual'" in printed
+        assert "no route meets a budget of $0.00005 for 40 requests with strategy='individual'" in printed
         assert "nothing was sent" in printed
-        assert "a budget of 0.008097 USD (individual)" in printed
+        assert "a budget of $0.0081 (individual)" in printed
         assert not Path("out.jsonl").exists()
         assert emu.ledger.received == 0
 

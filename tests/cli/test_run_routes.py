@@ -110,9 +110,9 @@ def test_the_choice_and_its_reason_are_told_first_and_scored_last(
     assert row_of(printed, "route").startswith("route    hybrid, 3 at once: strategy='hybrid' was asked for")
     assert "; it took " in row_of(printed, "forecast")
     individually, by_batch = [line for line in printed.splitlines() if line.startswith("against ")]
-    assert individually.startswith("against  always individually: 0.00")
-    assert " USD less for the same tokens, " in individually
-    assert by_batch.startswith("against  always by batch: 0.00")
+    assert individually.startswith("against  always individually: $0.00")
+    assert " less for the same tokens, " in individually
+    assert by_batch.startswith("against  always by batch: $0.00")
     assert row_of(printed, "deadline").startswith("deadline met, ")
 
 
@@ -150,7 +150,7 @@ def test_quiet_says_nothing_of_routes(
     [
         (["--deadline", "1s"], "no route meets a deadline of 1 s for 40 requests; nothing was sent."),
         (["--deadline", "yesterday"], "deadline = 'yesterday' is no time from now"),
-        (["--budget", "0.00001"], "What would be met: a budget of 0.0"),
+        (["--budget", "0.00001"], "What would be met: a budget of $0.0"),
         (["--time-value", "-5"], "time_value = -5.0 is out of range"),
     ],
 )

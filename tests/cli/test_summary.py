@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from smartbatch._words import money
 from smartbatch.cli.standard_output import StandardOutput
 from smartbatch.cli.summary import RunSummary, decision_summary, failure_line
 from smartbatch.core.routing.choice import Decision
@@ -14,7 +15,6 @@ from smartbatch.core.routing.options import Constraints, Option
 from smartbatch.core.routing.outcome import ActualCost
 from smartbatch.core.routing.workload import Cost, Load
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.jobs.status import usd
 from smartbatch.runs.output_file import Recovered
 from smartbatch.runs.output_lines import encode
 from smartbatch.runs.row_keys import KeyedRow
@@ -42,7 +42,7 @@ def test_the_summary_counts_what_was_done() -> None:
     assert summary.render(wall=1.0, before=Recovered(answered=7)).split("\n") == [
         "done     2 answered, 1 failed, 1 retried (3 extra calls), 7 already answered, not asked again",
         "tokens   200 in, 20 out",
-        "cost     0.02 USD; paid now: 0.02 USD",
+        "cost     $0.02; paid now: $0.02",
         "wall     1.00 s; one after another 4.00 s, so 4.0× faster",
         r"failed   row 2 (id r\x07-3): timeout: no answer\x1b[31m",
     ]
@@ -97,12 +97,12 @@ def test_only_the_first_groups_of_failures_are_listed() -> None:
 @pytest.mark.parametrize(
     ("costs", "printed"),
     [
-        ([0.25, 0.5], "0.75 USD"),
-        ([0.000004], "0.000004 USD"),
-        ([1234.5], "1,234.50 USD"),
-        ([0.0], "0 USD"),
+        ([0.25, 0.5], "$0.75"),
+        ([0.000004], "$0.000004"),
+        ([1234.5], "$1,234.50"),
+        ([0.0], "$0"),
         ([None], "unknown price"),
-        ([0.5, None], "0.5 USD and 1 row of unknown price"),
+        ([0.5, None], "$0.50 and 1 row of unknown price"),
     ],
 )
 def test_the_cost_says_what_it_knows(costs: list[float | None], printed: str) -> None:
@@ -118,8 +118,8 @@ def test_sums_that_differ_in_their_order_only_are_printed_alike(amount: float) -
     """A run adds up in another order than its job."""
     summary = RunSummary()
     summary.add(row(0), answered(cost=amount))
-    assert "cost     0.000112 USD\n" in summary.render(wall=1.0, before=Recovered())
-    assert usd(amount) == "0.000112"
+    assert "cost     $0.00011\n" in summary.render(wall=1.0, before=Recovered())
+    assert money(amount) == "$0.00011"
 
 
 @pytest.mark.parametrize(
@@ -152,16 +152,15 @@ def test_a_choice_is_compared_with_its_forecast_and_the_plain_routes() -> None:
         ("route", "hybrid, 3 at once: so it is"),
         (
             "forecast",
-            "half in 16 min 40 s, 95 of 100 in 2 h 30 min for 2.000000 USD; "
-            "it took 3 min 20 s for 2.500000 USD",
+            "half in 16 min 40 s, 95 of 100 in 2 h 30 min for $2.00; it took 3 min 20 s for $2.50",
         ),
         (
             "against",
-            "always individually: 1.500000 USD less for the same tokens, 3 min 00 s later than its forecast",
+            "always individually: $1.50 less for the same tokens, 3 min 00 s later than its forecast",
         ),
         (
             "against",
-            "always by batch: 0.500000 USD more for the same tokens, 13 min 20 s sooner than its forecast",
+            "always by batch: $0.50 more for the same tokens, 13 min 20 s sooner than its forecast",
         ),
     ]
     assert [name for name, _ in decision_summary(decided(Route.BATCH), 1.0, spent(1.0), None)].count(

@@ -61,9 +61,7 @@ def test_a_frame_says_what_runs(client: BatchingClient) -> None:
     (line,) = [line for line in lines if line.startswith("letters")]
     assert re.search(r"^letters  active  \.{10}   0%  +0/3 ", line)
     assert line.endswith(SLOW.partition("?")[0])
-    assert any(
-        line.startswith("money      0.0000 USD in real time; 0.0000 USD in 24 hours") for line in lines
-    )
+    assert any(line.startswith("money      $0 in real time; $0 in 24 hours") for line in lines)
     assert "processes  they share nothing" in lines
 
 

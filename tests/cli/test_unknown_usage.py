@@ -49,14 +49,14 @@ def told(*results: Result) -> list[str]:
     ("results", "tokens", "cost"),
     [
         ([LOST], "unknown", "unknown cost"),
-        ([PARTLY, LOST], "10 in, 5 out; 2 rows of unknown usage", "0.5 USD and 1 row of unknown cost"),
-        ([GUESSED], "10 in, 5 out; 1 row estimated", "0.5 USD"),
+        ([PARTLY, LOST], "10 in, 5 out; 2 rows of unknown usage", "$0.50 and 1 row of unknown cost"),
+        ([GUESSED], "10 in, 5 out; 1 row estimated", "$0.50"),
         ([UNPRICED], "10 in, 5 out", "unknown price"),
         ([UNREPORTED], "10 in, 5 out; 1 row estimated", "unknown cost"),
         (
             [GUESSED, UNPRICED, LOST],
             "20 in, 10 out; 1 row estimated; 1 row of unknown usage",
-            "0.5 USD and 1 row of unknown price and 1 row of unknown cost",
+            "$0.50 and 1 row of unknown price and 1 row of unknown cost",
         ),
     ],
 )
@@ -81,7 +81,7 @@ def test_a_list_says_what_is_unknown_and_what_was_paid_now() -> None:
     for cell in (">unknown</td>", ">at least 15</td>", ">15 (estimated)</td>"):
         assert cell in page
     assert results.as_dicts()[0]["input_tokens"] is None
-    assert "at least 1.250000 USD, 1.000000 USD of it paid now" in repr(results)
+    assert "at least $1.25, $1.00 of it paid now" in repr(results)
     assert "not sent" not in repr(results)
 
 

@@ -14,6 +14,8 @@ from jobs.decisions import decision
 from jobs.stores import new_items, new_job, result
 
 from smartbatch._clock import VirtualClock
+from smartbatch._words import duration as told
+from smartbatch._words import money as usd
 from smartbatch.core.routing.outcome import ListDecision, Measured
 from smartbatch.dashboard import app
 from smartbatch.dashboard.decisions_page import PAGE
@@ -22,8 +24,6 @@ from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import NewResult
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.summary_records import Failures
-from smartbatch.views.words import duration as told
-from smartbatch.views.words import money as usd
 from tests.dashboard.visits import LOCAL, Visitor
 
 HOSTILE = "<script>alert('\"&')</script>"

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from smartbatch._words import money
 from smartbatch.core.preparation.tokens import estimate
 from smartbatch.errors import ProviderError
 from smartbatch.jobs.records import ShardRow
 from smartbatch.jobs.steps import collect
 from smartbatch.jobs.steps.context import Step
 from smartbatch.jobs.wire_ids import parse_wire_id
-from smartbatch.views.words import money
 from tests.faults.world import MINUTE, PROVIDERS, Seen, World, in_batch, texts, world
 from tests.levels import sampled
 

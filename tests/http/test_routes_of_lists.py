@@ -270,7 +270,7 @@ def test_what_no_route_can_meet_is_refused_before_anything_is_sent(tmp_path: Pat
         client = w.process()
         with pytest.raises(ConfigError, match=r"no route meets a deadline of 1 s .* a deadline of \d+ s"):
             client.generate(texts(500), deadline=1)
-        with pytest.raises(ConfigError, match=r"a budget of 0\.000001 USD .* a budget of 0\.\d+ USD"):
+        with pytest.raises(ConfigError, match=r"a budget of \$0\.000001 .* a budget of \$0\.\d+"):
             client.generate(texts(500), budget="0.000001 USD")
         with pytest.raises(InvalidRequest):
             client.generate(["good", 7], deadline="2h")  # type: ignore[list-item]

@@ -15,6 +15,7 @@ from jobs.remote import LONG, Api, Remote
 
 from smartbatch import Acted, BatchingClient, JobSelection, Price, RetriedRows, StoredJobs
 from smartbatch._clock import VirtualClock
+from smartbatch._words import money
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import (
     BudgetExceeded,
@@ -27,7 +28,6 @@ from smartbatch.errors import (
 )
 from smartbatch.events import Event, JobFinished, LimitChanged, PauseChanged
 from smartbatch.jobs.job import Job
-from smartbatch.prices import dollars
 from smartbatch.providers.batch_api import Line, LineOutcome
 
 ClientOf = Callable[..., BatchingClient]
@@ -225,7 +225,7 @@ def test_a_deadline_that_comes_later_has_a_batch_taken_back(
     assert clock.now() - began < 900.0
     assert len(remote.asked) == 20
     [act] = elsewhere.acts(job_id=job.id)
-    assert (act.name, act.by, act.detail) == ("set_deadline", "ada", "in 10:00 min")
+    assert (act.name, act.by, act.detail) == ("set_deadline", "ada", "in 10 min")
 
 
 @pytest.mark.full
@@ -380,7 +380,7 @@ def test_rows_that_are_asked_again_spend_what_the_budget_of_the_client_has_left(
     assert client.spent == pytest.approx(spent + status.cost)
     assert client.spent <= 0.5
     [noted] = elsewhere.acts(job_id=job.id)
-    assert (noted.name, noted.detail) == ("retry_failed", f"budget {dollars(0.5 - spent)}")
+    assert (noted.name, noted.detail) == ("retry_failed", f"budget {money(0.5 - spent)}")
 
 
 def test_nothing_is_left_for_others_while_rows_are_asked_again(

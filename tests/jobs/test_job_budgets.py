@@ -85,7 +85,7 @@ def test_a_job_stops_before_its_budget_does_and_keeps_what_was_answered(
         ]
         told = str(next(result.error for result in results if not result.ok))
         assert "requests were not sent" in told
-        assert "of the job's budget of 0.2 USD" in told
+        assert "of the job's budget of $0.20" in told
         w.pass_time(10 * MINUTE)
         assert row_of(client, job.id).reserved == pytest.approx(0.0, abs=TINY)
         assert client.spent == pytest.approx(paid(w))

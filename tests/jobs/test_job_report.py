@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from attrs import evolve
 
+from smartbatch._words import money
 from smartbatch.client import BatchingClient
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.job_report import job_report
@@ -20,7 +21,6 @@ from smartbatch.jobs.status import ShardStatus
 from smartbatch.jobs.store import open_store
 from smartbatch.views.model import ProgressOverTime
 from smartbatch.views.report import MAX_BYTES, Report
-from smartbatch.views.words import money
 from tests.hostile import HOSTILE
 from tests.levels import sampled
 

@@ -134,7 +134,7 @@ def billed(ix: int, outcome: str, cost: float | None, tokens: int = 5) -> NewRes
 def test_what_a_batch_cost_is_the_sum_of_what_was_run() -> None:
     """A request that was not run cost nothing; where one price is unknown, the sum is."""
     totals = ResultTotals()
-    assert totals.price == "0.0000 USD"
+    assert totals.price == "$0"
     page = [billed(0, "succeeded", 0.5), billed(1, "unrun", 0.0), billed(2, "failed", 0.25)]
     nothing = ResultTotals()
     nothing.add(page[1:2], set(), {1})
@@ -151,7 +151,7 @@ def test_what_a_batch_cost_is_the_sum_of_what_was_run() -> None:
     }
     counts["unknown"] = []
     assert asdict(totals) == {**counts, "size": 0, "unended": False, "cut": False, "uncertain": False}
-    assert totals.price == "1.7500 USD"
+    assert totals.price == "$1.75"
     totals.add([billed(5, "succeeded", None), billed(6, "again", 0.5)], {6})
     assert (totals.billed, totals.used, totals.unused, totals.usd, totals.wasted) == (5, 1, 2, None, None)
     assert totals.price == "an unknown amount"

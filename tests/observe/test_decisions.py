@@ -94,7 +94,7 @@ def test_the_summary_says_what_was_chosen_and_what_it_brought(metrics: BatchMetr
     metrics(scored(met=True))
     text = status_summary(metrics.snapshot())
     assert "routes" in text
-    assert "0.500000 USD less than individual calls, 0.000000 USD more than batches" in text
+    assert "$0.50 less than individual calls, $0 more than batches" in text
     assert "1 of 1 within the 95 % forecast" in text
     assert "1 met, 0 missed" in text
 

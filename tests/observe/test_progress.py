@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from manual_clock import ManualClock
 from sample_events import answer, retry
 
-from smartbatch._display import SafeStream, duration, escape
+from smartbatch._words import SafeStream, duration, escape
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ConfigError, ProviderError
 from smartbatch.events import BreakerChanged, CooldownStarted, LongWait
@@ -59,9 +59,9 @@ def test_lines_come_every_ten_seconds_and_once_at_the_end(stream: io.StringIO, c
             clock.time = float(second)
             progress.advance(answer())
     assert stream.getvalue().splitlines() == [
-        "40% 10/25, 1/s, 0.1000 USD, 15 s left",
-        "80% 20/25, 1/s, 0.2000 USD, 5.0 s left",
-        "100% 25/25, 1/s, 0.2500 USD, 25 s",
+        "40% 10/25, 1/s, $0.10, 15 s left",
+        "80% 20/25, 1/s, $0.20, 5 s left",
+        "100% 25/25, 1/s, $0.25, 25 s",
     ]
 
 
@@ -73,7 +73,7 @@ def test_failed_results_are_done_and_said_to_have_failed(stream: io.StringIO, cl
     progress.advance(answer(cost=None))
     clock.time = 10.0
     progress.update()
-    assert stream.getvalue() == "75% 3/4, 1 failed, 0.3/s, at least 0.0100 USD, 3.3 s left\n"
+    assert stream.getvalue() == "75% 3/4, 1 failed, 0.3/s, at least $0.01, 3.3 s left\n"
 
 
 def test_an_unknown_total_shows_counts_only(stream: io.StringIO, clock: ManualClock) -> None:
@@ -81,7 +81,7 @@ def test_an_unknown_total_shows_counts_only(stream: io.StringIO, clock: ManualCl
     with Progress(None, "lines", stream, clock) as progress:
         clock.time = 2.0
         progress.advance(answer(cost=None))
-    assert stream.getvalue() == "1 done, 0.5/s, 2.0 s\n"
+    assert stream.getvalue() == "1 done, 0.5/s, 2 s\n"
 
 
 def test_a_resumed_run_counts_earlier_results_as_done_but_not_as_fast(
@@ -91,7 +91,7 @@ def test_a_resumed_run_counts_earlier_results_as_done_but_not_as_fast(
     progress = Progress(100, "lines", stream, clock, initial=50)
     clock.time = 10.0
     progress.advance(answer(cost=None))
-    assert stream.getvalue() == "51% 51/100, 0.1/s, 8:10 min left\n"
+    assert stream.getvalue() == "51% 51/100, 0.1/s, 8.2 min left\n"
 
 
 @given(st.integers(1, 10**6), st.data())
@@ -132,9 +132,9 @@ def test_a_job_is_shown_by_its_status(stream: io.StringIO, clock: ManualClock) -
         clock.time = float(second)
         progress.show(status)
     assert stream.getvalue().splitlines() == [
-        r"0% 0/10, 10 submitted, 4 done at the provider, about 1:30 min left (waits\x07)",
-        "60% 6/10, 10 submitted, 1 failed, 2 cancelled, at least 0.5000 USD",
-        "100% 10/10, 0.7500 USD, 1:00 min",
+        r"0% 0/10, 10 submitted, 4 done at the provider, about 90 s left (waits\x07)",
+        "60% 6/10, 10 submitted, 1 failed, 2 cancelled, at least $0.50",
+        "100% 10/10, $0.75, 60 s",
     ]
 
 
@@ -150,7 +150,7 @@ def test_a_list_whose_job_is_waited_for_says_how_the_job_stands(
     clock.time = 20.0
     progress.waits_for(Status(note="waits for money\x07"))
     assert stream.getvalue().splitlines() == [
-        "0% 0/12 (10 submitted, 4 done at the provider, about 1:30 min left)",
+        "0% 0/12 (10 submitted, 4 done at the provider, about 90 s left)",
         r"0% 0/12 (waits for money\x07)",
     ]
 
@@ -167,8 +167,8 @@ def test_a_list_kept_by_jobs_is_shown_as_if_its_results_came_one_by_one(
         clock.time = float(second)
         progress.advance_to(status)
     assert stream.getvalue().splitlines() == [
-        "53% 8/15, 1 failed, 0.1/s, 0.1000 USD, 1:10 min left",
-        "100% 15/15, 2 failed, 0.4/s, at least 0.4000 USD, 20 s",
+        "53% 8/15, 1 failed, 0.1/s, $0.10, 70 s left",
+        "100% 15/15, 2 failed, 0.4/s, at least $0.40, 20 s",
     ]
 
 
@@ -178,7 +178,7 @@ def test_the_bar_shows_the_same_words_and_no_early_hundred(clock: ManualClock) -
     progress = Progress(1000, "bar", stream, clock, initial=998)
     clock.time = 1.0
     progress.advance(answer())
-    assert "999/1,000, 1/s, 0.0100 USD, 1.0 s left" in stream.getvalue()
+    assert "999/1,000, 1/s, $0.01, 1 s left" in stream.getvalue()
     assert "100%" not in stream.getvalue()
     progress.advance(answer())
     progress.close()
@@ -263,8 +263,8 @@ def test_a_pause_for_a_limit_is_noted_until_it_is_over(stream: io.StringIO, cloc
     progress.update()
     assert stream.getvalue().splitlines() == [
         "0% 0/10 (waiting: rate limit 12 s)",
-        "10% 1/10, 0.05/s, 3:00 min left (waiting: rate limit 2.0 s)",
-        "10% 1/10, 0.0333/s, 4:30 min left",
+        "10% 1/10, 0.05/s, 3 min left (waiting: rate limit 2 s)",
+        "10% 1/10, 0.0333/s, 4.5 min left",
     ]
 
 
@@ -277,8 +277,8 @@ def test_a_long_wait_for_a_limit_or_a_retry_is_noted(stream: io.StringIO, clock:
     clock.time = 20.0
     progress(LongWait(at=20.0, scope="key", model="m", seconds=3600.0))
     assert stream.getvalue().splitlines() == [
-        "0% 0/10 (a retry waits 5:00 min)",
-        "0% 0/10 (waiting: rate limit 1:00 h)",
+        "0% 0/10 (a retry waits 5 min)",
+        "0% 0/10 (waiting: rate limit 60 min)",
     ]
 
 
@@ -290,7 +290,7 @@ def test_an_unavailable_provider_is_noted_until_it_is_back(stream: io.StringIO, 
     clock.time = 20.0
     progress(BreakerChanged(at=20.0, model="m", before="half_open", after="closed", reason="probe"))
     first, second = stream.getvalue().splitlines()
-    assert first.endswith("(provider unavailable, next probe in 4.0 s)")
+    assert first.endswith("(provider unavailable, next probe in 4 s)")
     assert "unavailable" not in second
 
 
@@ -405,15 +405,15 @@ def test_a_forked_child_draws_nothing(clock: ManualClock) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (-1, "0.00 s"),
-        (0.424, "0.42 s"),
+        (-1, "0 s"),
+        (0.424, "424 ms"),
         (4.24, "4.2 s"),
         (17.2, "17 s"),
-        (59.7, "1:00 min"),
-        (185, "3:05 min"),
-        (7_620, "2:07 h"),
-        (360_000, "100:00 h"),
-        (float("inf"), "for ever"),
+        (59.7, "60 s"),
+        (185, "3.1 min"),
+        (7_620, "2.1 h"),
+        (360_000, "4.2 d"),
+        (float("inf"), "forever"),
     ],
 )
 def test_durations_are_short(seconds: float, text: str) -> None:

@@ -87,9 +87,9 @@ def test_the_summary_tells_what_happened_with_units() -> None:
         "by priority": "normal 3",
         "without a call": "joined another 1",
         "batches": "1 (1 shared, failed 1, retried 1), size mean 2.00, largest 2, efficiency 50%",
-        "queue time": "mean 0.50 s, p50 0.50 s, p95 0.50 s, longest 0.50 s",
-        "call time": "mean 5.0 s, p50 5.0 s, p95 5.0 s, longest 5.0 s",
-        "response time": "mean 1:05 min, p50 1:05 min, p95 1:05 min, longest 1:05 min",
+        "queue time": "mean 500 ms, p50 500 ms, p95 500 ms, longest 500 ms",
+        "call time": "mean 5 s, p50 5 s, p95 5 s, longest 5 s",
+        "response time": "mean 65 s, p50 65 s, p95 65 s, longest 65 s",
         "workers": "2, 25% busy over 10 s",
         "failed calls": "rate_limit 1",
         "retries": "1 (1 do not count as attempts)",
@@ -97,7 +97,7 @@ def test_the_summary_tells_what_happened_with_units() -> None:
         "breaker": "open 1",
         "possibly paid twice": "1",
         "tokens": "1,200 in (200 cached), 30 out",
-        "cost": "0.012500 USD; 1 requests of unknown price",
+        "cost": "$0.01; 1 requests of unknown price",
     }
 
 

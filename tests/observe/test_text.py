@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from smartbatch._display import duration
-from smartbatch.prices import dollars
+from smartbatch._words import duration, money
 
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
     [
-        (7.86e-05, "0.00 s"),
-        (0.42, "0.42 s"),
-        (5400.0, "1:30 h"),
-        (185, "3:05 min"),
-        (float("inf"), "for ever"),
+        (7.86e-05, "0.079 ms"),
+        (0.42, "420 ms"),
+        (5400.0, "1.5 h"),
+        (185, "3.1 min"),
+        (float("inf"), "forever"),
     ],
 )
 def test_durations_are_no_powers_of_ten(seconds: float, shown: str) -> None:
@@ -24,7 +23,14 @@ def test_durations_are_no_powers_of_ten(seconds: float, shown: str) -> None:
 
 @pytest.mark.parametrize(
     ("usd", "shown"),
-    [(0, "0 USD"), (5, "5 USD"), (0.25, "0.25 USD"), (7.86e-05, "0.0000786 USD"), (1e-12, "0 USD")],
+    [(0, "$0"), (5, "$5.00"), (0.25, "$0.25"), (7.86e-05, "$0.000079"), (1e-12, "$0")],
 )
 def test_money_is_no_power_of_ten(usd: float, shown: str) -> None:
-    assert dollars(usd) == shown
+    assert money(usd) == shown
+
+
+@pytest.mark.parametrize(
+    ("usd", "shown"), [(0.0144, "$0.02"), (0.01, "$0.01"), (3.301, "$3.31"), (0.00011, "$0.00011")]
+)
+def test_a_suggested_budget_is_rounded_up(usd: float, shown: str) -> None:
+    assert money(usd, rounded_up=True) == shown

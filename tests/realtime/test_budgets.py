@@ -75,7 +75,7 @@ def test_the_rest_fails_and_what_was_finished_is_kept(clock: VirtualClock, clien
     assert all(isinstance(result.error, BudgetExceeded) for result in results[3:])
     assert len(provider.starts) == 3
     assert client.spent == 30.0
-    assert "5 USD are left" in str(results[3].error)
+    assert "$5.00 are left" in str(results[3].error)
 
 
 def test_cheap_calls_make_room_for_more(clock: VirtualClock, client_of: ClientOf) -> None:

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from smartbatch._words import duration, moment, money, number, share
 from smartbatch.views.drawings import WIDTH, binned, drawing, quantile
 from smartbatch.views.html import live_parts, notebook, report
 from smartbatch.views.model import (
@@ -32,7 +33,6 @@ from smartbatch.views.model import (
     View,
 )
 from smartbatch.views.terminal import cells_of, lines_of, text_of
-from smartbatch.views.words import duration, moment, money, number, share
 from tests.hostile import HOSTILE
 
 HOUR = 3600.0

@@ -27,6 +27,7 @@ from typing import TypeAlias
 
 from attrs import evolve, field, frozen
 
+from smartbatch._words import money
 from smartbatch.core.forecast import LATEST
 from smartbatch.core.routing.offers import BatchOffer, Offer
 from smartbatch.core.routing.options import (
@@ -42,7 +43,6 @@ from smartbatch.core.routing.options import (
 )
 from smartbatch.core.routing.rescue import SURE, Speed, chance_within, first_rescue, late_penalty
 from smartbatch.core.routing.workload import Load, expected_usd
-from smartbatch.prices import dollars
 from smartbatch.types import Route, Strategy
 
 LONGEST = 2 * LATEST
@@ -380,8 +380,8 @@ def _weighed(chosen: Option, feasible: Sequence[Option], load: Load, constraints
         return f"the only route for {few}"
     second = min((o for o in feasible if o is not chosen), key=lambda option: option.weight)
     return (
-        f"with {constraints.time_value:g} USD for an hour of waiting it comes to {chosen.weight:.6f} USD, "
-        f"{second.route.value} to {second.weight:.6f} USD"
+        f"with {constraints.time_value:g} USD for an hour of waiting it comes to {money(chosen.weight)}, "
+        f"{second.route.value} to {money(second.weight)}"
     )
 
 
@@ -404,8 +404,8 @@ def _strategy_of(option: Option) -> str:
 
 
 def _with_money(option: Option) -> str:
-    money = "" if option.cost is None else f", {option.cost.expected:.6f} USD"
-    return f"{option.route.value}{money}"
+    cost = "" if option.cost is None else f", {money(option.cost.expected)}"
+    return f"{option.route.value}{cost}"
 
 
 def _soonest(options: Sequence[Option]) -> Option | None:
@@ -442,9 +442,9 @@ def _infeasible(requests: int, constraints: Constraints, judged: _Judge) -> Infe
         if dearer is None and budget is not None and later.cost is not None and later.cost.low > budget:
             near[-1] += ", which is above the budget as well"
     if dearer is not None and dearer.cost is not None:
-        near.append(f"a budget of {dearer.cost.expected:.6f} USD ({dearer.route.value})")
+        near.append(f"a budget of {money(dearer.cost.expected, rounded_up=True)} ({dearer.route.value})")
     wanted = [f"a deadline of {_seconds(deadline)}"] if deadline is not None else []
-    wanted += [f"a budget of {dollars(budget)}"] if budget is not None else []
+    wanted += [f"a budget of {money(budget)}"] if budget is not None else []
     asked = " and ".join(wanted) or f"prefer={constraints.prefer!r}"
     forced = "" if constraints.strategy is Strategy.AUTO else f" with strategy={constraints.strategy.value!r}"
     text = f"no route meets {asked} for {requests} requests{forced}; nothing was sent"

@@ -9,12 +9,12 @@ from typing import Any
 
 from attrs import asdict, fields_dict
 
+from smartbatch._words import UNKNOWN, money, share
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.options import Constraints, Option
 from smartbatch.core.routing.workload import AnswerLengths, Cost, Load
 from smartbatch.types import Route, Strategy
 from smartbatch.views.model import Cell, DataTable, Note, Part
-from smartbatch.views.words import UNKNOWN, money, share
 
 _HEAD = (
     "route",

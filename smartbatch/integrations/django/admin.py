@@ -11,11 +11,11 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 
+from smartbatch._words import duration
 from smartbatch.cli.clients import missing_store
 from smartbatch.errors import JobNotFound, SmartbatchError
 from smartbatch.integrations.django.host import host
 from smartbatch.integrations.django.models import StoredJob
-from smartbatch.jobs.status import span
 
 _SHOWN = 200
 """Jobs of the list, the newest."""
@@ -52,7 +52,7 @@ class StoredJobAdmin(admin.ModelAdmin):
         except SmartbatchError as error:
             problem = error.message
         now = time.time()
-        rows = [(job, span(max(0.0, now - job.created_at))) for job in jobs]
+        rows = [(job, duration(max(0.0, now - job.created_at))) for job in jobs]
         return self._page(request, "jobs", {"rows": rows, "problem": problem, "shown": _SHOWN})
 
     def change_view(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from attrs import define, evolve, field
 
+from smartbatch._words import money
 from smartbatch.core.batching.sharding import Crosscheck
 from smartbatch.core.limits.cooldown import backoff
 from smartbatch.core.preparation.answer_length import SHAPES
@@ -277,7 +278,7 @@ class ResultTotals:
     @property
     def price(self) -> str:
         """What the billed ones cost, in words."""
-        return "an unknown amount" if self.usd is None else f"{self.usd:.4f} USD"
+        return "an unknown amount" if self.usd is None else f"{money(self.usd)}"
 
     def add(
         self, results: list[NewResult], final: Collection[int], doubled: Collection[int] = frozenset()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from attrs import evolve, field, fields_dict, frozen
 
+from smartbatch._words import money
 from smartbatch.core.limits.model_controls import ModelControls, ModelLimit, Pause
 from smartbatch.errors import JobNotFound, StoreError
 from smartbatch.jobs.act_records import ACTS_KEPT, AT_ONCE, MOST_COUNTED, Act, Acted, ActName, JobSelection
@@ -31,7 +32,6 @@ from smartbatch.jobs.store.database import (
 from smartbatch.jobs.store.outcomes import job_number
 from smartbatch.jobs.store.schema import JOBS, job_row, maker
 from smartbatch.jobs.versioned_records import JobPolicy
-from smartbatch.prices import dollars
 
 NAMED_AT_ONCE = 500
 """Rows that one incident names."""
@@ -210,7 +210,7 @@ class JobActs:
                 _name(tx, job_id, again[start : start + NAMED_AT_ONCE], by, at)
             act = Act(at=at, by=by, name="retry_failed", target=job_id, job_id=job_id, count=count)
             if policy.budget is not None and policy.budget != row.policy.budget:
-                act = evolve(act, detail=f"budget {dollars(policy.budget)}")
+                act = evolve(act, detail=f"budget {money(policy.budget)}")
             note_act(tx, evolve(act, left_out=row.failed - count))
             return count, row.failed - count
 

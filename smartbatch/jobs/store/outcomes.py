@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from attrs import astuple, evolve
 
+from smartbatch._words import money
 from smartbatch.errors import JobNotFound
 from smartbatch.jobs.records import (
     EarlierTries,
@@ -77,7 +78,7 @@ def reserve(tx: Transaction, job: int, usd: float) -> None:
     budget = record_of(JobPolicy, policy).budget
     if usd > 0 and budget is not None and cost + reserved + usd > budget + _TINY:
         raise OverJobBudget(
-            f"{usd:.6f} USD more could be spent, and {max(0.0, budget - cost - reserved):.6f} USD are "
+            f"{money(usd)} more could be spent, and {money(max(0.0, budget - cost - reserved))} are "
             f"left of the job's budget of {budget:g} USD; nothing was written"
         )
     reserve_anyway(tx, job, usd)

@@ -376,7 +376,7 @@ def test_a_forced_batch_that_may_be_late_names_real_time_that_is_not() -> None:
 
 
 def test_a_budget_that_will_not_do_is_refused_with_the_one_that_would() -> None:
-    with pytest.raises(Infeasible, match=r"a budget of 0\.050000 USD"):
+    with pytest.raises(Infeasible, match=r"a budget of \$0\.05"):
         chosen(100, Constraints(budget=0.039))
     assert chosen(100, Constraints(budget=0.05)).chosen.route is Route.BATCH
 

@@ -1,0 +1,144 @@
+"""Text for people: figures with usual units, reprs of bounded length, and safe output on a terminal."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal, TextIO, TypeAlias
+
+Unit: TypeAlias = Literal["number", "money", "duration", "share"]
+
+UNKNOWN = "unknown"
+_MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86_400.0
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 160
+_short.maxlist = _short.maxtuple = _short.maxdict = _short.maxset = _short.maxarray = 3
+_short.maxlevel = 3
+
+
+def number(value: float) -> str:
+    """Return a number, with thousands separated: ``1,234``, ``0.25``."""
+    if not math.isfinite(value):
+        return "∞" if value > 0 else "–"
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.3g}"
+
+
+def money(usd: float | None, *, rounded_up: bool = False) -> str:
+    """Return an amount: ``$12.30``, ``$0.03``, below a cent two significant figures.
+
+    Args:
+        rounded_up: so that a budget of the amount shown is enough.
+    """
+    if usd is None:
+        return UNKNOWN
+    sign, size = "-" if usd < 0 else "", abs(usd)
+    if size < 1e-9:
+        return "$0"
+    digits = 2 if size >= 0.00995 else 1 - math.floor(math.log10(size))
+    if rounded_up:
+        size = math.ceil(round(size * 10**digits, 6)) / 10**digits
+    shown = f"{size:,.{digits}f}"
+    return f"{sign}${shown if digits == 2 else shown.rstrip('0')}"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in the unit that suits them: ``350 ms``, ``4 min``, ``2.5 h``, ``3 d``."""
+    if not math.isfinite(seconds):
+        return "forever"
+    if seconds <= 0:
+        return "0 s"
+    if seconds < 0.9995:
+        return f"{_significant(seconds * 1000)} ms"
+    for unit, name, below in ((1.0, "s", 119.5), (_MINUTE, "min", 90 * _MINUTE), (_HOUR, "h", 2 * _DAY)):
+        if seconds < below:
+            return f"{_significant(seconds / unit)} {name}"
+    return f"{_significant(seconds / _DAY)} d"
+
+
+def share(value: float) -> str:
+    """Return a share of one in percent: ``95 %``."""
+    return f"{_significant(value * 100)} %" if math.isfinite(value) else "–"
+
+
+def moment(at: float) -> str:
+    """Return Unix seconds as a time in UTC."""
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def plural(count: float, one: str, many: str | None = None) -> str:
+    """Return a count with its noun: ``1 job``, ``2 jobs``."""
+    return f"{number(count)} {one if count == 1 else many or one + 's'}"
+
+
+def worded(value: float, unit: Unit) -> str:
+    """Return a figure of a unit."""
+    if unit == "money":
+        return money(value)
+    return {"number": number, "duration": duration, "share": share}[unit](value)
+
+
+def _significant(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 9.95 else f"{value:.2g}"
+
+
+def short(value: object, most: int = 240) -> str:
+    """Return a repr of some ``most`` characters, whatever is in ``value``."""
+    return without_middle(_short.repr(value), most)
+
+
+def brief(value: object) -> str:
+    """Return a repr of a few words, for what there are many of."""
+    return short(value, 80)
+
+
+def without_middle(words: str, most: int = 300) -> str:
+    """Return at most ``most`` characters of a repr, its end included."""
+    return words if len(words) <= most else f"{words[: most - 43]}...{words[-40:]}"
+
+
+def counted(word: str, values: Sequence[object]) -> str:
+    """Return how many values there are, in place of what may be thousands."""
+    return f"<{len(values):,} {word}>"
+
+
+def escape(text: str) -> str:
+    """Return ``text`` with what is not printable (escape sequences, line ends, bidi marks) as ``\\x1b``."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+class SafeStream:
+    """A stream that others may close: after a failed write, nothing more is written.
+
+    Characters that the stream's encoding lacks are written as escapes.
+
+    Args:
+        stream: ``None`` if there is none, as for a program started without standard streams.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream: Any = stream
+        self._broken = stream is None
+
+    def write(self, text: str) -> int:
+        if not self._broken:
+            encoding = getattr(self._stream, "encoding", None) or "utf-8"
+            try:
+                self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            except (OSError, ValueError):  # the reader ended, or the stream is closed
+                self._broken = True
+        return len(text)
+
+    def flush(self) -> None:
+        if not self._broken:
+            try:
+                self._stream.flush()
+            except (OSError, ValueError):
+                self._broken = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
