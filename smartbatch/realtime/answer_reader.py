@@ -87,8 +87,10 @@ class AnswerReader:
         if isinstance(verdict, Repair):
             return verdict
         is_sound = not isinstance(verdict, ValidationFailed)  # an error of our own is no verdict
-        if is_sound and self._keep is not None and (key := _cache_key(ticket)) is not None:
-            self._keep(key, answer)
+        if is_sound and self._keep is not None and not answer.kept:
+            key = _cache_key(ticket)
+            if key is not None:
+                self._keep(key, answer)
         if isinstance(verdict, UnusableAnswer):
             result = answered(ticket, answer, seconds=seconds, parsed=None, route=route)
             return evolve(result, error=verdict)

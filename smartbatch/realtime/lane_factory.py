@@ -167,9 +167,11 @@ class LaneFactory:
             most = min(abilities.max_shared, self._config.max_batch_size)
         state = self._models.setdefault((_place(provider), model), self._new_state())
         hooks = self._setup.hooks
-        sharing = None
-        if hooks.middleware and hooks.shareable:  # without middleware the cache is asked before the queue
-            sharing = AnswerSharing(self._cache, provider, model)
+        sharing = replay = None
+        if hooks.shareable and (hooks.middleware or self._cache is not None):
+            sharing = AnswerSharing(self._cache, provider, model, stores=bool(hooks.middleware))
+        if sharing is not None and hooks.middleware:
+            replay = around(sharing.said, provider, hooks.middleware)
         return Lane(
             provider=provider,
             model=model,
@@ -181,7 +183,7 @@ class LaneFactory:
             quota=shared_quota(provider.scope, model),
             rates=known.rates,
             calibration=Calibration(known.calibration) if packed else known.calibration,
-            replay=None if sharing is None else around(sharing.said, provider, hooks.middleware),
+            replay=replay,
             call=build_call(
                 provider,
                 model,

@@ -17,7 +17,7 @@ import pytest
 from attrs import frozen
 from hosts.run_script import run_script
 from jobs.remote import Remote
-from scenes import PATIENCE, Scripted
+from scenes import PATIENCE, InTime, Scripted, blocked, eventually, submit_all
 
 from smartbatch import BatchingClient, ConfigError, Route
 from smartbatch._clock import VirtualClock
@@ -59,6 +59,25 @@ def test_a_request_that_was_answered_in_an_earlier_run_is_not_asked_again(
     assert (kept.text, kept.route, kept.cost, kept.attempts) == (paid.text, Route.CACHED, 0.0, 0)
     assert kept.context == "mine"
     assert (len(first.calls), len(second.calls)) == (1, 0)
+
+
+def test_an_equal_request_that_waited_for_room_is_not_paid_for_again(
+    path: str, clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """It was looked up before the answer arrived: a more urgent one was admitted and answered meanwhile."""
+    provider = Scripted(clock)
+    client = client_of(provider, cache=path, parallelism=1, queue_capacity=100)
+    with clock.held():
+        client.submit("in flight")
+        provider.wait_for(1)
+        submit_all(client, [f"waiting {i}" for i in range(100)])
+        late = InTime(clock, lambda: client.submit("a question"))
+        eventually(lambda: blocked(client) == 1)
+        paid = client.submit("a question", priority="high")
+    assert paid.result(PATIENCE).route is Route.INDIVIDUAL
+    kept = late.result().result(PATIENCE)
+    assert (kept.text, kept.route, kept.cost, kept.attempts) == ("re: a question", Route.CACHED, 0.0, 0)
+    assert provider.prompts.count("a question") == 1
 
 
 def test_another_account_has_answers_of_its_own(path: str, client_of: ClientOf) -> None:

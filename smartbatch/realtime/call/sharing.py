@@ -1,7 +1,10 @@
-"""What is shared below a middleware: what the provider said to what was really sent.
+"""The layer that looks into the cache right before a call, and shares answers below a middleware.
 
-A layer below the middleware notes it for others who ask the same meanwhile, and keeps it in the cache. The
-middleware then runs for each who asked, over what was noted.
+An equal request may have been answered since this one was looked up at its submission. From the call on,
+later equal requests join this one, so none is paid for twice.
+
+Below a middleware the layer also notes what the provider said, for equal requests that share the call, and
+stores it in the cache. The middleware then runs once for each of them, over what was noted.
 """
 
 from __future__ import annotations
@@ -24,12 +27,14 @@ class AnswerSharing:
     """The layer of one provider and model.
 
     Args:
-        cache: answers kept from run to run; ``None`` where there is none.
+        cache: stored answers; ``None`` without a cache.
+        stores: whether it stores answers; without a middleware, the reader of answers does.
     """
 
     _cache: ResponseCache | None
     _provider: Provider
     _model: str
+    _stores: bool
 
     def __call__(self, spec: CallSpec, proceed: Call) -> Sequence[Outcome]:
         """Answer requests from the cache, and pass on those that are not in it.
@@ -80,7 +85,8 @@ class AnswerSharing:
 
     def _keep(self, request: Request, key: bytes | None, outcome: Outcome) -> None:
         if (
-            self._cache is not None
+            self._stores
+            and self._cache is not None
             and key is not None
             and isinstance(outcome, Answer)
             and _fits(request, outcome)
