@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from smartbatch.errors import ValidationFailed as ValidationFailed
     from smartbatch.errors import WrongProcess as WrongProcess
     from smartbatch.interrupted import Interrupted as Interrupted
-    from smartbatch.jobs.act_records import Act as Act
-    from smartbatch.jobs.act_records import Acted as Acted
-    from smartbatch.jobs.act_records import JobSelection as JobSelection
-    from smartbatch.jobs.act_records import RetriedRows as RetriedRows
     from smartbatch.jobs.job import Job as Job
+    from smartbatch.jobs.records import Act as Act
+    from smartbatch.jobs.records import Acted as Acted
+    from smartbatch.jobs.records import JobSelection as JobSelection
+    from smartbatch.jobs.records import RetriedRows as RetriedRows
     from smartbatch.jobs.status import JobStatus as JobStatus
     from smartbatch.jobs.stored_result import StoredResult as StoredResult
     from smartbatch.observe.participants import LaneStatus as LaneStatus
@@ -102,7 +102,7 @@ _NAMES_OF = {
     ),
     "interrupted": "Interrupted",
     "core.limits.model_controls": "ModelLimit Pause",
-    "jobs.act_records": "Act Acted JobSelection RetriedRows",
+    "jobs.records": "Act Acted JobSelection RetriedRows",
     "jobs.job": "Job",
     "jobs.stored_result": "StoredResult",
     "jobs.status": "JobStatus",

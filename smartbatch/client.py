@@ -66,9 +66,8 @@ from smartbatch.types import (
 
 if TYPE_CHECKING:
     from smartbatch.jobs.job import Job
-    from smartbatch.jobs.records import JobRow
+    from smartbatch.jobs.records import Fallback, JobRow
     from smartbatch.jobs.status import JobStatus
-    from smartbatch.jobs.versioned_records import Fallback
 
 
 @final

@@ -20,10 +20,9 @@ from smartbatch.core.routing.offers import Throughput
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.errors import ClientClosed, ConfigError, InvalidRequest, JobNotFound, WrongProcess
 from smartbatch.events import CallFinished
-from smartbatch.jobs.act_records import Act, Acted, JobSelection, actor, cut
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.jobs_engine import JobsEngine
-from smartbatch.jobs.records import JobRow
+from smartbatch.jobs.records import Act, Acted, JobRow, JobSelection, actor, one_line
 from smartbatch.jobs.retried_rows import retry_failed
 from smartbatch.jobs.status import JobStatus, status_of
 from smartbatch.jobs.summary_records import StoredDecision
@@ -123,7 +122,7 @@ class StoredJobs:
             by: who acts; by default the user and the machine.
         """
         controls = self._state.engine.store.controls
-        return self._acted(controls.pause(name_of(provider, model), cut(reason), actor(by)))
+        return self._acted(controls.pause(name_of(provider, model), one_line(reason), actor(by)))
 
     def resume(self, provider: str, model: str | None = None, *, by: str | None = None) -> bool:
         """End a pause; False where there is none. A model that was paused by its own name, and by that of its

@@ -11,8 +11,8 @@ from smartbatch._words import money
 from smartbatch.dashboard.page import Query
 from smartbatch.dashboard.source import Source
 from smartbatch.errors import InvalidRequest, JobNotFound
-from smartbatch.jobs.act_records import MOST_COUNTED, Acted, JobSelection
 from smartbatch.jobs.job import Job
+from smartbatch.jobs.records import MAX_COUNTED_JOBS, Acted, JobSelection
 
 NONE = "none"
 """Takes a deadline or a budget away."""
@@ -123,7 +123,7 @@ def _counted(done: Acted, what: str) -> str:
 
 
 def _left(done: Acted) -> str:
-    many = f"{done.left_out:,}{' or more' if done.left_out >= MOST_COUNTED else ''}"
+    many = f"{done.left_out:,}{' or more' if done.left_out >= MAX_COUNTED_JOBS else ''}"
     return f"{many} more jobs are left: an act takes 1,000 at a time, so do it again."
 
 

@@ -12,9 +12,9 @@ from smartbatch.dashboard import act_forms
 from smartbatch.dashboard.page import Page, Query, no_store_yet, number_of, pages_of
 from smartbatch.dashboard.shared_view import SharedView
 from smartbatch.dashboard.source import Source
-from smartbatch.jobs.act_records import Act
+from smartbatch.jobs.records import Act
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.turnaround_log import topic_of
+from smartbatch.jobs.summary_records import topic_of
 from smartbatch.observe.participants import LaneStatus
 from smartbatch.prices import Processing
 from smartbatch.types import Route

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from smartbatch.core.forecast import Times
-from smartbatch.jobs.records import OPEN_SHARDS, UNSENT_SHARDS, JobRow, JobState, ShardRow
+from smartbatch.jobs.records import JobRow, JobState
+from smartbatch.jobs.shard_records import OPEN_SHARDS, UNSENT_SHARDS, ShardRow
 
 LOOKED_AT = 40
 """Batches under way whose ends are forecast: the youngest, for they end last."""

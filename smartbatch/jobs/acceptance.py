@@ -20,11 +20,10 @@ from smartbatch.core.routing.options import seconds_until
 from smartbatch.errors import InvalidRequest, JobConflict, StoreError
 from smartbatch.jobs.job_budget import remaining_budget
 from smartbatch.jobs.payload import RunningDigest, Shared, difference, encode_request
-from smartbatch.jobs.records import ItemName, JobRow, NewItem
+from smartbatch.jobs.records import ItemName, JobPolicy, JobRow, NewItem
 from smartbatch.jobs.retried_rows import PolicyChange, Reopening
+from smartbatch.jobs.shard_records import wire_id
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.versioned_records import JobPolicy
-from smartbatch.jobs.wire_ids import wire_id
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.types import Deadline, Priority, Request
 

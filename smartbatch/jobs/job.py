@@ -15,10 +15,18 @@ from smartbatch._words import short
 from smartbatch.errors import JobTimeout, RequestCancelled, SmartbatchError, StoreError
 from smartbatch.interrupted import Interrupted
 from smartbatch.jobs.acceptance import change_budget, change_deadline
-from smartbatch.jobs.act_records import JobSelection, RetriedRows, actor
 from smartbatch.jobs.job_options import STATUS_TIMEOUT
 from smartbatch.jobs.payload import context_of, decode_result, encode_error, item_id
-from smartbatch.jobs.records import LEASE, IncidentRow, JobRow, JobState, ResultRow
+from smartbatch.jobs.records import (
+    LEASE_SECONDS,
+    IncidentRow,
+    JobRow,
+    JobSelection,
+    JobState,
+    ResultRow,
+    RetriedRows,
+    actor,
+)
 from smartbatch.jobs.retried_rows import retry_failed
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.stored_result import StoredResult
@@ -438,7 +446,7 @@ class Job:
             False while another process carries the job on, or this one does.
         """
         store = self._engine.store
-        lease = store.leases.claim(self.id, LEASE)
+        lease = store.leases.claim(self.id, LEASE_SECONDS)
         if lease is None:
             return False
         try:

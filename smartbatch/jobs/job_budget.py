@@ -24,7 +24,6 @@ from smartbatch.errors import BudgetExceeded, ClientClosed, SmartbatchError
 from smartbatch.events import Event, JobFinished, JobProgress, JobResultsStored, ShardChanged
 from smartbatch.jobs.payload import decode_params, decode_request
 from smartbatch.jobs.records import (
-    OPEN_SHARDS,
     ItemState,
     JobLease,
     JobNote,
@@ -33,11 +32,11 @@ from smartbatch.jobs.records import (
     NewItem,
     NewResult,
     OverJobBudget,
-    ShardState,
     StoredItem,
     StoredResults,
 )
 from smartbatch.jobs.retried_rows import PolicyChange, unchanged
+from smartbatch.jobs.shard_records import OPEN_SHARDS, ShardState
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.verdicts import LATER, SOON, Verdict
 from smartbatch.jobs.wiring import JobRuntime

@@ -10,8 +10,8 @@ from attrs import frozen
 from smartbatch.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from smartbatch.jobs.records import Fallback
     from smartbatch.jobs.status import JobStatus
-    from smartbatch.jobs.versioned_records import Fallback
 from typing import TYPE_CHECKING
 
 from smartbatch._clock import Clock

@@ -16,14 +16,13 @@ from smartbatch.jobs.payload import (
     with_earlier_tries,
 )
 from smartbatch.jobs.progress_chart import progress_chart
-from smartbatch.jobs.records import JobRow, ResultRow
+from smartbatch.jobs.records import JobPolicy, JobRow, ResultRow
 from smartbatch.jobs.report_view import ReportedRequests, ReportedRun, report_view
 from smartbatch.jobs.sampling import MAX_SAMPLED, SeenResults
 from smartbatch.jobs.status import status_of
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.job_overview import FailedRequest
 from smartbatch.jobs.summary_records import StoredDecision
-from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.types import Generation, Result
 from smartbatch.views.report import Report
 

@@ -24,8 +24,7 @@ from smartbatch.jobs.job_budget import ClientBudget, CostCeiling
 from smartbatch.jobs.job_options import JobOptions, WaitOptions, batches_of, check_priced, checked_key
 from smartbatch.jobs.jobs_engine import JobsEngine
 from smartbatch.jobs.payload import Shared, encode_params
-from smartbatch.jobs.records import ItemName, JobRow, NamedPlace, NewItem
-from smartbatch.jobs.versioned_records import Fallback, JobPolicy
+from smartbatch.jobs.records import Fallback, ItemName, JobPolicy, JobRow, NamedPlace, NewItem
 from smartbatch.observe.opentelemetry import traceparent
 from smartbatch.prices import PriceBook
 from smartbatch.providers.registry import OpenedModel

@@ -15,7 +15,7 @@ from attrs import frozen
 from smartbatch._clock import Clock
 from smartbatch.core.limits.model_controls import ModelControls
 from smartbatch.events import Event, LimitChanged, PauseChanged
-from smartbatch.jobs.act_records import Act
+from smartbatch.jobs.records import Act
 from smartbatch.jobs.store import SqlStore
 
 PAGE = 1_000

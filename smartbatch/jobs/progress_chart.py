@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from smartbatch.jobs.records import JobRow, ShardRow
+from smartbatch.jobs.records import JobRow
+from smartbatch.jobs.shard_records import ShardRow
 from smartbatch.views.model import ProgressOverTime
 
 

@@ -1,215 +1,113 @@
-"""The records of the store: jobs, their items, the shards they go in, results and incidents.
+"""The records of the store: jobs, items, results, incidents and actions; shards are in ``shard_records``.
 
-A *job* is what a user submits; an *item* is one of its requests; a *shard* is some items of a job sent as one
-provider batch. A shard is one attempt: it has its own nonce, is created at most once and never sent again.
-Items that a shard leaves without a result go into a new shard, or are sent in real time.
+A *job* is what a user submits, an *item* is one of its requests, and a *shard* is some items sent as one
+provider batch.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from typing import Any
+import getpass
+import socket
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal
 
 from attrs import define, field, frozen
+from attrs.converters import optional
 
-from smartbatch.errors import SmartbatchError
-from smartbatch.jobs.versioned_records import JobPolicy, RemoteProgress
+from smartbatch.errors import ErrorKind, InvalidRequest, SmartbatchError
 from smartbatch.types import Defect, Route, Usage
+
+LEASE_SECONDS = 15.0
+"""Seconds after which another process may take over a job whose lease is not renewed."""
+
+Fallback = Literal["individual", "batch"]
+"""What to do with items that a batch did not process: send them in real time or in another batch."""
+
+
+def as_texts(given: Iterable[str]) -> tuple[str, ...]:
+    return tuple(given)
+
+
+# -- jobs ----------------------------------------------------------------------------------------------------
 
 
 class JobState(enum.Enum):
-    """Where a job stands."""
-
-    ACTIVE = "active"
-    """Some items have no result yet."""
-    HELD = "held"
-    """Waits for a person: its policy is ``hold`` and the outcome of a create is unknown, or its account
-    cannot be used. ``JobRow.note`` says what to do."""
-    DONE = "done"
-    """Every item has a result."""
+    ACTIVE = "active"  # some items have no result yet
+    HELD = "held"  # waits for a person: ``JobRow.note`` says why
+    DONE = "done"  # every item has a result
 
 
-class ItemState(enum.Enum):
-    """The state of an item. The first three are unfinished work; see ``item_waiting``, the table's index."""
+@frozen(kw_only=True)
+class JobPolicy:
+    """The choices a job was submitted with, for every process that runs it. Stored as text.
 
-    OPEN = 0
-    """To be put into a shard."""
-    REALTIME = 1
-    """To be sent in real time."""
-    IN_FLIGHT = 2
-    """Sent in real time, not answered yet; found so after a crash, the call may have been billed."""
-    SHARDED = 3
-    """In a shard that is not settled."""
-    FINAL = 4
-    """Has its result."""
-    FOLLOWING = 5
-    """Ends with the result of the equal item that it follows."""
-
-
-class ShardState(enum.Enum):
-    """Where a shard stands; see :data:`TRANSITIONS` for what may follow."""
-
-    PLANNED = "planned"
-    UPLOADING = "uploading"
-    READY = "ready"
-    SUBMITTING = "submitting"
-    """The one create may be on its way. Found so by another process or after a crash: unknown."""
-    UNCERTAIN = "uncertain"
-    """The create's outcome is unknown: it is looked for, and nothing is sent meanwhile."""
-    PROVISIONAL = "provisional"
-    """A batch that could be ours exists; its results will prove it (Anthropic)."""
-    FENCED = "fenced"
-    """Not found; its input file was deleted, so that a late create must fail."""
-    SUBMITTED = "submitted"
-    ENDED = "ended"
-    INGESTING = "ingesting"
-    SETTLED = "settled"
-    """Every item was classified; cost is booked."""
-    DEAD = "dead"
-    """Certainly, or after the settle time, not created, or refused as a whole. Its nonce stays watched."""
-
-
-_S = ShardState
-TRANSITIONS: Mapping[ShardState, frozenset[ShardState]] = {
-    _S.PLANNED: frozenset({_S.UPLOADING, _S.READY, _S.DEAD}),
-    _S.UPLOADING: frozenset({_S.READY, _S.DEAD}),
-    _S.READY: frozenset({_S.SUBMITTING, _S.UPLOADING, _S.DEAD}),
-    # back to READY only by a definite refusal seen by the process that sent it
-    _S.SUBMITTING: frozenset({_S.SUBMITTED, _S.READY, _S.UNCERTAIN, _S.DEAD}),
-    _S.UNCERTAIN: frozenset({_S.SUBMITTED, _S.PROVISIONAL, _S.FENCED, _S.DEAD}),
-    _S.PROVISIONAL: frozenset({_S.SUBMITTED, _S.UNCERTAIN}),
-    _S.FENCED: frozenset({_S.SUBMITTED, _S.DEAD}),
-    _S.SUBMITTED: frozenset({_S.ENDED, _S.DEAD}),
-    _S.ENDED: frozenset({_S.INGESTING}),
-    _S.INGESTING: frozenset({_S.SETTLED, _S.INGESTING}),
-    _S.SETTLED: frozenset(),
-    _S.DEAD: frozenset(),
-}
-
-OPEN_SHARDS = frozenset(_S) - {_S.SETTLED, _S.DEAD}
-"""Shards that still hold their items."""
-
-UNSENT_SHARDS = frozenset({_S.PLANNED, _S.UPLOADING, _S.READY})
-"""Shards whose create was certainly not sent yet."""
-
-
-LEASE = 15.0
-"""Seconds after which a job of a process that does not renew its lease may be taken over."""
-
-
-@frozen
-class JobLease:
-    """The right to write to a job: lost as soon as another process takes the job over.
-
-    Attributes:
-        job_id: the job.
-        epoch: grows by one with every taking; a write under an old one changes nothing.
+    How often its batches are polled is not one of them: each process follows its own settings.
     """
 
-    job_id: str
-    epoch: int
+    # Grows with every change of the fields: a store with a newer version, or with a field unknown to this
+    # release, is refused and left unchanged.
+    version: ClassVar[int] = 1
 
-
-class LeaseLost(SmartbatchError):
-    """Another process owns the job now, or moved the shard on; nothing was written."""
-
-
-class OverJobBudget(SmartbatchError):
-    """The job's budget has no room for it; nothing was written."""
-
-
-@frozen
-class ItemName:
-    """The name by which an item is found in the store, whatever job it is in."""
-
-    text: str
-    digest: str  # of what is sent, as hexadecimal text
-
-
-@frozen
-class NewItem:
-    """An item to be accepted, in its job's order.
-
-    Attributes:
-        user_id: the request's own id, returned with its result; ``None`` where it has none.
-        payload: the request as bytes, see :mod:`smartbatch.jobs.payload`.
-        size: bytes of its encoded line, about; for cutting.
-        tokens: estimated input tokens.
-        realtime: True when it is sent in real time from the beginning.
-        leader: position of the equal item before it whose result it gets; ``None`` where it is sent itself.
-        name: under which its place can be found; ``None`` where it has none.
-    """
-
-    user_id: str | None
-    payload: bytes
-    size: int
-    tokens: int
-    realtime: bool = False
-    leader: int | None = None
-    name: ItemName | None = None
+    fallback: Fallback = "batch"
+    # if it is unknown whether a batch was created: send again after the settle time, or hold the job
+    on_unknown: Literal["settle", "hold"] = "settle"
+    timeout: float | None = (
+        None  # seconds until a batch is cancelled; None: the process's setting (also below)
+    )
+    settle: float | None = None  # seconds for which a batch whose creation is uncertain is looked for
+    max_requests: int | None = None  # maximum requests per shard
+    deadline: float | None = None  # Unix seconds by which every item should have its result
+    late_penalty: float | None = None  # USD that missing the deadline counts as; None: the default
+    budget: float | None = None  # USD that may be spent on the job
+    budget_account: str | None = None  # the client that reserves this budget within its own
+    retention: float | None = None  # seconds from the job's end until the provider's files are deleted
+    exclusive_workspace: bool = False  # nobody else creates batches in the account's workspace
+    route: Route | None = field(default=None, converter=optional(Route))  # chosen for the whole job
+    # Items are sent in real time, and only while a process that submitted or named the job is running. They
+    # fail as they would without a job, instead of waiting for money.
+    attended: bool = False
+    keep_going: bool = False  # send all items, whatever happens to the first ones
+    traceparent: str | None = None  # the submitter's span (W3C Trace Context)
+    models: tuple[str, ...] = field(default=(), converter=as_texts)  # provider:model named by its requests
 
 
 @frozen
 class JobRow:
-    """A job as the store has it; one that is to be accepted has only the fields without a default.
+    """A stored job; a job to be accepted has only the fields without a default. Times are Unix seconds."""
 
-    Attributes:
-        id: ``job-`` and 16 random characters.
-        key: the user's own name for it; a key is accepted once.
-        scope: the scope of the provider's account, never the key itself.
-        model: ``provider:model``.
-        kind: ``generate`` or ``embed``.
-        params: what all items share, as JSON bytes (see :mod:`smartbatch.jobs.payload`).
-        metadata: the user's labels.
-        created_at: Unix seconds.
-        digest: over all items in order; a key that comes again with other items is refused.
-        finished_at: Unix seconds of the last result.
-        total, succeeded, failed, cancelled: items; the last three have results.
-        cost: USD so far of the items whose price is known.
-        realtime_cost: USD the same items would have cost in real time.
-        unpriced: results whose price is unknown.
-        truncated, empty, refused: answers with these defects.
-        cancel_requested: somebody asked to cancel it.
-        note: what it waits for, for people.
-        epoch: of the present or last owner.
-        owner: of the present owner; ``None`` when it was given back.
-        no: its number in the store; grows with each job.
-        reserved: USD that may be spent besides ``cost``: the most that shards, and items in flight in real
-            time, can still cost, and what answers that are lost may have cost. Counted for jobs with a
-            budget.
-    """
-
-    id: str
-    key: str | None
-    scope: str
-    model: str
-    kind: str
-    params: bytes
-    metadata: Mapping[str, Any]
+    id: str  # "job-" and 16 random characters
+    key: str | None  # the user's own name for it, unique in the store
+    scope: str  # of the provider's account; never the API key itself
+    model: str  # provider:model
+    kind: str  # "generate" or "embed"
+    params: bytes  # what all items share; see ``payload``
+    metadata: Mapping[str, Any]  # the user's labels
     policy: JobPolicy
     created_at: float
-    digest: bytes = b""
+    digest: bytes = b""  # over all items in order; a key that is used again with other items is refused
     state: JobState = JobState.ACTIVE
-    finished_at: float | None = None
-    total: int = 0
+    finished_at: float | None = None  # time of the last result
+    total: int = 0  # items
     succeeded: int = 0
     failed: int = 0
     cancelled: int = 0
-    cost: float = 0.0
-    realtime_cost: float = 0.0
-    unpriced: int = 0
+    cost: float = 0.0  # USD so far, of the items whose price is known
+    realtime_cost: float = 0.0  # USD the same items would have cost in real time
+    unpriced: int = 0  # results whose price is unknown
     input_tokens: int = 0
     output_tokens: int = 0
-    truncated: int = 0
+    truncated: int = 0  # answers with this defect, as the next two
     empty: int = 0
     refused: int = 0
     cancel_requested: bool = False
-    note: str | None = None
-    epoch: int = 0
-    owner: str | None = None
+    note: str | None = None  # what it waits for, for people
+    epoch: int = 0  # of the current or last owner
+    owner: str | None = None  # None if no process has it
+    # USD that may be spent besides ``cost``: the most that its shards and its items in flight can still cost,
+    # and what lost answers may have cost. Counted only for jobs with a budget.
     reserved: float = 0.0
-    no: int = 0
+    no: int = 0  # its number in the store; grows with each job
 
     @property
     def finished(self) -> int:
@@ -218,8 +116,75 @@ class JobRow:
 
 
 @frozen
+class JobLease:
+    """The right to write to a job, lost as soon as another process takes the job over."""
+
+    job_id: str
+    epoch: int  # grows with each takeover; a write under an older epoch changes nothing
+
+
+class LeaseLost(SmartbatchError):
+    """Another process owns the job now or advanced the shard; nothing was written."""
+
+
+class OverJobBudget(SmartbatchError):
+    """The job's budget has no room for the reservation; nothing was written."""
+
+
+@frozen
+class JobNote:
+    text: str | None  # what the job waits for, for users; None if it no longer waits
+    hold: bool = False  # it waits for a person
+
+
+ACCOUNT_ERRORS = frozenset({ErrorKind.NO_MONEY, ErrorKind.AUTH_ERROR})
+"""The account cannot be used: the job is held until a person resumes it."""
+
+
+def held_note(error: SmartbatchError) -> str:
+    """Return the note for a job whose account cannot be used."""
+    problem = "the account has no credit" if error.kind is ErrorKind.NO_MONEY else "the API key was rejected"
+    return f"held: {problem} ({error.message}); fix this, then resume the job"
+
+
+# -- items ---------------------------------------------------------------------------------------------------
+
+
+class ItemState(enum.Enum):
+    """The state of an item. The first three are unfinished work, covered by the index ``item_waiting``."""
+
+    OPEN = 0  # to be put into a shard
+    REALTIME = 1  # to be sent in real time
+    IN_FLIGHT = 2  # sent in real time, no answer yet; after a crash, the call may have been billed
+    SHARDED = 3  # in a shard that is not settled
+    FINAL = 4  # has its result
+    FOLLOWING = 5  # gets the result of an identical item
+
+
+@frozen
+class ItemName:
+    """The name under which an item is found in the store, whichever job it is in."""
+
+    text: str
+    digest: str  # of the content that is sent, in hexadecimal
+
+
+@frozen
+class NewItem:
+    """An item to be accepted, in its job's order."""
+
+    user_id: str | None  # the request's own id, returned with its result
+    payload: bytes  # the request; see ``payload``
+    size: int  # approximate bytes of its encoded line, for planning shards
+    tokens: int  # estimated input tokens
+    realtime: bool = False  # sent in real time from the start
+    leader: int | None = None  # position of the identical earlier item whose result it gets
+    name: ItemName | None = None
+
+
+@frozen
 class OpenItem:
-    """An item that waits to be put into a shard, or to be sent in real time."""
+    """An item that waits to be put into a shard or to be sent in real time."""
 
     ix: int
     size: int
@@ -228,112 +193,49 @@ class OpenItem:
 
 
 @frozen
-class NewShard:
-    """A shard to be planned.
+class StoredItem:
+    """An item with its request."""
 
-    Attributes:
-        id: unique in the store.
-        nonce: see :mod:`smartbatch.jobs.wire_ids`.
-        items: positions in the job, in the shard's order.
-        reserved: the most it can cost, USD; reserved from the budget of a job that has one.
-        model: ``provider:model`` of all its requests; the job's when ``None``.
-    """
-
-    id: str
-    nonce: str
-    items: tuple[int, ...] = field(repr=False)
-    bytes: int
-    tokens: int
-    due_at: float
-    reserved: float = 0.0
-    model: str | None = None
+    ix: int
+    user_id: str | None
+    payload: bytes = field(repr=False)
+    tokens: int  # estimated input tokens
+    tries: int  # earlier shards and calls
 
 
 @frozen
-class ShardRow:
-    """A shard as the store has it. Times are Unix seconds.
+class ItemSize:
+    bytes: int  # of its request in the store
+    tokens: int  # estimated input tokens
 
-    Attributes:
-        no: from 1, in the order of planning within the job.
-        scope, model: those of its job, to find shards of one account.
-        size: requests in it.
-        due_at: when its next step is due.
-        tries: refusals, failed polls or failed downloads in a row, for pauses between them.
-        watermark: id of the newest batch in the provider's list before the create.
-        server_time: the provider's clock at that time, where it told.
-        submitted_at: when the create was sent.
-        uncertain_since: when its outcome became unknown.
-        fenced_at: when its input file was deleted.
-        candidate: id of the batch that could be ours.
-        foreign_batches: ids of batches that certainly are not.
-        remote: what is known of its batch.
-        cancelled: the provider was asked to cancel it.
-        died_at: when it became DEAD.
-        cleaned_up: its remote files are deleted.
-        results_until: when the provider will have deleted its results.
-        cost: USD of the answers in its results, once it is settled; ``None`` where it cannot be known.
-        reserved: USD it is counted with in ``JobRow.reserved``, besides the results that are stored.
-    """
 
-    id: str
+@frozen
+class NamedPlace:
+    """Where a named request is stored."""
+
     job_id: str
-    no: int
-    nonce: str
-    scope: str
-    model: str
-    state: ShardState
-    size: int
-    bytes: int
-    tokens: int
-    due_at: float
-    tries: int
-    file_id: str | None
-    batch_id: str | None
-    watermark: str | None
-    server_time: float | None
-    submitted_at: float | None
-    uncertain_since: float | None
-    fenced_at: float | None
-    candidate: str | None
-    foreign_batches: tuple[str, ...]
-    remote: RemoteProgress
-    cancelled: bool
-    ended_at: float | None
-    settled_at: float | None
-    died_at: float | None
-    cleaned_up: bool
-    results_until: float | None
-    cost: float | None
-    note: str | None
-    reserved: float = 0.0
+    ix: int
+    digest: str  # of the content that is sent, in hexadecimal
+    outcome: str | None = None  # of its result, if it had one when it was found
+    after: int = 0  # sequence number of an older result of the job; 0 if none is known
+
+
+# -- results -------------------------------------------------------------------------------------------------
 
 
 @frozen
 class NewResult:
-    """The end of an item, or a note on one that is not final yet.
-
-    Attributes:
-        ix: the item's position in its job.
-        outcome: ``succeeded``, ``failed`` or ``cancelled``; or, not final, ``again`` (send it in real time)
-            or ``unrun`` (never executed).
-        body: the result as bytes, see :mod:`smartbatch.jobs.payload`; for ``again`` and ``unrun`` the error.
-        digest: of the line it came in, so that a second, different one is noticed; 16 bytes.
-        usage: all of its tokens, as far as they are known.
-        cost, realtime_cost: USD; ``None`` where the price is unknown.
-        route: how it came; ``None`` where it was not sent.
-        in_realtime: whether it was a request in real time, which is counted there.
-        defects: of an answer, see :attr:`smartbatch.Result.defects`.
-    """
+    """The end of an item, or a note on an item that is not final yet."""
 
     ix: int
-    outcome: str
-    body: bytes = field(repr=False)
-    digest: bytes = b""
-    usage: Usage = field(factory=Usage)
-    cost: float | None = None
-    realtime_cost: float | None = None
-    route: Route | None = None
-    in_realtime: bool = False
+    outcome: str  # succeeded, failed or cancelled; not final: again (send in real time), unrun (not executed)
+    body: bytes = field(repr=False)  # the result; for "again" and "unrun" the error
+    digest: bytes = b""  # 16 bytes of its line's digest, so that a second, different line is noticed
+    usage: Usage = field(factory=Usage)  # all of its tokens, as far as known
+    cost: float | None = None  # USD; None if the price is unknown
+    realtime_cost: float | None = None  # USD it would have cost in real time
+    route: Route | None = None  # None if it was not sent
+    in_realtime: bool = False  # a real-time request, which is counted there
     defects: tuple[Defect, ...] = ()
 
     @property
@@ -341,43 +243,19 @@ class NewResult:
         return self.outcome in ("succeeded", "failed", "cancelled")
 
 
-@frozen
-class JobNote:
-    """What a job waits for.
-
-    Attributes:
-        text: for users; ``None`` where it waits no more.
-        hold: it waits for a person.
-    """
-
-    text: str | None
-    hold: bool = False
-
-
 @define
 class StoredCounts:
-    """What one transaction stored of a job by one route, told once and after its commit.
+    """What one transaction stored for a job by one route; published once, after the commit."""
 
-    Attributes:
-        model: ``provider:model``.
-        route, in_realtime: of all of it, as in :class:`NewResult`.
-        succeeded, failed, cancelled: results; an answer that does not end its item is none.
-        deduplicated: the part of them that got the answer of an equal request of the job.
-        usage, cost: tokens and USD, where they are known, of the results and of answers that are none.
-        realtime_cost: USD the same would have cost in real time.
-        unpriced: results whose cost is unknown.
-        truncated, empty, refused: answers with these defects.
-    """
-
-    model: str
+    model: str  # provider:model
     route: Route | None
     in_realtime: bool
     succeeded: int = 0
     failed: int = 0
     cancelled: int = 0
-    deduplicated: int = 0
-    usage: Usage = field(factory=Usage)
-    cost: float = 0.0
+    deduplicated: int = 0  # of these, items that got the answer of an identical request
+    usage: Usage = field(factory=Usage)  # known tokens, including those of answers that ended no item
+    cost: float = 0.0  # USD, likewise
     realtime_cost: float = 0.0
     unpriced: int = 0
     truncated: int = 0
@@ -387,17 +265,11 @@ class StoredCounts:
 
 @frozen
 class EarlierTries:
-    """What tries of an item used that did not end it.
+    """What an item used in tries that did not end it."""
 
-    Attributes:
-        cost: USD of all of them; ``None`` where the price of one is unknown.
-        usage: tokens of all of them.
-        refused: the result of the last one, as bytes, where it brought an answer.
-    """
-
-    cost: float | None
+    cost: float | None  # USD in total; None if one price is unknown
     usage: Usage
-    refused: bytes | None = field(default=None, repr=False)
+    refused: bytes | None = field(default=None, repr=False)  # result of the last one that brought an answer
 
     def __add__(self, later: EarlierTries) -> EarlierTries:
         cost = None if self.cost is None or later.cost is None else self.cost + later.cost
@@ -406,52 +278,44 @@ class EarlierTries:
 
 @frozen
 class ResultRow:
-    """A result as the store has it.
-
-    Attributes:
-        payload: the item's own bytes, for its context.
-        seq: grows within a job in the order of commit.
-        follower: whether ``body`` is the result of the equal item that it followed.
-        earlier: tries before the one in ``body``, likewise; ``None`` where nothing was billed for them.
-    """
+    """A stored result."""
 
     ix: int
     user_id: str | None
     outcome: str
     body: bytes = field(repr=False)
-    payload: bytes = field(repr=False)
+    payload: bytes = field(repr=False)  # the item's request, for its context
     cost: float | None
-    seq: int
-    follower: bool = False
-    earlier: EarlierTries | None = None
+    seq: int  # grows within a job in commit order
+    follower: bool = False  # ``body`` is the result of the identical item that it followed
+    earlier: EarlierTries | None = None  # None if nothing was billed before
 
 
 @frozen
-class NamedPlace:
-    """Where a request stands that has a name of its own: a position in a job.
+class StoredResults:
+    """What storing some results changed."""
 
-    Attributes:
-        digest: of what is sent, as hexadecimal text.
-        outcome: of the result that it had when it was found; ``None`` where it had none.
-        after: sequence number of a result of the job that is older than its own; 0 if none is known.
-    """
+    final: tuple[int, ...]  # items that got their result
+    doubled: tuple[int, ...]  # items that already had a different result, which stays
+    counts: tuple[StoredCounts, ...] = ()  # not published yet
+    claimed: tuple[StoredItem, ...] = ()  # items claimed in the same transaction
 
-    job_id: str
-    ix: int
-    digest: str
-    outcome: str | None = None
-    after: int = 0
+
+# -- incidents -----------------------------------------------------------------------------------------------
 
 
 @frozen
 class IncidentRow:
-    """Something that should not have happened, kept for people.
+    """Something that should not have happened, recorded for people.
 
     Attributes:
         kind: ``double_submission``, ``foreign_line``, ``doubled_line``, ``malformed_line``,
             ``token_mismatch``, ``missing_items``, ``batch_vanished``, ``maybe_billed``, …
-        detail: in words, without prompts or answers.
-        money: USD it cost besides what results hold, where that can be said.
+        job_id: the job.
+        shard_id: the batch; ``None`` if it concerns none.
+        detail: a description without prompts or answers.
+        money: USD it cost in addition to the results, if known.
+        at: Unix seconds.
     """
 
     kind: str
@@ -462,81 +326,164 @@ class IncidentRow:
     at: float
 
 
-@frozen
-class StoredItem:
-    """An item with its request.
-
-    Attributes:
-        user_id: the request's own id.
-        tokens: estimated input tokens.
-        tries: shards and calls it went through before.
-    """
-
-    ix: int
-    user_id: str | None
-    payload: bytes = field(repr=False)
-    tokens: int
-    tries: int
-
-
-@frozen
-class ItemSize:
-    """The size of an item: bytes of its request in the store, estimated input tokens."""
-
-    bytes: int
-    tokens: int
-
-
-@frozen
-class UnsettledItem:
-    """An item of a shard that has no result yet.
-
-    Attributes:
-        verdict: ``again`` or ``unrun`` where a line said so; ``None`` when no line came: it is missing.
-        body: the error that came with the verdict.
-        tries: shards and calls it went through before.
-    """
-
-    ix: int
-    verdict: str | None
-    body: bytes | None = field(repr=False)
-    tries: int
-
-
-@frozen
-class StoredResults:
-    """What an ingest changed.
-
-    Attributes:
-        final: items that have their result by it.
-        doubled: items that had another result already, which stays.
-        counts: what it counted, where that is still to be told.
-        claimed: items that were claimed along with it.
-    """
-
-    final: tuple[int, ...]
-    doubled: tuple[int, ...]
-    counts: tuple[StoredCounts, ...] = ()
-    claimed: tuple[StoredItem, ...] = ()
-
-
 _TITLES = {
     "double_submission": "A batch was created twice",
     "maybe_billed": "Requests may be paid twice",
-    "missing_items": "Requests of an ended batch have no result",
+    "missing_items": "Requests of a finished batch have no result",
     "batch_vanished": "The provider no longer knows a batch",
     "batch_cancelled": "A batch was cancelled at the provider",
     "no_batch_api": "The Batch API cannot be used",
     "deadline_at_risk": "The deadline may be missed",
     "results_at_risk": "Results cannot be fetched so far",
     "results_gone": "Results were deleted before they were fetched",
-    "malformed_line": "Lines of the results cannot be read",
-    "foreign_line": "Lines of the results belong to nobody",
+    "malformed_line": "Some result lines cannot be read",
+    "foreign_line": "Some result lines belong to no request",
     "doubled_line": "Requests were answered twice, differently",
     "token_mismatch": "An answer may belong to another request",
 }
 
 
 def incident_title(kind: str) -> str:
-    """Return what happened; the kind itself, where a newer release stored it."""
+    """Return the title of a kind of incident; the kind itself if a newer release stored it."""
     return _TITLES.get(kind, kind.replace("_", " "))
+
+
+# -- actions -------------------------------------------------------------------------------------------------
+
+MAX_JOBS_PER_ACT = 1_000
+"""Jobs that one action on a selection changes at most."""
+MAX_ROWS_PER_ACT = 100_000
+"""Rows of a job that one action sends again at most."""
+MAX_COUNTED_JOBS = 10_000
+"""Highest count of the jobs that an action leaves out."""
+MAX_STORED_ACTS = 10_000
+"""Actions that a store keeps."""
+MAX_TEXT_CHARS = 500
+"""Characters of a reason, and of the name of the person who acted."""
+
+ActName = Literal[
+    "cancel",
+    "resume",
+    "forget",
+    "set_deadline",
+    "set_budget",
+    "retry_failed",
+    "pause_model",
+    "resume_model",
+    "set_limit",
+]
+
+
+@frozen(kw_only=True)
+class Act:
+    """A user action on jobs or models, as recorded in the store.
+
+    Attributes:
+        number: grows with each action in the store.
+        at: Unix seconds, by the clock of the store.
+        by: who did it.
+        name: what was done.
+        target: the job id, ``provider:model``, or a description of the selected jobs.
+        job_id: the job, if the action concerned exactly one.
+        count: how many jobs, rows or models it changed.
+        left_out: how many more it applied to but left unchanged, because they were too many or refused.
+        detail: the new value, in words.
+    """
+
+    number: int = 0
+    at: float
+    by: str
+    name: ActName
+    target: str
+    job_id: str | None = None
+    count: int = 1
+    left_out: int = 0
+    detail: str | None = None
+
+
+def _ids(given: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(given, str):
+        raise InvalidRequest(f"ids = {given!r:.60} is a string: give a list of ids", field="ids")
+    return tuple(given)
+
+
+@frozen(kw_only=True)
+class JobSelection:
+    """The jobs of a store that match all given criteria.
+
+    Attributes:
+        ids: only these jobs.
+        state: ``active``, ``held`` or ``done``.
+        model: as ``provider:model``.
+    """
+
+    ids: tuple[str, ...] = field(default=(), converter=_ids)
+    state: Literal["active", "held", "done"] | None = None
+    model: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.state not in (None, "active", "held", "done"):
+            raise InvalidRequest(f"state = {self.state!r:.60} is not active, held or done", field="state")
+        if not self.ids and self.state is None and self.model is None:
+            raise InvalidRequest(
+                "a selection of jobs needs at least one of ids, state and model", field="state"
+            )
+        for text in (*self.ids, self.model or ""):
+            if not isinstance(text, str) or not text.isprintable():  # a text column refuses some characters
+                raise InvalidRequest(f"{text!r:.60} is not a job id or a model", field="ids")
+
+    def __str__(self) -> str:
+        words = [
+            f"{name} {value}" for name in ("state", "model") if (value := getattr(self, name)) is not None
+        ]
+        if self.ids:
+            words.append(self.ids[0] if len(self.ids) == 1 else f"{len(self.ids):,} ids from {self.ids[0]}")
+        return ", ".join(words)
+
+
+@frozen
+class Acted:
+    """The outcome of an action on a selection of jobs.
+
+    Attributes:
+        count: jobs it changed; for failed rows, the rows.
+        left_out: matching jobs left for the next action, counted up to 10,000.
+    """
+
+    count: int
+    left_out: int
+
+
+@frozen
+class RetriedRows:
+    """The outcome of sending failed rows of a job again.
+
+    Attributes:
+        count: rows that are sent again.
+        left_out: failed rows that are not, including those in ``billed``.
+        billed: positions of failed rows that were, or may have been, paid for. They are sent again only if
+            they are named or ``billed=True`` is given.
+    """
+
+    count: int
+    left_out: int
+    billed: tuple[int, ...] = field(repr=False)
+
+
+def actor(by: str | None) -> str:
+    """Return who acts: the given name, or the user and machine of this process."""
+    if by is None:
+        try:
+            user = getpass.getuser()
+        except (OSError, KeyError, ImportError):  # the user has no name, as in some containers
+            user = "unknown"
+        by = f"{user}@{socket.gethostname()}"
+    return one_line(by) or "unknown"
+
+
+def one_line(text: str | None) -> str | None:
+    """Return a person's text as it is stored: one line, not too long; ``None`` if it is empty."""
+    if text is None:
+        return None
+    line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
+    return line[:MAX_TEXT_CHARS] or None

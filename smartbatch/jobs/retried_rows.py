@@ -7,12 +7,10 @@ from functools import partial
 from typing import Protocol
 
 from smartbatch.errors import InvalidRequest, ListStopped, UnusableAnswer
-from smartbatch.jobs.act_records import ROWS_AT_ONCE, RetriedRows
 from smartbatch.jobs.payload import decode_result
-from smartbatch.jobs.records import JobRow, NewResult
+from smartbatch.jobs.records import MAX_ROWS_PER_ACT, JobPolicy, JobRow, NewResult, RetriedRows
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.job_acts import FailedRow
-from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.types import Result, T
 
 PAGE = 1_000
@@ -81,7 +79,7 @@ def retry_failed(
     paid: list[int] = []
     left: list[int] = []
     after = -1
-    while max(len(again), len(left)) < ROWS_AT_ONCE:
+    while max(len(again), len(left)) < MAX_ROWS_PER_ACT:
         page = store.acts.failed(job_id, rows=named, after=after, limit=PAGE)
         for row in page:
             after = row.ix

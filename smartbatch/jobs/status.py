@@ -11,17 +11,8 @@ from smartbatch._words import UNKNOWN, counted, duration, money, plural, short
 from smartbatch.core.forecast import RunningBatch, Times, remaining
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.errors import scrub
-from smartbatch.jobs.records import (
-    OPEN_SHARDS,
-    UNSENT_SHARDS,
-    IncidentRow,
-    ItemState,
-    JobRow,
-    JobState,
-    ShardRow,
-    ShardState,
-    incident_title,
-)
+from smartbatch.jobs.records import IncidentRow, ItemState, JobRow, JobState, incident_title
+from smartbatch.jobs.shard_records import OPEN_SHARDS, UNSENT_SHARDS, ShardRow, ShardState
 from smartbatch.jobs.store import SqlStore
 from smartbatch.results import defects_in_words
 from smartbatch.views.model import Cell, DataTable, Facts, Note, Part, ProgressBar, Section, State, Tile, View

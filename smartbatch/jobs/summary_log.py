@@ -109,7 +109,7 @@ class SummaryLog:
             with self._lock:
                 self._decided.extendleft(reversed(decided))
                 for each in spent.values():
-                    self._spent_locked(each.model, each.route).add(each)
+                    self._spent_locked(each.model, each.route).merge(each)
                 self._fail_locked(failed.values())
 
     def _save_now(self) -> None:

@@ -1,135 +1,92 @@
-"""The records of summaries: decisions on routes, groups of errors, and spending by hour."""
+"""Records of summaries: route decisions, groups of errors, hourly spending, and durations of batches."""
 
 from __future__ import annotations
 
-from attrs import define, field, frozen
+from collections.abc import Iterator
+
+from attrs import define, evolve, field, frozen
 
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.outcome import Measured
-from smartbatch.types import Usage
+from smartbatch.events import BatchEnded
+from smartbatch.providers.batch_api import RemoteState
+from smartbatch.types import Route, Usage
 
 
 @frozen(kw_only=True)
 class StoredDecision:
-    """A decision on a route, with what it forecast and, once that is known, what it really took.
+    """A route decision with its forecast and, once known, the outcome. Costs are USD, ``None`` if unknown."""
 
-    Attributes:
-        no: grows with every decision of the store; for reading page by page.
-        at: Unix seconds.
-        model: ``provider:model``.
-        job_id: the job that went by it; ``None`` for a list in real time.
-        route: that was chosen.
-        requests: of the list.
-        deadline: seconds it had; ``None`` for none.
-        p50, p95: seconds until the last answer, forecast of the chosen route.
-        cost: USD, likewise; ``None`` where the price is unknown, here and below.
-        individual_p50, individual_cost: forecast of always-individual.
-        batch_p50, batch_cost: forecast of always-batch; ``None`` where there is no Batch API for it, or it
-            was not to be used.
-        measured: ``None`` until the last answer is there, and where there was none.
-        decision: with all it rests on; ``None`` where a newer release wrote it, or it was not asked for.
-    """
-
-    no: int
-    at: float
-    model: str
-    job_id: str | None
-    route: str
+    no: int  # grows with every decision in the store; for reading page by page
+    at: float  # Unix seconds
+    model: str  # provider:model
+    job_id: str | None  # None for a real-time list
+    route: str  # the chosen one
     requests: int
-    deadline: float | None
-    p50: float
+    deadline: float | None  # seconds the list had
+    p50: float  # forecast seconds until the last answer, by the chosen route
     p95: float
     cost: float | None
-    individual_p50: float
+    individual_p50: float  # forecast of always-individual
     individual_cost: float | None
-    batch_p50: float | None
+    batch_p50: float | None  # forecast of always-batch; None if a batch was not possible or not allowed
     batch_cost: float | None
-    measured: Measured | None
-    decision: Decision | None = field(repr=False)
+    measured: Measured | None  # None until the last answer has arrived
+    decision: Decision | None = field(
+        repr=False
+    )  # in full; None if written by a newer release or not requested
 
 
 @define
 class Failures:
-    """Requests that failed with the same kind of error and the same message.
+    """Requests that failed with the same kind of error and the same message."""
 
-    Attributes:
-        kind: of the error, see :class:`~smartbatch.errors.ErrorKind`, or its class.
-        message: the same for all, see :func:`~smartbatch.core.limits.error_patterns.pattern_of`.
-        model: of one of them.
-        count: how many.
-        item: number of one of them in the store, where it is one of a job.
-        request_id: id of one of them, where it is none.
-    """
-
-    kind: str
-    message: str
-    model: str
+    kind: str  # an ErrorKind, or the error's class
+    message: str  # common to all; see ``error_patterns.pattern_of``
+    model: str  # of one of them
     count: int = 0
-    item: int | None = None
-    request_id: str | None = None
+    item: int | None = None  # number of one of them in the store, if it belongs to a job
+    request_id: str | None = None  # id of one of them, if it belongs to no job
 
 
 @frozen(kw_only=True)
 class ErrorGroup:
-    """Errors of the same kind and message. Of equal requests of a job, which share an answer, one counts.
+    """Stored errors of the same kind and message; identical requests that share an answer count once."""
 
-    Attributes:
-        kind: see :class:`~smartbatch.errors.ErrorKind`; the name of the error's class where it has none.
-        message: what all have in common; ``#`` stands for numbers and ids.
-        count: requests that failed so.
-        first_at, last_at: Unix seconds.
-        model: of the latest, as ``provider:model``.
-        job_id: the job of the latest one, where it is of one that is still there.
-        row: its position in the job.
-        request_id: of the latest one; ``None`` where its job was forgotten.
-    """
-
-    kind: str
-    message: str
+    kind: str  # an ErrorKind, or the error's class
+    message: str  # common to all; "#" stands for numbers and ids
     count: int
-    first_at: float
+    first_at: float  # Unix seconds
     last_at: float
-    model: str
-    job_id: str | None
-    row: int | None
-    request_id: str | None
+    model: str  # of the latest one, as provider:model
+    job_id: str | None  # of the latest one, if its job is still stored
+    row: int | None  # its position in the job
+    request_id: str | None  # of the latest one; None if its job was forgotten
 
 
 @define
 class Spending:
-    """What requests of one model by one route came to, within an hour or a part of it.
+    """Totals of one model's requests by one route, within an hour or part of it."""
 
-    Attributes:
-        model: ``provider:model``.
-        route: the value of a :class:`~smartbatch.Route`; empty for what was not sent.
-        requests: that ended.
-        failed: of these.
-        usd: what they cost, as far as prices are known.
-        realtime_usd: what the same tokens cost in real time.
-        unpriced: requests whose price is unknown.
-        input_tokens, output_tokens: that they used.
-        hour: Unix seconds at which the hour began.
-    """
-
-    model: str
-    route: str
-    requests: int = 0
+    model: str  # provider:model
+    route: str  # a Route's value; empty for requests that were not sent
+    requests: int = 0  # finished
     failed: int = 0
-    usd: float = 0.0
-    realtime_usd: float = 0.0
-    unpriced: int = 0
+    usd: float = 0.0  # as far as prices are known
+    realtime_usd: float = 0.0  # price of the same tokens in real time
+    unpriced: int = 0  # requests whose price is unknown
     input_tokens: int = 0
     output_tokens: int = 0
-    hour: float = 0.0
+    hour: float = 0.0  # Unix seconds at which the hour began
 
     def count(self, cost: float | None, usage: Usage, *, failed: bool) -> None:
-        """Count a request in real time that ended; what it ``cost`` is ``None`` where no price is known."""
+        """Count a finished real-time request; ``cost`` is in USD, ``None`` if unknown."""
         unpriced = cost is None and (not failed or usage.total_tokens > 0)
         usd, tokens = cost or 0.0, (usage.input_tokens, usage.output_tokens)
-        self.add(Spending(self.model, self.route, 1, int(failed), usd, usd, int(unpriced), *tokens))
+        self.merge(Spending(self.model, self.route, 1, int(failed), usd, usd, int(unpriced), *tokens))
 
-    def add(self, more: Spending) -> None:
-        """Count what further requests of the same model and route came to."""
+    def merge(self, more: Spending) -> None:
+        """Add the totals of further requests with the same model and route."""
         self.requests += more.requests
         self.failed += more.failed
         self.usd += more.usd
@@ -137,3 +94,60 @@ class Spending:
         self.unpriced += more.unpriced
         self.input_tokens += more.input_tokens
         self.output_tokens += more.output_tokens
+
+
+# -- durations of batches ------------------------------------------------------------------------------------
+#
+# Batches that ended by themselves are stored under their model's name. Those that were cancelled or expired
+# would have taken longer (censored observations); without them, forecasts would be too short.
+
+_ROUTES = frozenset(route.value for route in Route)
+
+
+def late_name(model: str) -> str:
+    """Return the name for batches that were given up: the seconds until then."""
+    return f"late {model}"
+
+
+def cancel_name(provider: str) -> str:
+    """Return the name for cancellations at a provider: the seconds until the batch had ended."""
+    return f"cancel {provider}"
+
+
+@frozen
+class DurationTopic:
+    """What the durations stored under a name are about."""
+
+    model: str  # provider:model; for cancellations the provider
+    route: Route | None  # of calls; BATCH for batches, None for cancellations
+    ended: bool = True  # False for batches that were given up: they would have taken longer
+
+
+def topic_of(name: str) -> DurationTopic | None:
+    """Return what a name in the store is about; ``None`` for an unknown name."""
+    if name.startswith("late "):
+        topic = topic_of(name.removeprefix("late "))
+        return None if topic is None else evolve(topic, ended=False)
+    if name.startswith("cancel "):
+        return DurationTopic(name.removeprefix("cancel "), None)
+    if name.startswith("latency "):
+        route, _, model = name.removeprefix("latency ").partition(" ")
+        return DurationTopic(model, Route(route)) if model and route in _ROUTES else None
+    return DurationTopic(name, Route.BATCH) if ":" in name else None
+
+
+def durations_of(ended: BatchEnded) -> Iterator[tuple[str, tuple[int, float, float]]]:
+    """Yield the rows to store when a batch has ended: name, and size, seconds and Unix seconds."""
+    size, at = ended.size, ended.ended_at
+    # 1. it was being cancelled: how long that took; uncancelled, it would have taken longer than until then
+    if ended.cancelling is not None:
+        provider = ended.model.partition(":")[0]
+        yield cancel_name(provider), (size, ended.cancelling, at)
+        ran = max(0.0, ended.seconds - ended.cancelling)
+        yield late_name(ended.model), (size, ran, at - ended.cancelling)
+    # 2. it expired: it would have taken longer
+    elif ended.state == RemoteState.EXPIRED.value:
+        yield late_name(ended.model), (size, ended.seconds, at)
+    # 3. it was completed: how long it took
+    elif ended.state == RemoteState.COMPLETED.value:
+        yield ended.model, (size, ended.seconds, at)

@@ -23,7 +23,7 @@ from smartbatch.events import ClockStepped
 from smartbatch.jobs.claim_turns import is_capped, item_limits
 from smartbatch.jobs.live_controls import LiveControls
 from smartbatch.jobs.payload import encode_result
-from smartbatch.jobs.records import LEASE, JobLease, JobRow, JobState, LeaseLost
+from smartbatch.jobs.records import LEASE_SECONDS, JobLease, JobRow, JobState, LeaseLost
 from smartbatch.jobs.runner import RealtimeRunner
 from smartbatch.jobs.steps.context import StepResult
 from smartbatch.jobs.steps.step import run_step
@@ -291,7 +291,7 @@ class Supervision:
     def _renew(self) -> None:
         with self._monitor:
             leases = [owned.lease for owned in self._owned.values()]
-        kept = set(self._store.leases.renew(leases, LEASE))
+        kept = set(self._store.leases.renew(leases, LEASE_SECONDS))
         self._error = None
         for lease in leases:
             if lease not in kept:
@@ -359,7 +359,7 @@ class Supervision:
                 return
             if not self._serves(row):
                 continue
-            lease = self._store.leases.claim(row.id, LEASE, unknown=_unknown_outcome(row))
+            lease = self._store.leases.claim(row.id, LEASE_SECONDS, unknown=_unknown_outcome(row))
             if lease is None:
                 continue
             if not self._add(OwnedJob(lease, row)):

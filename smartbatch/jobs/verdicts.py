@@ -13,7 +13,6 @@ from smartbatch.errors import (
     BudgetExceeded,
     ClientClosed,
     ConfigError,
-    ErrorKind,
     ListStopped,
     QueueFull,
     RequestCancelled,
@@ -23,13 +22,11 @@ from smartbatch.errors import (
 )
 from smartbatch.events import AnswersLost, Event
 from smartbatch.jobs.payload import encode_error, encode_result
-from smartbatch.jobs.records import NewResult
+from smartbatch.jobs.records import ACCOUNT_ERRORS, NewResult, held_note
 from smartbatch.observe import logs
 from smartbatch.prices import RateCard
 from smartbatch.types import Result, Route
 
-ACCOUNT_ERRORS = frozenset({ErrorKind.NO_MONEY, ErrorKind.AUTH_ERROR})
-"""The account cannot be used: the job is held until a person resumes it."""
 SOON = 1.0
 """Seconds until a full queue is tried again."""
 LATER = 60.0
@@ -124,12 +121,6 @@ def not_submitted(error: BaseException, request_id: str = "") -> Result:
         text = f"an error inside smartbatch ({type(error).__name__}) while the request was submitted"
         error = SmartbatchError(text, request_id=request_id)
     return Result(request_id, error=error, cost=0.0)
-
-
-def held_note(error: SmartbatchError) -> str:
-    """Return the note of a job whose account cannot be used."""
-    what = "the account has no credit" if error.kind is ErrorKind.NO_MONEY else "the key is refused"
-    return f"held: {what} ({error.message}); fix it, then resume the job"
 
 
 SLOW = 3.0

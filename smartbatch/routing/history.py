@@ -24,7 +24,7 @@ from smartbatch.core.forecast import PROMISE, ForecastAt, ForecastChange, Foreca
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.errors import ErrorKind
 from smartbatch.events import BatchEnded, CallFinished, ForecastMoved
-from smartbatch.jobs import turnaround_log
+from smartbatch.jobs import summary_records
 from smartbatch.jobs.threads import TimedReads
 from smartbatch.observe import logs
 from smartbatch.types import Kind, Route
@@ -276,7 +276,7 @@ class ForecastHistory:
     def batch_ended(self, event: BatchEnded) -> None:
         """Learn from a batch of a job that this process carries on; its rows are stored after that."""
         batches, cancels = self._batches(event.model), self._cancels(event.model.partition(":")[0])
-        for name, (size, seconds, at) in turnaround_log.rows_of(event):
+        for name, (size, seconds, at) in summary_records.durations_of(event):
             topic = cancels if name == cancels.name else batches
             seen = Observation(size, seconds, at, ended=name != batches.late)
             with self._lock:
@@ -343,7 +343,7 @@ class ForecastHistory:
         return self._topic(model, BATCH, Route.BATCH, model)
 
     def _cancels(self, provider: str) -> _Topic:
-        return self._topic(turnaround_log.cancelling(provider), CANCEL, None, provider)
+        return self._topic(summary_records.cancel_name(provider), CANCEL, None, provider)
 
     def _latency(self, route: Route, model: str) -> _Topic | None:
         known = self._of_calls.get((route, model))
@@ -362,7 +362,7 @@ class ForecastHistory:
         topic = self._topics.get(name)
         if topic is None:
             with self._lock:
-                fresh = _Topic(name, prior, route, model, Forecaster(prior), turnaround_log.late(name))
+                fresh = _Topic(name, prior, route, model, Forecaster(prior), summary_records.late_name(name))
                 topic = self._topics.setdefault(name, fresh)
                 if topic is fresh:
                     for seen in self._memory.times(name):

@@ -198,7 +198,7 @@ class StoredRequests:
 
     def _fits_a_batch(self, request: Request) -> bool:
         from smartbatch.jobs.payload import Shared, encode_request
-        from smartbatch.jobs.wire_ids import wire_id
+        from smartbatch.jobs.shard_records import wire_id
 
         api, _ = batches_of(self._config, self._model, kind_of(request))
         kept = kept_request(request, durable=False)

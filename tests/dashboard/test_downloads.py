@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from smartbatch.jobs.payload import encode_result
-from smartbatch.jobs.records import ShardState
+from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import SqlStore
 from smartbatch.types import Result
 from tests.dashboard.visits import Visitor

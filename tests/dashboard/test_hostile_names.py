@@ -11,7 +11,8 @@ from smartbatch.dashboard.layout import message
 from smartbatch.dashboard.page import Query
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs.payload import encode_result
-from smartbatch.jobs.records import IncidentRow, JobState, ShardState
+from smartbatch.jobs.records import IncidentRow, JobState
+from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import SqlStore
 from smartbatch.types import Result
 from tests.dashboard.visits import Answer, Visitor

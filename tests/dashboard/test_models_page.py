@@ -18,7 +18,7 @@ from smartbatch.dashboard.models_page import quantile
 from smartbatch.dashboard.shared_view import SharedView
 from smartbatch.dashboard.source import Source
 from smartbatch.jobs.store import open_store
-from smartbatch.jobs.turnaround_log import Topic, cancelling, late, topic_of
+from smartbatch.jobs.summary_records import DurationTopic, cancel_name, late_name, topic_of
 from smartbatch.observe.participants import LaneStatus, Participant, Participants, RealtimeStatus
 from smartbatch.types import Route
 from tests.dashboard.visits import LOCAL, Visitor
@@ -48,16 +48,19 @@ def read(visitor: Visitor) -> str:
 @pytest.mark.parametrize(
     ("name", "topic"),
     [
-        ("openai:m", Topic("openai:m", Route.BATCH)),
-        (late("openai:m"), Topic("openai:m", Route.BATCH, ended=False)),
-        ("latency flex openai:m", Topic("openai:m", Route.FLEX)),
-        (late("latency individual openai:a b"), Topic("openai:a b", Route.INDIVIDUAL, ended=False)),
-        (cancelling("openai"), Topic("openai", None)),
+        ("openai:m", DurationTopic("openai:m", Route.BATCH)),
+        (late_name("openai:m"), DurationTopic("openai:m", Route.BATCH, ended=False)),
+        ("latency flex openai:m", DurationTopic("openai:m", Route.FLEX)),
+        (
+            late_name("latency individual openai:a b"),
+            DurationTopic("openai:a b", Route.INDIVIDUAL, ended=False),
+        ),
+        (cancel_name("openai"), DurationTopic("openai", None)),
         ("latency odd openai:m", None),
         ("nothing", None),
     ],
 )
-def test_names_in_the_store_say_what_they_are_about(name: str, topic: Topic | None) -> None:
+def test_names_in_the_store_say_what_they_are_about(name: str, topic: DurationTopic | None) -> None:
     assert topic_of(name) == topic
 
 
@@ -94,7 +97,7 @@ def test_quantiles_and_turnaround_by_the_hour_come_from_what_is_stored(visitor: 
     took = [float(each) for each in range(1, 101)]
     rng.shuffle(took)
     store.facts.observe_turnarounds("latency flex openai:gpt-5-mini", [(1, each, AT) for each in took])
-    store.facts.observe_turnarounds(late("latency flex openai:gpt-5-mini"), [(1, 300.0, AT)] * 7)
+    store.facts.observe_turnarounds(late_name("latency flex openai:gpt-5-mini"), [(1, 300.0, AT)] * 7)
     created = [AT - 20 * 3600.0, AT - 20 * 3600.0, AT]  # at 02 and at 22 hours
     store.facts.observe_turnarounds(
         "openai:gpt-5-mini",

@@ -9,9 +9,9 @@ from attrs import evolve
 
 from smartbatch.core.forecast import Forecaster, Observation, Prior
 from smartbatch.dashboard.outlook import course, outlook, risk_of
-from smartbatch.jobs.records import JobRow, JobState, ShardRow, ShardState
+from smartbatch.jobs.records import JobPolicy, JobRow, JobState
+from smartbatch.jobs.shard_records import ShardRow, ShardState
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.versioned_records import JobPolicy
 from tests.jobs.stores import Bench, led, started
 
 

@@ -11,10 +11,10 @@ from jobs.stores import Bench, bench, led, new_items, result, started, store
 
 from smartbatch.errors import RequestCancelled
 from smartbatch.jobs.payload import encode_error
-from smartbatch.jobs.records import IncidentRow, JobState, ShardState
+from smartbatch.jobs.records import IncidentRow, JobPolicy, JobState
+from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import SqlStore, job_overview
 from smartbatch.jobs.store.job_overview import JobFilter
-from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.types import Route
 from tests.levels import sampled
 

@@ -19,9 +19,9 @@ from smartbatch.dashboard.shared_view import SharedView
 from smartbatch.dashboard.source import Source
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs.payload import encode_result
-from smartbatch.jobs.records import IncidentRow, ShardState
+from smartbatch.jobs.records import IncidentRow, JobPolicy
+from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.observe.participants import LaneStatus, Participant, Participants, RealtimeStatus
 from smartbatch.providers.callable import CallableProvider
 from smartbatch.sharing.back_end import BackEndUnavailable

@@ -14,7 +14,8 @@ from pages import ROOT, Page, pages
 import smartbatch
 from smartbatch import events, providers, testing
 from smartbatch.cli.main import build_parser
-from smartbatch.jobs.records import IncidentRow, ShardState
+from smartbatch.jobs.records import IncidentRow
+from smartbatch.jobs.shard_records import ShardState
 
 PAGES = {page.name: page for page in pages()}
 

@@ -256,7 +256,7 @@ def test_c25_a_key_that_is_refused_before_the_create_holds_the_job(
         w.pass_time(HOUR)
         status = job.status()
         assert status.state == "held"
-        assert "the key is refused" in str(status.note)
+        assert "the API key was rejected" in str(status.note)
         refused = len(w.requests(stage))
         w.pass_time(DAY)
         assert len(w.requests(stage)) == refused  # it waits for a person

@@ -17,10 +17,9 @@ import pytest
 from smartbatch._words import money
 from smartbatch.core.preparation.tokens import estimate
 from smartbatch.errors import ProviderError
-from smartbatch.jobs.records import ShardRow
+from smartbatch.jobs.shard_records import ShardRow, parse_wire_id
 from smartbatch.jobs.steps import collect
 from smartbatch.jobs.steps.context import Step
-from smartbatch.jobs.wire_ids import parse_wire_id
 from tests.faults.world import MINUTE, PROVIDERS, Seen, World, in_batch, texts, world
 from tests.levels import sampled
 

@@ -14,7 +14,7 @@ from smartbatch._clock import VirtualClock
 from smartbatch.cli.main import main
 from smartbatch.client import BatchingClient
 from smartbatch.jobs.job import Job
-from smartbatch.jobs.records import ShardRow
+from smartbatch.jobs.shard_records import ShardRow
 from smartbatch.jobs.steps import collect
 from smartbatch.jobs.steps.context import Step
 from smartbatch.jobs.store import open_store

@@ -31,8 +31,8 @@ from smartbatch.emulator.settings import EmulatorSettings
 from smartbatch.events import Event
 from smartbatch.jobs import jobs_engine, supervision
 from smartbatch.jobs.job import Job
+from smartbatch.jobs.shard_records import parse_wire_id
 from smartbatch.jobs.status import JobStatus
-from smartbatch.jobs.wire_ids import parse_wire_id
 from smartbatch.types import Result
 from tests.taking_part import taking_part
 
@@ -312,7 +312,7 @@ def world(provider: str, folder: Path, *, rare: float = 12.0, **settings: Any) -
         settings: the emulator's.
     """
     spans = (
-        (supervision, "LEASE"),
+        (supervision, "LEASE_SECONDS"),
         (supervision, "RENEW_EVERY"),
         (supervision, "CLAIM_EVERY"),
         (jobs_engine, "OWN"),

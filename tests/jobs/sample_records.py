@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from smartbatch.jobs.versioned_records import JobPolicy, RemoteProgress
+from smartbatch.jobs.records import JobPolicy
+from smartbatch.jobs.shard_records import RemoteProgress
 from smartbatch.providers.batch_api import RemoteState
 from smartbatch.types import Route
 

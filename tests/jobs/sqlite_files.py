@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jobs.stores import Bench, led, result, started
 
-from smartbatch.jobs.records import ShardState
+from smartbatch.jobs.shard_records import ShardState
 
 
 @pytest.fixture

@@ -21,10 +21,9 @@ from typing import Any
 import pytest
 
 from smartbatch._clock import VirtualClock
-from smartbatch.jobs.records import JobLease, JobRow, NewItem, NewResult, NewShard, ShardRow, ShardState
+from smartbatch.jobs.records import JobLease, JobPolicy, JobRow, NewItem, NewResult
+from smartbatch.jobs.shard_records import NewShard, ShardRow, ShardState, new_nonce
 from smartbatch.jobs.store import SqlStore, open_store
-from smartbatch.jobs.versioned_records import JobPolicy
-from smartbatch.jobs.wire_ids import new_nonce
 from tests.levels import sampled
 
 KINDS = ("sqlite", "postgres")

@@ -12,7 +12,8 @@ from jobs.remote import LONG, Remote
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.jobs.records import JobLease, NewShard, OverJobBudget, ShardRow
+from smartbatch.jobs.records import JobLease, OverJobBudget
+from smartbatch.jobs.shard_records import NewShard, ShardRow
 from smartbatch.jobs.store.shards import ShardTable
 from smartbatch.providers.batch_api import RemoteBatch
 

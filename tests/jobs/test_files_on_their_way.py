@@ -15,7 +15,7 @@ from smartbatch import _files
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, JobTimeout, ProviderError
-from smartbatch.jobs.records import ShardRow
+from smartbatch.jobs.shard_records import ShardRow
 from smartbatch.jobs.steps import collect
 from smartbatch.jobs.steps.context import Step
 from smartbatch.providers.batch_api import RemoteFile

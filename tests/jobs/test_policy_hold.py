@@ -157,7 +157,7 @@ def test_a_job_that_is_held_once_more_is_told_once_more(
     client = client_of(remote, store=str(tmp_path / "jobs.db"), observers=[events.append])
     job = client.submit_batch(["a"], batch_fallback="individual")
     for times in (1, 2):
-        with pytest.raises(JobTimeout, match="the key is refused"):
+        with pytest.raises(JobTimeout, match="the API key was rejected"):
             job.wait(10 * MINUTE)
         assert sum(isinstance(event, JobHeld) for event in events) == times
         job.resume()
@@ -178,7 +178,7 @@ def test_a_refused_item_is_open_again_only_once_its_job_is_held(
     monkeypatch.setattr(ItemTable, "answer", looked_at)
     client = client_of(Remote(clock, batches=False, reply=refused), store=str(tmp_path / "jobs.db"))
     job = client.submit_batch(["a"], batch_fallback="individual")
-    with pytest.raises(JobTimeout, match="the key is refused"):
+    with pytest.raises(JobTimeout, match="the API key was rejected"):
         job.wait(MINUTE)
     assert states == ["held"]
 
@@ -240,7 +240,7 @@ def test_a_job_whose_question_was_answered_can_be_held_for_another_reason(
         job.wait(3.5 * MINUTE)
     assert job.status().state == "held"
     lost.refuse_from(3)
-    with pytest.raises(JobTimeout, match="the key is refused"):
+    with pytest.raises(JobTimeout, match="the API key was rejected"):
         job.wait(60 * MINUTE)
     assert (job.status().state, lost.sizes) == ("held", [1, 1, 1])
 

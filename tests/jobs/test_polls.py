@@ -10,11 +10,10 @@ import pytest
 from attrs import evolve
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.jobs.records import ShardState
+from smartbatch.jobs.shard_records import RemoteProgress, ShardState
 from smartbatch.jobs.steps import poll as polls
 from smartbatch.jobs.steps.poll import poll
 from smartbatch.jobs.steps.refusals import repeats_a_prompt
-from smartbatch.jobs.versioned_records import RemoteProgress
 from smartbatch.providers.batch_api import RemoteState
 from smartbatch.types import Generation, Request
 

@@ -7,8 +7,8 @@ from typing import Any
 from attrs import evolve, fields_dict
 
 from smartbatch.jobs.progress_chart import progress_chart
-from smartbatch.jobs.records import JobRow, ShardRow, ShardState
-from smartbatch.jobs.versioned_records import JobPolicy, RemoteProgress
+from smartbatch.jobs.records import JobPolicy, JobRow
+from smartbatch.jobs.shard_records import RemoteProgress, ShardRow, ShardState
 
 JOB = JobRow("job-1", None, "a", "openai:m", "generate", b"{}", {}, JobPolicy(), 100.0, total=10)
 

@@ -22,12 +22,11 @@ from smartbatch.events import AnswersLost, Event, StoreAvailable, StoreUnavailab
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.jobs_engine import JobsEngine
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
-from smartbatch.jobs.records import ItemState, NewItem
+from smartbatch.jobs.records import ItemState, JobPolicy, NewItem
 from smartbatch.jobs.runner import RealtimeRunner
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.store.items import ItemTable
-from smartbatch.jobs.supervision import LEASE
-from smartbatch.jobs.versioned_records import JobPolicy
+from smartbatch.jobs.supervision import LEASE_SECONDS
 from smartbatch.jobs.wiring import RealtimeItem
 from smartbatch.observe import logs
 from smartbatch.prices import Price
@@ -415,7 +414,7 @@ def test_items_that_were_being_asked_when_their_process_died(
         patch.setattr(JobsEngine, "carry_on", lambda *_: None)  # it submits, and no more
         job = submitted(client, 6)
     dead = another_store(place, clock)
-    lease = dead.leases.claim(job.id, LEASE)
+    lease = dead.leases.claim(job.id, LEASE_SECONDS)
     assert lease is not None
     dead.items.claim_realtime(lease, 2)
     dead.abandon()  # as its death would

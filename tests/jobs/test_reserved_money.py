@@ -13,10 +13,18 @@ from jobs.stores import Bench, bench, led, new_items, result, started
 from smartbatch.core.limits.budget import Budget
 from smartbatch.jobs.job_budget import JobBill, JobBudget, bill, remaining_budget
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
-from smartbatch.jobs.records import ItemState, JobLease, JobRow, LeaseLost, NewItem, OverJobBudget, ShardState
+from smartbatch.jobs.records import (
+    ItemState,
+    JobLease,
+    JobPolicy,
+    JobRow,
+    LeaseLost,
+    NewItem,
+    OverJobBudget,
+)
+from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.shards import ShardTable
-from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.jobs.wiring import JobRuntime
 from smartbatch.prices import Price, PriceBook
 from smartbatch.types import Generation, Request, Usage

@@ -11,11 +11,11 @@ import pytest
 from attrs import asdict
 
 from smartbatch.jobs.records import ItemSize, NewResult
+from smartbatch.jobs.shard_records import wire_id
 from smartbatch.jobs.steps.collect import PEEK, ResultTotals, nonces_in
 from smartbatch.jobs.steps.context import Step
 from smartbatch.jobs.steps.result_lines import OddLines, ends_in_a_line, nonces_of, pages_of, read_lines
 from smartbatch.jobs.store.database import fitting
-from smartbatch.jobs.wire_ids import wire_id
 from smartbatch.jobs.wiring import StepLimits
 from smartbatch.types import Route, Usage
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from smartbatch.jobs.records import JobState, ShardState
+from smartbatch.jobs.records import JobState
+from smartbatch.jobs.shard_records import RemoteProgress, ShardState
 from smartbatch.jobs.steps import recover
 from smartbatch.jobs.steps.listing import NewerBatches
-from smartbatch.jobs.versioned_records import RemoteProgress
 from smartbatch.providers.batch_api import RemoteState
 
 DAY = 86_400.0

@@ -10,14 +10,24 @@ from jobs.stores import Bench, bench, led, new_items, result, started, store
 
 from smartbatch.core.limits.model_controls import name_of
 from smartbatch.errors import InvalidRequest, JobNotFound, StoreError, ValidationFailed
-from smartbatch.jobs import act_records as acts
-from smartbatch.jobs.act_records import Acted, JobSelection, RetriedRows
+from smartbatch.jobs import records as acts
 from smartbatch.jobs.payload import encode_error, encode_result
-from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState, NewItem, NewResult, ShardState
+from smartbatch.jobs.records import (
+    Acted,
+    ItemState,
+    JobLease,
+    JobPolicy,
+    JobRow,
+    JobSelection,
+    JobState,
+    NewItem,
+    NewResult,
+    RetriedRows,
+)
 from smartbatch.jobs.retried_rows import retry_failed
+from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.job_acts import TRIM_EVERY
-from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.types import Result, Usage
 
 __all__ = ["bench", "store"]  # fixtures
@@ -102,7 +112,7 @@ def test_a_limit_holds_until_it_is_taken_back(store: SqlStore) -> None:
 
 
 def test_acts_are_numbered_in_order_and_old_ones_go(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smartbatch.jobs.store.job_acts.ACTS_KEPT", 10)
+    monkeypatch.setattr("smartbatch.jobs.store.job_acts.MAX_STORED_ACTS", 10)
     for at in range(TRIM_EVERY):
         store.controls.set_limit("openai:m", 1.0 + at, None, BY)
     assert [one.number for one in store.controls.after(0, limit=100)] == list(range(41, 51))
@@ -144,8 +154,8 @@ def test_only_jobs_that_are_held_are_resumed_and_only_those_that_were_chosen(
 def test_an_act_by_a_filter_is_bounded_and_says_what_it_left(
     store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("smartbatch.jobs.store.job_acts.AT_ONCE", 2)
-    monkeypatch.setattr("smartbatch.jobs.store.job_acts.MOST_COUNTED", 2)
+    monkeypatch.setattr("smartbatch.jobs.store.job_acts.MAX_JOBS_PER_ACT", 2)
+    monkeypatch.setattr("smartbatch.jobs.store.job_acts.MAX_COUNTED_JOBS", 2)
     jobs = [started(store, bench, 1) for _ in range(5)]
     for _, lease in jobs:
         store.jobs.note(lease, "look", hold=True)
@@ -320,5 +330,5 @@ def test_positions_that_are_none_are_refused(store: SqlStore, bench: Bench) -> N
 
 def test_who_acts_is_one_short_line() -> None:
     assert acts.actor("ada\nlovelace\x00 ") == "ada lovelace"
-    assert len(acts.actor("x" * 9_999)) == acts.LONGEST_TEXT
+    assert len(acts.actor("x" * 9_999)) == acts.MAX_TEXT_CHARS
     assert "@" in acts.actor(None)

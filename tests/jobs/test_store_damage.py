@@ -17,7 +17,8 @@ from jobs.sqlite_files import bench, filled
 from jobs.stores import Bench, led, new_items, result, started
 
 from smartbatch.errors import StoreError
-from smartbatch.jobs.records import ItemState, NewItem, ShardState
+from smartbatch.jobs.records import ItemState, NewItem
+from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import open_store
 from smartbatch.jobs.store import sqlite as sqlite_module
 from tests.levels import sampled

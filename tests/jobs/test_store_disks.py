@@ -15,7 +15,8 @@ from jobs.sqlite_files import Watched, bench, connections, writer
 from jobs.stores import Bench, led, new_items, result, started
 
 from smartbatch.errors import StoreError
-from smartbatch.jobs.records import NewItem, ShardState
+from smartbatch.jobs.records import NewItem
+from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import jobs as jobs_module
 
 __all__ = ["bench", "connections"]  # fixtures
@@ -85,7 +86,7 @@ LIMITED = """
 import resource, sys
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import (NewItem, JobRow)
-from smartbatch.jobs.versioned_records import JobPolicy
+from smartbatch.jobs.records import JobPolicy
 from smartbatch.jobs.store import open_store
 
 store = open_store(sys.argv[1])
@@ -165,7 +166,7 @@ READ_ONLY = """
 import os, sys
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import (JobRow)
-from smartbatch.jobs.versioned_records import JobPolicy
+from smartbatch.jobs.records import JobPolicy
 from smartbatch.jobs.store import open_store, sqlite
 if os.getuid() == 0:
     os.setgid(65534); os.setuid(65534)

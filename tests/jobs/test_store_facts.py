@@ -6,9 +6,9 @@ import pytest
 from attrs import evolve
 from jobs.stores import Bench, bench, led, new_job, started, store
 
-from smartbatch.jobs.records import IncidentRow, ItemState, LeaseLost, ShardState
+from smartbatch.jobs.records import IncidentRow, ItemState, LeaseLost
+from smartbatch.jobs.shard_records import ShardState, new_nonce
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.wire_ids import new_nonce
 
 __all__ = ["bench", "store"]  # fixtures
 

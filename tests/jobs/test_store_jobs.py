@@ -13,11 +13,17 @@ from jobs.stores import Bench, bench, ingesting, new_items, result, started, sto
 from realtime.scenes import eventually
 
 from smartbatch.errors import InvalidRequest, JobNotFound, StoreError
-from smartbatch.jobs.act_records import JobSelection
-from smartbatch.jobs.records import IncidentRow, ItemName, JobState, NamedPlace, NewItem
+from smartbatch.jobs.records import (
+    IncidentRow,
+    ItemName,
+    JobPolicy,
+    JobSelection,
+    JobState,
+    NamedPlace,
+    NewItem,
+)
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store import jobs as jobs_module
-from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.types import Usage
 from tests.levels import sampled
 from tests.together import run_together

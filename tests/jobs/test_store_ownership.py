@@ -12,7 +12,8 @@ from jobs.stores import Bench, bench, ingesting, led, new_items, result, started
 from realtime.scenes import eventually
 
 from smartbatch.errors import StoreError
-from smartbatch.jobs.records import ItemState, JobLease, LeaseLost, ShardState
+from smartbatch.jobs.records import ItemState, JobLease, LeaseLost
+from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import SqlStore
 from tests.together import run_together
 

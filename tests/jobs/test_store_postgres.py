@@ -21,11 +21,18 @@ from realtime.scenes import eventually
 
 from smartbatch._postgres import SCHEMA_LOCK, Address
 from smartbatch.errors import ConfigError, StoreError
-from smartbatch.jobs.records import IncidentRow, ItemName, LeaseLost, NamedPlace, NewItem, ShardState
+from smartbatch.jobs.records import (
+    IncidentRow,
+    ItemName,
+    JobPolicy,
+    LeaseLost,
+    NamedPlace,
+    NewItem,
+)
+from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import SqlStore, open_store, postgres
 from smartbatch.jobs.store import jobs as jobs_module
 from smartbatch.jobs.store.postgres import PostgresDatabase, SessionLocks
-from smartbatch.jobs.versioned_records import JobPolicy
 from tests.levels import sampled
 
 PASSWORD = "hunter2-%2F-secret"

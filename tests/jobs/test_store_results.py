@@ -9,7 +9,8 @@ import pytest
 from attrs import evolve
 from jobs.stores import Bench, bench, ingesting, led, new_items, result, started, store
 
-from smartbatch.jobs.records import EarlierTries, ItemState, JobState, LeaseLost, ShardState, StoredCounts
+from smartbatch.jobs.records import EarlierTries, ItemState, JobState, LeaseLost, StoredCounts
+from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store import items as items_module
 from smartbatch.jobs.store import outcomes as outcomes_module

@@ -13,19 +13,16 @@ from jobs.stores import Bench, bench, led, new_items, result, started, store
 
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import (
-    OPEN_SHARDS,
-    TRANSITIONS,
     ItemSize,
     ItemState,
     JobLease,
     JobState,
     LeaseLost,
-    ShardState,
     StoredItem,
 )
+from smartbatch.jobs.shard_records import OPEN_SHARDS, TRANSITIONS, RemoteProgress, ShardState
 from smartbatch.jobs.store import SqlStore, database
 from smartbatch.jobs.store.shards import check_change
-from smartbatch.jobs.versioned_records import RemoteProgress
 from tests.together import run_together
 
 __all__ = ["bench", "store"]  # fixtures

@@ -16,7 +16,8 @@ from jobs.stores import Bench, led, new_items, result, started
 
 from smartbatch._clock import RealClock
 from smartbatch.errors import StoreError
-from smartbatch.jobs.records import NewItem, ShardState
+from smartbatch.jobs.records import NewItem
+from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.store import sqlite as sqlite_module
 

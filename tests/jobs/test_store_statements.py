@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from smartbatch.jobs.records import JobState, ShardState
+from smartbatch.jobs.records import JobState
+from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import database
 
 FOLDER = Path(database.__file__).parent

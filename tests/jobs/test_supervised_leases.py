@@ -8,8 +8,7 @@ import pytest
 from jobs.supervised import PATIENCE, Scene, scene
 
 from smartbatch.errors import StoreError
-from smartbatch.jobs.act_records import JobSelection
-from smartbatch.jobs.records import LEASE, JobLease, LeaseLost
+from smartbatch.jobs.records import LEASE_SECONDS, JobLease, JobSelection, LeaseLost
 from smartbatch.jobs.steps.context import StepResult
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.leases import LeaseTable
@@ -26,15 +25,15 @@ def test_a_lease_is_renewed_while_a_step_takes_long(scene: Scene) -> None:
 
     def slow(_: JobLease, count: int) -> StepResult:
         if count == 1:
-            for _second in range(int(20 * LEASE)):
+            for _second in range(int(20 * LEASE_SECONDS)):
                 scene.clock.sleep(1.0)
-                taken.append(rival.leases.claim(job_id, LEASE))
+                taken.append(rival.leases.claim(job_id, LEASE_SECONDS))
         return StepResult()
 
     scene.script = slow
     supervisor = scene.supervisor()
     supervisor.start()
-    scene.until(lambda: len(taken) >= 20 * LEASE)
+    scene.until(lambda: len(taken) >= 20 * LEASE_SECONDS)
     supervisor.stop(1.0)
     assert taken == [None] * len(taken)
 
@@ -124,10 +123,10 @@ def test_a_stop_lets_a_step_end_and_gives_the_job_back(scene: Scene) -> None:
     stopping = threading.Thread(target=supervisor.stop, args=(1000.0,))
     stopping.start()
     rival = scene.another_store()
-    assert rival.leases.claim(job_id, LEASE) is None
+    assert rival.leases.claim(job_id, LEASE_SECONDS) is None
     leave.set()
     stopping.join(PATIENCE)
-    lease = rival.leases.claim(job_id, LEASE)
+    lease = rival.leases.claim(job_id, LEASE_SECONDS)
     assert lease is not None
     assert lease.epoch == 2
 
@@ -267,9 +266,9 @@ def test_halting_keeps_the_leases_and_begins_nothing(scene: Scene) -> None:
     assert taken == [None] * 60
     assert len(scene.steps) <= begun + 1
     supervisor.stop(1.0)
-    assert rival.leases.claim(job_id, LEASE) is not None
+    assert rival.leases.claim(job_id, LEASE_SECONDS) is not None
 
 
 def _a_second_later(scene: Scene, rival: SqlStore, job_id: str) -> JobLease | None:
     scene.clock.sleep(1.0)
-    return rival.leases.claim(job_id, LEASE)
+    return rival.leases.claim(job_id, LEASE_SECONDS)

@@ -11,7 +11,7 @@ from jobs.remote import Remote
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.jobs import turnaround_log
+from smartbatch.jobs import summary_records
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 
 ClientOf = Callable[..., BatchingClient]
@@ -38,7 +38,7 @@ def test_a_batch_that_ends_teaches_how_long_batches_take(client: BatchingClient)
     ((size, seconds),) = seen(client, model)
     assert size == 3
     assert TURNAROUND <= seconds < TURNAROUND + 120
-    assert seen(client, turnaround_log.late(model)) == []
+    assert seen(client, summary_records.late_name(model)) == []
 
 
 def test_one_that_is_cancelled_teaches_two_other_things(
@@ -64,11 +64,11 @@ def test_one_that_is_cancelled_teaches_two_other_things(
     job.wait(HOUR)
     store = inside(client).jobs.engine.store
     model = store.jobs.get(job.id).model
-    ((_, ran, at),) = store.facts.turnarounds(turnaround_log.late(model), limit=100)
+    ((_, ran, at),) = store.facts.turnarounds(summary_records.late_name(model), limit=100)
     (shard,) = store.shards.of_job(job.id)
     assert 90 <= ran <= 160
     assert abs(at - ran - shard.submitted_at) < 1  # by which it is known for one of its list
-    ((_, took),) = seen(client, turnaround_log.cancelling(model.partition(":")[0]))
+    ((_, took),) = seen(client, summary_records.cancel_name(model.partition(":")[0]))
     assert 150 <= took <= 270
     assert seen(client, model) == []
 
@@ -82,7 +82,9 @@ def test_one_that_expires_would_have_taken_longer(
     job = client.submit_batch(["a"])
     job.wait(10 * HOUR)
     model = inside(client).jobs.engine.store.jobs.get(job.id).model
-    assert [seconds >= TURNAROUND for _, seconds in seen(client, turnaround_log.late(model))][:1] == [True]
+    assert [seconds >= TURNAROUND for _, seconds in seen(client, summary_records.late_name(model))][:1] == [
+        True
+    ]
     assert seen(client, model) == []
 
 

@@ -28,7 +28,7 @@ from smartbatch.events import (
     SharedLimitsLost,
     SharedLimitsRestored,
 )
-from smartbatch.jobs.records import ShardState
+from smartbatch.jobs.shard_records import ShardState
 from smartbatch.observe.metric import KINDS
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.metrics_snapshot import METRICS, MetricsSnapshot, RouteFigures

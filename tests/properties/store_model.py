@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from attrs import define, field
 
-from smartbatch.jobs.records import TRANSITIONS, ItemState, JobState, NewResult, ShardRow, ShardState
+from smartbatch.jobs.records import ItemState, JobState, NewResult
+from smartbatch.jobs.shard_records import TRANSITIONS, ShardRow, ShardState
 
 OWN_VERBS = {ShardState.SETTLED, ShardState.DEAD}
 UNRESOLVED = {ShardState.SUBMITTING, ShardState.UNCERTAIN, ShardState.PROVISIONAL}

@@ -36,11 +36,11 @@ from smartbatch.jobs.payload import (
     encode_request,
     encode_result,
 )
+from smartbatch.jobs.records import JobPolicy
+from smartbatch.jobs.shard_records import RemoteProgress, parse_wire_id, wire_id
 from smartbatch.jobs.steps.result_lines import raw_lines
 from smartbatch.jobs.store.database import record_of, record_text
 from smartbatch.jobs.store.schema import earlier_tries, maker
-from smartbatch.jobs.versioned_records import JobPolicy, RemoteProgress
-from smartbatch.jobs.wire_ids import parse_wire_id, wire_id
 from smartbatch.providers.anthropic.provider import AnthropicProvider
 from smartbatch.providers.batch_api import BatchApi, LineOutcome, RemoteBatch
 from smartbatch.providers.foreign_text import without_echo

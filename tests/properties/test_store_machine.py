@@ -53,18 +53,16 @@ from properties.store_model import (
 )
 
 from smartbatch.errors import StoreError
-from smartbatch.jobs.act_records import JobSelection
 from smartbatch.jobs.records import (
-    OPEN_SHARDS,
-    TRANSITIONS,
     IncidentRow,
     ItemState,
     JobLease,
+    JobSelection,
     JobState,
     LeaseLost,
     NewResult,
-    ShardState,
 )
+from smartbatch.jobs.shard_records import OPEN_SHARDS, TRANSITIONS, ShardState
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store import jobs as jobs_module
 from smartbatch.types import Usage

@@ -17,7 +17,7 @@ from smartbatch.core.forecast import Forecaster
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.errors import StoreError
 from smartbatch.events import CallFinished, Event, ForecastMoved
-from smartbatch.jobs import turnaround_log
+from smartbatch.jobs import summary_records
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.store.facts import FactTable
 from smartbatch.jobs.threads import run_within
@@ -309,14 +309,16 @@ class TestTheStore:
         for n in range(20):
             store.facts.observe_turnarounds(MODEL, [(100, 600.0, clock.wall() - n)])
             store.facts.observe_turnarounds(
-                turnaround_log.cancelling("openai"), [(100, 20.0, clock.wall() - n)]
+                summary_records.cancel_name("openai"), [(100, 20.0, clock.wall() - n)]
             )
         history.refresh()
         assert history.turnaround(MODEL).quantile(0.5, 100) == pytest.approx(600.0, rel=0.05)
         assert history.cancelling("openai").quantile(0.5, 1) == pytest.approx(20.0, rel=0.05)
         on_time = history.turnaround(MODEL).chance(3000.0, 100)
         for n in range(20):
-            store.facts.observe_turnarounds(turnaround_log.late(MODEL), [(100, 3000.0, clock.wall() + n)])
+            store.facts.observe_turnarounds(
+                summary_records.late_name(MODEL), [(100, 3000.0, clock.wall() + n)]
+            )
         clock.sleep(EVERY)
         history.refresh()
         assert history.turnaround(MODEL).chance(3000.0, 100) < on_time - 0.2

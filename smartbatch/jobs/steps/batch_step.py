@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 
 from smartbatch.errors import ProviderError
-from smartbatch.jobs.records import OPEN_SHARDS, UNSENT_SHARDS, ItemState, JobState, ShardRow, ShardState
+from smartbatch.jobs.records import ItemState, JobState
+from smartbatch.jobs.shard_records import OPEN_SHARDS, UNSENT_SHARDS, ShardRow, ShardState
 from smartbatch.jobs.steps import collect, create, job_rescue, orphans, poll, reconcile, recover
 from smartbatch.jobs.steps.context import Step, StepResult, has_realtime, is_paused
 from smartbatch.jobs.steps.planning import plan_shards

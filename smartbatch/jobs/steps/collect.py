@@ -20,7 +20,8 @@ from smartbatch.core.preparation.answer_length import SHAPES
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
 from smartbatch.events import ParameterDropped
 from smartbatch.jobs.payload import decode_params, item_id
-from smartbatch.jobs.records import NewResult, ShardRow, ShardState, StoredItem
+from smartbatch.jobs.records import NewResult, StoredItem
+from smartbatch.jobs.shard_records import RemoteProgress, ShardRow, ShardState
 from smartbatch.jobs.steps.context import Step
 from smartbatch.jobs.steps.result_lines import (
     MAX_LINE,
@@ -32,7 +33,6 @@ from smartbatch.jobs.steps.result_lines import (
     pages_of,
     read_lines,
 )
-from smartbatch.jobs.versioned_records import RemoteProgress
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 
 _MANY_CUTS = 6

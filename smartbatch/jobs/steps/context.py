@@ -18,16 +18,15 @@ from smartbatch.jobs.records import (
     IncidentRow,
     ItemState,
     JobLease,
+    JobPolicy,
     JobRow,
     JobState,
     LeaseLost,
     NewResult,
-    ShardRow,
-    ShardState,
+    held_note,
 )
+from smartbatch.jobs.shard_records import ShardRow, ShardState
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.verdicts import held_note
-from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.jobs.wiring import JobRuntime, StepLimits
 from smartbatch.observe import logs
 from smartbatch.providers.batch_api import BatchApi

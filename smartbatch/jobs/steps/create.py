@@ -14,13 +14,11 @@ from pathlib import Path
 from attrs import evolve
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.jobs.records import ItemState, ShardRow, ShardState
+from smartbatch.jobs.records import ACCOUNT_ERRORS, ItemState
+from smartbatch.jobs.shard_records import RemoteProgress, ShardRow, ShardState, file_name, wire_id
 from smartbatch.jobs.steps import enqueued_quota, refusals
 from smartbatch.jobs.steps.context import Step
 from smartbatch.jobs.steps.listing import find_orphans
-from smartbatch.jobs.verdicts import ACCOUNT_ERRORS
-from smartbatch.jobs.versioned_records import RemoteProgress
-from smartbatch.jobs.wire_ids import file_name, wire_id
 from smartbatch.jobs.wiring import MINUTE
 from smartbatch.providers.batch_api import Creation, RemoteBatch
 from smartbatch.types import Kind

@@ -22,7 +22,7 @@ from attrs import asdict, frozen
 from smartbatch.core.limits.cooldown import backoff
 from smartbatch.core.limits.lease_ask import LeaseAsk, MemberLimits, QuotaKind, first
 from smartbatch.errors import ProviderError
-from smartbatch.jobs.records import ShardRow, ShardState
+from smartbatch.jobs.shard_records import ShardRow, ShardState
 from smartbatch.jobs.steps.context import Step
 from smartbatch.providers.batch_api import enqueued_limit
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from smartbatch.core.routing.rescue import LATE_PENALTY, PendingShard, Rescue, margin_of, rescue
 from smartbatch.events import JobRescued
-from smartbatch.jobs.records import OPEN_SHARDS, UNSENT_SHARDS, ItemState, JobState, ShardRow, ShardState
+from smartbatch.jobs.records import ItemState, JobState
+from smartbatch.jobs.shard_records import OPEN_SHARDS, UNSENT_SHARDS, ShardRow, ShardState
 from smartbatch.jobs.steps import poll
 from smartbatch.jobs.steps.context import Step
 

@@ -18,9 +18,8 @@ from functools import partial
 from attrs import evolve, field, frozen
 
 from smartbatch.errors import ProviderError
-from smartbatch.jobs.records import ShardRow, ShardState
+from smartbatch.jobs.shard_records import RemoteProgress, ShardRow, ShardState
 from smartbatch.jobs.steps.context import Step
-from smartbatch.jobs.versioned_records import RemoteProgress
 from smartbatch.providers.batch_api import RemoteBatch
 
 SLACK = 600.0

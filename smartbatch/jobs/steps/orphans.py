@@ -14,7 +14,8 @@ from contextlib import closing
 from attrs import evolve
 
 from smartbatch.errors import ErrorKind
-from smartbatch.jobs.records import JobState, ShardRow
+from smartbatch.jobs.records import JobState
+from smartbatch.jobs.shard_records import ShardRow
 from smartbatch.jobs.steps import collect
 from smartbatch.jobs.steps.context import Step
 from smartbatch.jobs.steps.listing import is_watched, is_young, newer_than_intent

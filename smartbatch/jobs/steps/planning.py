@@ -17,11 +17,11 @@ from smartbatch.jobs.job_budget import (
     remaining_budget,
 )
 from smartbatch.jobs.payload import encode_error, model_of
-from smartbatch.jobs.records import OPEN_SHARDS, ItemState, NewShard, OpenItem, OverJobBudget
+from smartbatch.jobs.records import ItemState, OpenItem, OverJobBudget
+from smartbatch.jobs.shard_records import OPEN_SHARDS, NewShard, new_nonce
 from smartbatch.jobs.steps import enqueued_quota, refusals
 from smartbatch.jobs.steps.context import Step
 from smartbatch.jobs.steps.result_lines import PAGE
-from smartbatch.jobs.wire_ids import new_nonce
 
 PORTION = 100_000
 """Items cut at a time: some 10 MB of numbers."""

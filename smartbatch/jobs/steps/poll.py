@@ -9,12 +9,11 @@ from attrs import evolve
 from smartbatch.core.routing.rescue import margin_of
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.events import BatchEnded
-from smartbatch.jobs import turnaround_log
-from smartbatch.jobs.records import ItemState, ShardRow, ShardState
+from smartbatch.jobs import summary_records
+from smartbatch.jobs.records import ACCOUNT_ERRORS, ItemState
+from smartbatch.jobs.shard_records import RemoteProgress, ShardRow, ShardState
 from smartbatch.jobs.steps import collect, enqueued_quota, listing, refusals
 from smartbatch.jobs.steps.context import Step
-from smartbatch.jobs.verdicts import ACCOUNT_ERRORS
-from smartbatch.jobs.versioned_records import RemoteProgress
 from smartbatch.jobs.wiring import HOUR
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 from smartbatch.types import Kind
@@ -218,7 +217,7 @@ def _learn(step: Step, shard: ShardRow, batch: RemoteBatch) -> None:
         cancelling=None if cancelled_at is None else max(0.0, now - cancelled_at),
     )
     step.runtime.tell(ended)
-    for name, row in turnaround_log.rows_of(ended):
+    for name, row in summary_records.durations_of(ended):
         step.store.facts.observe_turnarounds(name, [row])
 
 

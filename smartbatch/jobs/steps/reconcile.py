@@ -16,7 +16,8 @@ from smartbatch.errors import (
 )
 from smartbatch.jobs.job_budget import CostCeiling, pages
 from smartbatch.jobs.payload import decode_error, decode_result, encode_result
-from smartbatch.jobs.records import NewResult, ShardRow, UnsettledItem
+from smartbatch.jobs.records import NewResult
+from smartbatch.jobs.shard_records import ShardRow, UnsettledItem
 from smartbatch.jobs.steps import collect, refusals
 from smartbatch.jobs.steps.context import Step
 from smartbatch.providers.batch_api import RemoteState

@@ -14,13 +14,13 @@ import math
 from attrs import evolve
 
 from smartbatch.core.limits.cooldown import backoff
-from smartbatch.jobs.records import JobState, ShardRow, ShardState
+from smartbatch.jobs.records import JobState
+from smartbatch.jobs.shard_records import RemoteProgress, ShardRow, ShardState
 from smartbatch.jobs.steps import listing
 from smartbatch.jobs.steps.collect import nonces_in
 from smartbatch.jobs.steps.context import Step
 from smartbatch.jobs.steps.create import adopt
 from smartbatch.jobs.steps.listing import NewerBatches, has_label, newer_than_intent, unclaimed
-from smartbatch.jobs.versioned_records import RemoteProgress
 from smartbatch.providers.batch_api import RemoteBatch
 
 HELD = (

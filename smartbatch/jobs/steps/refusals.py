@@ -16,9 +16,9 @@ from attrs import asdict, evolve, frozen
 from smartbatch.errors import ErrorKind, ParameterRejected, ProviderError
 from smartbatch.events import ParameterDropped
 from smartbatch.jobs.payload import decode_params, decode_request, encode_result, item_id
-from smartbatch.jobs.records import NewResult, ShardRow
+from smartbatch.jobs.records import NewResult
+from smartbatch.jobs.shard_records import ShardRow, parse_wire_id
 from smartbatch.jobs.steps.context import Step
-from smartbatch.jobs.wire_ids import parse_wire_id
 from smartbatch.providers.batch_refusals import BatchRefused, Measure
 from smartbatch.providers.foreign_text import echoes, texts, without_echo
 from smartbatch.types import Result, Route

@@ -20,9 +20,9 @@ from smartbatch.core.preparation.tokens import estimate
 from smartbatch.errors import ErrorKind, ParameterRejected, ProviderError, SmartbatchError
 from smartbatch.jobs.job_budget import CostCeiling
 from smartbatch.jobs.payload import Shared, decode_params, decode_request, encode_result
-from smartbatch.jobs.records import ItemSize, NewResult, ShardRow, StoredItem
+from smartbatch.jobs.records import ItemSize, NewResult, StoredItem
+from smartbatch.jobs.shard_records import ShardRow, parse_wire_id
 from smartbatch.jobs.steps.context import Step
-from smartbatch.jobs.wire_ids import parse_wire_id
 from smartbatch.prices import RateCard
 from smartbatch.providers.batch_api import Line, LineOutcome
 from smartbatch.providers.foreign_text import without_echo

@@ -23,8 +23,8 @@ from typing import Any, Final, Protocol, TypeVar
 from attrs import asdict
 
 from smartbatch.errors import StoreError
-from smartbatch.jobs.records import ItemState, JobState, ShardState, StoredCounts
-from smartbatch.jobs.versioned_records import JobPolicy, RemoteProgress
+from smartbatch.jobs.records import ItemState, JobPolicy, JobState, StoredCounts
+from smartbatch.jobs.shard_records import RemoteProgress, ShardState
 
 STATES = {
     state.name.lower(): repr(state.value) for states in (ItemState, JobState, ShardState) for state in states

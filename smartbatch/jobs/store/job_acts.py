@@ -15,8 +15,21 @@ from attrs import evolve, field, fields_dict, frozen
 from smartbatch._words import money
 from smartbatch.core.limits.model_controls import ModelControls, ModelLimit, Pause
 from smartbatch.errors import JobNotFound, StoreError
-from smartbatch.jobs.act_records import ACTS_KEPT, AT_ONCE, MOST_COUNTED, Act, Acted, ActName, JobSelection
-from smartbatch.jobs.records import IncidentRow, ItemState, JobRow, JobState, NewResult
+from smartbatch.jobs.records import (
+    MAX_COUNTED_JOBS,
+    MAX_JOBS_PER_ACT,
+    MAX_STORED_ACTS,
+    Act,
+    Acted,
+    ActName,
+    IncidentRow,
+    ItemState,
+    JobPolicy,
+    JobRow,
+    JobSelection,
+    JobState,
+    NewResult,
+)
 from smartbatch.jobs.store import outcomes
 from smartbatch.jobs.store.database import (
     Database,
@@ -31,7 +44,6 @@ from smartbatch.jobs.store.database import (
 )
 from smartbatch.jobs.store.outcomes import job_number
 from smartbatch.jobs.store.schema import JOBS, job_row, maker
-from smartbatch.jobs.versioned_records import JobPolicy
 
 NAMED_AT_ONCE = 500
 """Rows that one incident names."""
@@ -243,12 +255,14 @@ def _chosen(
     asked = {"id IN {texts}": list(chosen.ids) or None, "state = ?": chosen.state, "model = ?": chosen.model}
     values = [value for value in asked.values() if value is not None]
     where = " AND ".join([eligible, *(each for each, value in asked.items() if value is not None)])
-    found = reader.rows(f"SELECT no, id FROM job WHERE {where} ORDER BY no LIMIT ?", *values, AT_ONCE)
-    if len(found) < AT_ONCE:
+    found = reader.rows(
+        f"SELECT no, id FROM job WHERE {where} ORDER BY no LIMIT ?", *values, MAX_JOBS_PER_ACT
+    )
+    if len(found) < MAX_JOBS_PER_ACT:
         return [(no, job_id) for no, job_id in found], 0
     counted = f"SELECT count(*) FROM (SELECT 1 FROM job WHERE {where} LIMIT ?) AS counted"
-    [(count,)] = reader.rows(counted, *values, AT_ONCE + MOST_COUNTED)
-    return [(no, job_id) for no, job_id in found], int(count) - AT_ONCE
+    [(count,)] = reader.rows(counted, *values, MAX_JOBS_PER_ACT + MAX_COUNTED_JOBS)
+    return [(no, job_id) for no, job_id in found], int(count) - MAX_JOBS_PER_ACT
 
 
 def _locked(tx: Transaction, place: str, job_id: str) -> tuple[int, JobRow]:
@@ -392,7 +406,7 @@ def note_act(tx: Transaction, act: Act) -> Act:
         encoded(act.detail),
     )
     if number % TRIM_EVERY == 0:
-        tx.change("DELETE FROM act WHERE no <= ?", number - ACTS_KEPT)
+        tx.change("DELETE FROM act WHERE no <= ?", number - MAX_STORED_ACTS)
     return evolve(act, number=int(number))
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from attrs import field, fields_dict, frozen
 
-from smartbatch.jobs.records import IncidentRow, JobRow, JobState, ShardRow
+from smartbatch.jobs.records import IncidentRow, JobRow, JobState
+from smartbatch.jobs.shard_records import ShardRow
 from smartbatch.jobs.store.database import Database, decoded, first_of, position
 from smartbatch.jobs.store.jobs import JobTable
 from smartbatch.jobs.store.schema import SHARD_COLUMNS, incident_row, job_row, shard_row

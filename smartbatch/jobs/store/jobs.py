@@ -11,8 +11,15 @@ from attrs import evolve, frozen
 
 from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import InvalidRequest, JobNotFound, StoreError
-from smartbatch.jobs.act_records import Act
-from smartbatch.jobs.records import ItemState, JobRow, JobState, NamedPlace, NewItem
+from smartbatch.jobs.records import (
+    Act,
+    ItemState,
+    JobPolicy,
+    JobRow,
+    JobState,
+    NamedPlace,
+    NewItem,
+)
 from smartbatch.jobs.store import outcomes, summaries
 from smartbatch.jobs.store.database import (
     DAMAGES,
@@ -32,7 +39,6 @@ from smartbatch.jobs.store.job_acts import note_act
 from smartbatch.jobs.store.leases import LeaseTable, Owner, leased
 from smartbatch.jobs.store.outcomes import delete_items, job_number
 from smartbatch.jobs.store.schema import JOBS, job_row
-from smartbatch.jobs.versioned_records import JobPolicy
 
 LONGEST_KEY = 1_024
 """Bytes of a job's key; an index of PostgreSQL takes 2,704."""

@@ -18,6 +18,7 @@ from smartbatch.jobs.records import (
     ItemState,
     JobLease,
     JobNote,
+    JobPolicy,
     NewResult,
     OverJobBudget,
     StoredCounts,
@@ -38,7 +39,6 @@ from smartbatch.jobs.store.database import (
     unpacked,
 )
 from smartbatch.jobs.store.schema import earlier_tries, stored_item
-from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.types import DEFECTS, Route, Usage
 
 ROWS_NAMED = 64

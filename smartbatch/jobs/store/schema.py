@@ -18,14 +18,14 @@ from smartbatch.errors import StoreError
 from smartbatch.jobs.records import (
     EarlierTries,
     IncidentRow,
+    JobPolicy,
     JobRow,
     JobState,
     OpenItem,
     ResultRow,
-    ShardRow,
-    ShardState,
     StoredItem,
 )
+from smartbatch.jobs.shard_records import RemoteProgress, ShardRow, ShardState
 from smartbatch.jobs.store.database import (
     DAMAGES,
     STATES,
@@ -41,7 +41,6 @@ from smartbatch.jobs.store.database import (
     record_of,
     record_text,
 )
-from smartbatch.jobs.versioned_records import JobPolicy, RemoteProgress
 from smartbatch.types import Usage
 
 _T = TypeVar("_T", bound=AttrsInstance)

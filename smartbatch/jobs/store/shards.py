@@ -11,16 +11,19 @@ from typing import Any
 from attrs import evolve, frozen
 
 from smartbatch.jobs.records import (
-    TRANSITIONS,
     ItemSize,
     ItemState,
     LeaseLost,
     NewResult,
-    NewShard,
-    ShardRow,
-    ShardState,
     StoredItem,
     StoredResults,
+)
+from smartbatch.jobs.shard_records import (
+    TRANSITIONS,
+    NewShard,
+    RemoteProgress,
+    ShardRow,
+    ShardState,
     UnsettledItem,
 )
 from smartbatch.jobs.store import outcomes
@@ -37,7 +40,6 @@ from smartbatch.jobs.store.database import (
 from smartbatch.jobs.store.leases import LeaseTable, leased
 from smartbatch.jobs.store.outcomes import items_by_number, job_number, positions
 from smartbatch.jobs.store.schema import SHARD_CHANGES, SHARD_COLUMNS, shard_row
-from smartbatch.jobs.versioned_records import RemoteProgress
 
 _OWN_METHODS = {ShardState.SETTLED: "settle", ShardState.DEAD: "discard or fail"}
 _SHARDS = f"SELECT {SHARD_COLUMNS} FROM shard "

@@ -15,26 +15,28 @@ from jobs.stores import new_job
 
 from smartbatch.core.routing.outcome import ListDecision, Measured
 from smartbatch.errors import ErrorKind, JobNotFound, ProviderError, StoreError
-from smartbatch.jobs.act_records import JobSelection
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import (
-    OPEN_SHARDS,
-    TRANSITIONS,
     IncidentRow,
     ItemName,
     ItemState,
     JobLease,
     JobNote,
     JobPolicy,
+    JobSelection,
     JobState,
     LeaseLost,
     NewItem,
     NewResult,
-    NewShard,
     OverJobBudget,
+    StoredCounts,
+)
+from smartbatch.jobs.shard_records import (
+    OPEN_SHARDS,
+    TRANSITIONS,
+    NewShard,
     ShardRow,
     ShardState,
-    StoredCounts,
 )
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.store.job_overview import JobFilter

@@ -172,9 +172,9 @@ def scale_times(task: WorkerTask) -> None:
     supervision: Any = importlib.import_module("smartbatch.jobs.supervision")
     send_within: Any = fields(StepLimits).send_within.default
     if task.lease is not None:
-        share = task.lease / supervision.LEASE
+        share = task.lease / supervision.LEASE_SECONDS
         send_within *= share
-        supervision.LEASE *= share
+        supervision.LEASE_SECONDS *= share
         supervision.RENEW_EVERY *= share
         supervision.CLAIM_EVERY *= share
     usual = StepLimits.of

@@ -22,7 +22,7 @@ from attrs import frozen
 
 from smartbatch import _fork
 from smartbatch._fork import PerProcess
-from smartbatch.jobs import wire_ids
+from smartbatch.jobs import shard_records
 from smartbatch.jobs.steps import batch_step, collect, create, listing, planning, recover, result_lines
 from smartbatch.jobs.store.shards import ShardTable
 from smartbatch.jobs.wiring import Serving
@@ -139,7 +139,7 @@ MUTANTS = (
     Mutant(
         7,
         "the name of the input file is used again",
-        ((wire_ids.file_name, (('f"sb-{nonce}"', '"sb-input"'),)),),
+        ((shard_records.file_name, (('f"sb-{nonce}"', '"sb-input"'),)),),
         flavour="gemini",
     ),
     Mutant(

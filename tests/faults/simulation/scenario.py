@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from smartbatch.jobs.versioned_records import JobPolicy
+from smartbatch.jobs.records import JobPolicy
 
 __all__ = ["FLAVOURS", "HOUR", "MINUTE", "Flavour", "Plan", "Scenario", "scenario"]
 

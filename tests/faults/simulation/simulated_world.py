@@ -16,9 +16,8 @@ from smartbatch.emulator.batches.backend import BatchBackend
 from smartbatch.emulator.batches.timeline import BatchRandomness
 from smartbatch.emulator.ledger import Call, Ledger
 from smartbatch.events import Event, ShardChanged
-from smartbatch.jobs.act_records import JobSelection
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
-from smartbatch.jobs.records import JobRow, JobState, NewItem
+from smartbatch.jobs.records import JobRow, JobSelection, JobState, NewItem
 from smartbatch.types import Generation, Request
 from tests.faults.simulation.clock import SimClock
 from tests.faults.simulation.crash_points import Crash, CrashPoints
