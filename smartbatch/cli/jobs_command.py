@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -15,14 +14,24 @@ from typing import IO, Any, Final
 from attrs import asdict
 
 from smartbatch._clock import RealClock
-from smartbatch._words import duration, escape, money
+from smartbatch._words import escape
 from smartbatch.cli.clients import config_of, missing_store
 from smartbatch.cli.messages import note, say
-from smartbatch.cli.standard_output import ReaderLeft, binary_output, print_out, standard_output
+from smartbatch.cli.standard_output import (
+    ReaderLeft,
+    binary_output,
+    print_out,
+    standard_output,
+    terminal_width,
+)
 from smartbatch.config import BatchingConfig
+from smartbatch.dashboard.job_rows import jobs_table
+from smartbatch.dashboard.page import Query
+from smartbatch.dashboard.source import Source
 from smartbatch.errors import InputError, JobNotFound, StoreError
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
+from smartbatch.jobs.store.job_overview import JobFilter
 from smartbatch.observe.progress import Progress
 from smartbatch.runs.followed_jobs import GRACE, FollowedJobs
 from smartbatch.runs.output_file import check_output_name, replaced
@@ -30,6 +39,7 @@ from smartbatch.runs.result_tables import formulas_of, table_format
 from smartbatch.runs.run_identity import jobs_named
 from smartbatch.stored_jobs import StoredJobs
 from smartbatch.tables.result_files import CsvFormulas, UnwritableTable, stored_lines, write_stored
+from smartbatch.views.terminal import WIDE, table_lines
 
 _ALL: Final = 1_000_000
 """Jobs of a store that are listed: all of them."""
@@ -38,8 +48,6 @@ _NOT_IN_JSON: Final = frozenset({"shards", "incidents", "created_at", "cancellin
 _OF_ACTION: Final = {"deadline": "set-deadline", "budget": "set-budget", "billed": "retry-failed"}
 """Options, and the one action that has each."""
 _NEEDS_NAMES: Final = tuple(_OF_ACTION.values())
-_MAX_KEY: Final = 40
-"""Letters of a key in the table."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -114,8 +122,13 @@ class _Jobs:
         if self._args.json:
             for job in stored.jobs(limit=_ALL):
                 print_out(_as_json(job.status()))
-        elif statuses := stored.statuses(limit=_ALL):
-            print_out(_table(statuses, wall=time.time()))
+            return 0
+        source = Source(store=self._config.store, shared="off")
+        store = source.store
+        lines = [] if store is None else store.overview.page(JobFilter(), limit=_ALL)
+        if table := jobs_table("Jobs", lines, source, Query()):
+            width = terminal_width() if sys.stdout.isatty() else WIDE
+            print_out("\n".join(table_lines(table.columns, table.rows, width)))
         else:
             say(f"no jobs in {stored.place}")
         return 0
@@ -313,35 +326,6 @@ def _write_lines(job: Job, file: IO[Any]) -> None:
 
 
 # -- text and JSON -------------------------------------------------------------------------------------------
-
-
-def _table(statuses: Iterable[JobStatus], *, wall: float) -> str:
-    """Return a line for each job; ``wall`` is the time, in Unix seconds."""
-    head = ("JOB", "STATE", "DONE", "FAILED", "COST", "AGE", "MODEL", "KEY")
-    lines = [head, *(_cells(status, wall) for status in statuses)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return "\n".join(
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
-
-
-def _cells(status: JobStatus, wall: float) -> tuple[str, ...]:
-    key = status.key or ""
-    if status.unpriced and not status.cost:
-        cost = "unknown"
-    else:
-        cost = f"{money(status.cost)}" + (" and more" if status.unpriced else "")
-    return (
-        status.id,
-        f"{status.state}, cancelling" if status.cancelling else status.state,
-        f"{status.finished:,}/{status.total:,}",
-        f"{status.failed:,}",
-        cost,
-        duration(max(0.0, wall - status.created_at)),
-        escape(status.model),
-        escape(key if len(key) <= _MAX_KEY else key[: _MAX_KEY - 1] + "…"),
-    )
 
 
 def _named(stored: StoredJobs, name: str) -> Job:

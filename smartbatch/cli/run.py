@@ -28,6 +28,8 @@ from smartbatch.runs.stored_rows import RowResult, Rows, skipped_row
 from smartbatch.runs.table_output import TableOutput, open_output
 from smartbatch.tables.row_source import RowSource
 from smartbatch.types import DEFECTS, Usage, evolve
+from smartbatch.views.model import Note
+from smartbatch.views.terminal import text_of_parts
 
 if TYPE_CHECKING:
     from smartbatch.cluster import Cluster
@@ -249,18 +251,20 @@ class _Run:
     ) -> None:
         if self._args.quiet:
             return
-        wall = self._clock.now() - self._began
-        failures = not self._args.verbose
-        summary = self._summary.render(
-            wall=wall, before=self._before, jobs=jobs, failures=failures, output=self._out is not None
+        parts = self._summary.parts(
+            wall=self._clock.now() - self._began,
+            before=self._before,
+            jobs=jobs,
+            failures=not self._args.verbose,
+            scores=scores,
+            output=self._out is not None,
         )
-        say(summary)
-        for name, words in scores:
-            say(f"{name:<8} {words}")
+        notes = []
         asked_texts = self._summary.failed and not (self._summary.answered or self._args.embed)
         if asked_texts and "embed" in self._args.model:  # as all models for vectors are called
-            say("this looks like a model for vectors: --embed asks for them")
+            notes.append("this looks like a model for vectors: --embed asks for them")
         if unanswered:
             why = "interrupted: " if caught else ""
             lack = "printed, as the reader left" if self._reader_left else "answered"
-            say(f"{why}{unanswered:,} rows not {lack}; run the same line again to resume")
+            notes.append(f"{why}{unanswered:,} rows not {lack}; run the same line again to resume")
+        say(text_of_parts([*parts, *map(Note, notes)]))

@@ -88,7 +88,7 @@ class StandardOutput:
     def append(self, rows: Sequence[OutputRow]) -> None:
         """Write some rows; raises as :func:`standard_output`."""
         with standard_output("; the same line again goes on"):
-            width = _width() if self.readable else 0
+            width = terminal_width() if self.readable else 0
             for row, line, _ in rows:
                 if self.readable:
                     line = f"{_readable(row, json.loads(line), width)}\n".encode("utf-8", "backslashreplace")
@@ -134,8 +134,8 @@ def _one_line(text: str) -> str:
     return escape(" ".join(text.split()))
 
 
-def _width() -> int:
-    """Return the cells of a line of the terminal; 80 if it does not say."""
+def terminal_width() -> int:
+    """Return the width of the terminal in cells; 80 if it is unknown."""
     try:
         return os.get_terminal_size(sys.stdout.fileno()).columns or _USUAL_WIDTH
     except (OSError, ValueError):

@@ -20,6 +20,7 @@ from smartbatch.runs.output_file import Recovered
 from smartbatch.runs.output_lines import Amounts
 from smartbatch.runs.row_keys import KeyedRow
 from smartbatch.types import Result, Route
+from smartbatch.views.model import Facts, Note, Part
 
 _LEAST_FASTER: Final = 1.05
 """Least factor that is told; below it nothing was gained."""
@@ -148,20 +149,25 @@ class RunSummary:
         self.sequential += result.latency
         self.together += result.route in (Route.BATCH, Route.SHARED)
 
-    def render(
+    def parts(
         self,
         *,
         wall: float,
         before: Recovered,
         jobs: Sequence[JobStatus] = (),
         failures: bool = True,
+        scores: Sequence[tuple[str, str]] = (),
         output: bool = True,
-    ) -> str:
-        """Return the summary of a run of ``wall`` seconds; ``failures`` adds the first failed rows.
+    ) -> tuple[Part, ...]:
+        """Return the summary of a run as parts of a view.
 
-        Tokens, cost and flawed answers include the rows that were answered ``before``. Advice on flawed
-        answers is given if they are in an ``output``, where they can be replaced. Each of ``jobs`` is listed
-        with its cost since it was submitted.
+        Args:
+            wall: seconds the run took.
+            before: rows answered earlier; tokens, cost and defects include them.
+            jobs: batch jobs of the run; each is listed with its cost.
+            failures: list the first failed rows.
+            scores: rows that compare the route with its forecast.
+            output: the answers are in a file, so defective ones can be replaced; advise how.
         """
         sent = self.failed - self.unsent
         counts = [f"{self.answered:,} answered", f"{sent:,} failed", f"{self.retried:,} retried"]
@@ -174,28 +180,28 @@ class RunSummary:
         total = evolve(self.amounts)
         total.add(before.amounts)
         resumed = bool(before.answered or before.resent or before.amounts.cost)
-        lines = ["done     " + ", ".join(counts)]
-        if self.stopped is not None:
-            lines.insert(0, self.stopped.summary(self.unsent))
+        rows: list[tuple[str, str]] = [("done", ", ".join(counts))]
         if defects := defects_in_words(total):
-            lines.append(f"answers  {defects}{_resend_advice(total) if output else ''}")
-        lines += [
-            f"tokens   {_tokens_text(total)}",
-            f"cost     {_cost_text(total)}" + (f"; paid now: {_cost_text(self.amounts)}" if resumed else ""),
-            f"wall     {in_words(wall)}{self._speedup(wall)}",
+            rows.append(("answers", f"{defects}{_resend_advice(total) if output else ''}"))
+        rows += [
+            ("tokens", _tokens_text(total)),
+            ("cost", _cost_text(total) + (f"; paid now: {_cost_text(self.amounts)}" if resumed else "")),
+            ("wall", f"{in_words(wall)}{self._speedup(wall)}"),
         ]
-        for reason, rows in self.skipped.most_common():
-            lines.append(f"skipped  {rows:,} {'row' if rows == 1 else 'rows'} skipped: {escape(reason)}")
-        lines += [f"batch    {job.id}: {cost_in_words(job)}" for job in jobs]
+        rows += [
+            ("skipped", f"{_rows(found)} skipped: {reason}") for reason, found in self.skipped.most_common()
+        ]
+        rows += [("batch", f"{job.id}: {cost_in_words(job)}") for job in jobs]
         if failures:
             groups = sorted(self.failures.values(), key=lambda group: group.row)
             if self.stopped is not None:  # which says what was not sent
                 groups = [group for group in groups if not group.unsent]
             more = (sent if self.stopped is not None else self.failed) - sum(each.count for each in groups)
-            lines += [f"{'not sent' if group.unsent else 'failed':<8} {group}" for group in groups]
+            rows += [("not sent" if group.unsent else "failed", str(group)) for group in groups]
             if more > 0:
-                lines.append(f"         and {more:,} more (-v shows every one)")
-        return "\n".join(lines)
+                rows.append(("", f"and {more:,} more (-v shows every one)"))
+        stopped = [] if self.stopped is None else [Note(self.stopped.summary(self.unsent))]
+        return *stopped, Facts((*rows, *scores))
 
     def _speedup(self, wall: float) -> str:
         factor = self.sequential / wall if wall > 0 else 0.0

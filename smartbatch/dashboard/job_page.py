@@ -23,7 +23,7 @@ from smartbatch.jobs.status import (
     cost_in_words,
     incident_parts,
     job_tiles,
-    state_of,
+    shown_state,
     status_of,
 )
 from smartbatch.jobs.store import SqlStore
@@ -85,7 +85,8 @@ def page(source: Source, query: Query) -> Page:
     )
     tiles = (*job_tiles(status), *_budget(line))
     title = f"Job {line.key or line.id}"
-    return Page(View(title, sections, state_of(status), _subtitle(line), tiles))
+    state = shown_state(status.state, cancelling=status.cancelling, failed=status.failed)
+    return Page(View(title, sections, state, _subtitle(line), tiles))
 
 
 _NO_PROGRESS = "No results yet."

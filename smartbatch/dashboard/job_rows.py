@@ -9,12 +9,12 @@ from smartbatch.dashboard.outlook import Outlook, outlook, risk_of
 from smartbatch.dashboard.page import Query
 from smartbatch.dashboard.source import Source
 from smartbatch.jobs.records import JobRow, JobState
+from smartbatch.jobs.status import shown_state
 from smartbatch.jobs.store.job_overview import AcceptedForecast
 from smartbatch.results import defects_in_words
-from smartbatch.views.model import Cell, DataTable, Link, Moment, ProgressBar, State, Tone, Value
+from smartbatch.views.model import Cell, DataTable, Link, Moment, ProgressBar, State, Value
 
 _COLUMNS = "job, model/4, state, requests, route/6, time, cost:money, deadline/5"
-_TONES: dict[JobState, Tone] = {JobState.ACTIVE: "", JobState.HELD: "bad", JobState.DONE: "good"}
 _RISKY = 0.05
 _TINY = 1e-9
 
@@ -47,23 +47,17 @@ def _row(
     now: float,
     query: Query,
 ) -> tuple[Cell, ...]:
+    cancelling = line.cancel_requested and line.state is not JobState.DONE
     return (
         (Link(line.key or line.id, query.link("jobs", line.id)), Moment(line.created_at)),
         line.model,
-        state_of(line),
+        shown_state(line.state.value, cancelling=cancelling, failed=line.failed),
         progress_of(line),
         None if line.policy.route is None else line.policy.route.value,
         time_of(line, forecast, ends, now),
         _cost(line),
         deadline_of(line, risk, now),
     )
-
-
-def state_of(line: JobRow) -> State:
-    """Return the state of a job."""
-    if line.cancel_requested and line.state is not JobState.DONE:
-        return State("cancelling", "warn")
-    return State(line.state.value, _TONES[line.state])
 
 
 def progress_of(line: JobRow) -> tuple[Value, ...]:

@@ -273,16 +273,17 @@ def job_view(s: JobStatus, batches: int) -> View:
         sections.append(Section("batches", "Batches", tuple(batch_parts(s, batches))))
     if s.incidents:
         sections.append(Section("incidents", "Incidents", tuple(incident_parts(s.incidents))))
-    return View(named, tuple(sections), state=state_of(s), subtitle=s.model, tiles=tuple(job_tiles(s)))
+    state = shown_state(s.state, cancelling=s.cancelling, failed=s.failed)
+    return View(named, tuple(sections), state=state, subtitle=s.model, tiles=tuple(job_tiles(s)))
 
 
-def state_of(s: JobStatus) -> State:
+def shown_state(state: str, *, cancelling: bool, failed: int) -> State:
     """Return the state of a job with its tone."""
-    if s.cancelling:
+    if cancelling:
         return State("cancelling", "warn")
-    if s.done:
-        return State(s.state, "warn" if s.failed else "good")
-    return State(s.state, "bad" if s.state == JobState.HELD.value else "")
+    if state == JobState.DONE.value:
+        return State(state, "warn" if failed else "good")
+    return State(state, "bad" if state == JobState.HELD.value else "")
 
 
 def job_tiles(s: JobStatus) -> Iterator[Tile]:

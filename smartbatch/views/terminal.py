@@ -28,7 +28,6 @@ from smartbatch.views.model import (
     Note,
     Part,
     ProgressBar,
-    Section,
     State,
     Tile,
     Value,
@@ -40,10 +39,8 @@ Style: TypeAlias = Literal["", "title", "head", "bad", "warn"]
 WIDE = 1_000
 """Cells of a line where nothing limits it, as in a file."""
 _GAP = 2
-_LEAST = 8
-"""Cells to which the first column is cut before further columns are left out."""
-_BAR = 10
-"""Cells of a progress bar."""
+_MIN_FIRST_COLUMN = 8  # cells
+_BAR_WIDTH = 10  # cells of a progress bar
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 30
 _NUMERIC = ("number", "money", "duration")
@@ -61,6 +58,11 @@ class TextLine:
 def text_of(view: View) -> str:
     """Return a view as text whose lines are as long as they need to be."""
     return "\n".join(line.text for line in lines_of(view, WIDE))
+
+
+def text_of_parts(parts: Iterable[Part]) -> str:
+    """Return parts of a view as text whose lines are as long as they need to be."""
+    return "\n".join(escape(line.text) for part in parts for line in _part(part, WIDE))
 
 
 def lines_of(view: View, width: int) -> list[TextLine]:
@@ -87,28 +89,42 @@ def fitted(text: str, width: int) -> str:
 
 
 def table_lines(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], width: int) -> list[str]:
-    """Return a table as lines of at most ``width`` cells, its head first.
+    """Return a table as lines of at most ``width`` cells, its head first. If it is too wide, in this order:
 
-    Where it is too wide, its first column is cut, then columns are left out, then that column is cut further.
+    1. Cells with several values keep the first one only, column by column: the highest ``drop`` first.
+    2. The first column is cut, down to :data:`_MIN_FIRST_COLUMN` cells.
+    3. Columns are left out, by ``drop``.
+    4. The first column is cut further.
     """
-    told = [
-        [escape(cell_text(cell, column.kind)) for column, cell in zip(columns, row, strict=True)]
-        for row in rows
-    ]
-    kept = list(range(len(columns)))
+    listed = [tuple(row) for row in rows]
+    texts = [_column_texts(column, [row[at] for row in listed]) for at, column in enumerate(columns)]
+    shown = list(range(len(columns)))
+    full = sorted(shown, key=lambda at: -columns[at].drop)
     while True:
-        widths = {at: max([cells_of(columns[at].title), *(cells_of(row[at]) for row in told)]) for at in kept}
-        over = sum(widths.values()) + _GAP * (len(kept) - 1) - width
-        if over <= 0:
+        widths = {at: max(map(cells_of, texts[at])) for at in shown}
+        excess = sum(widths.values()) + _GAP * (len(shown) - 1) - width
+        if excess <= 0:
             break
-        spare = widths[kept[0]] - _LEAST
-        last = max(kept, key=lambda at: columns[at].drop)
-        if spare >= over or not columns[last].drop:
-            widths[kept[0]] = max(1, widths[kept[0]] - over)
+        if full:
+            at = full.pop(0)
+            texts[at] = _column_texts(columns[at], [_main_value(row[at]) for row in listed])
+            continue
+        spare = widths[shown[0]] - _MIN_FIRST_COLUMN
+        last = max(shown, key=lambda at: columns[at].drop)
+        if spare >= excess or not columns[last].drop:
+            widths[shown[0]] = max(1, widths[shown[0]] - excess)
             break
-        kept.remove(last)
-    lines = [[columns[at].title for at in kept], *([row[at] for at in kept] for row in told)]
-    return [fitted(_line(line, kept, widths, columns), width) for line in lines]
+        shown.remove(last)
+    lines = zip(*(texts[at] for at in shown), strict=True)
+    return [fitted(_line(line, shown, widths, columns), width) for line in lines]
+
+
+def _column_texts(column: Column, cells: Iterable[Cell]) -> list[str]:
+    return [column.title, *(escape(cell_text(cell, column.kind)) for cell in cells)]
+
+
+def _main_value(cell: Cell) -> Cell:
+    return cell[0] if isinstance(cell, tuple) and cell else cell
 
 
 def cell_text(cell: Cell, kind: Kind = "text") -> str:
@@ -125,8 +141,8 @@ def _value_text(value: Value, kind: Kind) -> str:
         case State() | Link():
             return value.text
         case ProgressBar():
-            filled = round(_BAR * value.share)
-            return f"{'#' * filled}{'.' * (_BAR - filled)} {int(100 * value.share):3d}%"
+            filled = round(_BAR_WIDTH * value.share)
+            return f"{'#' * filled}{'.' * (_BAR_WIDTH - filled)} {int(100 * value.share):3d}%"
         case Moment():
             return words.moment(value.at)
         case Form():
@@ -146,24 +162,31 @@ def _lines(view: View, width: int) -> Iterator[TextLine]:
     yield TextLine(f"{view.title}{state}", "title")
     if view.subtitle:
         yield TextLine(view.subtitle)
-    if view.tiles:
-        yield TextLine("   ".join(map(_tile, view.tiles)))
+    yield from _tile_lines(view.tiles, width)
+    was_empty = False
     for section in view.sections:
-        yield from _section(section, width)
+        body = [line for part in section.parts for line in _part(part, width)]
+        if body or not was_empty:
+            yield TextLine("")
+        if body:
+            yield TextLine(section.title, "head")
+            yield from body
+        else:
+            yield TextLine(f"{section.title}: {section.empty}")
+        was_empty = not body
 
 
-def _tile(tile: Tile) -> str:
-    return f"{tile.label} {tile.figure}" + (f" ({tile.note})" if tile.note else "")
-
-
-def _section(section: Section, width: int) -> Iterator[TextLine]:
-    body = [line for part in section.parts for line in _part(part, width)]
-    yield TextLine("")
-    if body:
-        yield TextLine(section.title, "head")
-        yield from body
-    else:
-        yield TextLine(f"{section.title}: {section.empty}")
+def _tile_lines(tiles: Iterable[Tile], width: int) -> Iterator[TextLine]:
+    """Yield key figures, as many on each line as fit."""
+    line = ""
+    for tile in tiles:
+        text = f"{tile.label} {tile.figure}" + (f" ({tile.note})" if tile.note else "")
+        if line and cells_of(line) + 3 + cells_of(text) > width:
+            yield TextLine(line)
+            line = ""
+        line += f"   {text}" if line else text
+    if line:
+        yield TextLine(line)
 
 
 def _part(part: Part, width: int) -> Iterator[TextLine]:
@@ -171,7 +194,8 @@ def _part(part: Part, width: int) -> Iterator[TextLine]:
         case Note():
             yield _toned(part.text, part.tone)
         case Bullets():
-            yield from (_toned("".join(map(cell_text, row)), part.tone) for row in part.rows)
+            for row in part.rows:
+                yield _toned("".join(cell_text(value) for value in row if value not in (None, "")), part.tone)
         case Facts():
             wide = max((cells_of(name) for name, _ in part.rows), default=0)
             yield from (

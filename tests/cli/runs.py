@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -15,12 +16,26 @@ from typing import Any, BinaryIO
 
 import pytest
 
+from smartbatch.cli.summary import RunSummary
 from smartbatch.jobs.payload import decode_params, decode_request
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.store import open_store
+from smartbatch.runs.output_file import Recovered
 from smartbatch.testing import Emulator
+from smartbatch.views.terminal import text_of_parts
 
-__all__ = ["CALLS", "Child", "prompts", "stored_jobs", "stored_prompts", "until", "use_emulator", "written"]
+__all__ = [
+    "CALLS",
+    "Child",
+    "prompts",
+    "squeezed",
+    "stored_jobs",
+    "stored_prompts",
+    "summary_lines",
+    "until",
+    "use_emulator",
+    "written",
+]
 
 PATIENCE = 20.0
 """Seconds for a thing to happen that takes a moment."""
@@ -48,6 +63,17 @@ def first_waits(request, attempt):
     """Only the first prompt waits for a byte of leave."""
     return gated(request, attempt) if request.prompt == "prompt 0" else "answer to " + request.prompt
 '''
+
+
+def summary_lines(summary: RunSummary, *, wall: float = 1.0, **more: Any) -> list[str]:
+    """Return the lines of a summary, with single spaces."""
+    parts = summary.parts(wall=wall, **{"before": Recovered(), **more})
+    return squeezed(text_of_parts(parts)).splitlines()
+
+
+def squeezed(text: str) -> str:
+    """Return a text with single spaces between words."""
+    return re.sub(" {2,}", " ", text)
 
 
 def prompts(count: int, name: str = "in.txt", word: str = "prompt") -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.runs import Child, prompts, stored_jobs, until, use_emulator, written
+from cli.runs import Child, prompts, squeezed, stored_jobs, until, use_emulator, written
 
 from smartbatch.cli.main import main
 from smartbatch.emulator.composed_answers import vector_for
@@ -75,9 +75,9 @@ def test_every_row_gets_the_vector_of_its_text(
     assert sorted(text for call in texts.calls for text in call) == sorted(expected)
     assert len(texts.calls) < 3
     assert sum(row["cost"] for row in rows) > 0
-    printed = capfd.readouterr().err
+    printed = squeezed(capfd.readouterr().err)
     assert "3 answered, 0 failed" in printed
-    assert f"tokens   {sum(row['usage']['input_tokens'] for row in rows)} in, 0 out" in printed
+    assert f"tokens {sum(row['usage']['input_tokens'] for row in rows)} in, 0 out" in printed
     assert "one after another" not in printed
     assert stored_jobs() == []
 

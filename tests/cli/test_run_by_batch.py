@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.runs import use_emulator, written
+from cli.runs import squeezed, use_emulator, written
 
 from smartbatch.cli.main import main
 from smartbatch.jobs.records import JobRow
@@ -68,7 +68,7 @@ def test_rows_go_as_one_job_and_come_back_in_order(capfd: pytest.CaptureFixture[
     assert (job.total, job.succeeded) == (50, 50)
     printed = capfd.readouterr()
     assert "50 answered, 0 failed" in printed.err
-    assert f"batch    {job.id}: " in printed.err
+    assert f"batch {job.id}: " in squeezed(printed.err)
     assert "100% 50/50" in printed.err
     assert printed.out == ""
 

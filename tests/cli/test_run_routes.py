@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.runs import Child, prompts, stored_jobs, until, use_emulator, written
+from cli.runs import Child, prompts, squeezed, stored_jobs, until, use_emulator, written
 from levels import sampled
 
 from smartbatch.cli.main import main
@@ -46,7 +46,7 @@ def lines_of_batches(emu: Emulator) -> int:
 
 def row_of(printed: str, name: str) -> str:
     """A row of the summary."""
-    return next(line for line in printed.splitlines() if line.startswith(f"{name:<9}"))
+    return next(line for line in squeezed(printed).splitlines() if line.startswith(f"{name} "))
 
 
 # -- which route ---------------------------------------------------------------------------------------------
@@ -107,12 +107,12 @@ def test_the_choice_and_its_reason_are_told_first_and_scored_last(
     assert printed.startswith("route: hybrid, strategy='hybrid' was asked for")
     assert printed.splitlines()[1].startswith("job job-")
     assert "30 rows are stored; the first 3 are asked at once, the others go by batch" in printed
-    assert row_of(printed, "route").startswith("route    hybrid, 3 at once: strategy='hybrid' was asked for")
+    assert row_of(printed, "route").startswith("route hybrid, 3 at once: strategy='hybrid' was asked for")
     assert "; it took " in row_of(printed, "forecast")
-    individually, by_batch = [line for line in printed.splitlines() if line.startswith("against ")]
-    assert individually.startswith("against  always individually: $0.00")
+    individually, by_batch = [line for line in squeezed(printed).splitlines() if line.startswith("against ")]
+    assert individually.startswith("against always individually: $0.00")
     assert " less for the same tokens, " in individually
-    assert by_batch.startswith("against  always by batch: $0.00")
+    assert by_batch.startswith("against always by batch: $0.00")
     assert row_of(printed, "deadline").startswith("deadline met, ")
 
 
@@ -181,7 +181,7 @@ def test_a_run_whose_batch_fails_says_how_many_rows_were_sent_in_real_time_and_w
         assert calls_in_real_time(emu) == 12
     reason = "the batch failed (invalid_request): The batch could not be validated."
     counts = "12 requests were planned as a batch, 12 of them were sent in real time"
-    assert row_of(capfd.readouterr().err, "rescued") == f"rescued  {counts}: {reason}"
+    assert row_of(capfd.readouterr().err, "rescued") == f"rescued {counts}: {reason}"
     assert main(["report", "out.jsonl", "-o", "report.html"]) == 0
     assert f"requests of a batch were sent in real time instead: {reason}" in Path("report.html").read_text()
 

@@ -21,7 +21,7 @@ from realtime.scenes import eventually
 
 from smartbatch import BatchingClient
 from smartbatch.cli.main import main
-from smartbatch.cli.top_frame import frame
+from smartbatch.cli.top_command import frame
 from smartbatch.dashboard.source import Source
 from smartbatch.views.model import Column
 from smartbatch.views.terminal import cells_of, fitted, table_lines
@@ -50,22 +50,21 @@ def shown(width: int = 110, height: int | None = None, client: BatchingClient | 
     return [line.text for line in frame(Source(client=client), width, height)]
 
 
-def test_a_frame_says_what_runs(client: BatchingClient) -> None:
+def test_a_frame_is_the_page_now_as_text(client: BatchingClient) -> None:
     job = client.submit_batch(["a", "b", "c"], key="letters")
     store = Source().store
     assert store is not None
     eventually(lambda: (row := store.jobs.get(job.id)) is not None and row.owner is not None)
-    lines = shown()
-    assert re.fullmatch(r"smartbatch  \d\d:\d\d:\d\d UTC  .*/jobs\.db", lines[0])
-    assert "needs a person: nothing" in lines
+    lines = shown(200)
+    assert lines[0] == "smartbatch  all good"
+    assert re.fullmatch(r"\d\d:\d\d:\d\d UTC, .*/jobs\.db", lines[1])
+    assert "Action required: Nothing to do." in lines
     (line,) = [line for line in lines if line.startswith("letters")]
-    assert re.search(r"^letters  active  \.{10}   0%  +0/3 ", line)
-    assert line.endswith(SLOW.partition("?")[0])
-    assert any(line.startswith("money      $0 in real time; $0 in 24 hours") for line in lines)
-    assert "processes  they share nothing" in lines
+    assert re.search(r" sim:demo  active  +\.{10}   0%, 0 of 3 ", line)
+    assert re.search(r"^spent in 24 hours +\$0$", "\n".join(lines), re.MULTILINE)
 
 
-def test_what_needs_a_person_stands_first(client: BatchingClient) -> None:
+def test_required_actions_come_first(client: BatchingClient) -> None:
     job = client.submit_batch(["a"], key="letters")
     store = Source().store
     assert store is not None
@@ -73,16 +72,18 @@ def test_what_needs_a_person_stands_first(client: BatchingClient) -> None:
     lease = store.leases.claim(job.id, 60.0)
     assert lease is not None
     store.jobs.note(lease, "nobody knows", hold=True)
-    found = frame(Source(), 110, None)[1]
-    assert (found.text, found.style) == ("! Held: letters – nobody knows", "bad")
+    lines = frame(Source(), 110, None)
+    heading = next(at for at, line in enumerate(lines) if line.style == "head")
+    assert lines[heading].text == "Action required"
+    assert (lines[heading + 1].text, lines[heading + 1].style) == ("! Held: letters – nobody knows", "bad")
 
 
 def test_a_client_shows_its_live_queue() -> None:
     with BatchingClient("sim:demo?latency=0") as client:
         client.submit("a").result()
-        lines = shown(client=client)
-    assert "real time  0 waiting, 0 in flight, " in "\n".join(lines)
-    assert re.search(r"^\S+ \d+ +living +0 +0 +0\.0000", "\n".join(lines), re.MULTILINE)
+        text = "\n".join(shown(client=client))
+    assert "0 requests in flight" in text
+    assert re.search(r"^\S+ \d+ +running +", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("width", sampled([1, 20, 40, 80, 200], keep=2))
@@ -94,11 +95,11 @@ def test_no_line_is_wider_than_the_terminal(client: BatchingClient, width: int) 
     assert len(lines) <= 12
 
 
-def test_a_low_terminal_is_told_what_it_does_not_show(client: BatchingClient) -> None:
+def test_a_low_terminal_shows_how_many_lines_are_missing(client: BatchingClient) -> None:
     whole = shown()
     lines = shown(height=4)
     assert lines[1:3] == whole[1:3]
-    assert lines[3] == f"… {len(whole) - 3} more lines: a taller window shows them"
+    assert lines[3] == f"… {len(whole) - 3} more lines: enlarge the window to see them"
 
 
 def test_no_name_reaches_the_terminal_as_a_control() -> None:
@@ -109,7 +110,8 @@ def test_no_name_reaches_the_terminal_as_a_control() -> None:
 
 def test_a_narrow_table_loses_columns_before_its_first_one_is_unreadable() -> None:
     columns = (Column("name"), Column("kept", "number"), Column("dropped", drop=1))
-    rows = [("a long name of a job", "12", "further")]
+    rows = [("a long name of a job", "12", ("further", "values"))]
+    assert table_lines(columns, rows, 50)[1] == "a long name of a job    12  further, values"
     assert table_lines(columns, rows, 40) == [
         "name                  kept  dropped",
         "a long name of a job    12  further",
@@ -133,7 +135,7 @@ def test_in_a_pipe_it_is_one_plain_frame(
 
 def test_without_a_store_none_is_made(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", "--store", "none.db"]) == 0
-    assert "there is no store yet at" in capsys.readouterr().out
+    assert "There is no store yet at" in capsys.readouterr().out
     assert not (folder / "none.db").exists()
 
 
@@ -235,7 +237,7 @@ def test_on_a_terminal_it_goes_on_until_q_and_leaves_it_as_it_was(client: Batchi
     screen = Screen(80, 24)
     before = modes_of(screen)
     with top(screen) as running:
-        screen.until("none is under way")
+        screen.until("No job is running")
         assert "1049" in screen.modes
         assert modes_of(screen) != before
         client.submit_batch(["a"], key="letters")
@@ -254,7 +256,7 @@ def test_it_follows_the_size_of_its_window(client: BatchingClient) -> None:
     with top(screen, NO_COLOR="1") as running:
         screen.until("sim:demo")
         screen.resize(40, 6)
-        screen.until("a taller window")
+        screen.until("enlarge the window")
         assert not any("sim:demo" in row for row in screen.rows)
         screen.resize(120, 30)
         screen.until("sim:demo")
@@ -269,7 +271,7 @@ def test_it_can_be_stopped_and_goes_on(folder: Path) -> None:
     screen = Screen(80, 24)
     before = modes_of(screen)
     with top(screen) as running:
-        screen.until("there is no store yet")
+        screen.until("There is no store yet")
         during = modes_of(screen)
         running.send_signal(signal.SIGTSTP)
         os.waitpid(running.pid, os.WUNTRACED)
@@ -278,7 +280,7 @@ def test_it_can_be_stopped_and_goes_on(folder: Path) -> None:
         os.set_blocking(screen.leader, True)
         screen.resize(80, 24)
         running.send_signal(signal.SIGCONT)
-        screen.until("there is no store yet")
+        screen.until("There is no store yet")
         assert modes_of(screen) == during
         os.write(screen.leader, b"q")
         assert running.wait(20) == 0
@@ -290,7 +292,7 @@ def test_a_signal_leaves_the_terminal_in_order(folder: Path, number: signal.Sign
     screen = Screen(80, 24)
     before = modes_of(screen)
     with top(screen) as running:
-        screen.until("there is no store yet")
+        screen.until("There is no store yet")
         running.send_signal(number)
         assert running.wait(20) == code
         assert modes_of(screen) == before
