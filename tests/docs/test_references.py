@@ -223,7 +223,7 @@ def test_a_generation_has_the_parameters_of_its_table() -> None:
 )
 def test_options_of_a_provider_are_those_of_its_class(prefix: str, provider: type) -> None:
     """The table of options has each argument, and none that another provider takes."""
-    table = rows(section("docs/how-to/providers.md", "## Options"))
+    table = rows(section("docs/reference/providers.md", "## Options"))
     listed = set().union(*(names(row[0]) for row in table if prefix in row[1] or row[1] == "all"))
     assert listed == set(signature_of(provider))
 
