@@ -80,7 +80,7 @@ def public_events() -> list[str]:
         ("docs/reference/errors.md", [kind.value for kind in smartbatch.ErrorKind]),
         ("docs/reference/errors.md", [n for n in smartbatch.errors.__dict__ if n.endswith("Error")]),
         ("docs/reference/events.md", public_events()),
-        ("docs/reference/errors.md", re.findall(r"``(\w+)``", str(IncidentRow.__doc__))),
+        ("docs/reference/errors.md", re.findall(r"`(\w+_\w+)`", inspect.getsource(IncidentRow))),
         ("docs/explanation/batch-jobs.md", [state.value for state in ShardState]),
     ],
 )
