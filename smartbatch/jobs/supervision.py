@@ -25,8 +25,7 @@ from smartbatch.jobs.live_controls import LiveControls
 from smartbatch.jobs.payload import encode_result
 from smartbatch.jobs.records import LEASE_SECONDS, JobLease, JobRow, JobState, LeaseLost
 from smartbatch.jobs.runner import RealtimeRunner
-from smartbatch.jobs.steps.context import StepResult
-from smartbatch.jobs.steps.step import run_step
+from smartbatch.jobs.steps import StepResult, run_step
 from smartbatch.jobs.threads import OwnThreads, wait_while
 from smartbatch.jobs.watching import Changes
 from smartbatch.jobs.wiring import JobRuntime

@@ -62,7 +62,7 @@ def test_c22_a_create_that_lands_late_and_never_ends_is_told_and_not_polled_for_
         w.pass_time(4 * HOUR)
         [incident] = job.incidents()
         assert incident.kind == "maybe_billed"
-        assert "still runs 26 hours after its 3 requests were sent again" in incident.detail
+        assert "still running 26 h after its 3 requests were sent again" in incident.detail
         seen = len(w.service.seen)
         w.pass_time(24 * HOUR)
         assert len(w.service.seen) == seen

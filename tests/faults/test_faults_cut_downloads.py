@@ -15,7 +15,7 @@ from attrs import evolve
 
 from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.jobs.steps import collect
-from smartbatch.jobs.steps.context import Step
+from smartbatch.jobs.steps.step import Step
 from tests.faults.world import HOUR, MINUTE, PROVIDERS, Seen, World, in_batch, texts, world
 from tests.levels import sampled
 
@@ -132,7 +132,7 @@ def test_c9_no_more_is_written_than_the_results_of_the_batch_can_be(
 ) -> None:
     """A server that goes on for ever fills no disk, with lines or within one; it is told at once, and what
     it has paid answers for is fetched again."""
-    monkeypatch.setattr(collect, "LARGEST_ANSWER", 20_000)
+    monkeypatch.setattr(collect, "MAX_ANSWER_BYTES", 20_000)
     written = []
 
     def counted(self: Step, path: Path, pieces: Iterable[bytes]) -> None:
@@ -149,7 +149,7 @@ def test_c9_no_more_is_written_than_the_results_of_the_batch_can_be(
         job = w.answered_job(texts(12))
         check_nothing_was_asked_again(w)
         assert w.incidents(job) == {"results_at_risk": 1}
-        assert "larger than 12 requests can have" in job.incidents()[0].detail
+        assert "larger than those of 12 requests can be" in job.incidents()[0].detail
         assert len([sizes for sizes in written if sum(sizes) > 0]) >= 4
         assert all(sum(sizes) < 12 * 30_000 for sizes in written)
         assert not list(Path(f"{w.store}.spool").rglob("*.part"))

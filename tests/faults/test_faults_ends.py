@@ -146,7 +146,7 @@ def test_c16_a_batch_far_beyond_the_promise_is_told_and_waited_for(provider: str
         w.pass_time(25 * HOUR)
         note = job.status().note
         assert note is not None
-        assert "more than 24 hours" in note  # the alarm, and what can be done about it
+        assert "more than 24 h" in note
         assert "batch_fallback='individual'" in note
         assert len(w.creates) == 1
         assert [result.text for result in w.results(job)] == w.right(prompts)
@@ -404,7 +404,7 @@ def test_c21_results_that_were_deleted_before_anybody_came_fail_their_requests_a
         results = w.results(found)
         for result in results:
             assert isinstance(result.error, ProviderError)
-            assert "no longer keeps" in str(result.error)
+            assert "no longer stores" in str(result.error)
         assert w.incidents(found) == {"results_gone": 1}
         assert len(w.creates) == 1  # paid for once, and not again without the user's word
         assert not w.requests("ask")

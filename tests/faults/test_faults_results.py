@@ -19,13 +19,15 @@ from smartbatch.core.preparation.tokens import estimate
 from smartbatch.errors import ProviderError
 from smartbatch.jobs.shard_records import ShardRow, parse_wire_id
 from smartbatch.jobs.steps import collect
-from smartbatch.jobs.steps.context import Step
+from smartbatch.jobs.steps.step import Step
 from tests.faults.world import MINUTE, PROVIDERS, Seen, World, in_batch, texts, world
 from tests.levels import sampled
 
 pytestmark = pytest.mark.parametrize("provider", sampled(PROVIDERS, first=1))
 
-in_both_ways = pytest.mark.parametrize("held", [collect.HELD, 0], ids=["read once", "read in both passes"])
+in_both_ways = pytest.mark.parametrize(
+    "held", [collect.MAX_BUFFERED_BYTES, 0], ids=["read once", "read in both passes"]
+)
 """Small files are held from the first pass to the second one, large ones are not."""
 
 
@@ -34,7 +36,7 @@ def test_c5_a_suspicion_that_answers_were_exchanged_is_told_once_and_nothing_is_
     provider: str, held: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Estimates fit here as well as they can, and 5 % of the answers are exchanged by the provider."""
-    monkeypatch.setattr(collect, "HELD", held)
+    monkeypatch.setattr(collect, "MAX_BUFFERED_BYTES", held)
     rng = random.Random(5)
     prompts = [f"{number}: " + "lorem ipsum " * rng.randint(5, 900) for number in range(200)]
     lengths = [estimate(prompt) for prompt in prompts]
@@ -48,9 +50,9 @@ def test_c5_a_suspicion_that_answers_were_exchanged_is_told_once_and_nothing_is_
         far = [at for at in exchanged if _differ(lengths[at], lengths[(at + 1) % len(prompts)], by=0.05)]
         [incident] = job.incidents()
         assert incident.kind == "token_mismatch"
-        assert "answers were billed for a prompt of another length" in incident.detail
+        assert "answers were billed for prompts of a different length" in incident.detail
         assert len(far) <= int(incident.detail.split()[0]) <= len(exchanged)
-        assert "All are kept" in incident.detail
+        assert "All are stored" in incident.detail
         assert not w.requests("ask")
         assert len(w.creates) == 1
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
@@ -245,7 +247,7 @@ def test_c10_lines_nobody_asked_for_and_lines_of_another_job_are_delivered_to_no
 def test_c11_of_two_answers_under_one_id_the_first_counts(
     provider: str, held: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collect, "HELD", held)
+    monkeypatch.setattr(collect, "MAX_BUFFERED_BYTES", held)
     with world(provider, tmp_path, batch_faults={"doubled_lines": 0.5}) as w:
         prompts = texts(40)
         job = w.process().submit_batch(prompts)

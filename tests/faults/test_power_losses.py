@@ -16,7 +16,7 @@ from smartbatch.client import BatchingClient
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.shard_records import ShardRow
 from smartbatch.jobs.steps import collect
-from smartbatch.jobs.steps.context import Step
+from smartbatch.jobs.steps.step import Step
 from smartbatch.jobs.store import open_store
 from smartbatch.runs.output_file import OutputFile, OutputRow
 from smartbatch.runs.stored_rows import StoredRows

@@ -15,7 +15,7 @@ from jobs.stores import new_items, new_job
 
 from smartbatch._clock import Clock, VirtualClock
 from smartbatch.jobs.records import JobLease, JobRow
-from smartbatch.jobs.steps.context import StepResult
+from smartbatch.jobs.steps import StepResult
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.supervision import Supervision
 from smartbatch.jobs.watching import Changes

@@ -107,7 +107,7 @@ def test_a_request_that_fits_no_batch_goes_in_real_time_where_the_job_allows_it(
         assert (large.ok, large.route) == (True, Route.INDIVIDUAL)
     else:
         assert isinstance(large.error, InvalidRequest)
-        assert "above what a batch may have" in str(large.error)
+        assert "exceeds the limits of a batch" in str(large.error)
 
 
 @pytest.mark.catches("StoreError")

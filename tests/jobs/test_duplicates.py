@@ -72,9 +72,9 @@ def test_of_a_create_that_was_repeated_one_batch_runs_to_its_end(
     job, api = repeated(answered)
     assert job.wait(10 * HOUR).completed == 2
     assert [batch.cancelled for batch in api.made.values()] == cancelled
-    cancels = [incident for incident in job.incidents() if "second time" in incident.detail][:2]
+    cancels = [incident for incident in job.incidents() if "second batch" in incident.detail][:2]
     assert [incident.kind for incident in cancels] == ["double_submission"] * 2
-    assert all("and cancelled" in incident.detail for incident in cancels)
+    assert all("was cancelled" in incident.detail for incident in cancels)
 
 
 def test_what_the_search_for_a_lost_create_finds_is_cancelled_at_once(
@@ -275,7 +275,7 @@ def test_answers_of_an_orphan_that_were_used_are_no_waste_where_they_are_read_on
     assert [one.kind for one in failed] == ["double_submission"]
     assert job.status().wasted == 0.0
     [told] = job.incidents()
-    assert "10 of its answers were still of use" in told.detail
+    assert "10 of its answers could still be used" in told.detail
     row = inside(client).jobs.engine.store.jobs.get(job.id)
     assert row is not None
     assert row.reserved == 0.0

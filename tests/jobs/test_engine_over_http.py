@@ -17,8 +17,8 @@ from smartbatch.jobs.acceptance import Items
 from smartbatch.jobs.payload import Shared, decode_result, encode_params
 from smartbatch.jobs.records import JobLease, JobPolicy, JobRow, JobState
 from smartbatch.jobs.shard_records import ShardState
-from smartbatch.jobs.steps.context import Step, StepResult
-from smartbatch.jobs.steps.step import run_step
+from smartbatch.jobs.steps import StepResult, run_step
+from smartbatch.jobs.steps.step import Step
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.providers import create
 from smartbatch.providers.batch_api import BatchApi

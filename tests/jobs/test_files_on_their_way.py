@@ -17,7 +17,7 @@ from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, JobTimeout, ProviderError
 from smartbatch.jobs.shard_records import ShardRow
 from smartbatch.jobs.steps import collect
-from smartbatch.jobs.steps.context import Step
+from smartbatch.jobs.steps.step import Step
 from smartbatch.providers.batch_api import RemoteFile
 
 ClientOf = Callable[..., BatchingClient]
@@ -31,7 +31,7 @@ def test_results_that_are_deleted_while_they_are_read_are_fetched_again(
 
     def robbed(work: Step, shard: ShardRow, paths: list[Path]) -> collect.ResultTotals:
         if left.pop() if left else 0:
-            collect.clear(work, shard)
+            work.clear_files(shard)
         return store_results(work, shard, paths)
 
     monkeypatch.setattr(collect, "store_results", robbed)

@@ -24,7 +24,7 @@ from smartbatch.jobs.jobs_engine import JobsEngine
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.records import JobState, NewItem
 from smartbatch.jobs.runner import RealtimeRunner
-from smartbatch.jobs.steps.step import run_step
+from smartbatch.jobs.steps import run_step
 from smartbatch.jobs.store import open_store
 from smartbatch.jobs.watching import REMEMBERED, Changes
 from smartbatch.jobs.wiring import RealtimeItem

@@ -11,7 +11,7 @@ from jobs.remote import LONG, Api, Remote
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
-from smartbatch.jobs.steps import listing
+from smartbatch.jobs.steps import orphans
 from smartbatch.observe import logs
 
 ClientOf = Callable[..., BatchingClient]
@@ -99,6 +99,6 @@ def test_an_error_of_the_store_is_not_taken_for_one_of_the_provider(
     monkeypatch.setattr(Api, "create", lost)
     job = client_of(Remote(clock)).submit_batch(["a", "b"])
     clock.sleep(0.5)
-    monkeypatch.setattr(listing, "find_orphans", full)
+    monkeypatch.setattr(orphans, "find_orphans", full)
     clock.sleep(5.0)
     assert job.status().note == "the disk is full"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from smartbatch.jobs.steps.listing import find_orphans, has_label, is_watched, newer_than_intent, unclaimed
+from smartbatch.jobs.steps.orphans import find_orphans, has_label, is_watched, newer_than_intent, unclaimed
 
 WATCHED = 26 * 3600.0
 

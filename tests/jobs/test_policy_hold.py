@@ -107,9 +107,9 @@ def test_a_job_that_waits_says_what_for_and_sends_nothing(
     start: Callable[[float | None], tuple[Job, Lost]],
 ) -> None:
     job, lost = start(None)
-    with pytest.raises(JobTimeout, match="nobody knows yet whether its batch was created"):
+    with pytest.raises(JobTimeout, match="it is unknown whether its batch was created"):
         job.wait(MINUTE)
-    with pytest.raises(JobTimeout, match="by its policy the job waits 26 hours"):
+    with pytest.raises(JobTimeout, match="By its policy the job waits 26 h"):
         job.wait(8 * MINUTE)
     assert job.status().state == "held"
     assert lost.sizes == [1, 1]
@@ -131,7 +131,7 @@ def test_whoever_waits_for_a_held_job_is_told_once_why_and_what_to_do(
     with pytest.raises(JobTimeout):
         list(job.results(timeout=MINUTE))
     assert len(told()) == 1
-    assert told()[0].reason.startswith("held: nobody knows whether a batch was created")
+    assert told()[0].reason.startswith("held: it is unknown whether a batch was created")
     assert told()[0].remedy == f"smartbatch.job({job.id!r}).resume()"
     assert level_of(told()[0]) == "warning"
 

@@ -147,7 +147,7 @@ TIMED = {"policy__deadline": None, "timeout": 100.0}
         (
             1.0,
             {"answered": True},
-            "its requests were answered by a batch that was given up and came after all",
+            "its requests were answered by a batch that was written off but turned out to exist",
         ),
     ],
 )
@@ -189,8 +189,8 @@ def test_a_batch_that_runs_is_polled_sooner_after_a_cancel(
     monkeypatch: pytest.MonkeyPatch, age: float, asked: float | None, pause: float, late: bool
 ) -> None:
     """Most cancels take seconds. A day after it was sent a note says that it is late."""
-    monkeypatch.setattr(polls.enqueued_quota, "tell", lambda *_, ended: None)
-    monkeypatch.setattr(polls.listing, "search_duplicates_once", lambda _, shard, __: shard.remote)
+    monkeypatch.setattr(polls.refusals, "publish_enqueued", lambda *_, ended: None)
+    monkeypatch.setattr(polls.orphans, "search_duplicates_once", lambda _, shard, __: shard.remote)
     known = evolve(SEEN, cancel_sent_at=None if asked is None else SENT + asked)
     facts = {"word": "running", "completed": 3, "failed": None, "outputs": ()}
     step: Any = Step(SENT + age, batch=SimpleNamespace(state=RemoteState.RUNNING, **facts))

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.jobs.steps.result_lines import MAX_LINE, raw_lines
+from smartbatch.jobs.steps.result_lines import MAX_LINE_BYTES, raw_lines
 
 
-def data_of(*pieces: bytes, max_line: int = MAX_LINE) -> list[bytes | None]:
+def data_of(*pieces: bytes, max_line: int = MAX_LINE_BYTES) -> list[bytes | None]:
     return list(raw_lines(pieces, max_line=max_line))
 
 

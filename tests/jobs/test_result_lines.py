@@ -12,9 +12,9 @@ from attrs import asdict
 
 from smartbatch.jobs.records import ItemSize, NewResult
 from smartbatch.jobs.shard_records import wire_id
-from smartbatch.jobs.steps.collect import PEEK, ResultTotals, nonces_in
-from smartbatch.jobs.steps.context import Step
+from smartbatch.jobs.steps.collect import PEEK_BYTES, ResultTotals, nonces_in
 from smartbatch.jobs.steps.result_lines import OddLines, ends_in_a_line, nonces_of, pages_of, read_lines
+from smartbatch.jobs.steps.step import Step
 from smartbatch.jobs.store.database import fitting
 from smartbatch.jobs.wiring import StepLimits
 from smartbatch.types import Route, Usage
@@ -81,7 +81,7 @@ def test_whose_lines_are_is_told_by_their_ids() -> None:
     assert nonces_of(STEP, [b" x\n"]) == set()
 
 
-@pytest.mark.parametrize("size", [PEEK, PEEK // 2 + 1])
+@pytest.mark.parametrize("size", [PEEK_BYTES, PEEK_BYTES // 2 + 1])
 def test_whose_a_batch_is_needs_a_megabyte_of_each_output(size: int) -> None:
     """The rest is not asked for, and what is cut off there proves nothing."""
     asked: list[bytes] = []
@@ -98,7 +98,7 @@ def test_whose_a_batch_is_needs_a_megabyte_of_each_output(size: int) -> None:
     )
     batch: Any = SimpleNamespace(outputs=("one", "two"))
     assert nonces_in(step, SHARD, batch) == {NONCE, OTHER}
-    pieces = -(-PEEK // size)
+    pieces = -(-PEEK_BYTES // size)
     assert asked == [b"one n", b"one o"][:pieces] + [b"two o", b"two o"][:pieces]
 
 
@@ -134,7 +134,7 @@ def billed(ix: int, outcome: str, cost: float | None, tokens: int = 5) -> NewRes
 def test_what_a_batch_cost_is_the_sum_of_what_was_run() -> None:
     """A request that was not run cost nothing; where one price is unknown, the sum is."""
     totals = ResultTotals()
-    assert totals.price == "$0"
+    assert totals.price == "at a cost of $0"
     page = [billed(0, "succeeded", 0.5), billed(1, "unrun", 0.0), billed(2, "failed", 0.25)]
     nothing = ResultTotals()
     nothing.add(page[1:2], set(), {1})
@@ -151,10 +151,10 @@ def test_what_a_batch_cost_is_the_sum_of_what_was_run() -> None:
     }
     counts["unknown"] = []
     assert asdict(totals) == {**counts, "size": 0, "unended": False, "cut": False, "uncertain": False}
-    assert totals.price == "$1.75"
+    assert totals.price == "at a cost of $1.75"
     totals.add([billed(5, "succeeded", None), billed(6, "again", 0.5)], {6})
     assert (totals.billed, totals.used, totals.unused, totals.usd, totals.wasted) == (5, 1, 2, None, None)
-    assert totals.price == "an unknown amount"
+    assert totals.price == "at an unknown cost"
 
 
 def test_results_that_lack_lines_are_read_again_for_a_minute() -> None:

@@ -12,7 +12,7 @@ import pytest
 from smartbatch.jobs.records import JobState
 from smartbatch.jobs.shard_records import RemoteProgress, ShardState
 from smartbatch.jobs.steps import recover
-from smartbatch.jobs.steps.listing import NewerBatches
+from smartbatch.jobs.steps.orphans import NewerBatches
 from smartbatch.providers.batch_api import RemoteState
 
 DAY = 86_400.0
@@ -198,7 +198,7 @@ def test_the_oldest_batch_with_the_label_is_adopted_and_others_are_cancelled(
     step: Any = Step(1.0)
     adopted(step, monkeypatch)
     cancel = lambda _, __, others: step.done.append([one.id for one in others])  # noqa: E731
-    monkeypatch.setattr(recover.listing, "cancel_duplicates", cancel)
+    monkeypatch.setattr(recover.orphans, "cancel_duplicates", cancel)
     found = [listed("5"), listed("4", mark="m"), listed("3", created_at=7.0), listed("2", created_at=7.0)]
     monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(None, found))
     recover.search(step, shard())

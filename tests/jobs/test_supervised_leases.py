@@ -9,7 +9,7 @@ from jobs.supervised import PATIENCE, Scene, scene
 
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import LEASE_SECONDS, JobLease, JobSelection, LeaseLost
-from smartbatch.jobs.steps.context import StepResult
+from smartbatch.jobs.steps import StepResult
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.leases import LeaseTable
 from smartbatch.jobs.supervision import CLAIM_EVERY

@@ -12,7 +12,7 @@ from jobs.supervised import PATIENCE, Scene, scene
 
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import JobLease
-from smartbatch.jobs.steps.context import StepResult
+from smartbatch.jobs.steps import StepResult
 from smartbatch.jobs.store.leases import LeaseTable
 from smartbatch.jobs.supervision import CLAIM_EVERY, WORKERS
 

@@ -1,1 +1,47 @@
-"""One step of one job: a remote call or two and the commits around them; ``runner`` picks the step."""
+"""Steps of a job: at most one or two remote calls each, and the commits around them.
+
+Steps have no threads, never wait, and keep nothing in memory: after a crash at any point the next process
+reads the states from the store and continues.
+"""
+
+from __future__ import annotations
+
+from smartbatch.errors import RequestCancelled
+from smartbatch.jobs.payload import encode_error
+from smartbatch.jobs.records import ItemState, JobLease, JobState
+from smartbatch.jobs.steps.step import Step, StepResult, has_realtime
+from smartbatch.jobs.wiring import JobRuntime
+
+__all__ = ["StepResult", "run_step"]
+
+
+def run_step(runtime: JobRuntime, lease: JobLease) -> StepResult:
+    """Run the step of a job that is due first, if any is due.
+
+    Only one thread at a time may run a job's step; steps of different jobs may run concurrently.
+
+    Raises:
+        LeaseLost: another process owns the job now.
+        StoreError: the store is unavailable.
+    """
+    job = runtime.store.jobs.get(lease.job_id)
+    # 1. the job was deleted: finished
+    if job is None:
+        return StepResult(None, finished=True)
+    # 2. it is being cancelled: items that were not sent end now
+    if job.cancel_requested and job.state is not JobState.DONE:
+        body = encode_error(RequestCancelled("the job was cancelled before this request was sent"))
+        if runtime.store.items.drop_unsent(lease, body, at=runtime.wall()):
+            job = runtime.tell_progress(job)
+    # 3. it has no batches and needs none, or this process has no access to its Batch API: no batch step
+    provider = runtime.provider_of(job)
+    api = None if provider is None else provider.batches()
+    store = runtime.store
+    if api is None or not (
+        store.items.in_state(job.id, state=ItemState.OPEN, limit=1) or store.shards.of_job(job.id)
+    ):
+        return StepResult(None, has_realtime(runtime, job), finished=job.state is JobState.DONE)
+    # 4. otherwise run a batch step
+    from smartbatch.jobs.steps.batch_step import run_batch_step  # late: real-time jobs never need it
+
+    return run_batch_step(Step(runtime=runtime, api=api, job=job, lease=lease))

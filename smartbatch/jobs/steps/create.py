@@ -1,95 +1,258 @@
-"""Creation of a batch from a planned shard: upload, intent, one create.
+"""Creation of batches: open items become shards, and each shard is uploaded and created once.
 
-The intent is stored before anything is sent: the shard is ``SUBMITTING`` in the store before its create, and
+The intent is stored before anything is sent: a shard is ``SUBMITTING`` in the store before its create, and
 the create is sent once. Its outcome is ``SUBMITTED``, a definite refusal (``READY`` or ``DEAD``), or unknown
 (``UNCERTAIN``, see :mod:`smartbatch.jobs.steps.recover`).
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from attrs import evolve
 
-from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.jobs.records import ACCOUNT_ERRORS, ItemState
-from smartbatch.jobs.shard_records import RemoteProgress, ShardRow, ShardState, file_name, wire_id
-from smartbatch.jobs.steps import enqueued_quota, refusals
-from smartbatch.jobs.steps.context import Step
-from smartbatch.jobs.steps.listing import find_orphans
+from smartbatch.core.batching.sharding import cut
+from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError, SmartbatchError
+from smartbatch.jobs.job_budget import (
+    SENT,
+    TINY,
+    CostCeiling,
+    exceeded,
+    is_under_way,
+    pages,
+    remaining_budget,
+)
+from smartbatch.jobs.payload import encode_error, model_of
+from smartbatch.jobs.records import ACCOUNT_ERRORS, ItemState, OpenItem, OverJobBudget
+from smartbatch.jobs.shard_records import (
+    OPEN_SHARDS,
+    NewShard,
+    RemoteProgress,
+    ShardRow,
+    ShardState,
+    file_name,
+    new_nonce,
+    wire_id,
+)
+from smartbatch.jobs.steps import refusals
+from smartbatch.jobs.steps.orphans import find_orphans
+from smartbatch.jobs.steps.step import Step
 from smartbatch.jobs.wiring import MINUTE
 from smartbatch.providers.batch_api import Creation, RemoteBatch
 from smartbatch.types import Kind
 
-_REPEAT = frozenset(
+MAX_PLANNED_ITEMS = 100_000  # items cut at a time: some 10 MB of numbers
+_PAGE_ITEMS = 1000  # items whose bodies are read at a time
+
+_TRANSIENT_KINDS = frozenset(
     {ErrorKind.RATE_LIMIT, ErrorKind.TIMEOUT, ErrorKind.NETWORK_ERROR, ErrorKind.SERVER_ERROR}
 )
-_UNSETTLED = (ShardState.SUBMITTING, ShardState.UNCERTAIN, ShardState.PROVISIONAL)
-_TURN = "waits until another create of this account is settled"
-FILE_PAUSE = 2.0
-"""Seconds between two polls of a file that the provider still processes; it takes a few."""
-FILE_TRIES = 6
-"""Refusals in a row, a minute in all, for which an input file is waited for."""
+_PENDING_CREATES = (ShardState.SUBMITTING, ShardState.UNCERTAIN, ShardState.PROVISIONAL)
+_TURN_NOTE = "waits until the outcome of another create of this account is known"
+FILE_POLL_SECONDS = 2.0  # between two polls of a file that the provider still processes; it takes a few
+MAX_FILE_TRIES = 6  # refusals in a row (about a minute) while waiting for an input file to become usable
 _FILE_NOT_YET = re.compile(
     r"\bfiles?\b.{0,80}(?:not (?:yet|found|ready|available|exist|active|processed|visible|uploaded)|"
     r"no longer|n't exist|being processed|processing|pending|unknown|not in (?:an? )?\w+ state)|"
     r"(?:no such|unknown|missing|could not find|cannot find|no batch|wait for the).{0,30}\bfile\b",
     re.I | re.S,
 )
-PAGE_TRIES = 6
-"""Failed tries in a row, a minute in all, before a page instead of an answer is noted as an incident."""
-MISSING_TRIES = 3
-"""The same of a job that may fall back, before its requests go in real time."""
-FAILING_TRIES = 8
-"""Failures of a server in a row, some eight minutes in all, before such a job does without batches."""
+INCIDENT_TRIES = 6  # failed tries in a row (about a minute) before a missing Batch API becomes an incident
+FALLBACK_TRIES = 3  # failed tries before a job that may fall back sends its requests in real time instead
+SERVER_ERROR_TRIES = 8  # server errors in a row (about eight minutes) before such a job avoids batches
 _NO_SUCH_PATH = (404, 405, 410, 501)
-_NOT_OFFERED = (403, *_NO_SUCH_PATH)
-"""Statuses of an account or a server without a Batch API."""
-_PAGE = "waits for the Batch API: the server answers with a web page"
-_PAGE_REMEDY = "If it has no batches, cancel the job and send its requests in real time"
+_NOT_OFFERED = (403, *_NO_SUCH_PATH)  # statuses of an account or a server without a Batch API
+
+
+# -- open items become shards --------------------------------------------------------------------------------
+
+
+def plan_shards(step: Step) -> bool:
+    """Divide the job's open items into shards, as far as its budget allows; return whether anything changed.
+
+    Each shard is stored in one transaction with all its wire ids, before anything of it is sent. If batches
+    have no labels (Anthropic), no two open shards have the same size, so that sizes identify them.
+    """
+    items = step.store.items.in_state(step.job.id, state=ItemState.OPEN, limit=MAX_PLANNED_ITEMS)
+    # 1. there are no open items: nothing changes
+    if not items:
+        return False
+    costs: dict[int, float] = {}
+    if step.policy.budget is not None:
+        costs = _affordable(step, items)
+        # 2. the job's budget has no room for any of them: they fail, or wait for room
+        if not costs:
+            return _end_unaffordable(step, items)
+        items = [item for item in items if item.ix in costs]
+    # 3. they are cut into shards within the limits of API, server and settings, stored one by one. If items
+    # in real time use up the budget meanwhile, the rest is cut in the next step
+    for label, members in _by_model(step, items).items():
+        if not _plan_model(step.for_model(label), members, costs):
+            break
+    return True
+
+
+def _affordable(step: Step, items: Sequence[OpenItem]) -> dict[int, float]:
+    """Return the maximum cost of each open item that the budget has room for.
+
+    While batches are running, no item has room: batches that end below their reservations free budget, and
+    few large batches finish sooner than many small ones.
+    """
+    if step.store.shards.of_job(step.job.id, states=SENT):
+        return {}
+    left = remaining_budget(step.store.jobs.get(step.job.id) or step.job)
+    chosen: dict[int, float] = {}
+    for item, most in _priced(step, items):
+        if most <= left + TINY:
+            chosen[item.ix] = most
+            left -= most
+    return chosen
+
+
+def _end_unaffordable(step: Step, items: Sequence[OpenItem]) -> bool:
+    # budget is freed when something in progress costs less than its reservation: wait until nothing is
+    row = step.store.jobs.get(step.job.id)
+    if row is None or is_under_way(step.store, row):
+        return False
+    least = min(most for _, most in _priced(step, items))
+    if least <= remaining_budget(row) + TINY:
+        return True  # budget was freed just now
+    _fail_open(step, [item.ix for item in items], exceeded(row, len(items), least))
+    return True
+
+
+def _priced(step: Step, items: Sequence[OpenItem]) -> Iterator[tuple[OpenItem, float]]:
+    ceiling = CostCeiling.of(step.runtime, step.job)
+    for page in pages(items):
+        bodies = step.store.items.bodies(step.job.id, [item.ix for item in page])
+        for item in page:
+            yield item, ceiling.in_batch(bodies[item.ix])
+
+
+def _by_model(step: Step, items: Sequence[OpenItem]) -> dict[str, Sequence[OpenItem]]:
+    if not step.policy.models:
+        return {step.job.model: items}
+    provider = step.job.model.partition(":")[0]
+    groups: dict[str, list[OpenItem]] = {}
+    for start in range(0, len(items), _PAGE_ITEMS):
+        page = items[start : start + _PAGE_ITEMS]
+        bodies = step.store.items.bodies(step.job.id, [item.ix for item in page])
+        for item in page:
+            name = model_of(bodies[item.ix])
+            groups.setdefault(step.job.model if name is None else f"{provider}:{name}", []).append(item)
+    return dict(groups)
+
+
+def _plan_model(step: Step, items: Sequence[OpenItem], costs: Mapping[int, float]) -> bool:
+    """Store shards for items of one model; return false if the job's budget ran out meanwhile."""
+    abilities, server = step.api.abilities, refusals.limits_met(step)
+    most = min(
+        step.policy.max_requests or step.limits.max_requests,
+        abilities.max_requests,
+        int(min(server.requests, abilities.max_requests)),
+        refusals.max_shard_requests(step, abilities.max_requests),
+    )
+    taken = (
+        ()
+        if abilities.labels
+        else {shard.size for shard in step.store.shards.in_scope(step.job.scope, states=OPEN_SHARDS)}
+    )
+    pieces = cut(
+        items,
+        max_requests=most,
+        max_bytes=abilities.max_bytes - step.api.overhead(most),
+        max_tokens=refusals.enqueued_token_limit(step),
+        shared_bytes=server.bytes,
+        shared_tokens=server.tokens,
+        taken_sizes=taken,
+        distinct=not abilities.labels,
+    )
+    by_ix = {item.ix: item for item in items}
+    for ixs in pieces.shards:
+        members = [by_ix[ix] for ix in ixs]
+        nonce = new_nonce(step.runtime.rng)
+        new = NewShard(
+            f"shard-{nonce}",
+            nonce,
+            tuple(ixs),
+            bytes=sum(item.size + 1 for item in members),
+            tokens=sum(item.tokens for item in members),
+            due_at=step.wall,
+            reserved=sum(costs.get(ix, 0.0) for ix in ixs),
+            model=step.job.model,
+        )
+        try:
+            step.store.shards.plan(step.lease, new)
+        except OverJobBudget:  # items in real time used up the budget meanwhile
+            return False
+    if pieces.too_big:
+        _refuse_too_big(step, pieces.too_big)
+    return True
+
+
+def _refuse_too_big(step: Step, ixs: tuple[int, ...]) -> None:
+    if step.falls_back:
+        step.store.items.move_to_realtime(step.lease, ixs)
+        return
+    limit = refusals.enqueued_token_limit(step)
+    tokens = "" if math.isinf(limit) else f" and {limit:,.0f} enqueued tokens"
+    error = InvalidRequest(
+        f"the request alone exceeds the limits of a batch ({step.api.abilities.max_bytes:,} bytes{tokens}); "
+        "shorten it or send it in real time"
+    )
+    _fail_open(step, ixs, error)
+
+
+def _fail_open(step: Step, ixs: Collection[int], error: SmartbatchError) -> None:
+    step.store.items.fail_open(step.lease, ixs, encode_error(error), at=step.wall)
+    step.runtime.tell_progress(step.job)
+
+
+# -- upload --------------------------------------------------------------------------------------------------
 
 
 def begin(step: Step, shard: ShardRow) -> ShardRow:
-    """``PLANNED``: upload the input, or go on to the create where the input is part of it.
+    """``PLANNED``: upload the input, or proceed to the create if the create carries the input.
 
-    A shard above a limit that another one has met since it was cut is cut anew.
+    A shard that exceeds a limit discovered since it was cut is cut again.
     """
     if refusals.is_above_limits(step, shard):
-        return step.discard(shard, refusals.ABOVE)
+        return step.discard(shard, refusals.OVER_LIMIT_NOTE)
     remote = evolve(shard.remote, omitted=step.api.omitted(model=step.model))
     if not step.api.abilities.files:
         return step.advance(shard, ShardState.READY, remote=remote)
     shard = step.advance(shard, ShardState.UPLOADING, remote=remote)
-    return _send_file(step, shard)  # nothing was sent before, so no file is searched for
+    return _send_file(step, shard)  # nothing was sent before, so there is no file to search for
 
 
 def resume_upload(step: Step, shard: ShardRow) -> ShardRow:
-    """``UPLOADING`` as it was found: an earlier upload may have been under way."""
+    """``UPLOADING`` after a crash or a failed call: an earlier upload may have been in progress."""
     try:
         found = step.api.find_file(_input_name(shard), step.limits.call_timeout)
     except Exception as error:
         return _call_failed(step, shard, error)
-    # 1. the file was uploaded, and is not listed yet: look again, some times
-    if found is None and shard.file_id is not None and shard.tries + 1 < FILE_TRIES:
-        return step.reschedule(shard, FILE_PAUSE, tries=shard.tries + 1)
-    # 2. the file is not there: upload again under a new name. The old upload may still be under way, of a
-    # process that is suspended: with the same name it could bring the input of a late create back after the
-    # fence. What it leaves belongs to no batch, and expires
+    # 1. the file was uploaded and is not listed yet: look again a few times
+    if found is None and shard.file_id is not None and shard.tries + 1 < MAX_FILE_TRIES:
+        return step.reschedule(shard, FILE_POLL_SECONDS, tries=shard.tries + 1)
+    # 2. the file is missing: upload again under a new name. A suspended process may still be uploading the
+    # old one; under the same name, it could restore the input of a late create after the fence. The file it
+    # leaves belongs to no batch, and expires
     if found is None:
         remote = evolve(shard.remote, uploads=shard.remote.uploads + 1)
         return _send_file(step, step.reschedule(shard, 0.0, remote=remote, file_id=None))
-    # 3. the file has another size: half an upload arrived as a whole. Its name, like its nonce, is never used
-    # again, so the shard ends and its items go into a new one
+    # 3. the file has a different size: the provider stored a partial upload. Its name, like its nonce, must
+    # not be reused, so the shard ends and its items go into a new one
     size = _spool(step, shard).stat().st_size
     if found.size is not None and found.size != size:
         shard = step.reschedule(shard, 0.0, file_id=found.id)  # it is deleted when the shard is cleaned up
-        return step.discard(shard, "its input file is another than the one meant")
-    # 4. the provider still processes the file: later
+        return step.discard(shard, "its uploaded input file is incomplete")
+    # 4. the provider still processes the file: wait
     if not found.ready:
-        return step.reschedule(shard, FILE_PAUSE)
-    # 5. the file is ready: go on to the create
+        return step.reschedule(shard, FILE_POLL_SECONDS)
+    # 5. the file is ready: proceed to the create
     return step.advance(shard, ShardState.READY, file_id=found.id)
 
 
@@ -104,51 +267,48 @@ def _send_file(step: Step, shard: ShardRow) -> ShardRow:
     except Exception as error:
         return _call_failed(step, shard, error)
     if not file.ready:
-        return step.reschedule(shard, FILE_PAUSE, file_id=file.id)
+        return step.reschedule(shard, FILE_POLL_SECONDS, file_id=file.id)
     return step.advance(shard, ShardState.READY, file_id=file.id)
 
 
-def _call_failed(step: Step, shard: ShardRow, failure: Exception) -> ShardRow:
-    """Go on after a call that costs nothing, before anything is created."""
-    error, tries = refusals.redacted(step, shard, failure), shard.tries + 1
-    # 1. a page with 404, 405, 410 or 501: from a server without batches, but also from a gateway whose server
-    # is unavailable. Nothing tells them apart, so it is tried again; after some tries the requests go in real
-    # time where the job may fall back, and else an incident says what to do
-    missing = error.status in _NO_SUCH_PATH and error.maybe_billed
-    failing = error.kind is ErrorKind.SERVER_ERROR and (error.status or 0) >= 500 and tries >= FAILING_TRIES
-    if step.falls_back and ((missing and tries >= MISSING_TRIES) or failing):
-        return _do_without(step, shard, error)
-    if missing and tries >= PAGE_TRIES:
-        detail = f"{_PAGE} ({error.status}). {_PAGE_REMEDY}"
-        step.incident("no_batch_api", detail, shard)
-        return step.retry_later(shard, error, note=detail)
-    # 2. what may pass, or may have been done: try again. A server that fails again and again is given up
-    # where the job may fall back
-    if error.kind in _REPEAT or error.kind is ErrorKind.INVALID_RESPONSE or error.maybe_billed:
-        return step.retry_later(shard, error)
-    # 3. otherwise it is refused
-    return _refused(step, shard, error)
+def _spool(step: Step, shard: ShardRow) -> Path:
+    """Return the file with the shard's lines; if it is missing, write it again with the same bytes.
+
+    Raises:
+        StoreError: the disk is full.
+    """
+    path = step.spool_path(shard, "in")
+    if not path.exists():
+        lines = (
+            step.api.encode(request, model=step.model, wire_id=wire_id(shard.nonce, position)) + b"\n"
+            for position, request in step.requests_of(shard)
+        )
+        step.write_file(path, lines)
+    return path
+
+
+# -- the create ----------------------------------------------------------------------------------------------
 
 
 def submit(step: Step, shard: ShardRow) -> ShardRow:
     """``READY``: send the one create."""
-    # 1. it is above a limit that another shard has met since it was cut: it is cut anew
+    # 1. it exceeds a limit that was discovered since it was cut: cut it again
     if refusals.is_above_limits(step, shard):
-        return step.discard(shard, refusals.ABOVE)
-    # 2. the quota of enqueued tokens has no room: later
-    wait = enqueued_quota.room_for(step, shard)
+        return step.discard(shard, refusals.OVER_LIMIT_NOTE)
+    # 2. the quota of enqueued tokens has no room: wait
+    wait = refusals.quota_wait(step, shard)
     if wait > 0:
         return step.reschedule(shard, wait, note="waits for the quota of enqueued tokens")
     # 3. the input file is missing: upload first
     if step.api.abilities.files and shard.file_id is None:
         return step.advance(shard, ShardState.UPLOADING)
-    # 4. batches have no labels, and another create of the account is not settled: wait for the turn
+    # 4. batches have no labels, and the outcome of another create of the account is unknown: wait
     if (wait := _turn(step, shard)) > 0:
-        return step.reschedule(shard, wait, note=_TURN)
+        return step.reschedule(shard, wait, note=_TURN_NOTE)
     source = None if step.api.abilities.files else _spool(step, shard)
     try:
         page = step.api.page(None, step.limits.call_timeout)
-    # 5. the list cannot be read: without a watermark nothing is created
+    # 5. the list of batches cannot be read: without a watermark nothing is created
     except Exception as error:
         return _call_failed(step, shard, error)
     find_orphans(step, page.batches)
@@ -163,16 +323,16 @@ def submit(step: Step, shard: ShardRow) -> ShardRow:
         submitted_at=now,
         due_at=now,
     )
-    # 6. the intent cannot be stored because another shard has the turn now: later
+    # 6. the intent cannot be stored because another shard was faster: wait for the turn
     if intended is None:
-        return step.reschedule(shard, max(_turn(step, shard), 1.0), note=_TURN)
-    step.tell_change(shard, intended)
-    # 7. the intent is too old when it is stored (the process was suspended): another process may own the job,
-    # nothing was sent, so the shard goes back to READY; by the wall clock as well, as the others may stand
-    # where the machine slept
+        return step.reschedule(shard, max(_turn(step, shard), 1.0), note=_TURN_NOTE)
+    step.report_change(shard, intended)
+    # 7. the intent is too old once it is stored, because the process was suspended: another process may own
+    # the job. Nothing was sent, so the shard is READY again. The wall clock is checked too, since monotonic
+    # clocks may stop while a machine sleeps
     if max(step.now - began, step.runtime.clock.wall() - set_to) > step.limits.send_within:
         return step.advance(intended, ShardState.READY, "its intent was too old to be sent")
-    # 8. the create is sent, and its outcome is adopted, refused, or unknown
+    # 8. send the create: the batch is adopted, refused, or its existence is unknown
     creation = Creation(
         mark=shard.nonce,
         model=step.model,
@@ -206,16 +366,16 @@ def adopt(step: Step, shard: ShardRow, batch: RemoteBatch, reason: str = "") -> 
 
 
 def _turn(step: Step, shard: ShardRow) -> float:
-    """Return the seconds after which the shard may be created, 0 for now.
+    """Return the seconds to wait before the shard may be created; 0 if it may be created now.
 
-    Where batches have no labels, one create of an account is settled before the next is sent. One whose
-    answer is lost takes half an hour and more; until then only the store is read, not the provider.
+    If batches have no labels, an account has one create at a time. A lost answer takes half an hour or more
+    to resolve; meanwhile only the store is read, not the provider.
     """
     if step.api.abilities.labels:
         return 0.0
     others = [
         other.state
-        for other in step.store.shards.in_scope(shard.scope, states=_UNSETTLED)
+        for other in step.store.shards.in_scope(shard.scope, states=_PENDING_CREATES)
         if other.id != shard.id
     ]
     if not others:
@@ -224,98 +384,100 @@ def _turn(step: Step, shard: ShardRow) -> float:
     return step.limits.poll_interval if long else min(step.limits.poll_interval, 5.0)
 
 
+# -- calls that failed ---------------------------------------------------------------------------------------
+
+
 def _create_failed(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow:
-    """Go on after a create that raised."""
     about_file = shard.file_id is not None and _is_about_file(error)
-    # 1. the batch may exist: UNCERTAIN. In all other cases it certainly does not: back to READY. A
-    # conflict over the input file is such a case, since the server names what it refuses
+    # 1. the batch may exist: UNCERTAIN. In all other cases it certainly does not, so the shard is READY
+    # again. A conflict over the input file is one of these, since the server names what it refuses
     if error.maybe_billed and not about_file:
         now = step.wall
         return step.advance(
             shard,
             ShardState.UNCERTAIN,
-            f"the answer to its create is lost ({error.kind.value})",
+            f"the response to its create was lost ({error.kind.value})",
             uncertain_since=now,
             due_at=now + 1.0,
         )
     reason = f"its create was refused ({error.kind.value})"
     back = step.advance(shard, ShardState.READY, reason, tries=shard.tries)
-    # 2. the quota of enqueued tokens, or a rate limit: all shards of the model wait together. A shard that is
-    # too large by itself ends, and its items go into smaller ones
-    if error.code in enqueued_quota.QUOTA_CODES or error.kind is ErrorKind.RATE_LIMIT:
-        if enqueued_quota.refused(step, back, error, error.message):
-            reason = "more than the quota of enqueued tokens; it goes again in smaller parts"
+    # 2. the quota of enqueued tokens, or a rate limit: all shards of the model wait together. A shard that
+    # exceeds the quota by itself ends, and its items go into smaller ones
+    if error.code in refusals.QUOTA_CODES or error.kind is ErrorKind.RATE_LIMIT:
+        if refusals.quota_refused(step, back, error, error.message):
+            reason = "exceeds the quota of enqueued tokens; its requests are sent again in smaller batches"
             return step.discard(back, reason)
-        return step.retry_later(back, error, at_least=enqueued_quota.room_for(step, back))
-    # 3. the input file is not known yet, or not ready: try again, some times
-    if about_file and back.tries + 1 < FILE_TRIES:
+        return step.retry_later(back, error, at_least=refusals.quota_wait(step, back))
+    # 3. the input file is unknown or not ready yet: try again a few times
+    if about_file and back.tries + 1 < MAX_FILE_TRIES:
         return step.retry_later(back, error, note=f"waits for its input file: {error.message}")
-    # 4. an error that may pass: try again
-    if error.kind in _REPEAT:
+    # 4. a transient error: try again
+    if error.kind in _TRANSIENT_KINDS:
         return step.retry_later(back, error)
-    # 5. the input file expired or was deleted: its name is used up, so the items go into a new shard
+    # 5. the input file expired or was deleted: its name cannot be reused, so the items go into a new shard
     if error.kind is ErrorKind.CLIENT_ERROR and _input_is_gone(step, back):
-        return step.discard(back, "its input file is gone; its requests go again", tried=True)
-    # 6. any other refusal stands
+        return step.discard(back, "its input file is gone; its requests are sent again", tried=True)
+    # 6. any other refusal is final
     return _refused(step, back, error)
 
 
 def _is_about_file(error: ProviderError) -> bool:
-    """Whether a refusal may be explained by an input file that the provider does not know yet, or that is not
-    ready: files and batches are kept by different services."""
+    """Whether the input file may be unknown or not ready yet: files and batches are different services."""
     if error.status == 404 or error.code == "no_such_file":
         return True
     return error.status in (400, 409, 422) and _FILE_NOT_YET.search(error.message) is not None
 
 
 def _input_is_gone(step: Step, shard: ShardRow) -> bool:
-    """Whether a refusal is explained by an input file that expired or was deleted, and not too often."""
     if shard.file_id is None or refusals.tries_of(step, shard) + 1 >= step.limits.max_tries:
         return False
     try:
         return step.api.find_file(_input_name(shard), step.limits.call_timeout) is None
-    except Exception as error:  # the refusal stands as it is
+    except Exception as error:  # the refusal is taken as it is
         step.ignored("search for an input file", error)
         return False
 
 
+def _call_failed(step: Step, shard: ShardRow, failure: Exception) -> ShardRow:
+    """Handle the failure of a free call that precedes the create."""
+    error, tries = refusals.redacted(step, shard, failure), shard.tries + 1
+    # 1. a web page with 404, 405, 410 or 501 comes from a server without batches, or from a gateway whose
+    # server is unavailable. Both look alike, so try again; after some tries use real time if the job may fall
+    # back, otherwise record an incident that says what to do
+    missing = error.status in _NO_SUCH_PATH and error.maybe_billed
+    failing = (
+        error.kind is ErrorKind.SERVER_ERROR and (error.status or 0) >= 500 and tries >= SERVER_ERROR_TRIES
+    )
+    if step.falls_back and ((missing and tries >= FALLBACK_TRIES) or failing):
+        return _do_without(step, shard, error)
+    if missing and tries >= INCIDENT_TRIES:
+        detail = (
+            f"waits for the Batch API: the server answers with a web page ({error.status}). If it has no "
+            "batches, cancel the job and send its requests in real time"
+        )
+        step.incident("no_batch_api", detail, shard)
+        return step.retry_later(shard, error, note=detail)
+    # 2. a transient error, or a call that may have succeeded: try again
+    if error.kind in _TRANSIENT_KINDS or error.kind is ErrorKind.INVALID_RESPONSE or error.maybe_billed:
+        return step.retry_later(shard, error)
+    # 3. otherwise it is refused
+    return _refused(step, shard, error)
+
+
 def _refused(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow:
-    """End a shard that was refused for good."""
-    # 1. there is no Batch API for this account, and the job may fall back: real time
+    # 1. the account has no Batch API, and the job may fall back: use real time
     if step.falls_back and error.status in _NOT_OFFERED and error.kind is not ErrorKind.NO_MONEY:
         return _do_without(step, shard, error)
-    # 2. the account cannot be used: the job is held, and the shard goes on when it is resumed
+    # 2. the account cannot be used: hold the job; the shard continues when it is resumed
     if error.kind in ACCOUNT_ERRORS:
         step.hold(error)
-        return step.reschedule(shard, 0.0, note=error.message)  # goes on as soon as the job is resumed
-    # 3. it names wrong lines, or a limit that the batch exceeds; otherwise the refusal stands
+        return step.reschedule(shard, 0.0, note=error.message)
+    # 3. the refusal names wrong lines or an exceeded limit, otherwise it is final
     return refusals.sort_out(step, shard, error) or step.give_up(shard, error, error.message)
 
 
 def _do_without(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow:
-    """Send the requests of a shard in real time, because there is no Batch API, or it does not work."""
     reason = f"the Batch API cannot be used ({error.status})"
-    step.incident("no_batch_api", f"{reason}: {shard.size:,} requests go in real time", shard)
+    step.incident("no_batch_api", f"{reason}: {shard.size:,} requests are sent in real time", shard)
     return step.discard(shard, f"{reason}: {error.message}", to=ItemState.REALTIME)
-
-
-def _spool(step: Step, shard: ShardRow) -> Path:
-    """Return the file of the shard's lines; made again with the same bytes where it is missing.
-
-    Raises:
-        StoreError: the disk is full.
-    """
-    path = step.spool_path(shard, "in")
-    if path.exists():
-        return path
-    step.write_file(path, _lines(step, shard))
-    return path
-
-
-def _lines(step: Step, shard: ShardRow) -> Iterator[bytes]:
-    for position, request in step.requests_of(shard):
-        wire = wire_id(shard.nonce, position)
-        yield step.api.encode(request, model=step.model, wire_id=wire) + b"\n"
-
-
-# -- texts of the provider -----------------------------------------------------------------------------------

@@ -1,40 +1,162 @@
-"""What is left of a shard that has ended: batches that exist besides, and what the provider keeps of it.
+"""The provider's list of batches, and batches in it that no shard expects: orphans and duplicates.
 
-A shard that was given up (``DEAD``) is watched for its orphan, a batch of it that exists all the same. A
-proven orphan is cancelled while it runs. Its answers, which are paid for, are used for items that are still
-open, and an incident says what it cost. A shard that is ``SETTLED`` may have a second batch, see
-:mod:`.listing`; it is examined once it has ended. What the provider keeps is deleted when the user's
-retention is over, and never before.
+An orphan is a batch of a shard that was given up (``DEAD``) and that exists nevertheless. Every list that is
+read for any reason is searched for orphans: by label, or by the size of a dead shard if batches have no
+labels. The step of the dead shard handles what was found: a proven orphan is cancelled while it runs, its
+paid answers are used for items that are still open, and an incident reports its cost.
+
+A duplicate is a second batch of one shard. We send a shard's create once, but a proxy or a gateway may repeat
+it: the response to the first is lost, the second is answered, and both run. So the list is searched once
+after each create. A second batch with the shard's label is cancelled; without labels, one of the same size is
+examined when it has ended. An incident reports its cost.
+
+What the provider stores is deleted when the user's retention is over, and never before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from contextlib import closing
+from functools import partial
 
-from attrs import evolve
+from attrs import evolve, field, frozen
 
-from smartbatch.errors import ErrorKind
+from smartbatch._words import duration
+from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs.records import JobState
-from smartbatch.jobs.shard_records import ShardRow
+from smartbatch.jobs.shard_records import RemoteProgress, ShardRow, ShardState
 from smartbatch.jobs.steps import collect
-from smartbatch.jobs.steps.context import Step
-from smartbatch.jobs.steps.listing import is_watched, is_young, newer_than_intent
-from smartbatch.jobs.steps.recover import tell_unreadable
 from smartbatch.jobs.steps.result_lines import OddLines, ResultReader, pages_of, read_lines
-from smartbatch.jobs.wiring import HOUR
+from smartbatch.jobs.steps.step import Step
 from smartbatch.providers.batch_api import RemoteBatch
 
-LOOKS = 4
-"""How often a batch that could be ours is asked for before it counts as gone."""
+CLOCK_SLACK_SECONDS = 600.0
+"""Margin before the intent, by the provider's own clock, at which a search stops if the watermark has
+vanished from the list: a batch cannot have been created before its intent."""
+MAX_LOOKUPS = 4  # lookups of a batch that could be ours before it counts as gone
+
+
+# -- the list ------------------------------------------------------------------------------------------------
+
+
+@frozen
+class NewerBatches:
+    """Batches of an account that were created after a shard's intent, newest first."""
+
+    at: float | None  # Unix seconds by the provider's clock when the list was read; None if unknown
+    batches: list[RemoteBatch] = field(factory=list)
+
+
+def newer_than_intent(step: Step, shard: ShardRow) -> NewerBatches:
+    """Return every batch of the account that was created after the shard's watermark.
+
+    The list is read page by page: absence counts only if all of it was seen.
+
+    Raises:
+        Exception: the provider's adapter failed, so nothing can be concluded.
+    """
+    page = step.api.page(None, step.limits.call_timeout)
+    found = NewerBatches(at=page.server_time)
+    while True:
+        find_orphans(step, page.batches)
+        for batch in page.batches:
+            if batch.id == shard.watermark or _long_before(batch, shard):
+                return found
+            found.batches.append(batch)
+        after = page.next
+        if after is None:
+            return found
+        page = step.api.page(after, step.limits.call_timeout)
+
+
+def _long_before(batch: RemoteBatch, shard: ShardRow) -> bool:
+    if batch.created_at is None or shard.server_time is None:
+        return False
+    return batch.created_at < shard.server_time - CLOCK_SLACK_SECONDS
+
+
+def find_orphans(step: Step, batches: Sequence[RemoteBatch]) -> None:
+    """Search ``batches`` for orphans of the job's dead shards, and note them on their shards.
+
+    Shards that have a candidate already or are no longer watched are skipped.
+    """
+    dead = [
+        shard
+        for shard in step.store.shards.in_scope(step.job.scope, states=[ShardState.DEAD])
+        if shard.candidate is None and shard.job_id == step.job.id and is_watched(step, shard)
+    ]
+    if not dead:
+        return
+    if step.api.abilities.labels:
+        is_orphan = has_label
+    else:
+        claimed = step.store.shards.claimed_batches(step.job.scope, [batch.id for batch in batches])
+        is_orphan = partial(_could_be_orphan, claimed=claimed)
+    for shard in dead:
+        found = next((batch for batch in batches if is_orphan(batch, shard)), None)
+        if found is not None:
+            step.reschedule(shard, 0.0, candidate=found.id)
+
+
+def is_watched(step: Step, shard: ShardRow) -> bool:
+    """Whether a batch of a dead shard may still appear: its create may have been sent recently."""
+    return shard.uncertain_since is not None and is_young(step, shard)
+
+
+def is_young(step: Step, shard: ShardRow) -> bool:
+    """Whether a dead shard was given up recently, so that a batch of it may still be running."""
+    return shard.died_at is not None and step.wall - shard.died_at < step.limits.orphan_watch
+
+
+def has_label(batch: RemoteBatch, shard: ShardRow) -> bool:
+    """Whether a batch has the shard's label or, if a server drops labels, its input file."""
+    if batch.mark is not None:
+        return batch.mark == shard.nonce
+    return shard.file_id is not None and batch.file_id == shard.file_id
+
+
+def unclaimed(step: Step, shard: ShardRow, batches: Sequence[RemoteBatch]) -> list[RemoteBatch]:
+    """Return batches without a label that could be the shard's: of its size, and of no other shard."""
+    claimed = step.store.shards.claimed_batches(shard.scope, [batch.id for batch in batches])
+    return [batch for batch in batches if _could_be(batch, shard, claimed)]
+
+
+def _could_be(batch: RemoteBatch, shard: ShardRow, claimed: set[str]) -> bool:
+    return (
+        batch.id not in claimed
+        and batch.id not in shard.foreign_batches
+        and batch.total in (None, shard.size)
+    )
+
+
+def _could_be_orphan(batch: RemoteBatch, shard: ShardRow, claimed: set[str]) -> bool:
+    return (
+        _could_be(batch, shard, claimed)
+        and batch.id != shard.watermark
+        and (batch.created_at is None or batch.created_at >= (shard.server_time or 0.0) - 1.0)
+    )
+
+
+def report_unreadable(step: Step, shard: ShardRow, batch: RemoteBatch) -> None:
+    """Record an incident: a batch that may be the shard's, and may have been billed, cannot be read."""
+    step.incident(
+        "maybe_billed",
+        f"batch {batch.id} may belong to this job, but no line of its results can be read; {shard.size:,} "
+        "requests are sent again and may be paid for twice",
+        shard,
+    )
+
+
+# -- orphans of dead shards ----------------------------------------------------------------------------------
 
 
 def watch_dead_shard(step: Step, shard: ShardRow) -> ShardRow:
     """``DEAD``, not cleaned up."""
-    # 1. an orphan was salvaged: what the provider keeps of it is deleted as of a batch that was settled
+    # 1. an orphan was salvaged: delete what the provider still stores for it, as for any settled batch
     if shard.candidate is not None and shard.candidate == shard.batch_id:
         return clean_up(step, shard)
     with step.provider_calls():
-        # 2. a list showed a batch that is, or could be, an orphan: handle it
+        # 2. a list contained a batch that is, or could be, an orphan: handle it
         if shard.candidate is not None:
             return _handle_orphan(step, shard, shard.candidate)
         # 3. an orphan may still appear: read the list, which notes orphans on their shards, this one included
@@ -44,93 +166,199 @@ def watch_dead_shard(step: Step, shard: ShardRow) -> ShardRow:
             if fresh.candidate is not None:
                 return fresh
             return step.reschedule(fresh, step.limits.longest_pause, tries=0)
-        # 4. none can appear any more: delete the input file, unless the fence did, and the local files; the
-        # shard is cleaned up
+        # 4. none can appear anymore: delete the input file (unless the fence did) and the local files
         if shard.file_id is not None and shard.fenced_at is None:
             step.api.delete_file(shard.file_id, step.limits.call_timeout)
-    collect.clear(step, shard)
+    step.clear_files(shard)
     return step.reschedule(shard, 0.0, cleaned_up=True)
 
 
 def _handle_orphan(step: Step, shard: ShardRow, batch_id: str) -> ShardRow:
-    """Deal with a batch that is, or could be, the shard's."""
     batch = step.api.get(batch_id, step.limits.call_timeout)
-    # 1. it is not there: read again a few times; then somebody deleted it, and it is remembered as foreign
+    # 1. it is missing: look again a few times; if it is still missing, it was deleted, so record it as
+    # foreign
     if batch is None:
-        if shard.tries + 1 < LOOKS:
+        if shard.tries + 1 < MAX_LOOKUPS:
             return step.reschedule(shard, step.limits.poll_interval, tries=shard.tries + 1)
-        return _discard(step, shard, batch_id)
+        return _mark_foreign(step, shard, batch_id)
     labels = step.api.abilities.labels
     if not batch.state.ended:
-        # 2. it runs, and its label proves it: cancel it once, and wait for its end
+        # 2. it is running, and its label proves it is ours: cancel it once, and wait until it has ended
         if labels and not shard.cancelled:
             step.api.cancel(batch.id, step.limits.call_timeout)
             return step.reschedule(shard, step.limits.poll_interval, cancelled=True)
-        # 3. it runs although every batch should have ended by now, as one that is stuck in its cancel: it is
-        # no longer looked at. An incident has said, or says, so, and what is reserved stays so
+        # 3. it is running although every batch should have ended by now, for example because its cancel is
+        # stuck: stop watching. An incident reports it, and its reservation stays
         if not is_young(step, shard):
-            return _stop_looking(step, shard, batch)
-        # 4. it runs, and has no label: it may be foreign, so it is left alone until its results tell
+            return _stop_watching(step, shard, batch)
+        # 4. it is running without a label: it may be foreign, so leave it alone until its results show whose
+        # it is
         return step.reschedule(shard, step.limits.poll_interval)
-    gone = _are_gone(step, shard, batch)
-    # 5. it is proven by its label, and the provider keeps its results no longer: an incident, and what is
-    # reserved stays so
+    gone = _results_are_gone(step, shard, batch)
+    # 5. its label proves it is ours, but the provider no longer has its results: record an incident and keep
+    # the reservation
     if gone and labels:
-        tell_unreadable(step, shard, batch)
-        collect.clear(step, shard)
+        report_unreadable(step, shard, batch)
+        step.clear_files(shard)
         return step.reschedule(shard, 0.0, cleaned_up=True, batch_id=batch.id)
     if not labels:
         nonces = set() if gone else collect.nonces_in(step, shard, batch)
-        # 6. it has ended without a label, and no result can be read: read again a few times, then an incident
+        # 6. it has ended without a label, and no result can be read: read again a few times, then record an
+        # incident
         if not nonces and (pause := step.reread_pause(shard.tries)) is not None:
             return step.reschedule(shard, pause, tries=shard.tries + 1)
         if not nonces:
-            tell_unreadable(step, shard, batch)
+            report_unreadable(step, shard, batch)
         # 7. its results carry other ids: it is foreign
         if shard.nonce not in nonces:
-            return _discard(step, shard, batch.id)
+            return _mark_foreign(step, shard, batch.id)
     # 8. it is the shard's: salvage it
     return _salvage_orphan(step, shard, batch)
 
 
-def _stop_looking(step: Step, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
-    if shard.remote.cancel_sent_at is None:  # that of a batch that was left behind was told when it was
+def _stop_watching(step: Step, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
+    if shard.remote.cancel_sent_at is None:  # an abandoned batch was reported when it was abandoned
         step.incident(
             "maybe_billed",
-            f"batch {batch.id} may be this job's, and still runs {step.limits.orphan_watch / HOUR:,.0f} "
-            f"hours after its {shard.size:,} requests were sent again: it is no longer looked at, and they "
-            "may be paid twice. Cancel it at the provider if it is yours",
+            f"batch {batch.id} may belong to this job and is still running "
+            f"{duration(step.limits.orphan_watch)} after its {shard.size:,} requests were sent again. It "
+            "is no longer watched, and the requests may be paid for twice. If it is yours, cancel it at the "
+            "provider",
             shard,
         )
-    collect.clear(step, shard)
+    step.clear_files(shard)
     return step.reschedule(shard, 0.0, cleaned_up=True, batch_id=batch.id if shard.cancelled else None)
 
 
-def _discard(step: Step, shard: ShardRow, batch_id: str) -> ShardRow:
-    """Remember that a batch is not the shard's, and go on watching."""
+def _mark_foreign(step: Step, shard: ShardRow, batch_id: str) -> ShardRow:
     return step.reschedule(
         shard, 0.0, candidate=None, tries=0, foreign_batches=(*shard.foreign_batches, batch_id)
     )
 
 
 def _salvage_orphan(step: Step, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
-    """Use the orphan's answers for items that are still open: they are paid for. Say what it cost."""
     totals = collect.store_results(step, shard, collect.download_whole(step, shard, batch))
     if totals.billed:
         step.incident(
             "double_submission",
-            f"batch {batch.id} was given up, but exists: {totals.billed:,} requests were run by it, for "
-            f"{totals.price}; {totals.billed - totals.unused:,} of its answers were still of use",
+            f"batch {batch.id} was written off but turned out to exist: it ran {totals.billed:,} requests "
+            f"{totals.price}; {totals.billed - totals.unused:,} of its answers could still be used",
             shard,
             totals.wasted,
         )
-    collect.clear(step, shard)
+    step.clear_files(shard)
     wasted = shard.reserved if totals.wasted is None else totals.wasted  # used answers are charged already
     cleaned_up = step.policy.retention is None
     return step.reschedule(shard, 0.0, cleaned_up=cleaned_up, batch_id=batch.id, reserved=wasted)
 
 
-# -- shards that are settled ---------------------------------------------------------------------------------
+# -- duplicates ----------------------------------------------------------------------------------------------
+
+
+def search_duplicates_once(step: Step, shard: ShardRow, batch: RemoteBatch) -> RemoteProgress:
+    """Search once for duplicates of a shard's batch, when all are listed by now or the batch has ended.
+
+    A list that cannot be read delays nothing: it is tried again while the batch runs.
+    """
+    known = shard.remote
+    age = step.wall - (shard.submitted_at or step.wall)
+    if known.checked_for_duplicates or not (batch.state.ended or age >= step.limits.visibility):
+        return known
+    try:
+        with step.provider_calls():
+            newer = newer_than_intent(step, shard).batches
+            others = [other for other in newer if other.id != batch.id]
+            if step.api.abilities.labels:
+                found = [other for other in others if has_label(other, shard)]
+                cancel_duplicates(step, shard, found)
+            else:
+                found = unclaimed(step, shard, others)
+    except ProviderError as error:
+        step.ignored("list of batches", error)
+        return known
+    return evolve(known, checked_for_duplicates=True, suspected_duplicates=[other.id for other in found])
+
+
+def cancel_duplicates(step: Step, shard: ShardRow, duplicates: Iterable[RemoteBatch]) -> None:
+    """Cancel duplicates of a shard's batch, and record an incident for each.
+
+    Raises:
+        Exception: the provider's adapter failed.
+    """
+    for duplicate in duplicates:
+        if not duplicate.state.ended:
+            step.api.cancel(duplicate.id, step.limits.call_timeout)
+        step.incident(
+            "double_submission",
+            f"batch {duplicate.id} was a second batch for the same requests and was cancelled; something "
+            "between this process and the provider repeats requests",
+            shard,
+        )
+
+
+def _examine_suspect(step: Step, shard: ShardRow) -> ShardRow:
+    suspect, *others = shard.remote.suspected_duplicates
+    twice = 0.0
+    with step.provider_calls():
+        batch = step.api.get(suspect, step.limits.call_timeout)
+        # 1. it is running: wait
+        if batch is not None and not batch.state.ended:
+            return step.reschedule(shard, step.limits.poll_interval, tries=0)
+        gone = batch is None or _results_are_gone(step, shard, batch)
+        nonces = set() if batch is None or gone else collect.nonces_in(step, shard, batch)
+        pause = step.reread_pause(shard.tries)
+        # 2. it has results, but none can be read: read again a few times, then give up
+        if not (nonces or gone) and batch is not None and batch.outputs and pause is not None:
+            return step.reschedule(shard, pause, tries=shard.tries + 1)
+        # 3. its results carry the shard's ids: it is a duplicate, and an incident reports its cost
+        if batch is not None and shard.nonce in nonces:
+            twice = _report_cost(step, shard, batch)
+    # 4. it is gone, unreadable, foreign, or reported: done
+    remote = evolve(shard.remote, suspected_duplicates=others)
+    return step.reschedule(shard, 0.0, tries=0, remote=remote, reserved=shard.reserved + twice)
+
+
+def _report_cost(step: Step, shard: ShardRow, duplicate: RemoteBatch) -> float:
+    """Read a duplicate's results only for their cost; record it, and return it in USD, 0 if unknown."""
+    paths = collect.download_whole(step, shard, duplicate)
+    reader = ResultReader(step, shard.submitted_at)
+    totals = collect.ResultTotals()
+    for page in pages_of(read_lines(step, shard, paths, OddLines()), step.store.shards.measures(shard.id)):
+        items = step.store.shards.items_at(shard.id, [line.position for line in page])
+        totals.add(reader.results(items, page), frozenset())
+    step.clear_files(shard)
+    if totals.billed:
+        step.incident(
+            "double_submission",
+            f"batch {duplicate.id} was a second batch for the same requests: it ran {totals.billed:,} of "
+            f"them {totals.price}; something between this process and the provider repeats requests",
+            shard,
+            totals.usd,
+        )
+    return totals.usd or 0.0
+
+
+def _results_are_gone(step: Step, shard: ShardRow, batch: RemoteBatch) -> bool:
+    """Whether the provider no longer has the results of an orphan or a duplicate.
+
+    Raises:
+        Exception: the provider's adapter failed for another reason.
+    """
+    since = max(shard.submitted_at or 0.0, batch.created_at or 0.0)
+    if step.wall < since + step.api.abilities.retention:
+        return False
+    try:
+        for output in batch.outputs:
+            with closing(collect.received(step, batch, output)) as pieces:
+                next(pieces, None)
+    except Exception as error:
+        if step.api.classify(error).kind is ErrorKind.CLIENT_ERROR:
+            return True
+        raise
+    return False
+
+
+# -- retention -----------------------------------------------------------------------------------------------
 
 
 def clean_up(step: Step, shard: ShardRow) -> ShardRow:
@@ -139,10 +367,10 @@ def clean_up(step: Step, shard: ShardRow) -> ShardRow:
     if shard.remote.suspected_duplicates:
         return _examine_suspect(step, shard)
     retention = step.policy.retention
-    # 2. the user sets no retention: nothing is deleted, and the shard is cleaned up
+    # 2. the user set no retention: nothing is deleted
     if retention is None:
         return step.reschedule(shard, 0.0, cleaned_up=True)
-    # 3. the job is not done, or its retention is not over: later
+    # 3. the job is not done, or its retention is not over: wait
     if step.job.state is not JobState.DONE:
         return step.reschedule(shard, step.limits.longest_pause)
     rest = (step.job.finished_at or step.wall) + retention - step.wall
@@ -158,74 +386,3 @@ def clean_up(step: Step, shard: ShardRow) -> ShardRow:
         if shard.file_id is not None:
             step.api.delete_file(shard.file_id, step.limits.call_timeout)
     return step.reschedule(shard, 0.0, cleaned_up=True)
-
-
-def _examine_suspect(step: Step, shard: ShardRow) -> ShardRow:
-    """``SETTLED``, with suspects: examine the first of them."""
-    suspect, *others = shard.remote.suspected_duplicates
-    twice = 0.0
-    with step.provider_calls():
-        batch = step.api.get(suspect, step.limits.call_timeout)
-        # 1. it runs: later
-        if batch is not None and not batch.state.ended:
-            return step.reschedule(shard, step.limits.poll_interval, tries=0)
-        gone = batch is None or _are_gone(step, shard, batch)
-        nonces = set() if batch is None or gone else collect.nonces_in(step, shard, batch)
-        pause = step.reread_pause(shard.tries)
-        # 2. it has results of which none can be read: read again a few times, then nothing can be found out
-        if not (nonces or gone) and batch is not None and batch.outputs and pause is not None:
-            return step.reschedule(shard, pause, tries=shard.tries + 1)
-        # 3. its results carry the shard's ids: it is a duplicate, and an incident says what it cost
-        if batch is not None and shard.nonce in nonces:
-            twice = _tell_cost(step, shard, batch)
-    # 4. it, or its results, are gone, unreadable, or foreign: nothing more is to be done
-    remote = evolve(shard.remote, suspected_duplicates=others)
-    return step.reschedule(shard, 0.0, tries=0, remote=remote, reserved=shard.reserved + twice)
-
-
-def _tell_cost(step: Step, shard: ShardRow, duplicate: RemoteBatch) -> float:
-    """Say what a second batch cost, and return it, USD; what is not known counts nothing."""
-    money = _cost_of(step, shard, duplicate)
-    if money.billed:
-        step.incident(
-            "double_submission",
-            f"batch {duplicate.id} was created a second time for the same requests: {money.billed:,} of "
-            f"them were run by it, for {money.price}; something between here and the provider repeats "
-            "requests",
-            shard,
-            money.usd,
-        )
-    return money.usd or 0.0
-
-
-def _cost_of(step: Step, shard: ShardRow, batch: RemoteBatch) -> collect.ResultTotals:
-    """Fetch and read the results of a second batch of a shard that is settled, only for what they cost."""
-    paths = collect.download_whole(step, shard, batch)
-    reader = ResultReader(step, shard.submitted_at)
-    totals = collect.ResultTotals()
-    for page in pages_of(read_lines(step, shard, paths, OddLines()), step.store.shards.measures(shard.id)):
-        items = step.store.shards.items_at(shard.id, [line.position for line in page])
-        totals.add(reader.results(items, page), frozenset())
-    collect.clear(step, shard)
-    return totals
-
-
-def _are_gone(step: Step, shard: ShardRow, batch: RemoteBatch) -> bool:
-    """Whether the provider refuses results of a second batch of a shard, or of its orphan, which it keeps no
-    longer.
-
-    Raises:
-        Exception: whatever else the provider's adapter raised.
-    """
-    since = max(shard.submitted_at or 0.0, batch.created_at or 0.0)
-    if step.wall < since + step.api.abilities.retention:
-        return False
-    try:
-        for output in batch.outputs:
-            with closing(collect.received(step, batch, output)) as pieces:
-                next(pieces, None)
-    except Exception as error:
-        if step.api.classify(error).kind is ErrorKind.CLIENT_ERROR:
-            return True
-        raise
-    return False

@@ -1,4 +1,4 @@
-"""Polling of a batch that was created, until it has ended, and its cancellation."""
+"""Polling of a batch until it has ended, and its cancellation."""
 
 from __future__ import annotations
 
@@ -6,39 +6,35 @@ import math
 
 from attrs import evolve
 
+from smartbatch._words import duration
 from smartbatch.core.routing.rescue import margin_of
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.events import BatchEnded
 from smartbatch.jobs import summary_records
 from smartbatch.jobs.records import ACCOUNT_ERRORS, ItemState
 from smartbatch.jobs.shard_records import RemoteProgress, ShardRow, ShardState
-from smartbatch.jobs.steps import collect, enqueued_quota, listing, refusals
-from smartbatch.jobs.steps.context import Step
+from smartbatch.jobs.steps import collect, orphans, refusals
+from smartbatch.jobs.steps.step import Step
 from smartbatch.jobs.wiring import HOUR
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 from smartbatch.types import Kind
 
-PROMISE = 24 * HOUR
-"""Seconds in which all three providers aim to end a batch; one that takes longer gets a note."""
-_LATE = (
-    "still {word} after more than 24 hours, and waited for; cancel the job to keep what is done and end it "
-    "(jobs with batch_fallback='individual' send the rest in real time after their time-out)"
+PROMISED_SECONDS = 24 * HOUR
+"""Time in which all three providers aim to finish a batch; a batch that takes longer gets a note."""
+_LATE_NOTE = (
+    "still {word} after more than 24 h, and waiting; cancel the job to keep the results so far (jobs with "
+    "batch_fallback='individual' send the rest in real time after their timeout)"
 )
 OVERDUE = "the batch takes too long"
-ANSWERED = "its requests were answered by a batch that was given up and came after all"
-"""Why a batch is not needed any more."""
-STUCK = 15 * 60.0
-"""Seconds after a cancel in which a batch ends at all three providers."""
-SHORTEST = 10.0
-"""Seconds that a batch has to end after its cancel, however late its job is: most take less."""
-AFTER_CANCEL = 1.0
-"""Seconds from a cancel to the next poll; later pauses are as long as the cancel has taken so far."""
-REFUSALS = 2
-"""Batches that are refused at validation before their items fail: a refusal costs nothing. If the provider
-itself had an error, they are sent as often as after any other one."""
+ANSWERED = "its requests were answered by a batch that was written off but turned out to exist"
+STUCK_CANCEL_SECONDS = 15 * 60.0  # time after a cancel in which a batch ends at all three providers
+MIN_CANCEL_SECONDS = 10.0  # time a batch has to end after its cancel, however late its job is
+CANCEL_POLL_SECONDS = 1.0  # from a cancel to the next poll; later pauses grow with the time since the cancel
+MAX_REFUSED_BATCHES = 2
+"""Batches refused at validation before their items fail, since a refusal costs nothing. After an error of the
+provider itself, items are sent as often as after any other error."""
 _UNREACHED = frozenset({ErrorKind.NETWORK_ERROR, ErrorKind.TIMEOUT})
-_LOOKS = 4
-"""Polls within the time after which a new batch is visible."""
+_VISIBILITY_POLLS = 4  # polls within the time after which a new batch is visible
 
 
 def poll(step: Step, shard: ShardRow) -> ShardRow:
@@ -55,41 +51,60 @@ def poll(step: Step, shard: ShardRow) -> ShardRow:
     except ProviderError as error:
         if not left or (step.policy.deadline is None and error.kind in _UNREACHED):
             raise
-        return leave_behind(step, shard)
-    # 2. we cancelled it long ago, and nobody says that it has ended: it is left behind. A cancel that failed
-    # is tried once more before, and without a deadline a provider that cannot be reached is waited for:
-    # requests in real time would not reach it either
+        return abandon(step, shard)
+    # 2. we cancelled it long ago, and it is not reported as ended: abandon it. A cancel that failed is tried
+    # once more first. Without a deadline, wait for a provider that cannot be reached: requests in real time
+    # would not reach it either
     if left and (batch is None or not batch.state.ended):
         if batch is not None and not shard.cancelled and step.policy.deadline is None:
             shard = cancel(step, shard, OVERDUE)
             if shard.cancelled or shard.state is not ShardState.SUBMITTED:
                 return shard
-        return leave_behind(step, shard)
+        return abandon(step, shard)
     # 3. the provider does not know it
     if batch is None:
         return _vanished(step, shard)
-    enqueued_quota.tell(step, shard, ended=batch.state.ended)
-    remote = _progress(listing.search_duplicates_once(step, shard, batch), batch)
+    refusals.publish_enqueued(step, shard, ended=batch.state.ended)
+    remote = _progress(orphans.search_duplicates_once(step, shard, batch), batch)
     # 4. it has ended: its results are fetched next, or it failed as a whole
     if batch.state.ended:
         return _ended(step, shard, batch, remote)
-    # 5. it runs: store its progress. Once, its duplicates are searched for. After a cancel it is polled
-    # sooner at first, as most cancels take seconds
-    late = step.wall - (shard.submitted_at or step.wall) > PROMISE
-    note = _LATE.format(word=batch.word) if late else None
+    # 5. it is running: store its progress. After a cancel, poll sooner at first: most cancels take seconds
+    late = step.wall - (shard.submitted_at or step.wall) > PROMISED_SECONDS
+    note = _LATE_NOTE.format(word=batch.word) if late else None
     pause = step.limits.poll_interval
     if remote.cancel_sent_at is not None:
-        pause = min(pause, max(AFTER_CANCEL, step.wall - remote.cancel_sent_at))
+        pause = min(pause, max(CANCEL_POLL_SECONDS, step.wall - remote.cancel_sent_at))
     moved = step.reschedule(shard, pause, tries=0, note=note, remote=remote)
     if remote != shard.remote:
-        step.runtime.tell_progress(step.job, running=_running(step))
+        step.runtime.tell_progress(step.job, running=_processed(step))
     return moved
 
 
-def cancel(step: Step, shard: ShardRow, reason: str, *, rescues: bool = True) -> ShardRow:
-    """Cancel a batch. Its finished requests are kept; nothing is sent again before it has ended.
+def _progress(known: RemoteProgress, batch: RemoteBatch) -> RemoteProgress:
+    return evolve(
+        known,
+        state=batch.state,
+        status=batch.word,
+        completed=batch.completed,
+        failed=batch.failed,
+        outputs=batch.outputs,
+    )
 
-    That it is to be cancelled is stored first: after a crash nobody takes it for a cancel of somebody else's.
+
+def _processed(step: Step) -> int:
+    """Return the number of requests the provider has processed and whose results are not stored yet."""
+    shards = step.store.shards.of_job(step.job.id, states=[ShardState.SUBMITTED, ShardState.ENDED])
+    return sum(shard.remote.done or 0 for shard in shards)
+
+
+# -- cancels -------------------------------------------------------------------------------------------------
+
+
+def cancel(step: Step, shard: ShardRow, reason: str, *, rescues: bool = True) -> ShardRow:
+    """Cancel a batch. Its completed requests are used; nothing is sent again before it has ended.
+
+    The intent is stored first, so that after a crash the cancel is not attributed to somebody else.
 
     Args:
         rescues: the batch's unanswered requests are then sent in real time.
@@ -105,35 +120,37 @@ def cancel(step: Step, shard: ShardRow, reason: str, *, rescues: bool = True) ->
     except Exception as error:
         return _not_cancelled(step, shard, step.api.classify(error))
     remote = evolve(shard.remote, cancel_sent_at=step.wall)
-    pause = min(step.limits.poll_interval, AFTER_CANCEL)
+    pause = min(step.limits.poll_interval, CANCEL_POLL_SECONDS)
     return step.reschedule(shard, pause, tries=0, cancelled=True, note=reason, remote=remote)
 
 
 def _not_cancelled(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow:
-    """A cancel failed with ``error``."""
     assert shard.batch_id is not None
     try:
         batch = step.api.get(shard.batch_id, step.limits.call_timeout)
-    # 1. the batch is not to be looked at either: the cancel is tried again later
+    # 1. the batch cannot be polled either: try the cancel again later
     except Exception as raised:
         step.ignored("poll of a batch", raised)
         return step.retry_later(shard, error)
     # 2. the provider does not know the batch
     if batch is None and error.status == 404:
         return _vanished(step, shard)
-    # 3. it has ended: go on with it. Some servers have no cancel, and a batch must end all the same
+    # 3. it has ended: continue with its results. Servers without a cancel end here as well
     if batch is not None and batch.state.ended:
-        enqueued_quota.tell(step, shard, ended=True)
+        refusals.publish_enqueued(step, shard, ended=True)
         return _ended(
-            step, shard, batch, _progress(listing.search_duplicates_once(step, shard, batch), batch)
+            step, shard, batch, _progress(orphans.search_duplicates_once(step, shard, batch), batch)
         )
-    # 4. otherwise the cancel is tried again later
+    # 4. otherwise try the cancel again later
     return step.retry_later(shard, error)
 
 
 def is_overdue(step: Step, shard: ShardRow) -> bool:
-    """Whether the requests of a shard should go in real time because it takes too long: since its create, or
-    where that was not sent, since the job was submitted. A deadline has its own rescue."""
+    """Whether a shard takes so long that its requests should be sent in real time.
+
+    The time counts from its create or, if that was not sent, from the submission of the job. Jobs with a
+    deadline are rescued by other rules.
+    """
     since = step.job.created_at if shard.submitted_at is None else shard.submitted_at
     timed = step.falls_back and step.policy.deadline is None and not step.job.cancel_requested
     return timed and step.wall - since >= step.timeout
@@ -150,54 +167,54 @@ def _reason_to_cancel(step: Step, shard: ShardRow) -> str | None:
 
 
 def leave_at(step: Step, shard: ShardRow) -> float:
-    """Return when a batch that we cancelled is waited for no longer, and its requests go in real time:
-    infinity for never."""
+    """Return the Unix seconds at which a batch that we cancelled is abandoned; infinity for never."""
     asked, deadline = shard.remote.cancel_sent_at, step.policy.deadline
     waits = shard.state is ShardState.SUBMITTED and step.falls_back and not step.job.cancel_requested
     if asked is None or not waits:
         return math.inf
     if deadline is None:
-        return asked + STUCK
+        return asked + STUCK_CANCEL_SECONDS
     throughput = step.runtime.wiring.speed(step.job).throughput
     needs = throughput.finish(shard.size - (shard.remote.completed or 0), 0.5)
-    return max(asked + SHORTEST, deadline - needs - margin_of(deadline - step.job.created_at))
+    return max(asked + MIN_CANCEL_SECONDS, deadline - needs - margin_of(deadline - step.job.created_at))
 
 
-def leave_behind(step: Step, shard: ShardRow) -> ShardRow:
+def abandon(step: Step, shard: ShardRow) -> ShardRow:
     """Send the requests of a batch in real time although it was cancelled and has not ended.
 
-    What still comes of it is handled as of any orphan: it is counted, and overwrites nothing. One that never
-    ends is looked at for as long as any orphan.
+    The batch is then handled like any orphan: its results are counted but overwrite nothing.
     """
     asked = shard.remote.cancel_sent_at
     waited = 0.0 if asked is None else step.wall - asked
     detail = (
-        f"batch {shard.batch_id} has not ended {waited:,.0f} s after it was cancelled: its {shard.size:,} "
-        "requests go in real time, and may be paid twice"
+        f"batch {shard.batch_id} has not ended {duration(waited)} after it was cancelled: its {shard.size:,} "
+        "requests are sent in real time and may be paid for twice"
     )
     step.incident("maybe_billed", detail, shard)
-    reason = "cancelled long ago, and not ended; its requests go in real time"
+    reason = "cancelled long ago but not ended; its requests are sent in real time"
     return step.discard(
         shard, reason, to=ItemState.REALTIME, tried=True, maybe_billed=True, orphan=shard.batch_id
     )
 
 
 def is_being_cancelled(shard: ShardRow) -> bool:
-    """Whether a batch that runs was being cancelled when it was last polled."""
+    """Whether a running batch was being cancelled when it was last polled."""
     return shard.remote.state is RemoteState.ENDING and "cancel" in (shard.remote.status or "").lower()
+
+
+# -- batches that have ended or vanished ---------------------------------------------------------------------
 
 
 def _ended(step: Step, shard: ShardRow, batch: RemoteBatch, remote: RemoteProgress) -> ShardRow:
     if batch.state is RemoteState.FAILED and not batch.outputs:
         return _failed(step, shard, batch)
-    enqueued_quota.admitted(step)
-    _learn(step, shard, batch)
+    refusals.quota_admitted(step)
+    _record_turnaround(step, shard, batch)
     return step.advance(shard, ShardState.ENDED, batch.word, ended_at=step.wall, remote=remote)
 
 
-def _learn(step: Step, shard: ShardRow, batch: RemoteBatch) -> None:
-    """Tell how long a batch took, and store it: who hears of it may read the store before it learns from
-    it."""
+def _record_turnaround(step: Step, shard: ShardRow, batch: RemoteBatch) -> None:
+    # the event is reported first: a listener may read the store before it learns from the event
     if shard.submitted_at is None:
         return
     now, cancelled_at = step.wall, shard.remote.cancel_sent_at
@@ -222,72 +239,56 @@ def _learn(step: Step, shard: ShardRow, batch: RemoteBatch) -> None:
 
 
 def _failed(step: Step, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
-    """The batch was refused at validation: nothing was run, nothing billed."""
+    """Handle a batch that was refused at validation: nothing was processed or billed."""
     reason = batch.reason or "the provider failed the batch as a whole"
     error = batch.error or ProviderError(reason, kind=ErrorKind.CLIENT_ERROR, code=batch.code)
-    # 1. lines of it are wrong, or it is above a limit
+    # 1. some of its lines are wrong, or it exceeds a limit
     if (sorted_out := refusals.sort_out(step, shard, error)) is not None:
         return sorted_out
     if refusals.repeats_a_prompt(step, shard, f"{reason} {error.message}"):
-        reason = "the provider failed the batch as a whole (its text is left out, it repeats a prompt)"
+        reason = "the provider failed the batch as a whole (text omitted because it repeats a prompt)"
         error = ProviderError(reason, kind=error.kind, code=error.code)
-    # 2. the quota of enqueued tokens: the items go into new shards, later, and lose no try
-    if batch.code in enqueued_quota.QUOTA_CODES:
-        enqueued_quota.refused(step, shard, batch.error, batch.reason)
+    # 2. the quota of enqueued tokens: the items go into new shards later and lose no try
+    if batch.code in refusals.QUOTA_CODES:
+        refusals.quota_refused(step, shard, batch.error, batch.reason)
         return step.discard(shard, reason, tried=False)
-    # 3. the account cannot be used: the same, when a person has resumed the job
+    # 3. the account cannot be used: the same, once a person has resumed the job
     if error.kind in ACCOUNT_ERRORS:
         step.hold(error)
         return step.discard(shard, reason, tried=False)
-    # 4. these items were not refused so often before: they go into a new shard
-    refusals_allowed = step.limits.max_tries if error.kind is ErrorKind.SERVER_ERROR else REFUSALS
-    if refusals.tries_of(step, shard) + 1 < refusals_allowed:
+    # 4. the items were not refused too often before: they go into a new shard
+    allowed = step.limits.max_tries if error.kind is ErrorKind.SERVER_ERROR else MAX_REFUSED_BATCHES
+    if refusals.tries_of(step, shard) + 1 < allowed:
         return step.discard(shard, reason, tried=True)
-    # 5. otherwise the refusal stands
+    # 5. otherwise the refusal is final
     return step.give_up(shard, error, reason, tried=True)
 
 
 def _vanished(step: Step, shard: ShardRow) -> ShardRow:
-    """The provider does not know the batch."""
-    # 1. it no longer keeps batches of that age: go on as with an ended one
+    # 1. the provider deletes batches of that age: treat it as ended
     if collect.no_longer_kept(step, shard):
-        return step.advance(shard, ShardState.ENDED, "the provider no longer keeps it", ended_at=step.wall)
-    # 2. the batch is new, and may not be visible yet: poll again. How old it is tells the time of the create,
-    # unless the process was suspended until the answer; so it is searched for a few times before its first
-    # poll
+        return step.advance(
+            shard, ShardState.ENDED, "the provider no longer stores the batch", ended_at=step.wall
+        )
+    # 2. the batch is new and may not be visible yet: poll again. Its age counts from the create, unless the
+    # process was suspended until the response, so a few polls are made in any case
     age = step.wall - (shard.submitted_at or step.wall)
-    never_seen = shard.remote.state is None and shard.tries < _LOOKS
+    never_seen = shard.remote.state is None and shard.tries < _VISIBILITY_POLLS
     if age < max(step.limits.visibility, step.limits.poll_interval) or never_seen:
-        pause = min(step.limits.poll_interval, step.limits.visibility / _LOOKS)
+        pause = min(step.limits.poll_interval, step.limits.visibility / _VISIBILITY_POLLS)
         return step.reschedule(shard, pause, tries=shard.tries + 1)
-    # 3. an incident, once; and where the job is cancelled, the items end, as nothing more will come
+    # 3. record an incident once; if the job is cancelled, end the items, since nothing more will arrive
     step.incident(
         "batch_vanished",
-        f"the provider no longer knows batch {shard.batch_id}; its requests are not sent again, as they may "
-        "have been paid. If it is gone for good, cancel the job and submit its open requests anew",
+        f"the provider no longer knows batch {shard.batch_id}; its requests are not sent again because they "
+        "may have been billed. If the batch is gone for good, cancel the job and submit its open requests "
+        "again",
         shard,
     )
     if step.job.cancel_requested:
         reason = "the provider no longer knows the batch, and the job is cancelled"
         return step.discard(shard, reason, tried=True, maybe_billed=True)
-    # 4. otherwise poll rarely. Nothing is sent again, since the requests may have been paid
+    # 4. otherwise poll rarely. Nothing is sent again, since the requests may have been billed
     return step.reschedule(
         shard, step.limits.longest_pause, note="the provider no longer knows the batch; see the incidents"
     )
-
-
-def _progress(known: RemoteProgress, batch: RemoteBatch) -> RemoteProgress:
-    return evolve(
-        known,
-        state=batch.state,
-        status=batch.word,
-        completed=batch.completed,
-        failed=batch.failed,
-        outputs=batch.outputs,
-    )
-
-
-def _running(step: Step) -> int:
-    """Return the requests that the provider has run, of shards whose results are not stored yet."""
-    shards = step.store.shards.of_job(step.job.id, states=[ShardState.SUBMITTED, ShardState.ENDED])
-    return sum(shard.remote.done or 0 for shard in shards)

@@ -1,4 +1,4 @@
-"""Settlement of a shard: every item has a result, or goes elsewhere, in one transaction."""
+"""Reconciliation of a shard: in one transaction, each of its items gets a result or is sent again."""
 
 from __future__ import annotations
 
@@ -19,58 +19,60 @@ from smartbatch.jobs.payload import decode_error, decode_result, encode_result
 from smartbatch.jobs.records import NewResult
 from smartbatch.jobs.shard_records import ShardRow, UnsettledItem
 from smartbatch.jobs.steps import collect, refusals
-from smartbatch.jobs.steps.context import Step
+from smartbatch.jobs.steps.step import Step
 from smartbatch.providers.batch_api import RemoteState
 from smartbatch.types import Result, Route, Usage
 
 
 def settle(step: Step, shard: ShardRow) -> ShardRow:
-    """``INGESTING``: read the results, and settle the shard unless they have to be fetched again."""
+    """``INGESTING``: read the results, and settle the shard unless they have to be downloaded again."""
     read = collect.ingest(step, shard)
     if read is None:
         return shard
     rest = step.store.shards.unsettled(shard.id)
     missing = [item for item in rest if item.verdict is None]
-    # 1. the provider has deleted the results: an incident, and the items fail as lost
+    # 1. the provider has deleted the results: record an incident, and fail the items as lost
     if missing and shard.remote.results_gone:
         step.incident(
             "results_gone",
-            f"the provider no longer keeps the results of batch {shard.batch_id}, and nobody fetched them in "
-            f"time: {len(missing):,} requests may have been paid for and have no answer",
+            f"the provider no longer stores the results of batch {shard.batch_id}, which were not downloaded "
+            f"in time: {len(missing):,} requests may have been billed and have no answer",
             shard,
         )
-    # 2. the results were cut, which proves nothing: fetch them again as long as they are kept
+    # 2. the results were cut, which proves nothing: download them again as long as they are stored
     if missing and _was_cut(step, shard, read):
         return collect.fetch_cut_again(step, shard, read.size)
-    # 3. items have no line although they may have been run: fetch the results again, as they may not have
-    # been complete; soon, then after longer pauses as long as more comes, or they look broken. A further
-    # download that is as long and brings nothing else confirms that these lines are missing
+    # 3. items have no line although they may have been processed: download the results again, since they may
+    # have been incomplete; soon at first, then after longer pauses while more arrives or they look broken.
+    # Another download of the same size without new results confirms that the lines are missing
     may_have_run = bool(missing) and _may_have_run(shard, rest, read.billed)
     has_results = collect.ended_by_itself(shard) or bool(shard.remote.outputs)
     pause = None if _is_confirmed(shard, read) else step.reread_pause(shard.remote.results_refetched)
     if may_have_run and pause is not None:
         return _fetch_again(step, shard, pause, read.size, len(missing))
-    # 4. they still have none: an incident, since they may be paid twice, unless there never were results
+    # 4. they still have none: record an incident, since they may be paid for twice, unless the batch never
+    # had results
     if may_have_run and has_results:
         step.incident(
             "missing_items",
-            f"{len(missing):,} requests have no result although they may have been run; they go again, and "
-            "may be paid twice",
+            f"{len(missing):,} requests have no result although they may have been processed; they are sent "
+            "again and may be paid for twice",
             shard,
         )
     unused = _paid_twice(step, shard, read)
-    if may_have_run or shard.remote.results_gone:  # what they cost stays reserved: nobody can know it
+    if may_have_run or shard.remote.results_gone:  # their cost is unknown and stays reserved
         unused += _lost_cost(step, shard, [item.ix for item in missing])
     unused += _lost_cost(step, shard, read.unknown)
-    # 5. the batch was cancelled, and not by us: an incident, and the job is held until a person resumes it
-    elsewhere = _hold_where_cancelled_elsewhere(step, shard, rest)
-    # 6. each item is classified
+    # 5. the batch was cancelled by somebody else: record an incident, and hold the job until a person resumes
+    # it
+    elsewhere = _hold_if_cancelled_elsewhere(step, shard, rest)
+    # 6. classify each item
     items = _classified(step, shard, rest, may_have_run=may_have_run, elsewhere=elsewhere)
     return _settle_with(step, shard, items, unused, None if shard.remote.results_gone else read.usd)
 
 
 def _lost_cost(step: Step, shard: ShardRow, ixs: Sequence[int]) -> float:
-    """Return the most that items of a shard can have cost whose answers are lost, USD."""
+    """Return the maximum cost in USD of items whose answers are lost."""
     if not shard.reserved:
         return 0.0
     ceiling, most = CostCeiling.of(step.runtime, step.job), 0.0
@@ -80,36 +82,35 @@ def _lost_cost(step: Step, shard: ShardRow, ixs: Sequence[int]) -> float:
 
 
 def _paid_twice(step: Step, shard: ShardRow, read: collect.ResultTotals) -> float:
-    """Return what answers cost whose requests had another one already, such as that of an orphan, USD; an
-    incident says so."""
+    """Return the cost in USD of answers whose requests had another one already, and record an incident."""
     if not read.doubled:
         return 0.0
-    detail = f"{read.doubled:,} requests had another answer already, which counts"
+    detail = f"{read.doubled:,} requests had another answer already; the first one is used"
     step.incident("doubled_line", detail, shard, read.twice)
     return shard.reserved if read.twice is None else read.twice
 
 
 def _fetch_again(step: Step, shard: ShardRow, pause: float, size: int, missing: int) -> ShardRow:
-    """Have results that were not complete fetched again after a pause; ``size`` bytes came of them."""
+    """Schedule another download of incomplete results, of which ``size`` bytes arrived."""
     rereads = shard.remote.results_refetched + 1
     again = step.reschedule(
         shard,
         pause,
         remote=evolve(shard.remote, results_refetched=rereads, results_size=size, results_fetched=False),
-        note=f"{missing:,} requests have no result yet; the results are fetched again",
+        note=f"{missing:,} requests have no result yet; the results are downloaded again",
     )
-    collect.clear(step, shard)  # after the commit: a former owner must not delete what is being read
+    step.clear_files(shard)  # after the commit: a former owner must not delete files that are being read
     return again
 
 
 def _settle_with(
     step: Step, shard: ShardRow, items: _Outcomes, unused: float, cost: float | None
 ) -> ShardRow:
-    """Store where the items go, and that the shard is settled; tell it.
+    """Store the classified items and the state of the shard, and report them.
 
     Args:
-        unused: USD that stay reserved: no result has what they were, or may have been, paid for.
-        cost: USD of the results; ``None`` where they are gone.
+        unused: USD that stay reserved, since they belong to no result.
+        cost: USD of the results; ``None`` if they are gone.
     """
     before = step.store.jobs.get(step.job.id) or step.job
     now = step.wall
@@ -133,28 +134,28 @@ def _settle_with(
         note=None,
         remote=remote,
     )
-    step.tell_change(shard, settled)
-    collect.clear(step, shard)
+    step.report_change(shard, settled)
+    step.clear_files(shard)
     step.runtime.tell_progress(before)
     return settled
 
 
 def _was_cut(step: Step, shard: ShardRow, read: collect.ResultTotals) -> bool:
-    """Whether results that were read are to be fetched again because they end too early."""
-    # 1. the results are gone or no longer kept, or the job is cancelled: what came is all there is
+    """Whether results are to be downloaded again because they end too early."""
+    # 1. the results are gone or no longer stored, or the job is cancelled: use what arrived
     if shard.remote.results_gone or step.job.cancel_requested or collect.no_longer_kept(step, shard):
         return False
     # 2. they end in the middle of a line: they were cut
-    # 3. they end with a line, without its newline: they may have been cut there, unless the download before
-    # was of the same size. Some servers end their files like that
+    # 3. they end with a complete line without a newline: they may have been cut there, unless the previous
+    # download had the same size. Some servers end their files without a newline
     return read.cut or (read.unended and read.size != shard.remote.results_size)
 
 
 def _is_confirmed(shard: ShardRow, read: collect.ResultTotals) -> bool:
-    """Whether the results lack the same lines as when they were read before, of a batch that has ended.
+    """Whether two downloads lack the same lines, of a batch that has ended.
 
-    A download that looks broken confirms nothing where the provider counts more answers than came: a gateway
-    may have ended it, each time at the same byte.
+    A download that looks broken confirms nothing if the provider counts more answers than arrived: a gateway
+    may cut it at the same byte each time.
     """
     remote = shard.remote
     broken = read.uncertain and (remote.completed or 0) > read.billed
@@ -162,16 +163,16 @@ def _is_confirmed(shard: ShardRow, read: collect.ResultTotals) -> bool:
 
 
 def _may_have_run(shard: ShardRow, rest: list[UnsettledItem], billed: int) -> bool:
-    """Whether items without a line may have been run, and billed."""
-    # 1. the results are gone: nothing more can be found out
+    """Whether items without a line may have been processed, and billed."""
+    # 1. the results are gone: nothing more can be learned
     if shard.remote.results_gone:
         return False
-    # 2. the batch ended by itself: all were run
+    # 2. the batch ended by itself: all were processed
     if collect.ended_by_itself(shard) and not shard.cancelled:
         return True
-    # 3. it expired or was cancelled. Providers leave out the lines of what was not run, or write them, and
-    # some count it as failed. So items are missing only when others are said to be unrun and these are not,
-    # or when the provider counts more successes than the billed lines that were read
+    # 3. it expired or was cancelled. Some providers omit the lines of requests that were not processed, some
+    # write them, and some count them as failed. So items are missing only if other items are reported as
+    # unprocessed and these are not, or if the provider counts more successes than billed lines were read
     if any(item.verdict == "unrun" for item in rest):
         return True
     return (shard.remote.completed or 0) > billed
@@ -179,33 +180,29 @@ def _may_have_run(shard: ShardRow, rest: list[UnsettledItem], billed: int) -> bo
 
 @define
 class _Outcomes:
-    """Where the items of a shard go that have no result: into a new shard, with a try more or without one
-    (``untried``), into real time, or to an end."""
-
-    opened: list[int] = field(factory=list)
-    untried: list[int] = field(factory=list)
-    realtime: list[int] = field(factory=list)
-    finals: list[NewResult] = field(factory=list)
-    no_money: ProviderError | None = None
+    opened: list[int] = field(factory=list)  # go into a new shard, with one try more
+    untried: list[int] = field(factory=list)  # go into a new shard, with the same number of tries
+    realtime: list[int] = field(factory=list)  # are sent in real time
+    finals: list[NewResult] = field(factory=list)  # end without an answer
+    no_money: ProviderError | None = None  # the account has no credit
 
 
-def _hold_where_cancelled_elsewhere(step: Step, shard: ShardRow, rest: Sequence[UnsettledItem]) -> bool:
-    """Hold the job of a batch that somebody cancelled at the provider before all of it had run; return
-    whether somebody did."""
+def _hold_if_cancelled_elsewhere(step: Step, shard: ShardRow, rest: Sequence[UnsettledItem]) -> bool:
+    """Hold the job if somebody cancelled its batch at the provider before all of it was processed."""
     if step.job.cancel_requested or shard.remote.cancel_sent_at is not None:
         return False
     unrun = [item for item in rest if item.verdict in ("unrun", None)]
     cancelled = shard.remote.state is RemoteState.CANCELLED or any(map(_says_cancelled, unrun))
     if not (unrun and cancelled):
         return False
-    what = f"batch {shard.batch_id} was cancelled at the provider, and not by smartbatch"
+    what = f"batch {shard.batch_id} was cancelled at the provider, not by smartbatch"
     step.incident(
         "batch_cancelled",
-        f"{what}: its answers so far are kept, and {len(unrun):,} requests were not run. The job waits until "
-        f"they are wanted: smartbatch jobs resume {step.job.id}",
+        f"{what}: its answers so far are stored, and {len(unrun):,} requests were not processed. To send "
+        f"them, run: smartbatch jobs resume {step.job.id}",
         shard,
     )
-    note = f"held: {what}; its other requests go again after: smartbatch jobs resume {step.job.id}"
+    note = f"held: {what}; to send its other requests, run: smartbatch jobs resume {step.job.id}"
     step.store.jobs.note(step.lease, note, hold=True)
     return True
 
@@ -223,38 +220,39 @@ def _classified(
     may_have_run: bool,
     elsewhere: bool,
 ) -> _Outcomes:
-    """Classify items one by one."""
     found = _Outcomes()
-    cancelled = RequestCancelled("the job was cancelled before this request was run", kind=ErrorKind.UNKNOWN)
+    cancelled = RequestCancelled(
+        "the job was cancelled before this request was processed", kind=ErrorKind.UNKNOWN
+    )
     lost = ProviderError(
-        "the answer was not fetched in time: the provider no longer keeps the results of its batch, "
-        "which may have been paid for; submit the request again if it is still needed",
+        "the answer was not downloaded in time: the provider no longer stores the results of its batch, "
+        "which may have been billed; submit the request again if it is still needed",
         kind=ErrorKind.CLIENT_ERROR,
         code="results_gone",
         maybe_billed=True,
     )
     for item in items:
         error = None if item.body is None else decode_error(item.body)
-        # 1. the account had no credit: it stays open and the job is held; a cancelled job goes on with 3
+        # 1. the account has no credit: the item stays open and the job is held; in a cancelled job, see 3
         if isinstance(error, ProviderError) and error.kind is ErrorKind.NO_MONEY:
             found.no_money = error
             if not step.job.cancel_requested:
-                found.opened.append(item.ix)  # the account's fault, not the item's: it stays open
+                found.opened.append(item.ix)  # not the item's fault
                 continue
         unknown = item.verdict is None and (may_have_run or shard.remote.results_gone)
         end = partial(_end, step, item, unknown=unknown)
-        # 2. the results are gone, and no line of it was read: it fails as lost
+        # 2. the results are gone, and it has no line: it fails as lost
         if shard.remote.results_gone and item.verdict is None:
             found.finals.append(end("failed", lost))
         # 3. the job is cancelled: it ends as cancelled
         elif step.job.cancel_requested:
             found.finals.append(end("cancelled", cancelled))
-        # 4. the server rejects a parameter that the next batch lacks: it goes into a new shard; this was no
-        # try
+        # 4. the server rejects a parameter that the next batch omits: it goes into a new shard, and this try
+        # does not count
         elif isinstance(error, ParameterRejected) and refusals.is_new(shard, error):
             found.untried.append(item.ix)
-        # 5. it was sent often enough: it fails, with its last error where there is one. That somebody else
-        # has cancelled its batch (elsewhere) does not count
+        # 5. it has used up its tries: it fails, with its last error if there is one. A batch that somebody
+        # else cancelled does not count as a try
         elif (
             item.tries + 1 >= step.limits.max_tries
             and found.no_money is None
@@ -274,12 +272,10 @@ def _classified(
 def _end(
     step: Step, item: UnsettledItem, outcome: str, error: SmartbatchError, *, unknown: bool
 ) -> NewResult:
-    """Return the end of an item without an answer.
+    """Return the final result of an item without an answer.
 
-    What its line was billed is known of its earlier tries, since the line was read.
-
-    Args:
-        unknown: nobody knows whether it was billed.
+    If its line was read, its cost is part of its earlier tries. ``unknown`` means that it may have been
+    billed.
     """
     paid = None if unknown else 0.0
     last = Result("") if item.body is None else decode_result(item.body, request_id="")
@@ -297,7 +293,7 @@ def _end(
 
 
 def _exhausted(shard: ShardRow, item: UnsettledItem) -> ProviderError:
-    what = "had no result in" if collect.ended_by_itself(shard) else "was not run in"
+    what = "had no result in" if collect.ended_by_itself(shard) else "was not processed in"
     return ProviderError(
         f"the request {what} {item.tries + 1} batches (the last one: {shard.remote.status or 'ended'}); "
         "submit it again, or send it in real time",

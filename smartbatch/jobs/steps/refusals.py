@@ -1,9 +1,20 @@
-"""Batches that were refused before anything of them was run, because of some of their lines or of their size.
+"""Batches that were refused before anything of them was processed, which costs nothing.
 
-Neither costs anything. A request whose line was refused ends with the provider's reason, and the others go
-again without it. Of a batch that is too large for the server, the requests go again in shards of half the
-size, again and again until the server takes one; the limit is remembered for its account and model, and later
-jobs are cut that small from the beginning.
+- Some of their lines are wrong: these requests fail with the provider's reason, and the others are sent
+  again.
+- They are too large for the server: their requests are sent again in shards of half the size until the server
+  accepts one. The limit is remembered for its account and model, for later jobs as well.
+- Too many tokens are enqueued: providers limit the prompt tokens of one model in batches that have not ended.
+  They refuse a batch above that limit at its create, or minutes later during validation, so it is sent later.
+
+A shard that exceeds the quota by itself would be refused forever. It certainly does if the refusal names a
+limit below its tokens. It may if it is refused several times while no other batch of ours is enqueued: Gemini
+names no limit, and our count of tokens may be below the provider's. Then shards become smaller, and grow
+again with every batch that is accepted.
+
+Processes with other stores use the same quota. Each store publishes what it has enqueued, before a create and
+at each poll, and a create waits if all of them together leave no room for it (``shared`` in the settings).
+The provider may still refuse it, since other programs use the quota as well.
 """
 
 from __future__ import annotations
@@ -13,25 +24,27 @@ import math
 
 from attrs import asdict, evolve, frozen
 
+from smartbatch.core.limits.cooldown import backoff
+from smartbatch.core.limits.lease_ask import LeaseAsk, MemberLimits, QuotaKind, first
 from smartbatch.errors import ErrorKind, ParameterRejected, ProviderError
 from smartbatch.events import ParameterDropped
 from smartbatch.jobs.payload import decode_params, decode_request, encode_result, item_id
 from smartbatch.jobs.records import NewResult
-from smartbatch.jobs.shard_records import ShardRow, parse_wire_id
-from smartbatch.jobs.steps.context import Step
+from smartbatch.jobs.shard_records import ShardRow, ShardState, parse_wire_id
+from smartbatch.jobs.steps.step import Step
+from smartbatch.providers.batch_api import enqueued_limit
 from smartbatch.providers.batch_refusals import BatchRefused, Measure
 from smartbatch.providers.foreign_text import echoes, texts, without_echo
 from smartbatch.types import Result, Route
 
-ABOVE = "above what the server takes in a batch; its requests go again in smaller parts"
-LEAST = 8
-"""Least characters of a prompt that is searched for in texts: single words occur in every error."""
-_LEFT_OUT = "(its text is left out, it repeats a prompt)"
+OVER_LIMIT_NOTE = "exceeds a limit of the server; its requests are sent again in smaller batches"
+MIN_PROMPT_CHARS = 8  # shorter prompts are not searched for: single words occur in every error
+_LEFT_OUT = "(text omitted because it repeats a prompt)"
 
 
 def sort_out(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow | None:
-    """End a shard whose refusal explains itself; ``None`` where it does not."""
-    # 1. the server rejects a parameter, which is omitted from now on: all requests go again without it
+    """End a shard whose refusal explains itself; return ``None`` for other refusals."""
+    # 1. the server rejects a parameter, which is omitted from now on: all requests are sent again without it
     if isinstance(error, ParameterRejected):
         return _without_parameter(step, shard, error)
     exceeded: Measure | None = "bytes" if error.status == 413 else None
@@ -39,17 +52,17 @@ def sort_out(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow | No
     if isinstance(error, BatchRefused):
         exceeded = error.exceeds
         lines = _named_lines(shard, error)
-    # 2. the batch is above a limit of the server's, and can be divided: its requests go again in halves
+    # 2. the batch exceeds a limit of the server and can be divided: its requests are sent again in halves
     if exceeded is not None and shard.size > 1:
         _halve(step, shard, exceeded)
-        return step.discard(shard, ABOVE)
-    # 3. lines of it are wrong: their requests fail, and the others go again. Where all lines are, and the job
-    # may go on in real time, the refusal is of the batch as a whole
+        return step.discard(shard, OVER_LIMIT_NOTE)
+    # 3. some lines are wrong: their requests fail, and the others are sent again. If all lines are wrong and
+    # the job may use real time, the refusal counts for the batch as a whole
     if not lines or (step.falls_back and len(lines) == shard.size):
         return None
     dead = step.discard(
         shard,
-        f"the provider refused {len(lines):,} of its {shard.size:,} requests; the others go again",
+        f"the provider refused {len(lines):,} of its {shard.size:,} requests; the others are sent again",
         ended=_failed(step, shard, lines),
     )
     step.runtime.tell_progress(step.job)
@@ -57,9 +70,7 @@ def sort_out(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow | No
 
 
 def _without_parameter(step: Step, shard: ShardRow, error: ParameterRejected) -> ShardRow | None:
-    """Have the requests of a shard sent again, which their next batch encodes without what was rejected; that
-    is no try of theirs. ``None`` if its lines lacked it already, so that the next batch would fare alike.
-    """
+    # the next batch omits the parameter; if this one did already, the next would be refused in the same way
     if not is_new(shard, error):
         return None
     for item in step.store.shards.items_at(shard.id, [0]).values():
@@ -67,17 +78,19 @@ def _without_parameter(step: Step, shard: ShardRow, error: ParameterRejected) ->
             request_id = item_id(step.job.id, item.ix, item.user_id)
             step.runtime.tell(ParameterDropped(at=step.now, request_id=request_id, field=name, reason=reason))
     names = ", ".join(name for name, _ in error.omitted)
-    return step.discard(shard, f"the server rejects {names}; the requests go again without it")
+    return step.discard(shard, f"the server rejects {names}; its requests are sent again without it")
 
 
 def is_new(shard: ShardRow, error: ParameterRejected) -> bool:
-    """Whether the lines of a shard may have had a parameter that was rejected: then the next batch lacks one
-    more, and requests go again at most once for each."""
+    """Whether the shard's lines may contain the rejected parameter.
+
+    If so, the next batch omits one more parameter, so requests are sent again at most once for each.
+    """
     return any(name not in shard.remote.omitted for name, _ in error.omitted)
 
 
 def _named_lines(shard: ShardRow, error: BatchRefused) -> dict[int, ProviderError]:
-    """Return the errors of lines by their positions in the shard, without those of lines it does not have."""
+    """Return the errors of the shard's lines by position; lines of other batches are ignored."""
     found: dict[int, ProviderError] = {}
     for place, reason in error.lines.items():
         if isinstance(place, str):
@@ -107,12 +120,17 @@ def _failed(step: Step, shard: ShardRow, lines: dict[int, ProviderError]) -> lis
     return results
 
 
-# -- limits that a server turned out to have -----------------------------------------------------------------
+def tries_of(step: Step, shard: ShardRow) -> int:
+    """Return the maximum number of times an item of a shard was sent before."""
+    return max((item.tries for item in step.store.shards.unsettled(shard.id)), default=0)
+
+
+# -- limits of a server that were discovered by refusals -----------------------------------------------------
 
 
 @frozen(kw_only=True)
 class ServerLimits:
-    """The most that a batch may have, by what was refused; infinity where nothing was."""
+    """Maxima of one batch; infinity if nothing was refused."""
 
     requests: float = math.inf
     bytes: float = math.inf
@@ -120,40 +138,181 @@ class ServerLimits:
 
 
 def limits_met(step: Step) -> ServerLimits:
-    """Return what is known of the job's account and model."""
-    learned = step.store.facts.recall(_key(step))
-    return ServerLimits(**learned) if isinstance(learned, dict) else ServerLimits()
+    """Return the limits known for the job's account and model."""
+    known = step.store.facts.recall(_limits_key(step))
+    return ServerLimits(**known) if isinstance(known, dict) else ServerLimits()
 
 
 def _halve(step: Step, shard: ShardRow, exceeded: Measure) -> None:
-    """Remember that a shard was above a limit: half of it is what is tried next."""
     limits = limits_met(step)
     sizes = {"requests": shard.size, "bytes": shard.bytes, "tokens": shard.tokens}
     half = max(1, sizes[exceeded] // 2)
     limits = evolve(limits, **{exceeded: min(getattr(limits, exceeded), half)})
-    kept = {name: limit for name, limit in asdict(limits).items() if math.isfinite(limit)}
-    step.store.facts.remember(_key(step), kept)
+    finite = {name: limit for name, limit in asdict(limits).items() if math.isfinite(limit)}
+    step.store.facts.remember(_limits_key(step), finite)
 
 
 def is_above_limits(step: Step, shard: ShardRow) -> bool:
-    """Whether a shard that was cut earlier is above a limit that was learned since; one request never is."""
+    """Whether a shard exceeds a limit discovered since it was cut; a single request never does."""
     limits = limits_met(step)
     over = shard.size > limits.requests or shard.bytes > limits.bytes or shard.tokens > limits.tokens
     return shard.size > 1 and over
 
 
-def _key(step: Step) -> str:
+def _limits_key(step: Step) -> str:
     return f"most:{step.job.scope}:{step.job.model}"
 
 
-# -- texts of the provider -----------------------------------------------------------------------------------
+# -- the quota of enqueued tokens ----------------------------------------------------------------------------
+
+REFUSALS_ALONE = 3  # refusals in a row with no other batch enqueued before shards become smaller: fewer may
+# be caused by other users of the account
+QUOTA_CODES = frozenset({"token_limit_exceeded", "enqueued_token_limit_exceeded"})
+"""Error codes of OpenAI and Azure for too many enqueued tokens. Gemini reports RESOURCE_EXHAUSTED at the
+create, which is an ordinary refusal."""
+_STORE = "enqueued:store"
+_ENQUEUED = (
+    ShardState.SUBMITTING,
+    ShardState.UNCERTAIN,
+    ShardState.PROVISIONAL,
+    ShardState.FENCED,
+    ShardState.SUBMITTED,
+)
+
+
+@frozen
+class _EnqueuedQuota:
+    limit: float | None = None  # tokens; None if no refusal named a limit
+    until: float = 0.0  # Unix seconds until which shards of the model wait
+    refusals: int = 0  # in a row
+    most: int | None = None  # requests of a shard; None if no shard exceeded the quota by itself
+
+
+def enqueued_token_limit(step: Step, named: float = math.inf) -> float:
+    """Return the maximum number of enqueued tokens of the job's model, or infinity.
+
+    ``named`` is the limit in the provider's latest refusal; it replaces earlier ones.
+    """
+    limit = named if math.isfinite(named) else _quota(step).limit
+    return min(limit or math.inf, step.limits.enqueued_tokens or math.inf)
+
+
+def max_shard_requests(step: Step, otherwise: int) -> int:
+    """Return the maximum size of a shard if larger ones exceeded the quota by themselves."""
+    return _quota(step).most or otherwise
+
+
+def quota_wait(step: Step, shard: ShardRow) -> float:
+    """Return the seconds after which the quota is to be checked again; 0 if the shard may be created now."""
+    ours = sum(_ours(step, shard))
+    if ours and ours + shard.tokens > enqueued_token_limit(step):
+        return step.limits.poll_interval
+    # if the system clock was set back, minutes must not turn into hours
+    pause = min(max(0.0, _quota(step).until - step.wall), step.limits.longest_pause)
+    return pause or (0.0 if _exchange(step, ours, shard.tokens) else step.limits.poll_interval)
+
+
+def publish_enqueued(step: Step, shard: ShardRow, *, ended: bool) -> None:
+    """Tell processes with other stores the number of enqueued tokens, without those of an ended batch."""
+    if step.runtime.wiring.exchange_enqueued is not None:
+        _exchange(step, sum(_ours(step, shard)) + (0 if ended else shard.tokens), 0)
+
+
+def _exchange(step: Step, enqueued: int, more: int) -> bool:
+    """Publish the enqueued tokens of this store; return whether all stores together have room for ``more``.
+
+    A limit that is known to one store applies to all.
+    """
+    if step.runtime.wiring.exchange_enqueued is None:
+        return True
+    limit = enqueued_token_limit(step)
+    asked = LeaseAsk(
+        member=_store_name(step),
+        kind=QuotaKind.ENQUEUED,
+        limits=MemberLimits(caps=first(limit if math.isfinite(limit) else 0.0)),
+        kept=first(enqueued),
+        least=first(more),
+        wanted=first(more),
+    )
+    grant = step.runtime.wiring.exchange_enqueued(step.job.scope, step.job.model, asked)
+    return grant is None or not grant.wait
+
+
+def _store_name(step: Step) -> str:
+    facts = step.store.facts
+    if facts.recall(_STORE) is None:  # random: no other store on any machine has the same name
+        facts.remember(_STORE, f"{step.runtime.rng.getrandbits(128):032x}")
+    return str(facts.recall(_STORE))
+
+
+def quota_refused(step: Step, shard: ShardRow, error: ProviderError | None, reason: str | None) -> bool:
+    """Remember a refusal: the limit it names, and a pause that grows while others use the quota.
+
+    Returns:
+        True if the shard would be refused again, so that its items must be cut into smaller shards.
+    """
+    known = _quota(step)
+    refusals, most = known.refusals + 1, known.most
+    named = enqueued_limit(reason)
+    wait = backoff(
+        refusals,
+        step.runtime.rng,
+        first=step.limits.poll_interval,
+        longest=step.limits.longest_pause,
+        asked=None if error is None else error.retry_after,
+    )
+    # 1. the shard exceeds the limit in the refusal, or the known one: it would be refused again
+    too_large = shard.tokens > enqueued_token_limit(step, named)
+    # 2. it was refused several times with nothing else of ours enqueued: the same, and shards of the model
+    # get half its size
+    if not too_large and shard.size > 1 and refusals >= REFUSALS_ALONE and not _ours(step, shard):
+        too_large, refusals, most = True, 0, max(1, shard.size // 2)
+    # 3. otherwise others use the quota: the shard will be accepted later
+    limit = named if math.isfinite(named) else known.limit
+    _remember_quota(step, _EnqueuedQuota(limit, step.wall + wait, refusals, most))
+    return too_large
+
+
+def quota_admitted(step: Step) -> None:
+    """Forget the pauses and let shards grow again, because a batch was accepted."""
+    known = _quota(step)
+    if not (known.refusals or known.most):
+        return
+    most = 2 * (known.most or 0)
+    grown = None if most >= step.limits.max_requests else most or None
+    _remember_quota(step, _EnqueuedQuota(known.limit, most=grown))
+
+
+def _ours(step: Step, shard: ShardRow) -> list[int]:
+    """Return the tokens of each other enqueued shard of the model."""
+    return [
+        other.tokens
+        for other in step.store.shards.in_scope(shard.scope, states=_ENQUEUED)
+        if other.model == shard.model and other.id != shard.id
+    ]
+
+
+def _quota(step: Step) -> _EnqueuedQuota:
+    known = step.store.facts.recall(_quota_key(step))
+    return _EnqueuedQuota(**known) if isinstance(known, dict) else _EnqueuedQuota()
+
+
+def _remember_quota(step: Step, known: _EnqueuedQuota) -> None:
+    step.store.facts.remember(_quota_key(step), asdict(known))
+
+
+def _quota_key(step: Step) -> str:
+    return f"enqueued:{step.job.scope}:{step.job.model}"
+
+
+# -- error messages that repeat prompts ----------------------------------------------------------------------
 
 
 def redacted(step: Step, shard: ShardRow, failure: Exception) -> ProviderError:
-    """Return the error of a failed call about a shard, without the provider's text where it repeats a prompt.
+    """Return the error of a failed call, without the provider's message if it repeats a prompt.
 
-    An adapter that sends one request searches its error for the prompt. A batch is sent as a file, so the
-    texts about it are searched here for all its prompts.
+    For a single request, its adapter checks the message. A batch is sent as a file, so messages about it are
+    checked here against all its prompts.
     """
     error = step.api.classify(failure)
     ours = error.kind in (ErrorKind.NETWORK_ERROR, ErrorKind.TIMEOUT)
@@ -169,11 +328,6 @@ def redacted(step: Step, shard: ShardRow, failure: Exception) -> ProviderError:
 
 
 def repeats_a_prompt(step: Step, shard: ShardRow, text: str) -> bool:
-    """Whether a text of the provider's repeats a prompt of a shard, or a good piece of one."""
+    """Whether a message of the provider repeats a prompt of the shard or a substantial part of one."""
     prompts = (prompt for _, request in step.requests_of(shard) for prompt in texts((request,)))
-    return echoes(text, (prompt for prompt in prompts if len(prompt) >= LEAST))
-
-
-def tries_of(step: Step, shard: ShardRow) -> int:
-    """Return how often the items of a shard were sent before, at most."""
-    return max((item.tries for item in step.store.shards.unsettled(shard.id)), default=0)
+    return echoes(text, (prompt for prompt in prompts if len(prompt) >= MIN_PROMPT_CHARS))

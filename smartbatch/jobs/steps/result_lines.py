@@ -1,6 +1,6 @@
-"""The lines of a batch's results: cut, parsed, matched to their requests, and judged.
+"""The lines of a batch's results: split, parsed, matched to their requests, and evaluated.
 
-Downloads are cut at the newline and nowhere else, in flat memory: a text holds U+2028, U+0085 or a lone
+Downloads are split at newlines only, in constant memory: a JSON string may contain U+2028, U+0085 or a lone
 carriage return without ending its line. Lines are matched by id, never by position.
 """
 
@@ -22,35 +22,30 @@ from smartbatch.jobs.job_budget import CostCeiling
 from smartbatch.jobs.payload import Shared, decode_params, decode_request, encode_result
 from smartbatch.jobs.records import ItemSize, NewResult, StoredItem
 from smartbatch.jobs.shard_records import ShardRow, parse_wire_id
-from smartbatch.jobs.steps.context import Step
+from smartbatch.jobs.steps.step import Step
 from smartbatch.prices import RateCard
 from smartbatch.providers.batch_api import Line, LineOutcome
 from smartbatch.providers.foreign_text import without_echo
 from smartbatch.types import Answer, Kind, Result, Route, Usage, answer_fields
 
-PAGE = 1000
-"""Lines a transaction."""
-PAGE_BYTES = 8 << 20
-"""Most bytes of lines and of the requests they answer that are in memory at a time."""
-MAX_LINE = 64 * 2**20
-"""Longest line, bytes: far above any answer (128,000 tokens are some 512 kB, 3,072 floats some 60 kB), and
-small enough to hold in memory."""
-
-_TAIL = 4096
-"""Bytes of the end of a file that tell whether it ends with a line."""
-
+PAGE_LINES = 1000  # per transaction
+PAGE_BYTES = 8 << 20  # lines, and the requests they answer, in memory at a time
+MAX_LINE_BYTES = 64 * 2**20
+"""Longest line: far above any answer (128,000 tokens are some 512 kB, 3,072 floats some 60 kB), and small
+enough to hold in memory."""
+_TAIL_BYTES = 4096  # of the end of a file; they show whether it ends with a newline
 _OUTCOMES = {LineOutcome.FAILED: "failed", LineOutcome.RETRY: "again", LineOutcome.UNRUN: "unrun"}
 _BOM = b"\xef\xbb\xbf"
 
 
-def raw_lines(pieces: Iterable[bytes], *, max_line: int = MAX_LINE) -> Iterator[bytes | None]:
-    """Yield the lines in ``pieces`` without their ends, blank ones left out; ``None`` for one too long.
+def raw_lines(pieces: Iterable[bytes], *, max_line: int = MAX_LINE_BYTES) -> Iterator[bytes | None]:
+    """Yield the lines in ``pieces`` without their line ends; blank lines are skipped.
 
     Args:
-        pieces: of any size, cut anywhere; closing them is left to who opened them.
-        max_line: most bytes of a line, its newline not counted.
+        pieces: of any size, split anywhere; the caller closes them.
+        max_line: maximum bytes of a line without its newline; ``None`` is yielded for a longer one.
     """
-    begun, first = bytearray(), True  # the line that has not ended: no more of it than tells its length
+    begun, first = bytearray(), True  # the line in progress, up to one byte more than allowed
     for piece in pieces:
         *parts, rest = piece.split(b"\n")
         for part in parts:
@@ -76,77 +71,54 @@ def _line(begun: bytearray, first: bool, end: bytes, max_line: int) -> Iterator[
 
 @define
 class OddLines:
-    """What was odd in the result files of a shard.
-
-    Attributes:
-        malformed: lines that could not be read.
-        foreign: lines with ids that were never sent.
-        doubled: further, different lines of a request.
-        repeats: the usage of these.
-        unended: a file ends without a newline, so it may have been cut.
-        cut: its last line cannot be read, so it was.
-        broken: the last line of a file cannot be read, with a newline or without.
-        seen: the digest of the first line of each request, by position.
-    """
-
-    malformed: int = 0
-    foreign: int = 0
-    doubled: int = 0
-    repeats: list[Usage] = field(factory=list)
-    unended: bool = False
-    cut: bool = False
-    broken: bool = False
-    seen: dict[int, bytes] = field(factory=dict)
+    malformed: int = 0  # lines that could not be read
+    foreign: int = 0  # lines with ids that were never sent
+    doubled: int = 0  # further, different lines of a request
+    repeats: list[Usage] = field(factory=list)  # usage of the doubled lines
+    unended: bool = False  # a file ends without a newline, so it may have been cut
+    cut: bool = False  # a file ends without a newline and its last line cannot be read, so it was cut
+    broken: bool = False  # the last line of a file cannot be read, with or without a newline
+    seen: dict[int, bytes] = field(factory=dict)  # digest of the first line of each request, by position
 
 
 @frozen
 class ResultLine:
-    """A line that answers a request of a shard.
-
-    Attributes:
-        position: of the request in the shard.
-        line: its content.
-        digest: of its bytes.
-        size: bytes.
-    """
-
-    position: int
+    position: int  # of the request in the shard
     line: Line = field(repr=False)
-    digest: bytes
-    size: int
+    digest: bytes  # of the line's bytes
+    size: int  # bytes
 
     @property
     def is_refused(self) -> bool:
-        """Whether the request was refused before it was run, so that it was not billed."""
+        """Whether the request was refused before it was processed, and so was not billed."""
         error = self.line.error
         billed = isinstance(error, ProviderError) and (error.maybe_billed or error.usage is not None)
         return self.line.outcome is LineOutcome.FAILED and not billed
 
 
 def read_lines(step: Step, shard: ShardRow, paths: Iterable[Path], odd: OddLines) -> Iterator[ResultLine]:
-    """Yield the first line of each request in a shard's files, and count odd lines in ``odd``.
-
-    The cases of a line, in order: too long or unreadable; an id that is not the shard's; the same request a
-    second time, where the first line counts; the answer of a request.
-    """
+    """Yield the first line of each request in a shard's files, and count odd lines in ``odd``."""
     kind = Kind(step.job.kind)
     for path in paths:
         with open(path, "rb") as file:
             readable = True
             for raw in raw_lines(iter(partial(file.read, 1 << 16), b"")):
+                # 1. it is too long or unreadable
                 try:
                     if raw is None:
-                        raise ValueError("too long a line")
+                        raise ValueError("the line is too long")
                     line = step.api.read_line(raw, kind)
                     readable = True
                 except ValueError:
                     readable = False
                     odd.malformed += 1
                     continue
+                # 2. it has an id that is not the shard's
                 parsed = parse_wire_id(line.wire_id)
                 if parsed is None or parsed[0] != shard.nonce or parsed[1] >= shard.size:
                     odd.foreign += 1
                     continue
+                # 3. it is another line for the same request: the first one counts
                 position = parsed[1]
                 digest = hashlib.blake2b(raw, digest_size=16).digest()
                 if (first := odd.seen.get(position)) is not None:
@@ -155,6 +127,7 @@ def read_lines(step: Step, shard: ShardRow, paths: Iterable[Path], odd: OddLines
                         if line.answer is not None and line.answer.usage is not None:
                             odd.repeats.append(line.answer.usage)
                     continue
+                # 4. it answers a request
                 odd.seen[position] = digest
                 yield ResultLine(position, line, digest, len(raw))
             odd.broken |= not readable
@@ -164,13 +137,13 @@ def read_lines(step: Step, shard: ShardRow, paths: Iterable[Path], odd: OddLines
 
 
 def _is_unended(file: IO[bytes]) -> bool:
-    """Whether a file that was read to its end has anything behind its last newline."""
-    file.seek(max(0, file.tell() - _TAIL))
+    """Whether a file that was read to its end has text after its last newline."""
+    file.seek(max(0, file.tell() - _TAIL_BYTES))
     return bool(file.read().rpartition(b"\n")[2].strip())
 
 
 def ends_in_a_line(step: Step, data: bytes) -> bool:
-    """Whether a download ends in the middle of a line: what is behind the last newline cannot be read."""
+    """Whether a download ends in the middle of a line: the text after the last newline cannot be parsed."""
     tail = data.rpartition(b"\n")[2].strip()
     if not tail:
         return False
@@ -182,12 +155,12 @@ def ends_in_a_line(step: Step, data: bytes) -> bool:
 
 
 def pages_of(lines: Iterator[ResultLine], measures: Mapping[int, ItemSize]) -> Iterator[list[ResultLine]]:
-    """Yield up to :data:`PAGE` lines at a time; fewer where they, or the requests they answer, are large."""
+    """Yield up to :data:`PAGE_LINES` lines at a time; fewer if they or the requests they answer are large."""
     page: list[ResultLine] = []
     size = 0
     for line in lines:
         more = line.size + (measures[line.position].bytes if line.position in measures else 0)
-        if page and (len(page) >= PAGE or size + more > PAGE_BYTES):
+        if page and (len(page) >= PAGE_LINES or size + more > PAGE_BYTES):
             yield page
             page, size = [], 0
         page.append(line)
@@ -202,7 +175,7 @@ def nonces_of(step: Step, pieces: Iterable[bytes]) -> set[str | None]:
     found: set[str | None] = set()
     for raw in raw_lines(pieces):
         if raw is not None:
-            with contextlib.suppress(ValueError):  # a garbled line says nothing
+            with contextlib.suppress(ValueError):  # a garbled line proves nothing
                 parsed = parse_wire_id(step.api.read_line(raw, kind).wire_id)
                 found.add(None if parsed is None else parsed[0])
     return found
@@ -212,17 +185,11 @@ def nonces_of(step: Step, pieces: Iterable[bytes]) -> set[str | None]:
 
 
 class ResultReader:
-    """Turns the lines of a batch into results of its job's items.
+    """Converts the lines of a batch to results of its job's items.
 
     Args:
-        submitted_at: Unix seconds at which the batch was sent.
+        submitted_at: Unix seconds at which the batch was created.
         sends_again: whether requests that were refused are sent again.
-
-    Attributes:
-        dropped: parameters that were left out, with the reasons, by the index of their item; of the latest
-            page.
-        rejected: parameters that the server does not take, with their reasons, and an item each that was
-            refused for it.
     """
 
     def __init__(self, step: Step, submitted_at: float | None, *, sends_again: bool = False) -> None:
@@ -236,11 +203,13 @@ class ResultReader:
         self._batch = step.runtime.prices.rates(provider, model, step.wall, processing="batch")
         self._realtime = step.runtime.prices.rates(provider, model, step.wall)
         self._ceiling: CostCeiling | None = None
+        # omitted parameters with reasons, by the index of their item, of the latest page
         self.dropped: dict[int, tuple[tuple[str, str], ...]] = {}
+        # parameters that the server rejects with reasons, and an item that was refused for each
         self.rejected: dict[tuple[str, str], StoredItem] = {}
 
     def results(self, items: Mapping[int, StoredItem], page: Iterable[ResultLine]) -> list[NewResult]:
-        """Return what the lines of a page mean for ``items``, by their positions in the shard."""
+        """Return the results of a page's lines for ``items``, which are given by position in the shard."""
         self.dropped.clear()
         return [
             self._result(items[line.position], line.line, line.digest)
@@ -249,14 +218,6 @@ class ResultReader:
         ]
 
     def _result(self, item: StoredItem, line: Line, digest: bytes) -> NewResult:
-        """Return what ``line`` means for ``item``: its end, or that it is sent again. The cases, in order:
-
-        1. The line holds an error: the item fails, is sent again, or was not run, as the adapter read it.
-        2. The vector has another length than asked for: sent again.
-        3. The answer does not have the structure that was asked for: sent again, or failed where another
-           answer would be cut as well. It is kept.
-        4. Otherwise the item succeeded.
-        """
         if line.outcome is LineOutcome.OK and line.answer is not None:
             return self._answered(item, line.answer, digest)
         error = line.error or ProviderError("the request failed in its batch", kind=ErrorKind.UNKNOWN)
@@ -267,19 +228,14 @@ class ResultReader:
         return self._failed(item, self._outcomes[line.outcome], error, digest, usage)
 
     def cost(self, usage: Usage) -> float | None:
-        """Return the USD a line of a batch costs; ``None`` when the price is unknown."""
+        """Return the cost of a line in USD; ``None`` if the price is unknown."""
         return self._price(self._batch, usage)
 
     def _answered(self, item: StoredItem, answer: Answer, digest: bytes) -> NewResult:
-        """Return what an answer makes of its item. The cases, in order:
-
-        1. It is a vector of another size than was asked for: it is not used, and the item goes again.
-        2. It does not fit the schema that was asked for: failed, or again; the answer is kept, it was paid.
-        3. Otherwise succeeded, with the parsed object where there is one.
-        """
         request = decode_request(item.payload, self._shared, id=item.user_id)
         usage = answer.usage or Usage(item.tokens, estimate(answer.text or ""), estimated=True)
         dimensions = None if request.embedding is None else request.embedding.dimensions
+        # 1. it is a vector of the wrong size: discard it and send the item again
         if dimensions and len(answer.embedding or ()) != dimensions:
             error = ProviderError(
                 f"the vector has {len(answer.embedding or ())} numbers instead of {dimensions}",
@@ -305,10 +261,13 @@ class ResultReader:
             **{**answer_fields(answer), "dropped": dropped},
         )
         verdict = read_answer(request.params, answer.text, answer.finish_reason)
-        if not isinstance(verdict, Parsed):  # the answer is kept next to the reason: it was paid for
+        # 2. it does not match the requested schema: send the item again or fail it. The answer is stored with
+        # the error, since it was paid for
+        if not isinstance(verdict, Parsed):
             reason = verdict.error(finish_reason=answer.finish_reason, usage=usage)
             outcome = "failed" if verdict.final else "again"
             return self._new_result(item, outcome, evolve(result, error=reason), digest)
+        # 3. otherwise it succeeded, with the parsed object if a schema was requested
         if verdict.value is not None:
             result = evolve(result, parsed=verdict.value)
         return self._new_result(item, "succeeded", result, digest)
@@ -316,8 +275,7 @@ class ResultReader:
     def _failed(
         self, item: StoredItem, outcome: str, error: SmartbatchError, digest: bytes, usage: Usage
     ) -> NewResult:
-        """Return what a try came to that did not answer its item; it is billed where it used tokens, and may
-        be where its answer was unusable and did not say what it used."""
+        # it is billed if it used tokens; it may be billed if its answer is unusable and reports no usage
         lost = outcome != "unrun" and not usage.total_tokens and getattr(error, "maybe_billed", False)
         if lost:
             usage = Usage(unknown=True)
@@ -343,7 +301,7 @@ class ResultReader:
         return evolve(found, defects=result.defects)
 
     def _most(self, item: StoredItem) -> float:
-        """Return the most that an item can have cost in the batch, USD."""
+        """Return the maximum cost of an item in the batch, in USD."""
         if self._ceiling is None:
             self._ceiling = CostCeiling.of(self._step.runtime, self._step.job)
         return self._ceiling.in_batch(item.payload)

@@ -24,7 +24,7 @@ from smartbatch.emulator.batches.batch_ledger import BatchLine
 from smartbatch.emulator.ledger import Call, Ledger
 from smartbatch.jobs.payload import decode_result
 from smartbatch.jobs.records import IncidentRow, JobRow, JobState
-from smartbatch.jobs.steps.poll import STUCK
+from smartbatch.jobs.steps.poll import STUCK_CANCEL_SECONDS
 from smartbatch.jobs.store import SqlStore
 from tests.faults.simulation.process import LIMITS
 from tests.faults.simulation.simulated_remote import digest_of
@@ -147,15 +147,16 @@ class InvariantChecker:
     def _check_runs(self, incidents: Sequence[IncidentRow], *, repeats: bool) -> None:
         """I2: no shard is run twice where the assumptions hold.
 
-        They are that nothing repeats creates, and that a batch ends within ``STUCK`` seconds of its cancel.
-        One that does not is left behind, and its requests go in real time: this is told when it happens, and
-        again with what was paid twice.
+        They are that nothing repeats creates, and that a batch ends within ``STUCK_CANCEL_SECONDS`` of its
+        cancel. One that does not is left behind, and its requests go in real time: this is told when it
+        happens, and again with what was paid twice.
         """
         shards = self._shards()
         outlasting = {
             shards[batch.id]
             for batch in self.ledger.batches
-            if batch.cancelled_at is not None and (batch.ended_at or math.inf) - batch.cancelled_at >= STUCK
+            if batch.cancelled_at is not None
+            and (batch.ended_at or math.inf) - batch.cancelled_at >= STUCK_CANCEL_SECONDS
         }
         told = {incident.shard_id for incident in incidents if incident.kind == "maybe_billed"}
         twice = {incident.shard_id for incident in incidents if incident.kind == "double_submission"}

@@ -23,7 +23,7 @@ from attrs import frozen
 from smartbatch import _fork
 from smartbatch._fork import PerProcess
 from smartbatch.jobs import shard_records
-from smartbatch.jobs.steps import batch_step, collect, create, listing, planning, recover, result_lines
+from smartbatch.jobs.steps import batch_step, collect, create, orphans, recover, result_lines
 from smartbatch.jobs.store.shards import ShardTable
 from smartbatch.jobs.wiring import Serving
 from smartbatch.providers.http.transport import Transport
@@ -131,7 +131,7 @@ MUTANTS = (
         "one nonce for the whole job",
         (
             (
-                planning._plan_model,
+                create._plan_model,
                 (("new_nonce(step.runtime.rng)", "new_nonce(type(step.runtime.rng)(step.job.id))"),),
             ),
         ),
@@ -145,7 +145,7 @@ MUTANTS = (
     Mutant(
         8,
         "absence is concluded from the first page of the list",
-        ((listing.newer_than_intent, (("after = page.next", "after = None"),)),),
+        ((orphans.newer_than_intent, (("after = page.next", "after = None"),)),),
         flavour="anthropic-shared",
     ),
     Mutant(

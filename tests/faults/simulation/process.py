@@ -11,7 +11,7 @@ from smartbatch.errors import ErrorKind, ProviderError, StoreError
 from smartbatch.events import Event
 from smartbatch.jobs.payload import decode_params, decode_request, encode_error, encode_result
 from smartbatch.jobs.records import JobLease, JobState, LeaseLost, NewResult, StoredItem
-from smartbatch.jobs.steps.step import run_step
+from smartbatch.jobs.steps import run_step
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.wiring import Serving
 from smartbatch.prices import Price, PriceBook

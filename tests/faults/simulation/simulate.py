@@ -50,9 +50,9 @@ def _folder() -> Iterator[Path]:
 @contextmanager
 def _small_pages() -> Iterator[None]:
     """Take results in by twos, so that there are boundaries between transactions in small jobs too."""
-    before = result_lines.PAGE
-    result_lines.PAGE = 2
+    before = result_lines.PAGE_LINES
+    result_lines.PAGE_LINES = 2
     try:
         yield
     finally:
-        result_lines.PAGE = before
+        result_lines.PAGE_LINES = before
