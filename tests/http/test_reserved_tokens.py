@@ -60,6 +60,6 @@ def test_a_budget_too_small_for_one_call_says_what_the_call_can_cost(provider: s
     with emulator() as emu, client_at(emu, provider, budget=0.0001, max_tokens=1) as client:
         error = client.submit(HEX).exception()
         assert isinstance(error, BudgetExceeded)
-        assert "the request could cost up to 0.0013" in str(error)
+        assert "the request could cost up to $0.0013" in str(error)
         assert "nothing was sent" in str(error)
         assert not emu.ledger.calls
