@@ -309,8 +309,7 @@ class IncidentRow:
     """Something that should not have happened, recorded for people.
 
     Attributes:
-        kind: ``double_submission``, ``foreign_line``, ``doubled_line``, ``malformed_line``,
-            ``token_mismatch``, ``missing_items``, ``batch_vanished``, ``maybe_billed``, …
+        kind: a key of ``INCIDENT_TITLES``.
         job_id: the job.
         shard_id: the batch; ``None`` if it concerns none.
         detail: a description without prompts or answers.
@@ -326,7 +325,7 @@ class IncidentRow:
     at: float
 
 
-_TITLES = {
+INCIDENT_TITLES = {
     "double_submission": "A batch was created twice",
     "maybe_billed": "Requests may be paid twice",
     "missing_items": "Requests of a finished batch have no result",
@@ -345,7 +344,7 @@ _TITLES = {
 
 def incident_title(kind: str) -> str:
     """Return the title of a kind of incident; the kind itself if a newer release stored it."""
-    return _TITLES.get(kind, kind.replace("_", " "))
+    return INCIDENT_TITLES.get(kind, kind.replace("_", " "))
 
 
 # -- actions -------------------------------------------------------------------------------------------------

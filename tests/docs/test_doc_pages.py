@@ -14,7 +14,7 @@ from pages import ROOT, Page, pages
 import smartbatch
 from smartbatch import events, providers, testing
 from smartbatch.cli.main import build_parser
-from smartbatch.jobs.records import IncidentRow
+from smartbatch.jobs.records import INCIDENT_TITLES
 from smartbatch.jobs.shard_records import ShardState
 
 PAGES = {page.name: page for page in pages()}
@@ -80,7 +80,7 @@ def public_events() -> list[str]:
         ("docs/reference/errors.md", [kind.value for kind in smartbatch.ErrorKind]),
         ("docs/reference/errors.md", [n for n in smartbatch.errors.__dict__ if n.endswith("Error")]),
         ("docs/reference/events.md", public_events()),
-        ("docs/reference/errors.md", re.findall(r"`(\w+_\w+)`", inspect.getsource(IncidentRow))),
+        ("docs/reference/errors.md", [*INCIDENT_TITLES]),
         ("docs/explanation/batch-jobs.md", [state.value for state in ShardState]),
     ],
 )
