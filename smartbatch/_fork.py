@@ -1,20 +1,21 @@
-"""Forks, signals and the end of the interpreter: who hears of them, and what survives them.
+"""Forks, signals, the exit of the interpreter, and modules that are imported at their first use.
 
 All hooks of the library are here. In a forked child no lock of the parent may be taken: the thread that holds
-it may not exist in the child. So what is registered makes itself anew and touches nothing it inherited.
+it may not exist in the child. So registered objects start over and touch nothing they inherited.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import logging  # noqa: F401  Hooks run in reverse order: its lock must be taken after ours have waited.
 import os
 import queue
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -306,6 +307,56 @@ def reentered() -> bool:
 def _is_ours(frame: FrameType) -> bool:
     name = frame.f_globals.get("__name__", "")
     return isinstance(name, str) and name.startswith("smartbatch.") and not name.startswith("smartbatch.cli.")
+
+
+TRIES = 3
+"""Times a module is imported that fails because another thread of the program imports a part of it."""
+
+_turn = PerProcess(threading.RLock)
+
+
+@contextlib.contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Let one thread at a time import modules that import each other in circles.
+
+    Threads that enter such a circle at different places would wait for each other. Python then gives one of
+    them a module that is half made, which shows as an ``ImportError`` or an ``AttributeError``.
+    """
+    with _turn.get():
+        yield
+
+
+def imported(name: str) -> Any:
+    """Return a module of another project, imported at its first use; any thread may ask for it."""
+    module = sys.modules.get(name)
+    if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
+        return module
+    with one_at_a_time():
+        for _ in range(TRIES - 1):
+            try:
+                __import__(name)
+            except (ImportError, AttributeError):  # the program's own threads import without taking turns
+                continue
+            return sys.modules[name]
+        __import__(name)
+        return sys.modules[name]
+
+
+def names_on_demand(package: str, module_of: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package whose public names load on first use.
+
+    Args:
+        module_of: the module of each name, relative to the package.
+    """
+
+    def load(name: str) -> Any:
+        try:
+            module = module_of[name]
+        except KeyError:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}") from None
+        return getattr(importlib.import_module(f"{package}.{module}"), name)
+
+    return load
 
 
 atexit.register(_at_exit)

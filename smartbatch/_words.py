@@ -1,12 +1,17 @@
-"""Text for people: figures with usual units, reprs of bounded length, and safe output on a terminal."""
+"""Figures and durations as text and from text, reprs of bounded length, and safe output on a terminal."""
 
 from __future__ import annotations
 
 import math
+import re
 import reprlib
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from typing import Any, Literal, TextIO, TypeAlias
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from numbers import Integral
+from typing import Any, Literal, TextIO, TypeAlias, overload
+
+from smartbatch.errors import ConfigError
 
 Unit: TypeAlias = Literal["number", "money", "duration", "share"]
 
@@ -82,6 +87,76 @@ def worded(value: float, unit: Unit) -> str:
 
 def _significant(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 9.95 else f"{value:.2g}"
+
+
+DURATION_EXAMPLES = "'2s', '90m', '6h30min', seconds as a number or a timedelta"
+
+_SECONDS_PER_UNIT = {
+    "ms": 0.001,
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("d", "day", "days"), 86_400.0),
+}
+_DURATION_PART = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+)\s*", re.IGNORECASE)
+_AMOUNT = re.compile(r"\s*\$?\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:usd)?\s*", re.IGNORECASE)
+
+
+def seconds_in(value: Any) -> float | None:
+    """Return a duration in seconds, of either sign; ``None`` for anything else."""
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    with suppress(ValueError):  # a string with units
+        try:
+            return float(value)
+        except OverflowError:  # an integer beyond the range of floats
+            return math.inf if int(value) > 0 else -math.inf
+    total, at, text = 0.0, 0, str(value)
+    while at < len(text):
+        part = _DURATION_PART.match(text, at)
+        if part is None or part.group(2).lower() not in _SECONDS_PER_UNIT:
+            return None
+        total += float(part.group(1)) * _SECONDS_PER_UNIT[part.group(2).lower()]
+        at = part.end()
+    return total if text.strip() else None
+
+
+@overload
+def seconds_of(field: str, value: float | str | timedelta) -> float: ...
+@overload
+def seconds_of(field: str, value: float | str | timedelta | None) -> float | None: ...
+def seconds_of(field: str, value: float | str | timedelta | None) -> float | None:
+    """Return an optional duration in seconds.
+
+    Raises:
+        ConfigError: it is not a duration of 0 or more.
+    """
+    if value is None:
+        return None
+    found = seconds_in(value)
+    if found is None or not found >= 0:  # also false for NaN
+        raise ConfigError(f"{field} = {value!r:.60} is not a duration of 0 or more; use {DURATION_EXAMPLES}")
+    return found
+
+
+def count_of(field: str, value: Any) -> int:
+    """Return a count.
+
+    Raises:
+        ConfigError: it is not a whole number from 0 to the maximum of a database column.
+    """
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or not 0 <= value < 2**63:
+        raise ConfigError(f"{field} = {value!r:.60} is not a whole number of 0 or more")
+    return int(value)
+
+
+def usd_in(value: Any) -> Any:
+    """Return the number in ``5``, ``"5"``, ``"5 USD"`` or ``"$5"``; anything else unchanged."""
+    found = _AMOUNT.fullmatch(value) if isinstance(value, str) else None
+    return value if found is None else float(found.group(1))
 
 
 def short(value: object, most: int = 240) -> str:

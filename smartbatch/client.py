@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, final
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess
-from smartbatch._settings import count_of, seconds_of
+from smartbatch._words import count_of, seconds_of
 from smartbatch.config import (
     BatchingConfig,
     ClientParams,

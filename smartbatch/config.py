@@ -11,9 +11,9 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from attrs import Attribute, evolve, fields_dict, frozen
 
-from smartbatch._settings import Setting, choice, seconds, setting, spec_of
 from smartbatch.errors import ConfigError, did_you_mean
 from smartbatch.prices import Price
+from smartbatch.setting import Setting, choice, seconds, setting, spec_of
 from smartbatch.types import Duration, GenerationParams, OnError, Prefer, StrategyName, T
 
 __all__ = ["BatchingConfig", "ClientParams", "Settings", "changed", "check_names", "checked", "checked_table"]

@@ -10,6 +10,7 @@ costs are added, never usages.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
@@ -21,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from attrs import Attribute, asdict, evolve, field, fields, frozen
 
-from smartbatch._importing import imported
-from smartbatch._kept import keep, read_kept
+from smartbatch._files import check_own, own_folder, state_folder
+from smartbatch._fork import imported
 from smartbatch._version import __version__
-from smartbatch.errors import ConfigError
+from smartbatch.errors import ConfigError, StoreError
 from smartbatch.types import Usage
 
 if TYPE_CHECKING:
@@ -325,11 +326,11 @@ def _bundled(provider: str, model: str, wall: float, processing: Processing) -> 
     if table is None:
         return _found(provider, model, wall, processing)
     with suppress(TypeError, KeyError, ValueError, AttributeError):  # of another version of this library
-        return _card_kept(read_kept(_KEPT, table)[name][processing], wall)
+        return _card_kept(_read_kept(table)[name][processing], wall)
     cards = {each: _found(provider, model, wall, each) for each in get_args(Processing)}
     if all(card is None or card.exact is None for card in cards.values()):
         shown = {each: None if card is None else asdict(card) for each, card in cards.items()}
-        keep(_KEPT, table, {name: {each: {"since": wall, "card": card} for each, card in shown.items()}})
+        _keep(table, {name: {each: {"since": wall, "card": card} for each, card in shown.items()}})
     return cards[processing]
 
 
@@ -357,6 +358,39 @@ def _card_kept(kept: Mapping[str, Any], wall: float) -> RateCard | None:
     if not kept["since"] <= wall < (math.inf if card is None else card["valid_until"]):
         raise ValueError("prices of another time")
     return card and RateCard(**{**card, "bands": tuple(Band(**band) for band in card["bands"])})
+
+
+_KEPT_MODELS = 256
+"""Models whose prices the state folder holds; the oldest are dropped."""
+
+
+def _read_kept(table: str) -> dict[str, Any]:
+    """Return the cards of a table by model; empty if the file is missing, damaged or another table's."""
+    path = os.path.join(state_folder(), _KEPT)
+    try:
+        check_own(path)
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+        return dict(found["values"]) if found["of"] == table else {}
+    except (OSError, StoreError, ValueError, TypeError, KeyError):
+        return {}
+
+
+def _keep(table: str, values: Mapping[str, Any]) -> None:
+    """Add cards to the file. If two processes write at the same time, one of them wins."""
+    last = dict(list({**_read_kept(table), **values}.items())[-_KEPT_MODELS:])
+    path = os.path.join(state_folder(), _KEPT)
+    part = f"{path}.{os.getpid()}"
+    with suppress(OSError, StoreError):
+        own_folder(os.path.dirname(path))
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            with open(fd, "w", encoding="utf-8") as file:
+                json.dump({"of": table, "values": last}, file)
+            os.replace(part, path)
+        except BaseException:
+            os.unlink(part)
+            raise
 
 
 def _found(provider: str, model: str, wall: float, processing: Processing) -> RateCard | None:

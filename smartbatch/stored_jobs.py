@@ -11,7 +11,7 @@ from typing import final
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess, on_exit, on_fork
-from smartbatch._settings import count_of, seconds_of
+from smartbatch._words import count_of, seconds_of
 from smartbatch.config import BatchingConfig, given_or_loaded
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.model_controls import ModelControls, ModelLimit, Pause, name_of

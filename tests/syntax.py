@@ -118,7 +118,7 @@ def imports(file: Path) -> list[Import]:
             module = node.module or ""
             named = [f"{module}.{name.name}" for name in node.names] if module == EXACTLY_AT else [module]
         elif isinstance(node, ast.Call) and last_name(node.func) in IMPORTS_BY_NAME:
-            if file.name == "_importing.py":  # what it imports is named where it is called
+            if file.name == "_fork.py":  # what it imports is named where it is called
                 continue
             named = [named_module(node)]
         else:

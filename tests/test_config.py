@@ -17,10 +17,10 @@ from attrs import evolve, fields_dict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch._settings import Secret, spec_of
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ConfigError
 from smartbatch.prices import Price
+from smartbatch.setting import Secret, spec_of
 
 KEYS = fields_dict(BatchingConfig)
 NUMBERS = [name for name, a in KEYS.items() if spec_of(a).kind in ("int", "float", "usd")]
@@ -82,7 +82,7 @@ def test_both_ends_of_every_range_are_allowed(key: str) -> None:
 
 @pytest.mark.parametrize("value", [2.5, "3", True])
 def test_a_count_is_a_whole_number(value: Any) -> None:
-    with pytest.raises(ConfigError, match=f"^parallelism = {value!r} is no whole number: 1 to 1024$"):
+    with pytest.raises(ConfigError, match=f"^parallelism = {value!r} is not a whole number: 1 to 1024$"):
         BatchingConfig(parallelism=value)
 
 
@@ -93,7 +93,7 @@ def test_a_whole_number_is_out_of_range_however_large_it_is(value: Any) -> None:
 
 
 def test_a_share_is_a_number() -> None:
-    with pytest.raises(ConfigError, match=r"^urgent_reserve = '0\.5' is no number: 0 to 1$"):
+    with pytest.raises(ConfigError, match=r"^urgent_reserve = '0\.5' is not a number: 0 to 1$"):
         BatchingConfig(urgent_reserve="0.5")  # type: ignore[arg-type]
 
 
@@ -357,7 +357,7 @@ def test_a_host_application_may_hand_its_own_table_over() -> None:
     [
         ({"strategie": "auto"}, "strategie .*did you mean strategy"),
         ({"strategy": "fast"}, r"^strategy \(given as a mapping\) = 'fast' .* threshold"),
-        ({"prefer_individual_for": {"chat": True}}, "prefer_individual_for .* out of range: texts"),
+        ({"prefer_individual_for": {"chat": True}}, "prefer_individual_for .* out of range: strings"),
         ({"time_value": "5"}, r"time_value \(given as a mapping\)"),
         ({"parallelism": None}, "parallelism .*None"),
         ({7: "x"}, "unknown setting 7"),
@@ -401,7 +401,7 @@ def test_purposes_in_the_environment_stand_between_commas(text: str, names: set[
 
 @pytest.mark.parametrize("value", [["chat", ""], [" "], "", [7], None, b"chat", {"chat": 1}, 7])
 def test_what_is_no_list_of_texts_is_refused(value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"prefer_individual_for = .* out of range: texts"):
+    with pytest.raises(ConfigError, match=r"prefer_individual_for = .* out of range: strings"):
         BatchingConfig(prefer_individual_for=value)
 
 

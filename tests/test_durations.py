@@ -180,7 +180,7 @@ def test_waits_take_them() -> None:
             client.submit_and_wait(["c"] * 12, timeout="50ms")
         assert time.monotonic() - began < 20
         for wait in (job.wait, client.stop, StoredJobs().close):
-            with pytest.raises(SmartbatchError, match="timeout = 'soon' is no duration: write '2s'"):
+            with pytest.raises(SmartbatchError, match="timeout = 'soon' is not a duration of 0 or more"):
                 wait("soon")
         before = len(client.jobs())
         with pytest.raises(ConfigError, match="timeout"):
@@ -191,5 +191,5 @@ def test_waits_take_them() -> None:
 
 @pytest.mark.parametrize("budget", ["5 EUR", "€5", "5 GBP", "nothing"])
 def test_a_budget_in_another_currency_is_told_that_there_is_one(budget: str) -> None:
-    with pytest.raises(ConfigError, match="is no sum in USD, the only currency that is understood"):
+    with pytest.raises(ConfigError, match="is not an amount in USD, the only supported currency"):
         BatchingConfig(budget=budget)

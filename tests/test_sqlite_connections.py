@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from levels import sampled
 
-from smartbatch._sqlite import SqliteConnections
+from smartbatch._database import SqliteConnections
 from smartbatch.jobs.store import open_store
 from smartbatch.realtime.cache import ResponseCache
 from smartbatch.types import Answer

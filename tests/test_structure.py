@@ -31,10 +31,7 @@ from tests.syntax import (
 NOUNS = frozenset({"attempt", "chats", "errors", "types", "events", "results", "interrupted"})
 """What travels everywhere: it imports nothing above itself."""
 
-FOR_ALL = frozenset(
-    {"_clock", "_words", "_files", "_fork", "_importing", "_kept"}
-    | {"_postgres", "_settings", "_sqlite", "_version"}
-)
+FOR_ALL = frozenset({"_clock", "_words", "_files", "_fork", "_database", "_version"})
 """Files at the root that every room may import."""
 
 BELOW_CLIENT = NOUNS | {
@@ -55,14 +52,10 @@ BELOW_CLIENT = NOUNS | {
 ALLOWED: dict[str, frozenset[str]] = {
     # for all
     "_clock": frozenset(),  # time and waiting
-    "_words": frozenset(),  # short reprs, escapes
+    "_words": frozenset({"errors"}),  # figures, durations and reprs as text
     "_files": frozenset({"errors"}),  # files for this user only
-    "_fork": frozenset(),  # forks and the interpreter's end
-    "_importing": frozenset({"_fork"}),  # how modules are imported late
-    "_kept": frozenset({"errors"}),  # what the next process need not work out again
-    "_postgres": frozenset({"errors"}),  # addresses of PostgreSQL servers
-    "_sqlite": frozenset(),  # connections to an SQLite file
-    "_settings": frozenset({"errors", "prices", "types"}),  # how one setting is checked
+    "_fork": frozenset(),  # forks, the exit, and imports at first use
+    "_database": frozenset({"errors"}),  # SQLite connections and PostgreSQL addresses
     "_version": frozenset(),
     # what travels
     "errors": frozenset(),
@@ -75,17 +68,18 @@ ALLOWED: dict[str, frozenset[str]] = {
     "results": frozenset({"types", "errors", "tables", "views"}),
     "interrupted": frozenset({"results"}),
     "prices": frozenset({"errors", "types"}),
-    "config": frozenset({"errors", "prices", "types"}),
+    "setting": frozenset({"errors", "prices"}),  # how one setting is checked
+    "config": frozenset({"errors", "prices", "setting", "types"}),
     # decisions: pure
     "core": NOUNS | {"config", "prices", "tables", "views"},
     # adapters of APIs, and listeners to events
     "providers": NOUNS | {"emulator"},  # those that only simulate one: see SIMULATED
     "observe": NOUNS | {"core", "config", "prices", "views"},
     # limits and budgets that processes share
-    "sharing": NOUNS | {"config", "core", "observe"},
+    "sharing": NOUNS | {"config", "core", "observe", "setting"},
     # the two ways to an answer; they do not know each other
     "realtime": NOUNS | {"config", "prices", "core", "providers", "observe", "sharing"},
-    "jobs": NOUNS | {"config", "prices", "core", "providers", "observe", "views"},
+    "jobs": NOUNS | {"config", "prices", "core", "providers", "observe", "setting", "views"},
     # a list's way
     "plan": NOUNS | {"core", "views"},
     "routing": NOUNS
@@ -146,8 +140,10 @@ ALLOWED_IN_CORE = frozenset(
 """Decisions take time and random sources as arguments, and have no threads, files or sockets: nothing else
 that is not the library's own is imported."""
 
-FOR_DECISIONS = frozenset({"_importing", "_settings", "_words"})
+FOR_DECISIONS = frozenset({"_words"})
 """The files for all that decisions use as well: others wait, fork, or look at clocks and files."""
+LATE_IMPORTS = frozenset({"imported", "one_at_a_time"})
+"""What decisions use of ``_fork``."""
 
 CLOCKS = re.compile(r"(date|datetime|struct_time)\.(now|utcnow|today)")
 """What the allowed modules know of the time."""
@@ -298,9 +294,11 @@ def impure(file: Path) -> Iterator[str]:
     """What a file of decisions uses that is more than its arguments."""
     for one in imports(file):
         outside = one.module.split(".")[0] not in ALLOWED_IN_CORE | {EXACTLY_AT}
-        if outside or target(one.module) in FOR_ALL - FOR_DECISIONS:
+        if outside or target(one.module) in FOR_ALL - FOR_DECISIONS - {"_fork"}:
             yield one.module
     for node in nodes(file):
+        if isinstance(node, ast.ImportFrom) and node.module == f"{EXACTLY_AT}._fork":
+            yield from (f"_fork.{name.name}" for name in node.names if name.name not in LATE_IMPORTS)
         if isinstance(node, ast.Call) and CLOCKS.search(ast.unparse(node.func)):
             yield ast.unparse(node.func)
 
@@ -323,6 +321,7 @@ def test_decisions_have_no_clock_and_no_rng() -> None:
         ("importlib.import_module('random')", "random"),
         ("from smartbatch._clock import RealClock", "smartbatch._clock"),
         ("from smartbatch import _files", "smartbatch._files"),
+        ("from smartbatch._fork import on_exit", "_fork.on_exit"),
         ("from datetime import datetime\ndatetime.now(tz)", "datetime.now"),
         ("import datetime\ndatetime.date.today()", "datetime.date.today"),
     ],

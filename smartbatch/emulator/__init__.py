@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from smartbatch._importing import names_on_demand
+from smartbatch._fork import names_on_demand
 
 if TYPE_CHECKING:
     from smartbatch.emulator.batches.batch_ledger import BatchLine as BatchLine

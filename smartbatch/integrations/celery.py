@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, final
 
 from smartbatch._clock import RealClock
-from smartbatch._settings import seconds_of
+from smartbatch._words import seconds_of
 from smartbatch.client import BatchingClient
 from smartbatch.integrations.hosting import TimeLimit, within
 from smartbatch.results import ResultList, ended

@@ -14,7 +14,7 @@ from attrs import evolve, field, fields_dict, frozen
 
 from smartbatch._clock import RealClock
 from smartbatch._fork import PerProcess
-from smartbatch._settings import seconds_of
+from smartbatch._words import seconds_of
 from smartbatch.cli.main import main
 from smartbatch.client import BatchingClient
 from smartbatch.config import OF_APPLICATIONS, PREFIX, BatchingConfig, check_names

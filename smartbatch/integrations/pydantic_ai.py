@@ -15,7 +15,7 @@ from typing import Any
 
 from attrs import define, field
 
-from smartbatch._settings import seconds_of
+from smartbatch._words import seconds_of
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError, scrub
 from smartbatch.integrations.event_loop import Tasks

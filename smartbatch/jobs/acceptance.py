@@ -10,8 +10,7 @@ from itertools import islice
 
 from attrs import define, evolve, field
 
-from smartbatch._settings import usd
-from smartbatch._words import duration, money
+from smartbatch._words import duration, money, usd_in
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.preparer import kind_of, row_named
 from smartbatch.core.preparation.tokens import estimate_request
@@ -312,7 +311,7 @@ def change_budget(store: SqlStore, job_id: str, budget: float | str | None, by: 
     """Change what may be spent on a job, and return what is left of it; see
     :meth:`smartbatch.Job.set_budget`.
     """
-    most = None if budget is None else usd(budget)
+    most = None if budget is None else usd_in(budget)
     number = isinstance(most, int | float) and not isinstance(most, bool)
     if most is not None and not (number and 0 <= most <= sys.float_info.max):
         raise InvalidRequest(f"budget = {budget!r:.60} is no amount of USD", field="budget")

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from smartbatch._settings import count_of, seconds_of
-from smartbatch._words import short
+from smartbatch._words import count_of, seconds_of, short
 from smartbatch.errors import JobTimeout, RequestCancelled, SmartbatchError, StoreError
 from smartbatch.interrupted import Interrupted
 from smartbatch.jobs.acceptance import change_budget, change_deadline

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, Type
 
 from attrs import frozen
 
-from smartbatch._importing import imported
+from smartbatch._fork import imported
 from smartbatch.errors import ConfigError
 from smartbatch.events import (
     BatchEnded,

@@ -10,8 +10,7 @@ from typing import Protocol, Self, TextIO
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import identity
-from smartbatch._settings import seconds_of
-from smartbatch._words import SafeStream, duration, escape, money
+from smartbatch._words import SafeStream, duration, escape, money, seconds_of
 from smartbatch.errors import ConfigError
 from smartbatch.events import ClientStopped, Event
 from smartbatch.observe.logs import EventLogger, clean, get_logger, user_error

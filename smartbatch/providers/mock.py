@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from attrs import evolve, frozen
 
 from smartbatch._fork import PerProcess
-from smartbatch._settings import seconds_of
+from smartbatch._words import seconds_of
 from smartbatch.emulator.composed_answers import answer_for, count_tokens, words_of
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream, Capabilities, MadeStream, Provider

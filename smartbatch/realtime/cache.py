@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from smartbatch._clock import RealClock
+from smartbatch._database import SqliteConnections, connect_sqlite
 from smartbatch._files import check_logs
-from smartbatch._sqlite import SqliteConnections, connect_sqlite
 from smartbatch.chats import PART_FORMS
 from smartbatch.core.preparation.structured import READINGS
 from smartbatch.errors import AnswerUnread, ConfigError, StoreError

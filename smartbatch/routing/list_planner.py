@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, frozen
 
 from smartbatch._clock import Clock
-from smartbatch._settings import count_of
+from smartbatch._words import count_of
 from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.preparation.preparer import RequestPreparer, kind_of, prompt_list

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from smartbatch._database import require_psycopg
 from smartbatch._files import resolved_file, state_folder
-from smartbatch._settings import revealed
 from smartbatch.errors import ConfigError
+from smartbatch.setting import revealed
 from smartbatch.sharing.back_end import VERSION, BackEnd
 
 _ADDRESSES = (
@@ -59,7 +60,7 @@ def open_back_end(address: str, now: Callable[[], float]) -> BackEnd:
 
         return RedisBackEnd(address)
     if address.startswith(("postgresql://", "postgres://")):
-        import smartbatch._postgres  # noqa: F401 - says which package is missing
+        require_psycopg()
         from smartbatch.sharing.postgres_back_end import PostgresBackEnd
 
         return PostgresBackEnd(address)

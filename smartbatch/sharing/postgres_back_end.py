@@ -16,7 +16,7 @@ import psycopg
 from psycopg.abc import PQGen
 
 from smartbatch._clock import RealClock
-from smartbatch._postgres import SCHEMA_LOCK, Address
+from smartbatch._database import SCHEMA_LOCK, Address
 from smartbatch.errors import scrub
 from smartbatch.observe.participants import KEPT_SECONDS
 from smartbatch.sharing.back_end import (

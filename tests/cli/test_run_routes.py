@@ -149,7 +149,7 @@ def test_quiet_says_nothing_of_routes(
     ("constraints", "printed"),
     [
         (["--deadline", "1s"], "no route meets a deadline of 1 s for 40 requests; nothing was sent."),
-        (["--deadline", "yesterday"], "deadline = 'yesterday' is no time from now"),
+        (["--deadline", "yesterday"], "deadline = 'yesterday' is not a positive duration"),
         (["--budget", "0.00001"], "What would be met: a budget of $0.0"),
         (["--time-value", "-5"], "time_value = -5.0 is out of range"),
     ],

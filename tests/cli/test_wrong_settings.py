@@ -16,12 +16,12 @@ WRONG = {
     "Redis without its package": ({"SMARTBATCH_SHARED": "redis://localhost"}, ["redis"], "package redis"),
     "PostgreSQL without its package": (
         {"SMARTBATCH_SHARED": "postgresql://localhost/x"},
-        ["psycopg", "smartbatch._postgres", "smartbatch.sharing.postgres_back_end"],
+        ["psycopg", "smartbatch.sharing.postgres_back_end"],
         "package psycopg",
     ),
     "a store without its package": (
         {"SMARTBATCH_STORE": "postgresql://localhost/x"},
-        ["psycopg", "smartbatch._postgres"],
+        ["psycopg"],
         "package psycopg",
     ),
     "no address": ({"SMARTBATCH_SHARED": "ftp://x"}, [], "shared: the address cannot be read"),

@@ -74,7 +74,7 @@ def test_threads_that_import_a_circle_of_modules_take_turns() -> None:
     ended = run_script(
         """
         import pathlib, sys, tempfile, threading
-        from smartbatch._importing import imported
+        from smartbatch._fork import imported
 
         folder = pathlib.Path(tempfile.mkdtemp())
         for one, other in (("ring_a", "ring_b"), ("ring_b", "ring_a")):

@@ -202,8 +202,8 @@ POSTGRES = {
 
 def test_jobs_are_kept_on_the_projects_postgresql() -> None:
     """With what libpq knows of its options; the password is hidden."""
-    from smartbatch._postgres import Address
-    from smartbatch._settings import revealed
+    from smartbatch._database import Address
+    from smartbatch.setting import revealed
 
     store = store_with(**POSTGRES)
     assert store is not None

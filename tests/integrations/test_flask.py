@@ -71,7 +71,7 @@ def test_two_applications_have_two_clients(app_of: AppOf) -> None:
     [
         ({"paralelism": 2}, "app.config: unknown setting or parameter paralelism; did you mean parallelism?"),
         ({"parallelism": 0}, "app.config: parallelism (given as a mapping) = 0 is out of range: 1 to 1024"),
-        ({"web_timeout": "soon"}, "app.config: web_timeout = 'soon' is no duration"),
+        ({"web_timeout": "soon"}, "app.config: web_timeout = 'soon' is not a duration"),
     ],
 )
 def test_what_cannot_be_is_refused_when_the_application_is_made(

@@ -300,11 +300,11 @@ def test_a_count_that_is_none_is_refused_by_name(
     """A store takes some of these in its own way, and says of others what users do not know."""
     client = client_of(remote, store=place)
     job = client.submit_batch(["p"] * 3)
-    with pytest.raises(ConfigError, match=r"count = .* is no whole number of 0 or more"):
+    with pytest.raises(ConfigError, match=r"count = .* is not a whole number of 0 or more"):
         client.forecast(iter(["p"]), count=wrong)
     looks = (client.jobs, elsewhere.statuses, elsewhere.jobs, elsewhere.acts, job.earlier_results)
     for look in looks:
-        with pytest.raises(ConfigError, match=r"limit = .* is no whole number of 0 or more"):
+        with pytest.raises(ConfigError, match=r"limit = .* is not a whole number of 0 or more"):
             look(limit=wrong)
     with pytest.raises(ConfigError, match="before"):
         elsewhere.acts(before=wrong)

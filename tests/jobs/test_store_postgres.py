@@ -19,7 +19,7 @@ from jobs.stores import Bench, led, new_items, result, started
 from psycopg.conninfo import conninfo_to_dict
 from realtime.scenes import eventually
 
-from smartbatch._postgres import SCHEMA_LOCK, Address
+from smartbatch._database import SCHEMA_LOCK, Address
 from smartbatch.errors import ConfigError, StoreError
 from smartbatch.jobs.records import (
     IncidentRow,

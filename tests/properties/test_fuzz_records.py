@@ -25,7 +25,7 @@ from properties.real_bodies import KEY, PROMPT
 from properties.test_fuzz_parsers import Wire, check_error, check_usage, reply
 
 from smartbatch._clock import RealClock
-from smartbatch._settings import seconds_in, spec_of, usd
+from smartbatch._words import seconds_in, usd_in
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ConfigError, ErrorKind, InputError, ProviderError, StoreError
 from smartbatch.jobs.payload import (
@@ -52,6 +52,7 @@ from smartbatch.runs.output_file import OutputFile
 from smartbatch.runs.output_lines import encode
 from smartbatch.runs.row_keys import KeyedRow, Keys, RowKeys
 from smartbatch.runs.row_requests import PromptMaker
+from smartbatch.setting import spec_of
 from smartbatch.tables.parsed_rows import BadRow
 from smartbatch.tables.row_formats import READERS
 from smartbatch.tables.row_source import Row, RowSource
@@ -386,9 +387,9 @@ def durations(rng: random.Random) -> bool:
 
 def money(rng: random.Random) -> bool:
     cents = rng.randrange(10**6)
-    assert usd(f"{cents / 100} USD") == usd(f"${cents / 100}") == cents / 100
+    assert usd_in(f"{cents / 100} USD") == usd_in(f"${cents / 100}") == cents / 100
     text = words(rng)
-    found = usd(text)
+    found = usd_in(text)
     assert found == text or (isinstance(found, float) and found >= 0)
     return isinstance(found, float)
 

@@ -62,7 +62,7 @@ def test_a_single_prompt_is_no_list_of_its_letters(
 def test_a_constraint_that_is_none_is_refused_for_an_iterator_too(
     client: BatchingClient, constraint: dict[str, Any]
 ) -> None:
-    with pytest.raises(ConfigError, match=r"out of range|no number|no sum in USD"):
+    with pytest.raises(ConfigError, match=r"out of range|not a number|not an amount in USD"):
         client.map(iter(PROMPTS), **constraint)
 
 

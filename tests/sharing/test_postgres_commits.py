@@ -9,7 +9,7 @@ import pytest
 from psycopg.rows import scalar_row
 from sharing.servers import address_of
 
-from smartbatch._postgres import Address
+from smartbatch._database import Address
 from smartbatch.core.limits.lease_ask import LeaseAsk, MemberLimits, QuotaKind
 from smartbatch.sharing.addresses import open_back_end
 

@@ -15,7 +15,7 @@ from realtime.scenes import PATIENCE, InTime, Scripted, eventually, submit_all, 
 from sharing.servers import KINDS, address_of, redis_server
 
 from smartbatch._clock import RealClock, VirtualClock
-from smartbatch._postgres import Address
+from smartbatch._database import Address
 from smartbatch.core.limits.lease_ask import Findings, LeaseAsk, LeaseGrant, MemberLimits
 from smartbatch.errors import BudgetExceeded, ConfigError, ErrorKind, ProviderError, ProviderUnavailable
 from smartbatch.events import BreakerChanged, Event, SharedLimitsLost, SharedLimitsRestored

@@ -14,9 +14,9 @@ import attrs
 import pytest
 
 from smartbatch import BatchingClient, shortcuts, types
-from smartbatch._settings import spec_of
 from smartbatch.config import BatchingConfig, ClientParams, Settings
 from smartbatch.emulator.settings import EmulatorParams, EmulatorSettings
+from smartbatch.setting import spec_of
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, Union, get_args, get_origin
 
 import attrs
 
-from smartbatch._importing import imported, one_at_a_time
+from smartbatch._fork import imported, one_at_a_time
 from smartbatch.core.preparation.json_schemas import (
     MAX_FLAWS,
     Misfit,

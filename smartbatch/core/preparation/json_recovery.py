@@ -13,7 +13,7 @@ from contextlib import suppress
 from itertools import islice, pairwise
 from typing import Any, NoReturn
 
-from smartbatch._importing import imported
+from smartbatch._fork import imported
 
 MAX_DEPTH = 200
 """Levels. Python's own JSON reader fails near 1,000; the schema of no API comes near 200."""

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 from weakref import WeakValueDictionary
 
-from smartbatch._importing import imported
+from smartbatch._fork import imported
 
 
 class PatternError(ValueError):

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn, TypeAlias, get_args
 
 from attrs import evolve
 
-from smartbatch._settings import EXAMPLES, seconds_in
+from smartbatch._words import DURATION_EXAMPLES, seconds_in
 from smartbatch.config import NEAR_SETTINGS, OF_PROVIDERS, Settings
 from smartbatch.core.preparation.chat_turns import (
     check_choice,
@@ -273,7 +273,7 @@ def _duration(high: float, *, above: bool = False) -> FieldCheck:
     def check(value: Any, field: str) -> float:
         seconds = seconds_in(value)
         if seconds is None and isinstance(value, str):
-            _refuse(field, f"is no duration: write {EXAMPLES}")
+            _refuse(field, f"is not a duration; use {DURATION_EXAMPLES}")
         checked: float = number(value if seconds is None else seconds, field)
         return checked
 

@@ -12,7 +12,7 @@ from datetime import datetime
 
 from attrs import evolve, frozen
 
-from smartbatch._settings import EXAMPLES, seconds_in
+from smartbatch._words import DURATION_EXAMPLES, seconds_in
 from smartbatch.core.routing.offers import BatchOffer, Offer
 from smartbatch.core.routing.rescue import (
     MARGIN,
@@ -92,8 +92,8 @@ def seconds_until(deadline: Deadline | None, wall: float) -> float | None:
     found = seconds_in(deadline)
     if found is None or not 0 < found < math.inf:
         raise ConfigError(
-            f"deadline = {deadline!r:.60} is no time from now: write {EXAMPLES}, or a datetime with its time "
-            "zone"
+            f"deadline = {deadline!r:.60} is not a positive duration; use {DURATION_EXAMPLES}, or a datetime "
+            "with its time zone"
         )
     return found
 

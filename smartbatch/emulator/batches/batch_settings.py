@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 from attrs import Attribute, Converter, field, fields, frozen
 
-from smartbatch._settings import seconds_of
+from smartbatch._words import seconds_of
 from smartbatch.errors import ConfigError
 from smartbatch.types import Duration
 

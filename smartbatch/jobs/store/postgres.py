@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from smartbatch._postgres import SCHEMA_LOCK, Address
+from smartbatch._database import SCHEMA_LOCK, Address
 from smartbatch.errors import StoreError, scrub
 from smartbatch.jobs.records import StoredCounts
 from smartbatch.jobs.store.database import STATES, Database, Row, Transaction

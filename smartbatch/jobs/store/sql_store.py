@@ -22,9 +22,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from smartbatch._database import Address
 from smartbatch._files import own_folder, resolved_file, state_folder
 from smartbatch._fork import on_fork
-from smartbatch._settings import revealed
 from smartbatch.errors import ConfigError, StoreError
 from smartbatch.jobs.store.database import Database
 from smartbatch.jobs.store.facts import FactTable
@@ -35,6 +35,7 @@ from smartbatch.jobs.store.jobs import JobTable
 from smartbatch.jobs.store.leases import Counted, FileLocks, LeaseTable, Owner, OwnerLocks
 from smartbatch.jobs.store.shards import ShardTable
 from smartbatch.jobs.store.summaries import SummaryTable
+from smartbatch.setting import revealed
 
 _SERVERS = ("postgresql://", "postgres://")
 _KEYWORD_FORM = re.compile(
@@ -163,10 +164,10 @@ def open_store(
     place = resolved_place(place)
     rng = rng or Random()
     if is_server(place):
-        from smartbatch._postgres import Address
+        address = Address.of(place)
         from smartbatch.jobs.store.postgres import PostgresDatabase, SessionLocks
 
-        server = PostgresDatabase(Address.of(place), **database)
+        server = PostgresDatabase(address, **database)
         spool = os.path.join(state_folder(), f"spool-{server.address.digest}")
         return SqlStore(server, SessionLocks(server), spool, wall=wall, rng=rng, counted=counted)
     from smartbatch.jobs.store.sqlite import SqliteDatabase
@@ -217,8 +218,6 @@ def check_place(place: str) -> None:
         ConfigError, StoreError: as :func:`open_store`, as far as the name and the installed packages say.
     """
     if is_server(address := resolved_place(place)):
-        from smartbatch._postgres import Address
-
         Address.of(address)
 
 

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeVar
 
 from smartbatch._clock import RealClock
+from smartbatch._database import SqliteConnections, connect_sqlite
 from smartbatch._files import check_logs, check_own, inode_of, lock_file, new_file, private_folder
-from smartbatch._sqlite import SqliteConnections, connect_sqlite
 from smartbatch.errors import StoreError, scrub
 from smartbatch.jobs.records import StoredCounts
 from smartbatch.jobs.store.database import STATES, Database, Row, Transaction

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from smartbatch._importing import one_at_a_time
+from smartbatch._fork import one_at_a_time
 from smartbatch.errors import ConfigError, InvalidRequest
 from smartbatch.providers.anthropic.answers import MessageReader, read_message
 from smartbatch.providers.anthropic.batches import AnthropicBatches

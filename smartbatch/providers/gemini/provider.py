@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from smartbatch._importing import one_at_a_time
+from smartbatch._fork import one_at_a_time
 from smartbatch.errors import ConfigError
 from smartbatch.providers.base import AnswerStream, Capabilities, FlexTier, Provider
 from smartbatch.providers.batch_api import BatchApi

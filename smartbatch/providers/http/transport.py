@@ -22,7 +22,7 @@ from urllib3.exceptions import ClosedPoolError
 from urllib3.util import Url, make_headers, parse_url
 
 from smartbatch._fork import PerProcess, on_fork
-from smartbatch._settings import seconds_of
+from smartbatch._words import seconds_of
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.http.content import SpooledBody
 from smartbatch.providers.http.pool import Connection, ConnectionPool, PlainSocket, failure, open_pool

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from attrs import evolve
 from urllib3 import HTTPHeaderDict
 
-from smartbatch._fork import PerProcess
-from smartbatch._importing import one_at_a_time
+from smartbatch._fork import PerProcess, one_at_a_time
 from smartbatch._version import __version__
 from smartbatch.errors import ConfigError, InvalidRequest, ProviderError
 from smartbatch.providers.base import AnswerStream, Capabilities, FlexTier, Provider

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from smartbatch._fork import PerProcess
-from smartbatch._settings import seconds_of
+from smartbatch._words import seconds_of
 from smartbatch.emulator.composed_answers import words_of
 from smartbatch.emulator.faults import FaultPlan
 from smartbatch.emulator.limits import Limits

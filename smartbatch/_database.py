@@ -1,24 +1,46 @@
-"""The connections of one process to an SQLite file: one reads, one writes, and a fork closes both."""
+"""Databases: the connections of one process to an SQLite file, and addresses of PostgreSQL servers."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import re
 import sqlite3
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
+from urllib.parse import unquote
+
+from attrs import field, frozen
 
 from smartbatch._clock import RealClock
 from smartbatch._fork import around_fork
+from smartbatch.errors import ConfigError
 
 FORK_WAIT = 5.0
 """Seconds that a fork waits for a read, and for a write, of other threads. One that takes longer may wait for
 the very thread that forks; then the child may find the file locked."""
 _abandoned: list[sqlite3.Connection] = []
 """Connections of the parent, kept in a forked child: closing one there could disturb the parent's log."""
-
+DEFAULT_SCHEMA = "smartbatch"
+"""A schema of our own, because tables of such plain names could meet the user's."""
+SCHEMA_LOCK = 7_310_294_563_017_112
+"""Number of the advisory lock under which a schema is made: jobs and shared limits may begin in one
+at the same time."""
+_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_DEFAULTS: dict[str, Any] = {
+    "application_name": "smartbatch",
+    "connect_timeout": 10,
+    # a server that vanished without a word is noticed within a minute
+    "keepalives_idle": 20,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 50_000,
+}
+"""Parameters of libpq where the DSN says nothing else: seconds, and the last in milliseconds."""
+_SECRET = ("password", "sslpassword", "passfile", "sslkey")
 
 _T = TypeVar("_T")
 
@@ -198,3 +220,78 @@ def _close(connection: sqlite3.Connection | None) -> None:
             connection.execute("PRAGMA busy_timeout = 0")  # the last one to close would wait to empty the log
         with contextlib.suppress(sqlite3.Error):
             connection.close()
+
+
+@frozen
+class Address:
+    """Where something is kept on a server.
+
+    Attributes:
+        parameters: of libpq.
+        schema: the schema of its tables.
+        place: the address for people, without secrets.
+        secrets: what must not be shown.
+    """
+
+    parameters: dict[str, Any] = field(repr=False)
+    schema: str
+    place: str
+    secrets: tuple[str, ...] = field(repr=False)
+
+    @classmethod
+    def of(cls, dsn: str, setting: str = "store") -> Address:
+        """Read a DSN, which a ``setting`` names.
+
+        Raises:
+            ConfigError: it cannot be read, or psycopg is missing. The address is not shown, because it may
+                contain a password.
+        """
+        require_psycopg()
+        from psycopg import Error
+        from psycopg.conninfo import conninfo_to_dict
+
+        try:
+            server, _, asked = dsn.partition("?")
+            before, _, path = server.partition("://")[2].partition("/")
+            if before.count("@") > 1 or "@" in path:  # a part of the password would be host or database
+                raise ValueError
+            words = asked.split("&") if asked else []
+            schema = next((unquote(w[7:]) for w in words if w.startswith("schema=")), DEFAULT_SCHEMA)
+            rest = "&".join(word for word in words if not word.startswith("schema="))
+            given = conninfo_to_dict(f"{server}?{rest}" if rest else server)
+        except (ValueError, Error):
+            raise ConfigError(
+                f"{setting}: the address of the PostgreSQL server cannot be read; it should look like"
+                " postgresql://user:password@host:5432/database?schema=smartbatch, with special characters"
+                " written as %XX"
+            ) from None
+        if not _SCHEMA.fullmatch(schema):
+            raise ConfigError(
+                f"{setting}: the schema {schema!r} is not usable; a name has small letters, digits and _, and"
+                " begins with no digit"
+            )
+        place = "postgresql://{user}{host}{port}/{dbname}?schema={schema}".format(
+            user=f"{given['user']}@" if given.get("user") else "",
+            host=given.get("host", ""),
+            port=f":{given['port']}" if given.get("port") else "",
+            dbname=given.get("dbname", ""),
+            schema=schema,
+        )
+        secrets = tuple(str(given[name]) for name in _SECRET if given.get(name))
+        return cls(parameters={**_DEFAULTS, **given}, schema=schema, place=place, secrets=secrets)
+
+    @property
+    def digest(self) -> str:
+        """Twelve characters that tell this address from others."""
+        return hashlib.blake2b(self.place.encode(), digest_size=6).hexdigest()
+
+
+def require_psycopg() -> None:
+    """Raise ConfigError if psycopg is not installed."""
+    try:
+        import psycopg  # noqa: F401
+    except ImportError as missing:
+        raise ConfigError(
+            "a PostgreSQL server needs the package psycopg; install it with"
+            f" pip install 'smartbatch-llm[postgres]' ({missing.name or 'its libpq'} is missing)"
+        ) from None
