@@ -180,7 +180,9 @@ def test_a_list_and_its_report_count_each_defect(server: Server, tmp_path: Path)
 @pytest.mark.parametrize("strategy", ["individual", "batch"])
 def test_a_job_and_its_report_count_each_defect(tmp_path: Path, strategy: str) -> None:
     model = "sim:demo?latency=0&batch_seconds=0.05"
-    with BatchingClient(model, store=str(tmp_path / "s.db"), max_tokens=1) as client:
+    with BatchingClient(
+        model, store=str(tmp_path / "s.db"), max_tokens=1, batch_poll_interval=0.05
+    ) as client:
         plan = client.forecast(["a long prompt", "another"], strategy=strategy)
         job = client.submit_run(["a long prompt", "a long prompt", "another"], plan)
         status = job.wait(60)
