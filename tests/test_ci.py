@@ -93,7 +93,7 @@ def test_only_root_installs_programs(project: Path) -> None:
     assert [line for line in called(project) if line.startswith("apt-get")] == []
 
 
-def test_the_workflow_runs_the_checks_with_every_python_that_the_package_names() -> None:
+def test_the_workflow_checks_every_python_the_package_names() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "checks.yml").read_text())
     settings = configparser.ConfigParser()
     settings.read(ROOT / "setup.cfg")

@@ -148,7 +148,7 @@ def test_a_post_processor_that_raises_fails_its_request_only(
 
 
 @pytest.mark.parametrize("nonsense", ["a text", 5, {"text": "x"}])
-def test_a_post_processor_that_returns_something_else_fails_its_request_only(
+def test_a_wrong_return_of_a_post_processor_fails_only_its_request(
     nonsense: Any, client_of: ClientOf
 ) -> None:
     """A worker survives it, and the error says what was returned."""

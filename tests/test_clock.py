@@ -53,7 +53,7 @@ def test_both_clocks_keep_the_protocol(make: Callable[[], Clock]) -> None:
 
 
 @pytest.mark.parametrize("make", [RealClock, VirtualClock])
-def test_who_waits_for_something_goes_on_when_it_holds_or_the_time_is_over(make: Callable[[], Clock]) -> None:
+def test_a_wait_ends_when_its_condition_holds_or_it_times_out(make: Callable[[], Clock]) -> None:
     """What is waited for decides, and not who notifies."""
     clock = make()
     monitor, seen = clock.monitor(), list[str]()
@@ -262,7 +262,7 @@ def test_an_idle_wait_ends_when_time_has_passed_it_and_moves_no_time(clock: Virt
     assert ended == [(True, 2.0), (False, 6.0)]
 
 
-def test_time_stands_from_the_moment_on_at_which_a_future_of_the_test_ends(clock: VirtualClock) -> None:
+def test_time_stops_when_a_future_of_the_test_completes(clock: VirtualClock) -> None:
     """The test's own thread goes on at that moment, however long it takes to wake up."""
     settled: Future[float] = Future()
 

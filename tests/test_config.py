@@ -311,7 +311,7 @@ def test_a_misspelt_setting_is_refused_with_the_nearest(make: Callable[..., Batc
         make(paralelism=3)
 
 
-def test_a_file_that_is_missing_or_no_text_or_without_our_table_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_unusable_settings_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*nowhere.toml"):
         load(tmp_path / "nowhere.toml")
     with pytest.raises(ConfigError, match="cannot read"):
@@ -428,7 +428,7 @@ def test_a_secret_put_in_the_wrong_place_is_not_repeated() -> None:
         {}, optional={k: st.floats(spec_of(KEYS[k]).low, spec_of(KEYS[k]).high).map(str) for k in NUMBERS}
     )
 )
-def test_whatever_the_environment_holds_the_result_is_in_range_or_a_config_error(
+def test_any_environment_gives_settings_in_range_or_a_config_error(
     values: dict[str, str],
 ) -> None:
     try:

@@ -119,7 +119,7 @@ def test_a_name_of_another_library_is_told_what_it_is_here(given: str, told: str
         smartbatch.generate(["x"], model="openai:m", **wrong)
 
 
-def test_a_setting_among_the_parameters_of_a_call_is_told_where_it_belongs(client_of: ClientOf) -> None:
+def test_a_setting_passed_to_a_call_is_refused_with_its_place(client_of: ClientOf) -> None:
     client = client_of(SimProvider(sleep=lambda _: None, now=lambda: 0.0))
     for call in (client.generate, client.submit, client.submit_batch):
         with pytest.raises(InvalidRequest, match=r"but a setting of the client: .*parallelism=…"):

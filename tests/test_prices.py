@@ -51,7 +51,7 @@ def card(provider: str, model: str, wall: float = WALL) -> RateCard:
 
 
 @pytest.mark.full
-def test_the_cost_of_any_request_to_any_listed_model_is_what_the_library_works_out() -> None:
+def test_the_cost_of_any_listed_model_is_what_the_library_computes() -> None:
     """Every model of five providers, around every tier, with and without cache and reasoning."""
     book, compared = PriceBook(), 0
     for provider in data_snapshot.get_snapshot().providers:
@@ -97,7 +97,7 @@ def test_tokens_written_to_a_cache_cost_what_the_provider_asks(
     )
 
 
-def test_more_written_tokens_than_a_prompt_has_cost_no_more_than_the_prompt() -> None:
+def test_cache_writes_beyond_the_prompt_cost_no_more_than_the_prompt() -> None:
     rates = card("anthropic", "claude-sonnet-4-5")
     most = rates.cost(Usage(1000, cache_write_tokens=1000, cache_write_1h_tokens=1000))
     assert rates.cost(Usage(1000, cache_write_tokens=5000, cache_write_1h_tokens=9000)) == most
@@ -116,7 +116,7 @@ def test_what_a_user_asks_for_writes_holds_in_every_way_of_processing() -> None:
     assert plain.cost(hour) == pytest.approx(2), "without a price of its own a write costs what input costs"
 
 
-def test_a_model_that_writes_its_cache_by_itself_is_expected_to_write_long_prompts() -> None:
+def test_automatic_cache_writes_are_expected_for_long_prompts() -> None:
     """OpenAI from gpt-5.6 on; elsewhere the caller asks for it."""
     by_itself, asked = card("openai", "gpt-5.6"), card("anthropic", "claude-sonnet-4-5")
     assert by_itself.expected_usage(1024, 9) == Usage(1024, 9, cache_write_tokens=1024)
@@ -125,7 +125,7 @@ def test_a_model_that_writes_its_cache_by_itself_is_expected_to_write_long_promp
     assert card("openai", "gpt-5-mini").expected_usage(5000, 9) == Usage(5000, 9)
 
 
-def test_a_request_above_a_tier_pays_the_tier_for_all_its_tokens_and_one_at_the_tier_does_not() -> None:
+def test_a_request_above_a_tier_pays_its_rate_for_all_tokens() -> None:
     rates = card("anthropic", "claude-haiku-5-5")
     start = rates.bands[1].above
     assert rates.cost(Usage(start + 1)) > 4 * rates.cost(Usage(start))
@@ -190,7 +190,7 @@ def test_a_card_says_which_table_it_comes_from() -> None:
     assert card("openai", "gpt-5-mini").source == f"genai-prices {genai_prices.__version__}"
 
 
-def test_cached_tokens_beyond_the_prompt_do_not_make_a_request_cheaper_than_a_cached_one() -> None:
+def test_cached_tokens_beyond_the_prompt_give_no_further_discount() -> None:
     rates = card("openai", "gpt-5-mini")
     assert rates.cost(Usage(100, 0, 500)) == rates.cost(Usage(100, 0, 100))
 
@@ -233,7 +233,7 @@ def batch_card(provider: str, model: str, wall: float = WALL) -> RateCard:
 
 class TestBatches:
     @pytest.mark.full
-    def test_the_cost_of_any_request_in_a_batch_is_what_the_library_works_out_where_it_has_batch_rates(
+    def test_batch_costs_are_what_the_library_computes_from_its_rates(
         self,
     ) -> None:
         """Every such model of six providers, around every tier, with and without cache and reasoning."""
@@ -268,7 +268,7 @@ class TestBatches:
             ("gemini", "gemini-embedding-001", 0.15),
         ],
     )
-    def test_a_batch_is_half_price_also_where_the_bundled_table_lacks_the_rate(
+    def test_a_batch_is_half_price_even_without_a_bundled_rate(
         self, provider: str, model: str, price: float
     ) -> None:
         usage = Usage(100_000)  # below all tiers
@@ -325,7 +325,7 @@ class TestBatches:
             rates = batch_card("openai", model)
             assert rates.cost(Usage(1000, 0, 1000)) <= rates.cost(Usage(1000))
 
-    def test_without_a_batch_rate_and_a_documented_discount_the_price_is_unknown(self) -> None:
+    def test_without_a_batch_rate_or_discount_the_price_is_unknown(self) -> None:
         book = PriceBook()
         assert book.rates("deepseek", "deepseek-chat", WALL) is not None
         assert book.rates("deepseek", "deepseek-chat", WALL, "batch") is None
@@ -362,7 +362,7 @@ class TestBatches:
             assert batch.source == "user"
 
     @pytest.mark.parametrize(("cached", "expected"), [(None, 1), (0.4, 0.4), (1.9, 1)])
-    def test_cached_tokens_of_the_users_model_cost_no_more_in_a_batch_than_others_do(
+    def test_cached_tokens_cost_no_more_in_a_batch_than_other_tokens(
         self, cached: float | None, expected: float
     ) -> None:
         rates = PriceBook({"m": Price(2, 8, cached)}).rates("openai", "m", WALL, "batch")
@@ -415,7 +415,7 @@ def flex_card(provider: str, model: str, wall: float = WALL) -> RateCard | None:
 
 class TestTheSlowerTier:
     @pytest.mark.full
-    def test_the_cost_of_any_request_there_is_what_the_library_works_out_where_it_lists_the_tier(
+    def test_flex_costs_are_what_the_library_computes_for_the_tier(
         self,
     ) -> None:
         book, models = PriceBook(), set()

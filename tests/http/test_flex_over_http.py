@@ -126,7 +126,7 @@ def test_its_times_are_learned_apart_from_those_of_other_calls(emu: Emulator) ->
 
 
 @pytest.mark.full
-def test_what_the_tier_has_no_room_for_goes_on_at_once_and_nothing_is_paid_twice(emu: Emulator) -> None:
+def test_requests_without_flex_capacity_move_on_and_are_paid_once(emu: Emulator) -> None:
     """One in ten is sent away: the bill is exactly that of the tiers that answered."""
     emu.configure(faults={"no_room": 0.1})
     with client_of(openai(emu)) as client:
@@ -144,7 +144,7 @@ def test_what_the_tier_has_no_room_for_goes_on_at_once_and_nothing_is_paid_twice
 
 @pytest.mark.full
 @pytest.mark.parametrize("why", sampled(["full", "missing"], keep=1))
-def test_a_tier_that_takes_nothing_costs_a_few_calls_and_is_not_chosen_again(emu: Emulator, why: str) -> None:
+def test_a_full_flex_tier_costs_a_few_calls_and_is_then_avoided(emu: Emulator, why: str) -> None:
     if why == "full":
         emu.configure(faults={"no_room": 1.0})
     else:

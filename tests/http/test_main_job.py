@@ -91,7 +91,7 @@ def assert_all_right(questions: Path, out: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("model", sampled([OPENAI, ANTHROPIC, GEMINI]))
-def test_every_question_is_answered_right_and_in_order_and_paid_once_despite_faults(
+def test_despite_faults_all_answers_are_right_ordered_and_paid_once(
     questions: Path, tmp_path: Path, model: str
 ) -> None:
     """2 % of the calls meet a 500, a 503, a 429, a reset, a hang or a cut body."""

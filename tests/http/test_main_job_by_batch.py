@@ -130,7 +130,7 @@ def killed_twice(questions: Path, model: str, folder: Path, *, batch: int) -> No
 
 
 @pytest.mark.full
-def test_a_run_killed_twice_ends_right_in_order_paid_once_and_at_half_the_price(tmp_path: Path) -> None:
+def test_a_run_killed_twice_is_right_paid_once_and_half_price(tmp_path: Path) -> None:
     """kill -9 in the middle of two creates, then the same line: nothing is lost and nothing bought twice."""
     killed_twice(own_questions(tmp_path, 120), OPENAI, tmp_path, batch=40)
 

@@ -44,9 +44,7 @@ def client(claude: SmallClaude, tmp_path: Path) -> Iterator[BatchingClient]:
 
 
 @pytest.mark.parametrize(("route", "cost"), [("individual", 2 * ALONE), ("batch", ALONE)])
-def test_a_refused_request_cost_nothing_and_the_list_cost_what_the_others_did(
-    client: BatchingClient, route: str, cost: float
-) -> None:
+def test_a_refused_request_costs_nothing(client: BatchingClient, route: str, cost: float) -> None:
     results = client.generate(["one", "refuse this", "two"], strategy=route)
     assert isinstance(results[1].error, ProviderError)
     assert results[1].cost == 0.0
@@ -317,9 +315,7 @@ client.submit_batch([f"question {n % 4_000}" for n in range(12_500)]).wait()
 
 
 @pytest.mark.full
-def test_equal_rows_are_found_on_many_pages_and_after_the_process_was_killed(
-    claude: SmallClaude, tmp_path: Path
-) -> None:
+def test_equal_rows_are_found_across_pages_and_after_a_kill(claude: SmallClaude, tmp_path: Path) -> None:
     """The store alone says who follows whom, so another process ends them all."""
     store = str(tmp_path / "jobs.db")
     assert subprocess.run([sys.executable, "-c", KILLED, MODEL, store]).returncode == -signal.SIGKILL

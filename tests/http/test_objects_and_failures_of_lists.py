@@ -131,7 +131,7 @@ def test_the_class_of_a_list_by_batch_may_be_the_lists_or_the_clients(kind: type
         assert [result.parsed for result in of_list] == [result.parsed for result in of_client]
 
 
-def test_an_answer_of_a_batch_that_does_not_fit_its_class_is_asked_again_alone(tmp_path: Path) -> None:
+def test_a_batch_answer_that_does_not_fit_its_class_is_repaired_alone(tmp_path: Path) -> None:
     def spoil(position: int, answer: dict[str, Any]) -> None:
         if position == 4:
             answer["choices"][0]["message"]["content"] = json.dumps({"name": "x", "count": "many"})
@@ -146,9 +146,7 @@ def test_an_answer_of_a_batch_that_does_not_fit_its_class_is_asked_again_alone(t
 
 
 @each_provider
-def test_a_refused_line_of_a_batch_raises_in_its_place_where_that_is_asked_for(
-    provider: str, tmp_path: Path
-) -> None:
+def test_a_refused_batch_line_raises_in_its_place_on_request(provider: str, tmp_path: Path) -> None:
     """What came before it was yielded; the same failure is a result without ``on_error="raise"``."""
     line = in_batch(0, "item_invalid", {5})
     with world(provider, tmp_path, rare=60, batch_turnaround=MINUTE, batch_line_fault_for=line) as w:
@@ -177,9 +175,7 @@ def test_the_first_failure_of_a_hybrid_cancels_its_batch(tmp_path: Path) -> None
 
 @pytest.mark.full
 @each_provider
-def test_as_completed_yields_what_a_hybrid_asks_at_once_before_its_batch_ends(
-    provider: str, tmp_path: Path
-) -> None:
+def test_as_completed_yields_the_real_time_part_of_a_hybrid_first(provider: str, tmp_path: Path) -> None:
     with world(provider, tmp_path, rare=60, batch_turnaround=HOUR) as w:
         client = w.process()
         requests = [Request(text, context=n) for n, text in enumerate(texts(30))]

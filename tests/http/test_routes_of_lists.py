@@ -95,7 +95,7 @@ def test_a_rescue_begins_when_the_plan_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_batch_is_sent_where_real_time_would_be_late_and_the_batch_hardly(tmp_path: Path) -> None:
+def test_a_batch_is_chosen_if_real_time_would_miss_the_deadline(tmp_path: Path) -> None:
     """Real time was never seen, so it is assumed to be slow; batches were seen to be fast."""
     with world("openai", tmp_path, rare=60, batch_turnaround=2.0) as w:
         client = w.process()
@@ -139,7 +139,7 @@ def test_a_rescue_keeps_what_the_batch_had_done(provider: str, tmp_path: Path) -
 
 
 @pytest.mark.full
-def test_a_cancel_that_is_refused_is_tried_again_after_pauses_and_told_once(tmp_path: Path) -> None:
+def test_a_refused_cancel_is_retried_with_pauses_and_reported_once(tmp_path: Path) -> None:
     prompts = texts(30)
     with world("openai", tmp_path, rare=60, batch_turnaround=20 * HOUR) as w:
 
@@ -208,7 +208,7 @@ def test_the_threshold_strategy_goes_by_the_count_alone(count: int, route: Route
         assert routes(results) == {route: count}
 
 
-def test_requests_of_an_urgent_purpose_go_individually_whatever_the_list_does(tmp_path: Path) -> None:
+def test_urgent_requests_are_sent_in_real_time_on_any_route(tmp_path: Path) -> None:
     with world("openai", tmp_path, rare=60, batch_turnaround=MINUTE) as w:
         client = w.process(prefer_individual_for={"rag_query"})
         results = asked(w, client, texts(20), purpose="rag_query", deadline="20h")

@@ -64,7 +64,7 @@ def test_a_batch_learns_it_from_its_lines(tmp_path: Path) -> None:
             ]
 
 
-def test_a_mode_that_the_provider_lacks_is_refused_before_anything_is_sent() -> None:
+def test_an_unsupported_mode_is_refused_before_anything_is_sent() -> None:
     options = {"api_key": "k" * 40}
     for model in ("anthropic:claude-haiku-5-5", "gemini:gemini-3.8-flash", "sim:demo"):
         own = {} if model == "sim:demo" else {"provider_options": options}

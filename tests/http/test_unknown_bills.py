@@ -79,14 +79,14 @@ def test_lost_and_unreadable_answers_keep_their_reservations(provider: str, faul
         assert results.unpriced == ()
 
 
-def test_a_request_that_timed_out_while_its_call_goes_on_has_no_known_cost() -> None:
+def test_a_request_that_timed_out_during_its_call_has_unknown_cost() -> None:
     with emulator(latency=3.0) as emu, client_at(emu, "openai") as client:
         [result] = client.map(["question"], timeout=0.3)
         assert (result.cost, result.usage.unknown, result.ok) == (None, True, False)
         assert result.unconfirmed_cost >= 100 * PRICE / 1e6
 
 
-def test_without_max_tokens_a_lost_answer_is_held_back_at_the_output_limit() -> None:
+def test_a_lost_answer_without_max_tokens_reserves_the_output_limit() -> None:
     with (
         emulator(faults={"reset": 1.0}) as emu,
         client_at(emu, "anthropic", max_tokens=None, budget=1.0) as one,
@@ -102,9 +102,7 @@ def test_without_max_tokens_a_lost_answer_is_held_back_at_the_output_limit() -> 
 
 
 @each_provider
-def test_a_keyed_list_keeps_what_its_answers_cost_and_says_what_is_paid_now(
-    provider: str, tmp_path: Path
-) -> None:
+def test_a_keyed_list_separates_earlier_cost_from_cost_paid_now(provider: str, tmp_path: Path) -> None:
     prompts, store = [f"question {n}" for n in range(6)], str(tmp_path / "jobs.db")
     with emulator() as emu:
         with client_at(emu, provider, store=store, strategy="individual") as client:

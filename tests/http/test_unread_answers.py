@@ -115,7 +115,7 @@ def test_an_answer_that_turns_out_not_to_fit_is_named_so(w: World, monkeypatch: 
         assert result.error.usage == result.usage
 
 
-def test_a_stored_answer_that_smartbatch_fails_to_make_an_object_of_is_reported_and_stays(
+def test_a_stored_answer_that_cannot_be_parsed_is_reported_and_kept(
     w: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No data takes the place of the object; the next one who asks gets it."""
