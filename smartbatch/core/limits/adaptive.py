@@ -110,13 +110,13 @@ class _Delivery:
     order: int  # of the last call that was sent until then
     refused: int = 0  # of the calls after that one
 
-    def admitted(self, call: Reservation) -> int:
-        """Return how many calls were admitted until ``call``, which was refused or is not sent yet."""
-        return call.order - self.order - max(1, self.refused)
+    def admitted(self, order: int) -> int:
+        """Return how many calls were admitted up to the one of this order, which was refused."""
+        return order - self.order - max(1, self.refused)
 
-    def rate(self, call: Reservation) -> float:
-        """Return the calls a second that were admitted until ``call``."""
-        return self.admitted(call) / max(call.started - self.since, 1e-3)
+    def rate(self, order: int, at: float) -> float:
+        """Return the calls per second that were admitted up to this one, sent ``at`` that time."""
+        return self.admitted(order) / max(at - self.since, 1e-3)
 
 
 @define(eq=False)
@@ -292,25 +292,25 @@ class _PacedCalls:
         self._gain = 1.0 + 2.0 * (self._gain - 1.0)
         self._step_at, self._step_surplus = self._clock, surplus
 
-    def is_met(self, call: Reservation) -> bool:
-        """Return whether the limit is met, as ``call`` was refused: more were than at random."""
+    def is_met(self, order: int) -> bool:
+        """Return whether the limit is met, as the call was refused: more were than at random."""
         if not self._probes:
             return False
         refused, first = self.delivery.refused - _SPARED, float(self.delivery.order)
-        if self._is_probed(call) and self._cruise:
+        if self._is_probed(order) and self._cruise:
             refused, first = self.delivery.refused - self._cruise_refused, self._probe_from
-        return refused > _NOISE_TIMES * self.noise * (call.order - first + _NOISE_CALLS)
+        return refused > _NOISE_TIMES * self.noise * (order - first + _NOISE_CALLS)
 
-    def meet(self, call: Reservation, sent: int, now: float) -> None:
-        """The limit was met with ``call``: measure it, and begin the next cycle ``now``.
+    def meet(self, order: int, at: float, sent: int, now: float) -> None:
+        """The limit was met with the call of this order, sent ``at``: measure it, and begin the next cycle.
 
         The rate is what was admitted in the cycle. It is not below the rate of before if calls cruised at it,
         nor below the last step of the probe that passed: where what is not used is lost, less was admitted.
         """
-        rate = self.delivery.rate(call) / (1.0 - self.noise)
-        if self.delivery.admitted(call) < _FEW_CALLS:
+        rate = self.delivery.rate(order, at) / (1.0 - self.noise)
+        if self.delivery.admitted(order) < _FEW_CALLS:
             rate = max(rate, self.rate / 2.0)
-        if self._is_probed(call):
+        if self._is_probed(order):
             calls = self._probe_from - self.delivery.order
             usual = self._cruise_refused <= _NOISE_TIMES * self.noise * calls
             rate = max(rate, self._passed, self.rate if usual and self._cruise else 0.0)
@@ -318,12 +318,17 @@ class _PacedCalls:
                 share = min(self._cruise_refused / calls, _MOST_NOISE)
                 self.noise += _NOISE_WEIGHT * (share - self.noise)
         sending = self.bucket.rate
-        self.begin_cycle(rate, _Delivery(call.started, sent), now)
+        self.begin_cycle(rate, _Delivery(at, sent), now)
         # what a limit that is counted each second let through too early is missing at the end of the second
         self.bucket.level = -max(0.0, self.rate * (1.0 - self.rate / sending))
 
-    def _is_probed(self, call: Reservation) -> bool:
-        return self._probe_from <= call.order
+    def _is_probed(self, order: int) -> bool:
+        return self._probe_from <= order
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether the rate is that of the first contact, which may have been a burst."""
+        return self._cruise == 0.0
 
     def follow(self, rate: float, sent: int, now: float) -> None:
         """Follow the rate of another process. If it is higher, the calls admitted so far still count."""
@@ -351,7 +356,6 @@ class AdaptiveLimit:
         self._refusals: deque[Reservation] = deque(maxlen=_RECENT)
         self._sent = 0
         self._members = 1  # processes that share the limit
-        self._last: Reservation | None = None
         self._changed = 0  # the last call sent before an estimate changed, by its order
         self._no_cap_until = -math.inf  # when a cap may be supposed again
 
@@ -389,7 +393,7 @@ class AdaptiveLimit:
 
     def take(self, call: Reservation, now: float, ceiling: float) -> None:
         """Count a call that goes. A rate is not above the ``ceiling``."""
-        self._sent, self._last = call.order, call
+        self._sent = call.order
         self._in_flight.take(call, now)
         if self._paced is not None:
             if not self._paced.take(call, now, ceiling):
@@ -440,8 +444,8 @@ class AdaptiveLimit:
             return Evidence.PROOF
         if self._is_proof(call):
             return Evidence.KNOWN if self._suppose_cap(call, now) else Evidence.PROOF
-        if self._paced is not None and self._paced.is_met(call):
-            self._paced.meet(call, self._sent, now)
+        if self._paced is not None and self._paced.is_met(call.order):
+            self._paced.meet(call.order, call.started, self._sent, now)
             self._changed = self._sent
             return Evidence.KNOWN
         if self._in_flight.is_opening:
@@ -491,7 +495,7 @@ class AdaptiveLimit:
         admitted = first.order - 1 - delivery.order - (delivery.refused - len(proof))
         met = _Delivery(first.started, self._sent)
         if self._paced is not None:
-            self._paced.meet(call, self._sent, until)
+            self._paced.meet(call.order, call.started, self._sent, until)
         elif ceiling < math.inf:
             self._paced = _PacedCalls(ceiling, met, until, ceiling=ceiling)
         elif admitted > 0:
@@ -537,14 +541,15 @@ class AdaptiveLimit:
             self._in_flight.open_from(FIRST_CALLS // members, math.inf, _DOUBLES_IN_S)
         if self._paced is None:
             return
-        if now < self._paced.heard_at:
-            refused = 0.0  # of calls that were sent before
+        if now < self._paced.heard_at:  # most of these calls were sent before the cycle began
+            refused = 0.0
+            accepted = 0.0 if self._paced.is_searching else min(accepted, _HEARD_IN_S * self._paced.rate)
         delivery = self._paced.delivery
         delivery.order -= int(accepted + refused)
         delivery.refused += int(refused)
         self._paced.share(int(accepted + refused), now, members=members, probes=probes)
-        if refused and self._last is not None and self._paced.is_met(self._last):
-            self._paced.meet(self._last, self._sent, now)
+        if refused and self._paced.is_met(self._sent):
+            self._paced.meet(self._sent, now, self._sent, now)
             self._change()
 
     def _forget_rate(self) -> None:

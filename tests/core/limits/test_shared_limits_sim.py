@@ -172,16 +172,16 @@ class Silent(Server):
 @pytest.mark.full
 @pytest.mark.parametrize("seed", sampled(range(6)))
 def test_a_rate_that_was_measured_far_too_low_grows_for_all(seed: int) -> None:
-    """As in one process: what one of them finds out does not make the others begin to grow anew.
-
-    Of the first minute up to an eighth is refused: most of it at first contact, at which four processes send.
-    """
+    """Of the first minute at most 5 % are refused beyond the 64 of first contact; after 5 s at most 3 %."""
     run = Run(Silent("gemini", {"requests": 600}), 4)
     for client in run.clients:
         client.latency = lambda rng: 0.05 * math.exp(rng.gauss(0.0, 0.3))
     fill(run.server, *run.clients, seconds=60.0, seed=seed, jitter=0.005, exchanges=run.sharing)
-    assert run.used(20.0, 60.0) >= 0.95
-    assert run.refused <= 0.125
+    refusals = [at for client in run.clients for at in client.counts.refusals]
+    calls = sum(client.counts.calls for client in run.clients)
+    assert run.used(20.0, 60.0) >= 0.98
+    assert len(refusals) <= 64 + 0.05 * calls
+    assert sum(at > 5.0 for at in refusals) <= 0.03 * calls
 
 
 @pytest.mark.full
@@ -200,7 +200,7 @@ def test_refusals_that_led_another_process_to_a_rate_prove_no_lower_one(calls: s
         client.latency = lambda rng: 0.05 * math.exp(rng.gauss(0.0, 0.3))
     fill(server, *run.clients, seconds=60.0, seed=seed, jitter=0.005, exchanges=run.sharing)
     assert run.used(20.0, 60.0) >= 0.75
-    assert run.refused <= 0.11  # of the first minute, first contact included
+    assert run.refused <= 0.09  # of the first minute, first contact included
 
 
 def test_processes_open_up_together_where_nobody_knows_a_limit() -> None:
