@@ -98,7 +98,7 @@ def test_a_misspelt_option_of_a_provider_is_told_the_nearest(
 
 def test_a_job_takes_nothing_that_it_could_not_keep(client_of: ClientOf) -> None:
     client = client_of(SimProvider(sleep=lambda _: None, now=lambda: 0.0))
-    with pytest.raises(InvalidRequest, match="timeout is no parameter here"):
+    with pytest.raises(InvalidRequest, match="timeout is not a parameter here"):
         client.submit_batch(["a"], timeout=5)
 
 

@@ -17,14 +17,13 @@ from typing import Protocol
 
 from attrs import Attribute, define, field, frozen
 
-TOP = 0.99
-"""Times beyond this quantile count in the mean as the quantile itself."""
-TIE = 1e-12
-"""Times whose logarithms differ by less than this count as equal."""
+TOP = 0.99  # means cap times at this quantile
+TIE = 1e-12  # logarithms closer than this are equal
 
 
 class Distribution:
-    """A distribution through weighted points: log seconds and weight (above 0) of each; at least one."""
+    """A distribution through weighted points: the log seconds and the weight (above 0) of each; at least one
+    point."""
 
     def __init__(self, points: Iterable[tuple[float, float]]) -> None:
         ordered = sorted(points)
@@ -39,7 +38,7 @@ class Distribution:
         self.median = self.log(0.5)
 
     def log(self, q: float) -> float:
-        """Return the log seconds that a share ``q`` (above 0, below 1) stays within."""
+        """Return the ``q`` quantile (above 0, below 1) in log seconds."""
         levels, logs = self._levels, self._logs
         if q <= levels[0]:
             return logs[0] - self._low * math.log(levels[0] / q)
@@ -62,7 +61,7 @@ class Distribution:
         return levels[left] + part * (levels[right] - levels[left])
 
     def mean(self) -> float:
-        """Return the mean seconds; times beyond the 99 % quantile count as that quantile, so it is finite.
+        """Return the mean seconds. Times beyond the 99 % quantile are capped at it, so the mean is finite.
 
         Each linear piece contributes the mean of an exponential.
         """
@@ -78,9 +77,8 @@ class Distribution:
         return self._mean
 
     def _tail(self, beyond: float, *, upper: bool) -> float:
-        """Return by how much log seconds grow beyond the last point when the remaining share falls by factor
-        e.
-        """
+        """Return the growth of log seconds beyond the last point for each factor e by which the remaining
+        share falls."""
         inside = min(0.5, 10 * beyond)
         if inside <= beyond:
             return 0.0
@@ -89,7 +87,7 @@ class Distribution:
         return apart / math.log(inside / beyond)
 
     def _inner(self, q: float) -> float:
-        """As :meth:`log`, between the outermost points only."""
+        """Interpolate like :meth:`log`, but only between the outermost points."""
         levels, logs = self._levels, self._logs
         right = bisect_left(levels, q)
         left = right - 1
@@ -98,20 +96,19 @@ class Distribution:
 
 
 def _mean_between(low: float, high: float) -> float:
-    """Return the mean of ``exp`` between two logs."""
     apart = high - low
     return math.exp(low) * (math.expm1(apart) / apart if apart > 1e-9 else 1.0)
 
 
 def redistributed(times: Iterable[tuple[float, bool, float]]) -> list[tuple[float, float]]:
-    """Return times and weights, where the weight of those given up is spread over all that took longer.
+    """Return times and weights; the weight of each censored time is spread over all longer times.
 
-    Of a time that was given up, such as that of a batch that was taken back, it is only known that it would
-    have been longer. This is the estimate of Kaplan and Meier ("Nonparametric estimation from incomplete
-    observations", 1958). A time that was given up after all others keeps its own weight.
+    A censored time, such as that of a cancelled batch, is only a lower bound. This is the estimate of Kaplan
+    and Meier ("Nonparametric estimation from incomplete observations", 1958). If the longest time is
+    censored, it keeps its own weight.
 
     Args:
-        times: each with whether it was given up, and its weight, above 0.
+        times: time, whether it is censored, and weight (above 0) of each observation.
     """
     points = sorted(times)
     longer = list(accumulate([weight for *_, weight in reversed(points)], initial=0.0))[-2::-1]
@@ -125,57 +122,43 @@ def redistributed(times: Iterable[tuple[float, bool, float]]) -> list[tuple[floa
     return found
 
 
-REMEMBERED = 100
-"""Observations that are kept."""
-PRIOR_WEIGHT = 2.0
-"""Observations that the prior weighs as much as."""
-ANCHOR = 0.5
-"""Observations that would hold the prior where it was: one observation moves it two thirds of the way."""
-RIDGE = 10.0
-"""Weight of the prior's growth against the sum of squared log sizes."""
-SAFETY = 2.0
-"""Factor on the variance of a mean of observations: few of them tell it too small."""
-WATCHED = 12
-"""Sum of weights from which a change can be detected."""
+REMEMBERED = 100  # observations
+PRIOR_WEIGHT = 2.0  # observations that the prior weighs as much as
+ANCHOR = 0.5  # observations that would leave the prior unmoved: a single one moves it two thirds of the way
+RIDGE = 10.0  # weight of the prior's growth against the sum of squared log sizes
+SAFETY = 2.0  # factor on the variance of a mean, which few observations underestimate
+WATCHED = 12  # sum of weights from which a change can be detected
 SLACK, LIMIT = 0.65, 1.8
-"""Of the sums of :class:`ChangeDetector`: six extreme times in a row are a change, and about one in 2,000
-times of an unchanged world raises a false alarm (``benchmarks/forecast.py``)."""
-OUTDATED = 0.005
-"""Share of its weight that an observation keeps when times have suddenly changed."""
-QUARTER = math.log(1.25)
-"""The least change of the log median that is reported."""
+"""Parameters of :class:`ChangeDetector`: six extreme times in a row are a change, and about one in 2,000
+times raises a false alarm if nothing changed (``benchmarks/forecast.py``)."""
+OUTDATED = 0.005  # share of its weight that an observation keeps after a sudden change
+QUARTER = math.log(1.25)  # smallest change of the log median that is reported
 SURE, SURE_OF_FIRST = 4.0, 2.0
 """Standard errors by which a gradual change of the median must exceed chance to be reported: more if the
-median before was itself observed, and not only the prior's."""
-SHORTEST = 1e-6
-"""Seconds; a shorter time counts as this."""
-STEPS = 8
-"""A forecast is fitted again after an eighth as many new observations as it rests on."""
-STALE = 0.02
-"""Half-lives after which a forecast is fitted again without new observations."""
-TINY = 1e-300
-"""Keeps a weight above 0, however old."""
+previous median was observed too, instead of taken from the prior."""
+SHORTEST = 1e-6  # seconds; shorter times count as this
+STEPS = 8  # refit after an eighth as many new observations as the forecast rests on
+STALE = 0.02  # half-lives after which a forecast is refitted without new observations
+TINY = 1e-300  # keeps every weight above 0
 _HALF = -math.log(2)
-_POINTS = 50
-"""Points of a lognormal prior."""
-_GOLDEN = 0.6180339887498949
-"""The fractional parts of multiples of this number are spread evenly over 0..1, however many there are."""
+_POINTS = 50  # points of a lognormal prior
+_GOLDEN = 0.6180339887498949  # the fractional parts of its multiples are spread evenly over 0..1
 
 
 class Times(Protocol):
-    """How long one thing takes: a call, a batch. All times are seconds."""
+    """How long a call or batch takes. All times are seconds."""
 
     def quantile(self, q: float, size: int) -> float:
-        """Return the seconds that a share ``q`` of things of ``size`` requests stays within."""
+        """Return the seconds within which a share ``q`` of calls or batches of ``size`` requests finishes."""
 
     def expected(self, size: int) -> float:
         """Return the mean."""
 
     def chance(self, seconds: float, size: int) -> float:
-        """Return the share that is done within ``seconds``: the inverse of :meth:`quantile`."""
+        """Return the share that finishes within ``seconds``: the inverse of :meth:`quantile`."""
 
     def uncertainty(self) -> float:
-        """Return the standard error of the mean's logarithm."""
+        """Return the standard error of the logarithm of the mean."""
 
 
 def _positive(_: object, attribute: Attribute[float], value: float) -> None:
@@ -185,25 +168,16 @@ def _positive(_: object, attribute: Attribute[float], value: float) -> None:
 
 @frozen
 class Prior:
-    """The distribution of times before anything is observed.
+    """The distribution of times before anything is observed."""
 
-    Args:
-        times: seconds and weight of each point of the distribution, for things of size 1; only the relative
-            weights count.
-        growth: seconds grow as ``size ** growth``, 0..1.
-        fade: seconds after which an observation counts half; providers' load changes within a day.
-        together: share of its own seconds within which an observation must have begun before or after another
-            to be of the same moment. Observations of one moment, such as the batches of one list, take about
-            the same time, so that together they count as one.
-        only_when_sure: whether a gradual change is reported only when chance does not explain it. False for
-            things of which there are few: each change is reported.
-    """
-
-    times: tuple[tuple[float, float], ...]
-    growth: float = 0.0
+    times: tuple[tuple[float, float], ...]  # seconds and relative weight of each point, for size 1
+    growth: float = 0.0  # seconds grow as ``size ** growth``, 0..1
+    # seconds after which an observation counts half; providers' load changes within a day
     fade: float = field(default=43_200.0, validator=_positive)
+    # Observations that began within this share of their own seconds of each other belong to one moment and
+    # together count as one: the batches of one list, for example, take about the same time.
     together: float = 0.0
-    only_when_sure: bool = True
+    only_when_sure: bool = True  # report a gradual change only if chance does not explain it
 
     @classmethod
     def of(cls, median: float, p95: float, *, growth: float = 0.0, fade: float = 43_200.0) -> Prior:
@@ -217,14 +191,14 @@ class Prior:
 
 @frozen
 class Observation:
-    """A call or batch that ended, or was given up."""
+    """A call or batch that finished or was cancelled."""
 
-    size: int  # its requests
-    seconds: float  # what it took
-    at: float  # Unix seconds of its end
-    ended: bool = True
-    """False if it was given up after these seconds, so that it would have taken longer. Without these, the
-    forecast of batches that are cancelled when they are late would never learn that they are late."""
+    size: int  # requests
+    seconds: float
+    at: float  # Unix seconds at which it finished
+    # Without cancelled batches, which are censored observations, the forecast would never learn that batches
+    # are late.
+    ended: bool = True  # false if it was cancelled after these seconds
 
 
 @frozen
@@ -233,26 +207,26 @@ class ForecastChange:
 
     before: float  # median seconds, for the mean log size
     after: float
-    seen: int  # observations that the new forecast rests on
+    seen: int  # observations behind the new forecast
     why: str
-    sudden: bool  # False for a gradual change
+    sudden: bool  # false for a gradual change
 
 
 class ChangeDetector:
-    """Detects that times have become longer or shorter, from the level of each in the forecast before it: the
-    share of times that should have been shorter.
+    """Detects that times have become longer or shorter.
 
-    Two sums, one of levels and one of their complements, less the slack that a lasting change exceeds (Page,
-    "Continuous inspection schemes", Biometrika 1954).
+    Each time is represented by its level in the previous forecast, the share of times expected to be shorter.
+    Two sums, of levels and of their complements, are reduced by a slack that only a lasting change exceeds
+    (Page, "Continuous inspection schemes", Biometrika 1954).
     """
 
     def __init__(self) -> None:
         self._sums, self._counts = [0.0, 0.0], [0, 0]
 
     def observe(self, level: float) -> int:
-        """Add a time; return how many of the latest are of a new regime, or 0 while no change is detected.
+        """Add a time; return how many of the latest times belong to a new regime, or 0 if there is no change.
 
-        The change is detected again with each further time that supports it.
+        A change is reported again with each further time that supports it.
         """
         found = 0
         for side, share in enumerate((level, 1 - level)):
@@ -277,7 +251,7 @@ class _Kept:
 
 @frozen
 class _Fit:
-    """A fitted forecast: a distribution for the log size ``center``, and how seconds grow with size."""
+    """A fitted forecast: a distribution for the log size ``center``, and the growth of seconds with size."""
 
     curve: Distribution
     growth: float
@@ -289,19 +263,18 @@ class _Fit:
         return self.growth * (math.log(max(1, size)) - self.center)
 
     def median(self, center: float) -> float:
-        """Return the log median for another log size."""
         return self.curve.median + self.growth * (center - self.center)
 
 
 class Forecaster:
     """Learns how long one kind of call or batch takes. Not thread-safe.
 
-    Its forecasts depend only on the prior, the observations and their order. They are fitted again in steps:
-    with each observation at first, later with each eighth more, so that observing every call costs little.
+    Forecasts depend only on the prior, the observations and their order. They are refitted after each
+    observation at first, later after each eighth more, so that observing every call costs little.
 
     Args:
         prior: the forecast before anything is observed.
-        remember: observations that are kept; older ones are dropped.
+        remember: number of latest observations to keep.
     """
 
     def __init__(self, prior: Prior, *, remember: int = REMEMBERED) -> None:
@@ -320,25 +293,25 @@ class Forecaster:
 
     @property
     def seen(self) -> tuple[Observation, ...]:
-        """What is kept, oldest first: observed again in that order, it makes an equal forecaster."""
+        """The kept observations, oldest first; observing them again makes an equal forecaster."""
         return tuple(kept.seen for kept in self._kept)
 
     def at(self, now: float) -> ForecastAt:
-        """Return the forecasts as of ``now``, Unix seconds, from what was observed until this call."""
+        """Return the forecasts at ``now``, Unix seconds, based on the observations so far."""
         return ForecastAt(self._fitted(now), len(self._kept))
 
     # -- learning --------------------------------------------------------------------------------------------
 
     def observe(self, seen: Observation) -> ForecastChange | None:
-        """Learn from an observation; return how the forecast changed, if that is worth reporting.
+        """Learn from an observation; return the change of the forecast if it is worth reporting.
 
-        1. A sudden change is detected: observations before it hardly count any more, and it is reported.
-        2. The median has moved by more than a quarter since the last report, and more than chance explains
-           if the prior wants only sure changes: it is reported.
+        1. A sudden change was detected: earlier observations hardly count any more; the change is reported.
+        2. The median has moved by more than a quarter since the last report, and, if the prior asks for
+           certainty, by more than chance explains: the change is reported.
         3. Otherwise: ``None``.
 
         Raises:
-            ValueError: the seconds are negative or no number.
+            ValueError: the seconds are negative or not a number.
         """
         if not (math.isfinite(seen.seconds) and seen.seconds >= 0):
             raise ValueError(f"seconds must be 0 or more and finite, not {seen.seconds!r}")
@@ -368,7 +341,7 @@ class Forecaster:
         return next(near, None)
 
     def _begin_regime(self, count: int, now: float) -> ForecastChange | None:
-        """Let the observations before the latest ``count`` moments hardly count, if these differ enough."""
+        """Make the observations before the latest ``count`` moments hardly count, if those differ enough."""
         before = self._fitted(now)
         older = [kept for kept in self._kept if kept.moment <= self._moments - count]
         latest = [kept for kept in self._kept if kept.moment > self._moments - count]
@@ -383,7 +356,6 @@ class Forecaster:
         return self._report(after, before, len(latest), "those before", sudden=True)
 
     def _report_drift(self, now: float) -> ForecastChange | None:
-        """Return the gradual change of the median since the last report, if it is worth reporting."""
         if self._is_current(now):
             return None
         fit, first = self._refit(now), self._reported is self._first
@@ -440,39 +412,39 @@ class Forecaster:
         return [weight / together[kept.moment] for kept, weight in zip(self._kept, weights, strict=True)]
 
     def _growth(self, weights: Sequence[float], whole: float) -> tuple[float, float]:
-        """Return how log seconds grow with log sizes, and the mean log size."""
+        """Return the growth of log seconds with log sizes, and the mean log size."""
         usual, sizes = self._prior.growth, [kept.size for kept in self._kept]
         if min(sizes) == max(sizes):
             return usual, sizes[0]
         pairs = list(zip(self._kept, weights, strict=True))
         center = sum([weight * one.size for one, weight in pairs]) / whole
         apart = sum([weight * (one.size - center) ** 2 for one, weight in pairs])
-        # the distances from the center add up to 0, so those of the seconds from their mean give the same sum
+        # the distances from the center add up to 0, so the distances of the seconds from their mean give the
+        # same sum
         along = sum([weight * (one.size - center) * one.seconds for one, weight in pairs])
         return min(1.0, max(0.0, (RIDGE * usual + along) / (RIDGE + apart))), center
 
 
 @frozen(eq=False)
 class ForecastAt:
-    """The forecasts of a :class:`Forecaster` as of one moment; for any thread."""
+    """The forecasts of a :class:`Forecaster` at one moment. Thread-safe."""
 
     _fit: _Fit
-    observations: int  # how many it rests on
+    observations: int
 
     def quantile(self, q: float, size: int) -> float:
-        """Return the seconds within which a share ``q`` (above 0, below 1) of those of ``size`` requests
-        ends.
-        """
+        """Return the seconds within which a share ``q`` (above 0, below 1) of calls or batches of ``size``
+        finishes."""
         if not 0 < q < 1:
             raise ValueError(f"q must be above 0 and below 1, not {q!r}")
         return math.exp(self._fit.curve.log(q) + self._fit.shift(size))
 
     def expected(self, size: int) -> float:
-        """Return the mean seconds. Times beyond the 99 % quantile count as that one, so it is finite."""
+        """Return the mean seconds; times beyond the 99 % quantile are capped at it."""
         return self._fit.curve.mean() * math.exp(self._fit.shift(size))
 
     def chance(self, seconds: float, size: int) -> float:
-        """Return the share of those of ``size`` that end within ``seconds``: the inverse of the quantile."""
+        """Return the share that finishes within ``seconds``."""
         if seconds <= 0:
             return 0.0
         if seconds == math.inf:
@@ -480,30 +452,29 @@ class ForecastAt:
         return self._fit.curve.level(math.log(seconds) - self._fit.shift(size))
 
     def uncertainty(self) -> float:
-        """Return the standard error of the mean's logarithm. The prior counts as one observation."""
+        """Return the standard error of the logarithm of the mean. The prior counts as one observation."""
         deviation = (self._fit.curve.log(0.84) - self._fit.curve.log(0.16)) / 2
         return deviation / math.sqrt(1 + self._fit.learned / SAFETY)
 
 
 def _median(times: Iterable[tuple[float, bool, float]]) -> float:
-    """Return the first value with at least half of the weight up to it."""
     values, weights = zip(*redistributed(times), strict=True)
     place = bisect_left(list(accumulate(weights)), sum(weights) / 2)
     return float(values[min(place, len(values) - 1)])
 
 
 def _imputed_level(level: float, seconds: float) -> float:
-    """Return a level above ``level`` for a time that was given up: all levels above it are equally likely.
+    """Return a level for a censored time, drawn evenly from all levels above ``level``.
 
-    The middle of them would leave out the longest times. The level follows from ``seconds``, so that equal
-    observations always give equal forecasts.
+    The middle of that range would leave out the longest times. The level is derived from ``seconds``, so
+    equal observations always give equal forecasts.
     """
     return level + (1 - level) * ((0.5 + seconds * _GOLDEN) % 1.0)
 
 
+# seconds after which OpenAI and Anthropic batches expire; Gemini batches are due by then and expire after 48
+# h
 LATEST = 86_400.0
-"""Seconds after which batches of OpenAI and Anthropic expire; those of Gemini should end by then, and
-expire after twice as long."""
 PROMISE = (
     (300.0, 0.1),
     (900.0, 0.125),
@@ -512,34 +483,29 @@ PROMISE = (
     (21_600.0, 0.05),
     (64_800.0, 0.025),
 )
-"""Seconds and weights that stand for what is documented: most of Anthropic's batches end within an hour,
-those of OpenAI and Gemini often far before their 24. Together they weigh as much as half an observation."""
-_SHORTEST = 1.0
-"""The least seconds returned while anything is left, such as collecting the results."""
+"""Seconds and weights that represent the documentation: most Anthropic batches finish within an hour, OpenAI
+and Gemini batches often long before 24 h. Together they weigh half an observation."""
+_SHORTEST = 1.0  # seconds: the minimum while anything is left, such as collecting the results
 _HIGHEST = 1 - 1e-9
 
 
 @frozen
 class RunningBatch:
-    """A batch of ``size`` requests, created ``elapsed`` seconds ago; ``done`` where the provider says how
-    many are.
-    """
-
-    size: int
-    elapsed: float
-    done: int | None = None
+    size: int  # requests
+    elapsed: float  # seconds since it was created
+    done: int | None = None  # requests done, if the provider reports it
 
 
 def remaining(running: Sequence[RunningBatch], times: Times, *, unsent: Sequence[int] = ()) -> float | None:
-    """Return the seconds until the last batch has ended, as likely too long as too short.
+    """Return the median seconds until the last batch of a job has finished.
 
     Args:
-        running: the job's batches that have not ended; they run in parallel.
+        running: the job's unfinished batches; they run in parallel.
         times: how long batches of the same model take.
-        unsent: sizes of batches still to be sent; as many at a time as run now, else all at once.
+        unsent: sizes of batches still to be sent: as many at a time as run now, or all at once if none runs.
 
     Returns:
-        0.0 only when nothing is left; ``None`` when a batch has run for :data:`LATEST`.
+        0.0 only if nothing is left; ``None`` if a batch has run for :data:`LATEST`.
     """
     if not running and not unsent:
         return 0.0
@@ -553,9 +519,9 @@ def remaining(running: Sequence[RunningBatch], times: Times, *, unsent: Sequence
 
 
 def _left(batch: RunningBatch, times: Times) -> float:
-    """Return the seconds left of one batch: by its age, or by its own progress where that is faster.
+    """Return the seconds left for one batch, by its age or, if that is less, by its own progress.
 
-    Slow progress is no evidence: batches wait in a queue first, and then run fast.
+    Slow progress proves nothing: batches wait in a queue first and then run fast.
     """
     elapsed = max(0.0, batch.elapsed)
     left = _median_left(elapsed, batch.size, times)
@@ -565,6 +531,6 @@ def _left(batch: RunningBatch, times: Times) -> float:
 
 
 def _median_left(elapsed: float, size: int, times: Times) -> float:
-    """Return the median of the time left, of batches that are not done after ``elapsed`` seconds."""
+    """Return the median time left for batches that are unfinished after ``elapsed`` seconds."""
     half = (1 + times.chance(elapsed, size)) / 2
     return min(times.quantile(min(_HIGHEST, half), size), 2 * LATEST) - elapsed

@@ -156,7 +156,7 @@ REFUSED = [
     ("in.jsonl", b'{"prompt": "x"}\n\n{"prompt": " "}\n', [], "row 1 (line 3): field 'prompt' is blank"),
     ("in.jsonl", b'{"prompt": "x"}\n{"prompt": ""}\n', [], "row 1 (line 2): field 'prompt' is blank"),
     ("in.jsonl", b'{"prompt": "\\ud800"}\n', [], "row 0 (line 1): prompt has a lone surrogate"),
-    ("in.jsonl", b'{"prompt": 5}\n', [], "row 0 (line 1): prompt must be a text"),
+    ("in.jsonl", b'{"prompt": 5}\n', [], "row 0 (line 1): prompt must be a string"),
     ("in.jsonl", b'{"messages": [{"role": "boss", "content": "x"}]}\n', [], "prompt[0].role must be one of"),
     ("in.jsonl", b'{"prompt": "x"}\n{"prompt": \n', [], "line 2: not valid JSON"),
     ("in.jsonl", b'{"a": "x", "b": "y"}\n', [], "row 0 (line 1): cannot tell which field is the prompt"),

@@ -496,5 +496,5 @@ class Holder:
 
 
 def test_a_context_of_an_own_class_says_how_to_pass_it() -> None:
-    with pytest.raises(InvalidRequest, match="Holder, which has no JSON form; pass a text or a number"):
+    with pytest.raises(InvalidRequest, match="Holder, which JSON cannot express; pass a string or a number"):
         encode_request(Request("p", context={"h": Holder(1)}), PLAIN)

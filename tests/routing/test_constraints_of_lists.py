@@ -51,7 +51,7 @@ def test_a_plan_can_be_run_within_a_budget_written_as_text(client: BatchingClien
 def test_a_single_prompt_is_no_list_of_its_letters(
     client: BatchingClient, ask: Callable[[BatchingClient, Any], object], single: Any
 ) -> None:
-    with pytest.raises(InvalidRequest, match="not a single one"):
+    with pytest.raises(InvalidRequest, match="not a single prompt"):
         ask(client, single)
     assert client.jobs() == []
 

@@ -89,14 +89,14 @@ CALLS: dict[str, Ask] = {
 NO_LISTS: dict[str, tuple[Any, str]] = {
     "table": (
         Frame({"id": ROWS, "text": ROWS}),
-        r"is a table \(Frame\).*such as table\['text'\]",
+        r"is a table of an unsupported type \(Frame\).*such as table\['text'\]",
     ),
     "interchanged table": (Interchanged({"id": ROWS, "text": ROWS}), "is a table"),
     "lazy table": (LazyFrame(), "is a table"),
-    "mapping": ({"first": "text", "second": "text"}, "not a single one"),
-    "text": ("text", "not a single one"),
-    "message": (Message("user", "text"), "not a single one"),
-    "request": (Request("text"), "not a single one"),
+    "mapping": ({"first": "text", "second": "text"}, "not a single prompt"),
+    "text": ("text", "not a single prompt"),
+    "message": (Message("user", "text"), "not a single prompt"),
+    "request": (Request("text"), "not a single prompt"),
     "bytes": (b"text", "decode it"),
     "set": ({"one", "two"}, "has no order"),
     "number": (5, "must be a list of prompts, not int"),
@@ -160,5 +160,5 @@ def test_several_tables_are_named_and_refused() -> None:
     import pyarrow
 
     tables: Any = {"train": pyarrow.table({"text": ["a"]})}
-    with pytest.raises(InvalidRequest, match=r"is several tables \(dict\), 'train': give one of them"):
+    with pytest.raises(InvalidRequest, match=r"contains several tables \(dict\), 'train': pass one of them"):
         prompt_list(tables)

@@ -147,7 +147,9 @@ def test_several_tables_are_refused_with_their_names(client: BatchingClient) -> 
 
     stream = of_datasets().to_iterable_dataset()
     for tables in ({"train": of_arrow()}, datasets.IterableDatasetDict({"train": stream})):
-        with pytest.raises(InvalidRequest, match=r"is several tables \(\w+\), 'train': give one of them"):
+        with pytest.raises(
+            InvalidRequest, match=r"contains several tables \(\w+\), 'train': pass one of them"
+        ):
             client.generate(tables, column="text")
     with pytest.raises(InvalidRequest, match=r"with the columns 'id', 'text', 'n'.*column=.*template="):
         client.generate(stream)
@@ -284,7 +286,7 @@ def test_a_table_without_a_way_to_a_prompt_is_refused_with_its_columns(
         ([{"text": "a"}, {"id": 2}], r"row 1 .*: no field 'text'; the row has 'id'"),
         ([{"text": "a"}, {"text": None}], r"row 1 .*: field 'text' is null; 1 of 2 rows .*on_missing='skip'"),
         ([{"text": float("nan")}], r"row 0 .*: field 'text' is null"),
-        ({"text": ["a", "b"]}, r"not a single one"),
+        ({"text": ["a", "b"]}, r"not a single prompt"),
     ],
 )
 def test_rows_that_give_no_prompt_are_refused(client: BatchingClient, prompts: Any, says: str) -> None:
@@ -305,7 +307,7 @@ def test_a_missing_value_is_no_prompt(client: BatchingClient, make: Callable[[],
 @pytest.mark.full
 def test_a_lazy_frame_has_to_be_collected_first(client: BatchingClient) -> None:
     lazy = of_polars().lazy()
-    with pytest.raises(InvalidRequest, match=r"is a table \(LazyFrame\).*collect it first"):
+    with pytest.raises(InvalidRequest, match=r"unsupported type \(LazyFrame\).*collect it first"):
         client.generate(lazy, column="text")
     assert client.generate(lazy.collect(), column="text").texts == ["re: red", "re: blue"]
 
@@ -325,7 +327,7 @@ def test_two_columns_of_one_name_are_told_apart_from_none(client: BatchingClient
     import pandas
 
     twice = pandas.DataFrame([["a", "b", 1]], columns=["text", "text", 0])
-    with pytest.raises(InvalidRequest, match="'text', of which the table has 2"):
+    with pytest.raises(InvalidRequest, match="'text', but the table has 2 columns of that name"):
         client.generate(twice, column="text")
     assert client.generate(twice, template="{0}").texts == ["re: 1"]
 

@@ -1,13 +1,13 @@
-"""Packed prompts: several requests in one prompt, and its answer taken apart again.
+"""Packed prompts: several requests in one prompt, and its answer split again.
 
 No prompt may get another prompt's answer. The prompts are JSON strings in a JSON array, so none can close a
 delimiter; ids and check words are drawn for each call, after the prompts were written; an answer counts only
-when its id occurs once in the whole reply and its text stands between two copies of that item's check
-word. So exchanged ids, exchanged answers, and halves of two answers run together are all detected. A
-request without a clear answer is sent again alone: that costs a call, never a wrong answer.
+if its id occurs once in the whole reply and its text stands between two copies of that item's check word.
+Swapped ids, swapped answers, and halves of two answers joined together are all detected. A request without a
+clear answer is sent again alone: that costs a call but never gives a wrong answer.
 
 What this cannot detect is a model that deliberately writes one prompt's answer with another's id and check
-word. Hence :func:`suspicious` keeps prompts that mention other prompts out, and packing is off by default.
+word. Therefore :func:`suspicious` excludes prompts that mention other prompts, and packing is off by default.
 """
 
 from __future__ import annotations
@@ -24,23 +24,18 @@ from smartbatch.core.preparation.json_recovery import past
 from smartbatch.core.preparation.tokens import estimate, most_tokens
 from smartbatch.types import Request, Usage, shares
 
-ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
-"""Base 32: each letter is 5 random bits."""
+ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"  # base 32: each letter is 5 random bits
 ID_LETTERS = 8
-CHECK_LETTERS = 6
-"""2^30 words: a given one occurs in 10,000 letters of other text about once in 100,000 packs."""
+CHECK_LETTERS = 6  # 2^30 words: one word occurs in 10,000 letters of other text about once in 100,000 packs
 
+# maximum estimated input tokens per pack: fits a context of 32,768 tokens, the smallest in common use
 PROMPT_ROOM = 24_000
-"""Most estimated input tokens of a pack: fits a context of 32,768 tokens, the smallest in common use."""
 OUTPUT_ROOM = 8_192
-"""Most output tokens of a pack. Our choice: room for ten answers of ordinary length (the default estimate is
-450 tokens), and low enough for models that refuse larger caps."""
-HEAD_TOKENS = 260
-"""Input tokens of the instructions, rounded up."""
-ITEM_TOKENS = 24
-"""Input tokens of an item's frame: keys, id and check word, which tokenize letter by letter at worst."""
-ITEM_OUTPUT = 48
-"""Output tokens of an answer's frame: id, two check words, keys and quotes."""
+"""Maximum output tokens per pack. Our choice: room for ten answers of ordinary length (the default estimate
+is 450 tokens), and low enough for models that reject larger caps."""
+HEAD_TOKENS = 260  # input tokens of the instructions, rounded up
+ITEM_TOKENS = 24  # input tokens of an item's keys, id and check word, which may tokenize letter by letter
+ITEM_OUTPUT = 48  # output tokens of an answer's id, two check words, keys and quotes
 
 _MANNERS = """\
 The user message is a JSON array of independent requests from different people. Each has an "id", a "check" \
@@ -69,18 +64,18 @@ SCHEMA: dict[str, Any] = {
     "required": ["answers"],
     "additionalProperties": False,
 }
-"""The same for every call: providers compile a schema they have not seen, which takes seconds, and keep it.
-That is why the ids are no ``enum`` in it; they are checked here."""
+"""The same for every call: providers take seconds to compile a schema they have not seen, and then keep it.
+Therefore the ids are not an ``enum`` in it; they are checked here."""
 
 
 _HEAD_MOST = most_tokens(_MANNERS + _SYSTEM) + 2 * most_tokens(json.dumps(SCHEMA))
 _ITEM_MOST = 2 * most_tokens(json.dumps({"id": "a2" * 4, "check": "a2" * 3, "prompt": ""}))
-"""What :data:`HEAD_TOKENS` and :data:`ITEM_TOKENS` are at most."""
+"""Upper bounds of :data:`HEAD_TOKENS` and :data:`ITEM_TOKENS`."""
 
 
 @frozen
 class Packed:
-    """Several requests as one, with the items' ids and check words in the order of the requests."""
+    """Several requests as one, with the ids and check words of the items in request order."""
 
     request: Request
     ids: tuple[str, ...]
@@ -92,11 +87,11 @@ def random_word(rng: RandomSource) -> str:
 
 
 def batch_key(request: Request) -> Hashable | None:
-    """Return what must be equal for requests to share a pack, or ``None`` for one that cannot be packed.
+    """Return what requests must have in common to share a pack, or ``None`` if this request cannot be packed.
 
-    Only plain texts can be packed. What changes the form of the whole output (a schema, a response format,
-    stop texts, tools, log-probabilities, ``extra`` fields) or asks for a repeatable one (a seed) cannot be
-    shared.
+    Only plain text prompts can be packed. Requests that change the form of the whole output (a schema, a
+    response format, stop texts, tools, log-probabilities, ``extra`` fields) or ask for repeatable output (a
+    seed) cannot share a pack.
     """
     params = request.params
     if request.call is not None or request.embedding is not None or not isinstance(request.prompt, str):
@@ -109,20 +104,23 @@ def batch_key(request: Request) -> Hashable | None:
 
 
 def packable(request: Request) -> bool:
-    """Whether ``request`` may be packed: its form allows it, and its prompt mentions no other prompts."""
+    """Whether the form of ``request`` allows packing and its prompt mentions no other prompts."""
     return batch_key(request) is not None and not suspicious(str(request.prompt))
 
 
 @define
 class PackRoom:
-    """What a pack still has room for, in estimated tokens."""
+    """The room left in a pack, in estimated tokens."""
 
     prompts: int = PROMPT_ROOM - HEAD_TOKENS
     output: int = OUTPUT_ROOM
 
     def take(self, prompt: int, output: int) -> bool:
-        """Take room for a request of so many input tokens, with its own cap or what its answer is expected to
-        need; False, and nothing is taken, when it does not fit.
+        """Take room for a request; return False and take nothing if it does not fit.
+
+        Args:
+            prompt: its input tokens.
+            output: its own cap, or the expected tokens of its answer.
         """
         prompts = self.prompts - prompt - ITEM_TOKENS
         left = self.output - _answer_room(output)
@@ -133,7 +131,7 @@ class PackRoom:
 
 
 def frame_most(requests: Sequence[Request]) -> Usage:
-    """Return the most tokens that packing adds to what ``requests`` take by themselves."""
+    """Return the maximum tokens that packing adds to those of ``requests`` themselves."""
     given, made = _HEAD_MOST, 0
     for request in requests:
         prompt, most = str(request.prompt), request.params.max_tokens
@@ -144,27 +142,22 @@ def frame_most(requests: Sequence[Request]) -> Usage:
 
 
 def _answer_room(output: int) -> int:
-    """Output tokens for an answer of ``output`` tokens: an eighth more for escapes, and its frame."""
+    """Return the output tokens to reserve for an answer: an eighth more for escapes, and its frame."""
     return output + output // 8 + ITEM_OUTPUT
 
 
 @frozen(eq=False)
 class BatchCompiler:
-    """Packs several requests into one.
+    """Packs several requests into one."""
 
-    Args:
-        ids: draws a fresh random word of 8 letters or more; see :func:`random_word`.
-        native_schema: whether the provider takes a JSON schema for the answer.
-    """
-
-    _ids: Callable[[], str]
-    _native_schema: bool
+    _ids: Callable[[], str]  # draws a fresh random word of 8 letters or more; see :func:`random_word`
+    _native_schema: bool  # the provider accepts a JSON schema for the answer
 
     def compile(self, requests: Sequence[Request]) -> Packed:
-        """Return ``requests`` as one.
+        """Return ``requests`` as one request.
 
-        The output cap is the sum of the requests' own caps with the frames of their answers; requests without
-        a cap share :data:`OUTPUT_ROOM`, within which :class:`PackRoom` has kept their expected answers.
+        Its output cap is the sum of the requests' own caps plus the frames of their answers. Requests without
+        a cap share :data:`OUTPUT_ROOM`, in which :class:`PackRoom` has reserved their expected answers.
 
         Raises:
             ValueError: they cannot share a pack; see :func:`batch_key`.
@@ -198,7 +191,7 @@ class BatchCompiler:
         return Packed(packed, tuple(ids), tuple(checks))
 
     def _words(self, count: int, text: str) -> list[str]:
-        """Draw words that occur neither in ``text`` nor in each other."""
+        """Return random words that occur neither in ``text`` nor in each other."""
         words: list[str] = []
         for _ in range(count + 100):
             if len(words) == count:
@@ -211,16 +204,11 @@ class BatchCompiler:
 
 
 def split(packed: Packed, text: str) -> list[str | None]:
-    """Return the answer to each request of a pack, in their order; ``None`` where it must be sent alone.
+    """Return the answer to each request of a pack, in request order; ``None`` for a request that must be sent
+    alone.
 
-    Fences, words around the JSON and a cut end are ignored: complete answers are kept. Nothing goes by
-    position. The cases of each request, in order:
-
-    1. No object with its id and an answer was found: ``None``.
-    2. Its id does not occur exactly once, or its check word exactly twice, anywhere in ``text``: ``None``,
-       since something else may have been written with them.
-    3. The answer does not begin and end with the check word, or is empty between them: ``None``.
-    4. The text between the check words.
+    Fences, words around the JSON and a truncated end are ignored: complete answers count. Positions are never
+    used.
     """
     found: dict[str, str] = {}
     for item in _items(text):
@@ -233,6 +221,7 @@ def split(packed: Packed, text: str) -> list[str | None]:
 
 
 def _reply(text: str, answer: str | None, id_: str, check: str) -> str | None:
+    # Something else may have been written with an id or check word that occurs more often.
     if answer is None or text.count(id_) != 1 or text.count(check) != 2:
         return None
     answer = answer.strip()
@@ -242,13 +231,13 @@ def _reply(text: str, answer: str | None, id_: str, check: str) -> str | None:
 
 
 _decoder = json.JSONDecoder()
+# places tried as the beginning of a list: an ordinary reply has one, and a hostile one must not cost much
+# time
 _TRIES = 20
-"""Places that are tried for the beginning of a list; an ordinary reply has one, and a hostile one must not
-cost much time."""
 
 
 def _items(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the objects of each list in ``text``, up to the first broken one of each."""
+    """Yield the objects of each list in ``text``, up to the first broken one in each."""
     position = tries = 0
     while tries < _TRIES and (start := text.find("{", position)) >= 0:
         if not text[position:start].rstrip().endswith("["):
@@ -267,13 +256,14 @@ def _items(text: str) -> Iterator[dict[str, Any]]:
 
 
 def split_usage(usage: Usage, weights: Sequence[int], output_weights: Sequence[int]) -> list[Usage]:
-    """Split ``usage`` by ``weights``, whole tokens, so that the shares add up to it exactly.
+    """Split ``usage`` into whole tokens that add up to it exactly.
 
     Args:
-        weights: for the input tokens, one for each request, 0 or more; all 0 splits evenly.
-        output_weights: likewise for the output tokens.
+        weights: for the input tokens, one per request, 0 or more; if all are 0, tokens are split evenly.
+        output_weights: the same for the output tokens.
     """
-    # Cached tokens are part of the input tokens in each share as well, so the parts are split, not the sums.
+    # Cached tokens are included in the input tokens of each share too, so the parts are split, not the
+    # totals.
     of_input = min(usage.cached_tokens, usage.input_tokens)
     of_output = min(usage.reasoning_tokens, usage.output_tokens)
     of_written = min(usage.cache_write_tokens, usage.input_tokens - of_input)
@@ -299,7 +289,8 @@ def split_usage(usage: Usage, weights: Sequence[int], output_weights: Sequence[i
 
 
 def usage_weights(texts: Sequence[str | None]) -> list[int]:
-    """Return weights for :func:`split_usage`: estimated tokens, and for a missing text their mean."""
+    """Return weights for :func:`split_usage`: estimated tokens, or the mean of the others for a missing
+    text."""
     known = [estimate(text) for text in texts if text is not None]
     mean = -(-sum(known) // len(known)) if known else 1
     return [mean if text is None else estimate(text) for text in texts]

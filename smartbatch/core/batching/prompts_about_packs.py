@@ -1,4 +1,4 @@
-"""Prompts that mention other prompts, and must not be packed with them."""
+"""Prompts that mention other prompts, and therefore must not be packed with them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _SUSPICIOUS = r"""
 
 
 def suspicious(prompt: str) -> bool:
-    """Whether a prompt mentions other prompts, their answers, or the form of a pack, and so is sent alone.
+    """Whether a prompt mentions other prompts, their answers or the form of a pack, so it is sent alone.
 
-    A heuristic: the answers to what it lets through are still checked, and a false alarm costs one call.
+    This is a heuristic: answers to prompts that pass are still checked, and a false alarm costs one call.
     """
     return _suspicious_words().search(prompt) is not None
 

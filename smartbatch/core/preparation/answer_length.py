@@ -1,6 +1,6 @@
-"""How long an answer will be that nobody has seen yet: from its JSON schema, or as a text of any length.
+"""The expected length of an answer before any is seen, from its JSON schema or as free text.
 
-The result is a range of output tokens that 90 of 100 answers are within, and their mean. Lengths are those of
+The result is a range of output tokens that covers 90 of 100 answers, and their mean. Lengths are those of
 JSON as models write it, between compact and indented.
 """
 
@@ -17,14 +17,10 @@ from attrs import frozen
 from smartbatch.core.preparation.tokens import OUTPUT_TOKENS
 from smartbatch.types import Generation
 
-CHARS_PER_TOKEN = 3.5
-"""Of JSON and its names: punctuation takes more tokens than prose does."""
-INDENTED = 1.8
-"""How many times longer JSON is with a line and its indentation for each value."""
-DEEPEST = 4
-"""Levels up to which a schema that refers to itself is followed."""
-KEPT = 256
-"""Schemas that are remembered by their identity: the requests of a list share one object."""
+CHARS_PER_TOKEN = 3.5  # of JSON: punctuation takes more tokens than prose does
+INDENTED = 1.8  # factor by which JSON grows with one indented line per value
+DEEPEST = 4  # levels up to which a recursive schema is followed
+KEPT = 256  # schemas remembered by identity: the requests of a list share one object
 
 
 @frozen
@@ -36,7 +32,7 @@ class Length:
     high: float
 
     def times(self, least: float, usual: float, most: float) -> Length:
-        """Return the length of so many independent ones."""
+        """Return the length of so many independent values."""
         few, many = math.sqrt(least), math.sqrt(most)
         return Length(
             least * self.expected - few * (self.expected - self.low),
@@ -45,17 +41,13 @@ class Length:
         )
 
 
-TEXT = Length(1.0, float(OUTPUT_TOKENS), 2.8 * OUTPUT_TOKENS)
-"""A text of which nothing is known: a word at least."""
+TEXT = Length(1.0, float(OUTPUT_TOKENS), 2.8 * OUTPUT_TOKENS)  # free text: one word or more
 NOTHING = Length(0.0, 0.0, 0.0)
-ANYTHING = Length(1.0, 40.0, 450.0)
-"""A value of which nothing is known."""
-STRING = Length(2.0, 16.0, 150.0)
-"""A string without an enum: a name, or a sentence or several."""
+ANYTHING = Length(1.0, 40.0, 450.0)  # a value of unknown type
+STRING = Length(2.0, 16.0, 150.0)  # a string without an enum: a name, or one or several sentences
+# tokens of reasoning that may precede an answer; whether a model reasons is known from its first answer
 THINKING = 256.0
-"""Tokens of reasoning that may come before an answer. Whether a model reasons is known from its first one."""
-_FRAME = Length(0.5, 2.0, 2.5)
-"""The brackets of an object or an array."""
+_FRAME = Length(0.5, 2.0, 2.5)  # the brackets of an object or an array
 _FORMATS = {
     "date": 7.0,
     "time": 8.0,
@@ -74,14 +66,11 @@ _SCALARS = {
 
 
 def length_of(schema: Mapping[str, Any]) -> Length:
-    """Return the length of an answer that follows ``schema``."""
     compact = _value(schema, schema, 0)
     return Length(compact.low, compact.expected * math.sqrt(INDENTED), compact.high * INDENTED)
 
 
 def _value(schema: object, root: Mapping[str, Any], depth: int) -> Length:
-    """Return the length of a value. The cases, in order: anything; one of a few; a reference; alternatives;
-    by its type."""
     if not isinstance(schema, Mapping) or depth > DEEPEST:
         return ANYTHING if depth <= DEEPEST else Length(1.0, 1.0, 4.0)
     if "const" in schema:
@@ -119,7 +108,7 @@ def _string(schema: Mapping[str, Any]) -> Length:
     if usual is not None:
         return Length(usual / 2, usual, 2 * usual)
     least = _count(schema.get("minLength"), 0) / CHARS_PER_TOKEN
-    most = _count(schema.get("maxLength"), math.inf)  # a character of some scripts takes a token
+    most = _count(schema.get("maxLength"), math.inf)  # in some scripts, a character takes a token
     low, high = max(STRING.low, least), max(STRING.high, 2 * least)
     high = max(2.0, min(high, most + 2))
     low = min(low, high)
@@ -169,8 +158,8 @@ def _any(options: Sequence[Length]) -> Length:
 
 
 def _sum(parts: Iterable[Length]) -> Length:
-    """Return the length of independent parts: what they may be longer than expected adds up by its squares.
-    At its shortest each may be missing or empty."""
+    """Return the length of independent parts: deviations above the expected length add up by their squares.
+    In the shortest answer each part may be missing or empty."""
     low = expected = above = 0.0
     for part in parts:
         low += part.low
@@ -197,33 +186,26 @@ def _count(value: object, default: float) -> float:
 
 @frozen
 class AnswerShape:
-    """What is known of the answers of one kind of request before any came.
+    """The expected answers of one kind of request."""
 
-    Attributes:
-        key: equal for requests of one kind, so that the answers to some tell of the others. Answers in free
-            text are of one kind if system text, ``max_tokens`` and the offered tools are the same.
-        length: of one answer, without any reasoning before it.
-        by_schema: whether it comes from a schema.
-    """
-
+    # Equal for requests of one kind, whose answers are comparable. Free-text answers are of one kind if
+    # system text, ``max_tokens`` and offered tools are the same.
     key: str
-    length: Length
-    by_schema: bool = False
+    length: Length  # of one answer, without reasoning
+    by_schema: bool = False  # from a schema
 
 
-FREE = AnswerShape("", TEXT)
-"""The shape of answers in free text to requests of which nothing else is known."""
+FREE = AnswerShape("", TEXT)  # free text, for requests without any limit
 
 
 class AnswerShapes:
-    """Finds the shapes of requests. Safe from any thread: an entry is replaced as a whole."""
+    """Finds the shapes of requests. Thread-safe: entries are replaced as a whole."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[object, AnswerShape]] = {}
         self._free: dict[tuple[str | None, int | None, tuple[str, ...]], AnswerShape] = {}
 
     def of(self, params: Generation) -> AnswerShape:
-        """Return the shape of the answers to requests with ``params``."""
         schema = params.schema
         if schema is None and params.response_format is not None:
             schema = _own_schema(params.response_format)
@@ -263,5 +245,4 @@ def _own_schema(response_format: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return schema if isinstance(schema, Mapping) else None
 
 
-SHAPES = AnswerShapes()
-"""Those of this process."""
+SHAPES = AnswerShapes()  # shared by the whole process

@@ -1,8 +1,9 @@
-"""Chats as callers pass them become messages in one form, or an error that names the message.
+"""Chat messages and tools from callers, checked and converted to one form.
 
-Calls of tools and their results are taken in OpenAI's form (``tool_calls``, the role ``tool``), in
-Anthropic's (parts ``tool_use`` and ``tool_result``), and as :class:`~smartbatch.types.Message`. Parts stay as
-they are, so that a chat goes back to its own provider unchanged; adapters translate them for another.
+Tool calls and their results are accepted in OpenAI's form (``tool_calls``, the role ``tool``), in Anthropic's
+(parts ``tool_use`` and ``tool_result``), and as :class:`~smartbatch.types.Message`. Parts are left unchanged,
+so a chat goes back to its own provider as it was; adapters translate them for others. Errors name the message
+or tool.
 """
 
 from __future__ import annotations
@@ -23,28 +24,26 @@ from smartbatch.types import Message, Tool, ToolCall
 
 
 def refuse(field: str, problem: str) -> NoReturn:
-    """Raise the error that says what is wrong with a field."""
     raise InvalidRequest(f"{field} {problem}", field=field)
 
 
 def checked_text(text: Any, field: str) -> str:
     """Return a text that is not blank and that UTF-8 can encode."""
     if not isinstance(text, str):
-        refuse(field, f"must be a text, not {type(text).__name__}")
+        refuse(field, f"must be a string, not {type(text).__name__}")
     if not text or text.isspace():
-        refuse(field, "is blank: it holds nothing but space" if text else "is empty")
+        refuse(field, "is blank" if text else "is empty")
     return encodable(text, field)
 
 
 def encodable(text: str, field: str) -> str:
-    """Return a text that UTF-8 can encode; it may be empty."""
+    """Return a text, possibly empty, that UTF-8 can encode."""
     if (position := surrogate_at(text)) is not None:
-        refuse(field, f"has a lone surrogate at position {position}; UTF-8 cannot carry it: replace it")
+        refuse(field, f"has a lone surrogate at position {position}, which UTF-8 cannot encode: replace it")
     return text
 
 
 def copied_object(value: Any, field: str) -> dict[str, Any]:
-    """Return a copy of a JSON object."""
     if not isinstance(value, Mapping):
         refuse(field, f"must be a JSON object (a dict), not {type(value).__name__}")
     try:
@@ -56,16 +55,15 @@ def copied_object(value: Any, field: str) -> dict[str, Any]:
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _MESSAGE_KEYS = ("role", "content", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")
+# values of unknown fields that carry no information, as in the dump of an answer
 _SILENT: tuple[Any, ...] = (None, [], {}, "")
-"""Values of further fields that say nothing, as in the dump of an answer."""
 
 
 def checked_messages(prompt: Sequence[Any]) -> tuple[Message, ...]:
     """Return the messages of a chat, copied and checked.
 
     Raises:
-        InvalidRequest: for a message that no provider takes; a result without its call, or a call without its
-            result, which all of them refuse.
+        InvalidRequest: no provider accepts a message, or a tool result lacks its call, or a call its result.
     """
     messages = tuple(_message(message, f"prompt[{place}]") for place, message in enumerate(prompt))
     if any(
@@ -77,7 +75,7 @@ def checked_messages(prompt: Sequence[Any]) -> tuple[Message, ...]:
 
 def _message(message: Any, field: str) -> Message:
     if isinstance(message, str):
-        refuse(field, "is a text; a list of texts is a list of prompts: give it to map() or generate()")
+        refuse(field, "is a string, not a message; to send a list of prompts, use map() or generate()")
     role: Any
     content: Any
     calls: Any
@@ -91,17 +89,20 @@ def _message(message: Any, field: str) -> Message:
         reasoning = message.get("reasoning_content") or message.get("reasoning")
         _check_keys(message, field)
     else:
-        refuse(field, f"must be a message with role and content, not {type(message).__name__}")
+        refuse(field, f"must be a message with a role and content, not {type(message).__name__}")
     if role not in ROLES:
         refuse(f"{field}.role", f"must be one of {', '.join(ROLES)}{_role_shown(role)}")
     if calls and role != "assistant":
-        refuse(f"{field}.tool_calls", "belong to a message of the role assistant")
+        refuse(f"{field}.tool_calls", "are only allowed in a message with the role assistant")
     if role == "tool":
         answers = checked_text(answers, f"{field}.tool_call_id") if answers else None
         if answers is None:
-            refuse(f"{field}.tool_call_id", "is missing: it is the id of the call that this is the result of")
+            refuse(
+                f"{field}.tool_call_id",
+                "is missing: set it to the id of the tool call that this message answers",
+            )
     elif answers:
-        refuse(f"{field}.tool_call_id", "belongs to a message of the role tool")
+        refuse(f"{field}.tool_call_id", "is only allowed in a message with the role tool")
     return Message(
         role,
         _content(content, f"{field}.content", may_be_empty=bool(calls) or role == "tool"),
@@ -112,17 +113,21 @@ def _message(message: Any, field: str) -> Message:
 
 
 def _check_keys(message: Mapping[Any, Any], field: str) -> None:
-    """Refuse what would be lost: fields that are not known and say something."""
+    """Reject unknown fields that carry information, because they would be lost."""
     for key, value in message.items():
         if key in _MESSAGE_KEYS or value in _SILENT or (key == "name" and message.get("role") == "tool"):
             continue
         if key == "function_call":
-            refuse(field, "has 'function_call', which OpenAI replaced: use tool_calls, and the role tool")
-        refuse(field, f"has {str(key)!r:.40}; a message has role, content, tool_calls and tool_call_id")
+            refuse(field, "has 'function_call', which OpenAI has replaced: use tool_calls and the role tool")
+        refuse(
+            field,
+            f"has the field {str(key)!r:.40}; a message has role, content, tool_calls and tool_call_id",
+        )
 
 
 def _role_shown(role: Any) -> str:
-    """Show a wrong role only where it looks like one: anything longer may be a prompt in the wrong place."""
+    """Return the wrong role for an error, but only if it looks like one: longer text may be a misplaced
+    prompt."""
     return f", not {role!r}" if isinstance(role, str) and len(role) <= 12 and role.isidentifier() else ""
 
 
@@ -134,8 +139,8 @@ def _content(content: Any, field: str, *, may_be_empty: bool) -> str | tuple[Map
     if isinstance(content, str):
         return checked_text(content, field)
     if not isinstance(content, (list, tuple)):
-        hint = "; write a result with json.dumps" if may_be_empty else ""
-        refuse(field, f"must be a text or a list of content parts, not {type(content).__name__}{hint}")
+        hint = "; convert a result with json.dumps" if may_be_empty else ""
+        refuse(field, f"must be a string or a list of content parts, not {type(content).__name__}{hint}")
     if not content and not may_be_empty:
         refuse(field, "is empty")
     return tuple(copied_object(part, f"{field}[{i}]") for i, part in enumerate(content))
@@ -151,7 +156,7 @@ def _calls(calls: Any, field: str) -> tuple[ToolCall, ...]:
 
 
 def _call(call: Any, field: str) -> ToolCall:
-    """Return a call, in OpenAI's form or as :class:`ToolCall`."""
+    """Return a call given in OpenAI's form or as :class:`ToolCall`."""
     identity: Any
     name: Any
     arguments: Any
@@ -168,10 +173,10 @@ def _call(call: Any, field: str) -> ToolCall:
         whole = copied_object(call, field)
         identity, kind = whole.pop("id", None), whole.pop("type", "function")
         called = whole.pop(kind, None) if kind in ("function", "custom") else None
-        if called is None and "name" in whole:  # as in a file of results
+        if called is None and "name" in whole:  # as in a results file
             called, whole = whole, whole.pop("extra", None) or {}
         if not isinstance(called, Mapping):
-            refuse(field, "must have id, type 'function' and function, with name and arguments")
+            refuse(field, "must have an id, the type 'function', and a function with name and arguments")
         name, arguments, text = called.get("name"), called.get("arguments"), called.get("input")
         whole.pop("index", None)
         extra = {**whole, **({"type": "custom"} if kind == "custom" else {})} or None
@@ -191,7 +196,7 @@ def _call(call: Any, field: str) -> ToolCall:
 
 
 def _decoded(text: str) -> tuple[Any, str | None]:
-    """Return arguments as an object, or as the text that they are: logs hold what models wrote."""
+    """Return arguments as an object, or as the text they are: logs contain whatever models wrote."""
     try:
         value = snapshot(json.loads(text)) if text.strip() else {}
     except (ValueError, RecursionError, NotJson):
@@ -200,7 +205,7 @@ def _decoded(text: str) -> tuple[Any, str | None]:
 
 
 def _check_calls(messages: Sequence[Message]) -> None:
-    """Refuse a result without its call, and a call whose result does not follow at once."""
+    """Reject a result without its call, and a call that is not followed by its result."""
     open_calls: dict[str, str] = {}
     for place, message in enumerate(messages):
         field = f"prompt[{place}]"
@@ -208,14 +213,14 @@ def _check_calls(messages: Sequence[Message]) -> None:
             if open_calls.pop(identity, None) is None:
                 refuse(
                     where,
-                    f"is {identity!r:.80}, but the assistant's message before has no call of that id, or "
-                    "that call has its result already",
+                    f"is {identity!r:.80}, but the previous assistant message has no call with that id, or "
+                    "that call already has a result",
                 )
         if open_calls and message.role != "tool":
             refuse(*_without_result(open_calls))
         for identity, where in _calls_in(message, field):
             if identity in open_calls:
-                refuse(where, f"is {identity!r:.80}, as that of another call in the message")
+                refuse(where, f"is {identity!r:.80}, the id of another call in the same message")
             open_calls[identity] = where
     if open_calls:
         refuse(*_without_result(open_calls))
@@ -224,13 +229,13 @@ def _check_calls(messages: Sequence[Message]) -> None:
 def _without_result(open_calls: Mapping[str, str]) -> tuple[str, str]:
     identity, where = next(iter(open_calls.items()))
     return where, (
-        f"is {identity!r:.80}, and the result of that call does not follow: put a message "
-        '{"role": "tool", "tool_call_id": …, "content": …} behind the call, before anything else'
+        f"is {identity!r:.80}, but no result follows that call: put a message "
+        '{"role": "tool", "tool_call_id": …, "content": …} directly after the call'
     )
 
 
 def _results(message: Message, field: str) -> Iterator[tuple[str, str]]:
-    """Yield the id that each result in a message names, and where it stands."""
+    """Yield the call id of each result in a message, and its field."""
     if message.role == "tool":
         yield str(message.tool_call_id), f"{field}.tool_call_id"
     elif message.role == "user":
@@ -240,7 +245,7 @@ def _results(message: Message, field: str) -> Iterator[tuple[str, str]]:
 
 
 def _calls_in(message: Message, field: str) -> Iterator[tuple[str, str]]:
-    """Yield the id of each call in a message, and where it stands."""
+    """Yield the id of each call in a message, and its field."""
     for place, call in enumerate(message.tool_calls):
         yield call.id, f"{field}.tool_calls[{place}].id"
     if message.role == "assistant":
@@ -258,30 +263,33 @@ def _parts(message: Message, kind: str) -> Iterator[tuple[int, Mapping[str, Any]
 
 
 CHOICES = ("auto", "none", "required")
-MAX_TOOLS = 512  # far above the 128 of OpenAI and Gemini; the provider knows its own
+MAX_TOOLS = 512  # far above the 128 of OpenAI and Gemini; the provider checks its own limit
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _FORMS = (
-    "give a function with type hints, a Tool, or a dictionary with name, description and parameters, as "
-    "OpenAI and Anthropic take it"
+    "pass a function with type hints, a Tool, or a dictionary with name, description and parameters in "
+    "the form of OpenAI or Anthropic"
 )
 _TOOL_KEYS = ("name", "description", "parameters", "input_schema", "strict")
 
 
 def checked_tools(value: Any, field: str) -> tuple[Tool, ...]:
-    """Return tools in one form; their names differ.
+    """Return tools in one form, with different names.
 
     Raises:
-        InvalidRequest: names the tool by its place.
+        InvalidRequest: names the tool by its position.
     """
     if isinstance(value, (str, bytes, Mapping, Tool)) or not isinstance(value, Sequence):
         refuse(field, f"must be a list of tools, not {type(value).__name__}")
     if len(value) > MAX_TOOLS:
-        refuse(field, f"has {len(value)} tools; at most {MAX_TOOLS} are taken")
+        refuse(field, f"has {len(value)} tools; the maximum is {MAX_TOOLS}")
     tools = tuple(_tool(tool, f"{field}[{place}]") for place, tool in enumerate(value))
     seen: set[str] = set()
     for place, tool in enumerate(tools):
         if tool.name in seen:
-            refuse(f"{field}[{place}].name", f"is {tool.name!r}, as that of another tool: each needs its own")
+            refuse(
+                f"{field}[{place}].name",
+                f"is {tool.name!r}, the name of another tool: give each tool its own name",
+            )
         seen.add(tool.name)
     return tools
 
@@ -296,9 +304,12 @@ def _tool(value: Any, field: str) -> Tool:
     else:
         refuse(field, f"is of type {type(value).__name__}: {_FORMS}")
     if not isinstance(tool.name, str) or not _NAME.fullmatch(tool.name):
-        refuse(f"{field}.name", "must be 1 to 64 letters, digits, _ and -, as the providers take no other")
+        refuse(
+            f"{field}.name",
+            "must consist of 1 to 64 letters, digits, _ and -, because providers accept no others",
+        )
     if tool.name in CHOICES:
-        refuse(f"{field}.name", f"is {tool.name!r}, which is a word of tool_choice: give it another")
+        refuse(f"{field}.name", f"is {tool.name!r}, which has a meaning in tool_choice: choose another name")
     if tool.description is not None:
         checked_text(tool.description, f"{field}.description")
     if tool.strict not in (None, True, False):
@@ -307,23 +318,27 @@ def _tool(value: Any, field: str) -> Tool:
 
 
 def _described(value: Mapping[str, Any], field: str) -> Tool:
-    """Return a tool from a dictionary, in the form of OpenAI (nested or flat), Anthropic, or a plain one."""
+    """Return a tool given as a dictionary in OpenAI's form (nested or flat), in Anthropic's, or a plain
+    one."""
     if value.get("type", "function") not in ("function", "custom") or value.get("custom"):
-        refuse(field, f"has the type {value.get('type')!r:.40}: what a provider runs itself goes into extra")
+        refuse(
+            field,
+            f"has the type {value.get('type')!r:.40}: pass tools that the provider runs itself in extra",
+        )
     whole = {name: item for name, item in value.items() if name != "type"}
     if isinstance(value.get("function"), Mapping):
         whole = {**value["function"], **{name: item for name, item in whole.items() if name != "function"}}
     for name in whole:
         if name not in _TOOL_KEYS:
             near = did_you_mean(str(name), _TOOL_KEYS)
-            refuse(field, f"has {str(name)!r:.40}, which not all providers take{near or f'; {_FORMS}'}")
+            refuse(field, f"has {str(name)!r:.40}, which not all providers accept{near or f'; {_FORMS}'}")
     parameters = whole.get("parameters", whole.get("input_schema"))
     if "name" not in whole:
         refuse(f"{field}.name", f"is missing; {_FORMS}")
     if parameters is None:
         refuse(
             f"{field}.parameters",
-            "are missing: give the JSON schema of the arguments, which for none is "
+            "are missing: pass the JSON schema of the arguments; without arguments it is "
             '{"type": "object", "properties": {}}',
         )
     return Tool(
@@ -345,12 +360,11 @@ def _parameters(value: Any, field: str) -> dict[str, Any]:
 
 
 def _of_callable(function: Callable[..., Any], field: str) -> Tool:
-    """Return the tool of a function or a class: its name, the first paragraph of its docstring, and the
-    schema of its arguments.
-    """
+    """Return the tool of a function or class: its name, the first paragraph of its docstring, and the schema
+    of its arguments."""
     name = getattr(function, "__name__", None)
     if name is None:
-        refuse(field, f"is a {type(function).__name__} without a name: give Tool(name, parameters=…) for it")
+        refuse(field, f"is a {type(function).__name__} without a name: pass Tool(name, parameters=…) instead")
     if isinstance(function, type):
         parameters = schema_of(function)[0]
     else:
@@ -364,12 +378,12 @@ def _check_hints(function: Callable[..., Any], field: str) -> None:
     try:
         arguments = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        refuse(field, "has no signature: give Tool(name, parameters=…) for it")
+        refuse(field, "has no signature: pass Tool(name, parameters=…) instead")
     for argument in arguments:
         if argument.kind in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD, argument.POSITIONAL_ONLY):
             refuse(
                 field,
-                f"has the argument {argument}, which no name stands for: a model gives arguments by name",
+                f"has the argument {argument}, which cannot be passed by name, as models do",
             )
         if argument.annotation is argument.empty:
             refuse(field, f"has the argument {argument.name} without a type: add a type hint")
@@ -381,14 +395,15 @@ def _schema_of_arguments(function: Callable[..., Any], field: str) -> dict[str, 
     except Exception as error:  # pydantic has a dozen classes of errors, and hints may raise their own
         refuse(
             field,
-            f"has an argument of which no JSON schema can be made ({type(error).__name__}: {error})"[:300],
+            f"has an argument that cannot be expressed in JSON schema ({type(error).__name__}: {error})"[
+                :300
+            ],
         )
 
 
 def checked_choice(value: Any, field: str) -> str:
-    """Return a choice: ``auto``, ``none``, ``required`` or the name of a tool; also from the forms of OpenAI
-    and Anthropic.
-    """
+    """Return ``auto``, ``none``, ``required`` or the name of a tool, also from the forms of OpenAI and
+    Anthropic."""
     if isinstance(value, Mapping):
         function = value.get("function")
         named = function.get("name") if isinstance(function, Mapping) else value.get("name")
@@ -399,12 +414,11 @@ def checked_choice(value: Any, field: str) -> str:
 
 
 def check_choice(tools: Sequence[Tool] | None, choice: str | None) -> None:
-    """Refuse a choice that the tools do not offer."""
     if choice is None:
         return
     if not tools:
-        refuse("tool_choice", "is set, but there are no tools: give tools=, or leave it out")
+        refuse("tool_choice", "is set, but there are no tools: pass tools=, or leave it out")
     names = [tool.name for tool in tools]
     if choice not in (*CHOICES, *names):
         near = did_you_mean(choice, [*CHOICES, *names])
-        refuse("tool_choice", f"is {choice!r}, which is no tool of this request{near}")
+        refuse("tool_choice", f"is {choice!r}, which is not a tool of this request{near}")

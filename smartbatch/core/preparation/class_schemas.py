@@ -1,4 +1,9 @@
-"""JSON schemas of types, and objects of those types made from JSON."""
+"""JSON schemas of types, and objects of those types made from JSON.
+
+Pydantic handles its models, dataclasses, TypedDicts and plain types. cattrs handles types that contain attrs
+classes or, before Python 3.12, TypedDicts of :mod:`typing`; pydantic still handles everything else in them.
+An answer is checked as the type itself checks it: whatever the type accepts is accepted.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +32,7 @@ from smartbatch.errors import InvalidRequest
 
 
 class PydanticType:
-    """A type as pydantic validates it; called with decoded JSON it returns an object.
-
-    Args:
-        kind: a pydantic model, a dataclass, a TypedDict, or any other type that pydantic knows.
-
-    Attributes:
-        schema: its JSON schema.
+    """A type validated by pydantic; called with decoded JSON, it returns an object.
 
     Raises:
         Exception: pydantic's own, for a type that it does not know or that JSON cannot express.
@@ -49,22 +48,17 @@ class PydanticType:
         return PydanticType, (self._kind,)
 
     def __call__(self, value: Any) -> Any:
-        """Return the object that ``value`` stands for.
-
-        Raises:
-            Misfit: the type does not accept it.
-        """
-        written = json.dumps(value)  # JSON has rules of its own: a strict type takes a date as a text
+        written = json.dumps(value)  # JSON has its own rules: a strict type accepts a date as a string
         try:
             return self._adapter.validate_json(written)
         except imported("pydantic").ValidationError as error:
             raise self._misfit(error) from None
-        except Exception as error:  # of a validator of the user's
+        except Exception as error:  # from a validator of the user
             raise unbuilt(error) from None
 
     def _misfit(self, error: Any) -> Misfit:
         flaws = error.errors(include_url=False, include_context=False)
-        # What is no property of the schema may be a key of the answer.
+        # A name that is not a property of the schema may be a key of the answer.
         place = [part for part in flaws[0]["loc"] if part in self._names]
         told = "; ".join(
             f"at {'.'.join(map(str, flaw['loc'])) or 'the top'}: {flaw['msg'][:500]}, not {_shown(flaw)}"
@@ -74,7 +68,7 @@ class PydanticType:
 
 
 def _shown(flaw: Mapping[str, Any]) -> str:
-    """Return in short what a model wrote at a place, or around what it left out."""
+    """Return an excerpt of what the model wrote there."""
     return json.dumps(flaw["input"], ensure_ascii=False, default=repr)[:200]
 
 
@@ -84,7 +78,7 @@ def pydantic_type(kind: Any) -> PydanticType:
 
 
 def unbuilt(error: Exception) -> Misfit:
-    """Return what an error of the user's class says about an answer."""
+    """Return the flaw for an exception raised by the user's class."""
     name = type(error).__name__
     problem = f"the answer follows the schema, but no object could be made of it: {name}"
     return Misfit(problem, f"{name}: {error}"[:1000])
@@ -92,7 +86,7 @@ def unbuilt(error: Exception) -> Misfit:
 
 @cache
 def schema_generator() -> Any:
-    """Return pydantic's generator of JSON schemas, without titles that only repeat names."""
+    """Return pydantic's JSON schema generator, without titles that only repeat names."""
     return type(
         "Generator",
         (imported("pydantic.json_schema").GenerateJsonSchema,),
@@ -104,7 +98,7 @@ def schema_generator() -> Any:
 
 
 def with_object_root(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema whose root is no reference: a recursive class is one, with all the rest below it."""
+    """Return a schema whose root is not a reference, as pydantic makes it for a recursive class."""
     name = str(schema.get("$ref", "")).removeprefix("#/$defs/")
     if name in schema.get("$defs", {}):
         rest = {key: value for key, value in schema.items() if key != "$ref"}
@@ -123,7 +117,7 @@ _MAPPINGS = (dict, Mapping)
 
 
 def is_for_cattrs(kind: Any) -> bool:
-    """Whether a class that pydantic does not know is a part of a type."""
+    """Whether a type contains a class that pydantic does not know."""
     return _is_for_cattrs(kind, set())
 
 
@@ -137,52 +131,41 @@ def _is_for_cattrs(kind: Any, seen: set[int]) -> bool:
     if dataclasses.is_dataclass(kind) or typing.is_typeddict(kind):
         try:
             parts += typing.get_type_hints(kind).values()
-        except NameError:  # pydantic says which
+        except NameError:  # pydantic reports which
             return False
     return any(_is_for_cattrs(part, seen) for part in parts)
 
 
 def _is_old_dictionary(kind: Any) -> bool:
-    """Whether a type is a TypedDict that pydantic refuses: it has lost what its parents require."""
-    is_old = not hasattr(typing, "TypeAliasType")  # as before Python 3.12
+    """Whether a type is a TypedDict that pydantic rejects because it has lost what its parents require."""
+    is_old = not hasattr(typing, "TypeAliasType")  # before Python 3.12
     return is_old and type(kind).__module__ == "typing" and typing.is_typeddict(kind)
 
 
 class AttrsType:
-    """A type as cattrs structures it; called with decoded JSON it returns an object.
-
-    Args:
-        kind: a type with an attrs class in it.
-
-    Attributes:
-        schema: its JSON schema.
+    """A type structured by cattrs; called with decoded JSON, it returns an object.
 
     Raises:
-        InvalidRequest: it has a part that JSON cannot express; the text names the field.
+        InvalidRequest: it has a part that JSON cannot express; the message names the field.
     """
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
         self.schema = _Writer(kind).whole()
-        self._structure = _converter().get_structure_hook(kind)  # refuses unions that cannot be told apart
+        self._structure = _converter().get_structure_hook(kind)  # rejects unions that cannot be told apart
 
     def __reduce__(self) -> tuple[Any, ...]:
         return AttrsType, (self._kind,)
 
     def __call__(self, value: Any) -> Any:
-        """Return the object that ``value`` stands for.
-
-        Raises:
-            Misfit: a part of the type does not accept it.
-        """
         try:
             return self._structure(value, self._kind)
-        except Exception as error:  # cattrs', and those of the user's classes
+        except Exception as error:  # from cattrs or the user's classes
             raise _misfit(error) from None
 
 
 def _misfit(error: Exception) -> Misfit:
-    """Return what an error of cattrs says about an answer; it names the place of the first flaw."""
+    """Return the flaw for an error from cattrs, with the path of the first problem."""
     flaws = list(islice(_flaws(error, ()), MAX_FLAWS))
     place, first = flaws[0]
     told = "; ".join(
@@ -212,7 +195,7 @@ def _flaws(error: Exception, path: tuple[str, ...]) -> Iterator[tuple[tuple[str,
 @cache
 def _converter() -> Any:
     converter = imported("cattrs").Converter()
-    for kind in (str, int, float, bytes, Enum):  # cattrs has hooks of its own for these and their subclasses
+    for kind in (str, int, float, bytes, Enum):  # cattrs has its own hooks for these and their subclasses
         converter.register_structure_hook(kind, _by_pydantic)
     converter.register_structure_hook_func(lambda kind: not is_for_cattrs(kind), _by_pydantic)
     converter.register_structure_hook_factory(
@@ -230,7 +213,7 @@ def _is_union(kind: Any) -> bool:
 
 
 class _Union:
-    """A union with classes in it: the class that has most of an answer's properties is tried first."""
+    """A union that contains classes: the class with the most properties of the answer is tried first."""
 
     def __init__(self, kind: Any, converter: Any) -> None:
         self._converter = converter
@@ -245,7 +228,7 @@ class _Union:
         for branch in likely + self._others if isinstance(value, dict | list) else self._others + likely:
             try:
                 return self._converter.structure(value, branch)
-            except Exception as error:  # cattrs', and those of the user's classes
+            except Exception as error:  # from cattrs or the user's classes
                 failure = failure or error
         assert failure is not None
         raise failure
@@ -260,7 +243,8 @@ def _shared_names(kind: Any, value: Any) -> int:
 class _Writer:
     """Writes the schema of one type; its classes become definitions, so they may be recursive.
 
-    What is pydantic's is written at the end, all at once, so that pydantic finds names for its definitions.
+    Parts that belong to pydantic are written last, all at once, so that pydantic assigns the names of its
+    definitions.
     """
 
     def __init__(self, kind: Any) -> None:
@@ -282,7 +266,7 @@ class _Writer:
             reference["$ref"] = f"#/$defs/{names[kind]}"
         definitions |= {names[kind]: schema for kind, schema in self._classes.items()}
         whole = next((kind for reference, kind in self._references if reference is root), None)
-        if whole is not None:  # the root is no reference
+        if whole is not None:  # the root is not a reference
             root = self._classes[whole]
             if sum(kind is whole for _, kind in self._references) == 1:
                 del definitions[names[whole]]
@@ -299,8 +283,6 @@ class _Writer:
         return dict(common.get("$defs", {}))
 
     def _type(self, kind: Any, path: str) -> dict[str, Any]:
-        """Return the schema of a type. The cases, in order: one of pydantic's; annotated; a union; a list; a
-        mapping; a class. Any other is refused."""
         if get_origin(kind) in (typing.Required, typing.NotRequired):
             kind = get_args(kind)[0]
         if not is_for_cattrs(kind):
@@ -322,17 +304,17 @@ class _Writer:
             return {"type": "object", "additionalProperties": self._type(arguments[1], f"{path}[]")}
         if isinstance(origin or kind, type):
             return self._class(kind, path)
-        raise _refusal(f"cannot have {path}: {kind} with an attrs class in it has no schema")
+        raise _refusal(f"cannot include {path}: {kind} that contains an attrs class has no schema")
 
     def _check(self, kind: Any, path: str) -> None:
         try:
             pydantic_type(kind)
         except Exception as error:
-            raise _refusal(f"cannot have {path}: {' '.join(str(error).split())[:300]}") from None
+            raise _refusal(f"cannot include {path}: {' '.join(str(error).split())[:300]}") from None
 
     def _class(self, kind: Any, path: str) -> dict[str, Any]:
         if kind not in self._classes:
-            written = self._classes[kind] = {}  # first: one of its fields may be of the same class
+            written = self._classes[kind] = {}  # before its fields, one of which may be of the same class
             fields = _fields(kind, path)
             written["type"] = "object"
             written["properties"] = {
@@ -346,14 +328,16 @@ class _Writer:
 
 
 def _fields(kind: Any, path: str) -> list[tuple[str, Any, bool]]:
-    """Return the names, types and necessity of what a class is made of."""
+    """Return name, type and whether it is required, for each field of a class."""
     bare = get_origin(kind) or kind
     try:
         if attrs.has(bare):
             attrs.resolve_types(bare, include_extras=True)
         hints = typing.get_type_hints(bare, include_extras=True)
     except NameError as error:
-        raise _refusal(f"cannot be made of {path}: {error}; annotate with names the module knows") from None
+        raise _refusal(
+            f"cannot be made from {path}: {error}; use annotations that are defined in its module"
+        ) from None
     if typing.is_typeddict(bare):
         return [(name, hint, name in bare.__required_keys__) for name, hint in hints.items()]
     if attrs.has(bare):
@@ -367,7 +351,7 @@ def _fields(kind: Any, path: str) -> list[tuple[str, Any, bool]]:
         ]
     for name, _ in found:
         if name not in hints:
-            raise _refusal(f"cannot have {path}.{name}: it has no annotation")
+            raise _refusal(f"cannot include {path}.{name}: it has no annotation")
     return [(name, hints[name], needed) for name, needed in found]
 
 
@@ -376,20 +360,16 @@ def _name(kind: Any) -> str:
 
 
 Build: TypeAlias = Callable[[Any], Any]
-"""Makes an object of decoded JSON, or raises :class:`~smartbatch.core.preparation.json_schemas.Misfit`."""
+"""Makes an object from decoded JSON, or raises :class:`~smartbatch.core.preparation.json_schemas.Misfit`."""
 
-MAX_TYPES = 256
-"""Types whose schemas are kept; the oldest is forgotten first."""
+MAX_TYPES = 256  # types whose schemas are kept; the oldest is dropped first
 _NO_TYPES = (str, bytes, int, float, types.FunctionType, types.MethodType, types.BuiltinFunctionType, partial)
 
 
 class BuiltSchema(dict[str, Any]):
-    """A JSON schema with the function that builds objects of answers.
+    """A JSON schema with the function that builds objects from answers.
 
-    It is sent to the provider like any other dictionary; the reader of the answer calls ``build``.
-
-    Attributes:
-        build: makes an object of an answer that follows the schema.
+    It is sent to the provider like any other dictionary; the answer reader calls ``build``.
     """
 
     build: Build
@@ -403,14 +383,14 @@ class BuiltSchema(dict[str, Any]):
 
 
 def schema_of(kind: Any) -> tuple[dict[str, Any], Build]:
-    """Return the JSON schema of ``kind`` and a function that makes an object of an answer.
+    """Return the JSON schema of ``kind`` and a function that makes an object from an answer.
 
     Args:
         kind: a JSON schema, or a type: an attrs class, a pydantic model, a dataclass, a TypedDict, or a type
             such as ``list[int]`` or ``Literal["a", "b"]``.
 
     Raises:
-        InvalidRequest: for anything else, and for a type that JSON cannot express; the text says why.
+        InvalidRequest: it is neither, or a type that JSON cannot express; the message says why.
     """
     if isinstance(kind, BuiltSchema):
         return kind, kind.build
@@ -431,8 +411,8 @@ def schema_of(kind: Any) -> tuple[dict[str, Any], Build]:
     return known
 
 
+# the same function for the same type, because fingerprints compare it
 _types: dict[Any, tuple[dict[str, Any], Build]] = {}
-"""The same function for the same type, as fingerprints compare it."""
 
 
 def _made(kind: Any) -> tuple[dict[str, Any], Build]:
@@ -440,9 +420,9 @@ def _made(kind: Any) -> tuple[dict[str, Any], Build]:
         made = AttrsType(kind) if is_for_cattrs(kind) else PydanticType(kind)
     except InvalidRequest:
         raise
-    except Exception as error:  # pydantic's, cattrs' and those of the user's own classes
+    except Exception as error:  # from pydantic, cattrs or the user's own classes
         reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise _refusal(f"cannot be made of {getattr(kind, '__name__', kind)}: {reason}") from error
+        raise _refusal(f"cannot be made from {getattr(kind, '__name__', kind)}: {reason}") from error
     judged_by(made.schema, made)
     return made.schema, made
 

@@ -1,4 +1,4 @@
-"""A key made of everything in a request that is sent: requests with equal keys may share an answer."""
+"""A key made from everything that is sent for a request: requests with equal keys may share an answer."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ from smartbatch.chats import message_form
 from smartbatch.core.preparation.class_schemas import BuiltSchema
 from smartbatch.types import Embedding, Generation, Request
 
-VERSION = 1
-"""Raised when the form of the key changes, so that stored keys of the old form match nothing."""
+VERSION = 1  # raised when the form of the key changes, so that stored keys of the old form match nothing
 
+# canonical JSON of parameters shared by many requests, by identity; dropped together with them
 _written: dict[int, tuple[weakref.ref[Generation], bytes]] = {}
-"""Canonical JSON of parameters that many requests share, by their identity; forgotten with them."""
 
 
 def fingerprint(request: Request, model: str, scope: str) -> bytes:
-    """Return the key of ``request``: 32 bytes, equal only where the provider would receive the same request.
+    """Return the key of ``request``: 32 bytes, equal only if the provider would receive the same request.
+
+    Requests with different isolation keys have different keys. The key of a request with its own callable
+    differs from those of all other living requests; any other key is the same in every process. Each answer
+    of ``n`` has its own key, unless ``deduplicate`` is True. Neither the order of dictionary keys nor the
+    class behind a schema makes a difference.
 
     Args:
-        request: as :func:`~smartbatch.core.preparation.validation.normalise` returned it.
-        model: the model it goes to.
+        request: as returned by :func:`~smartbatch.core.preparation.validation.normalise`.
+        model: the model it is sent to.
         scope: the provider's scope: account, server, organisation.
-
-    Keys of requests with different isolation keys differ. The key of a request with its own callable equals
-    that of no other living request; that of any other request is the same in every process. Each answer of
-    ``n`` has a key of its own, unless ``deduplicate`` is True. The order of a
-    dictionary's keys makes no difference, nor does the class that a schema was made of.
     """
     key = hashlib.blake2b(_head(scope, model, request.isolation_key), digest_size=32)
     key.update(_canonical(request.params))
@@ -54,26 +53,24 @@ def fingerprint(request: Request, model: str, scope: str) -> bytes:
 
 
 def shares_answer(request: Request, default: bool | None) -> bool:
-    """Whether a request shares one answer with equal ones. The cases, in order:
-
-    1. It has an own callable: no.
-    2. The request, or else the client, says so.
-    3. It is one of several answers to a prompt, or asks for variety with a temperature above 0: no.
-    4. Otherwise yes.
+    """Whether a request shares one answer with equal requests.
 
     Args:
         default: the setting ``deduplicate``.
     """
+    # 1. Never with its own callable.
     if request.call is not None:
         return False
+    # 2. As the request says, or else the client.
     chosen = default if request.deduplicate is None else request.deduplicate
     if chosen is not None:
         return chosen
+    # 3. Not if it is one of several answers to a prompt, or asks for variety with a temperature above 0.
     return request.sample is None and not _temperature(request.params)
 
 
 def _temperature(params: Generation) -> Any:
-    """Return the temperature that was asked for, also in ``extra``, where Gemini has it one level down."""
+    """Return the requested temperature, also from ``extra``, where Gemini has it one level down."""
     if params.temperature is not None or params.extra is None:
         return params.temperature
     levels = (params.extra, *(value for value in params.extra.values() if isinstance(value, Mapping)))
@@ -81,9 +78,9 @@ def _temperature(params: Generation) -> Any:
 
 
 def object_key(key: bytes, request: Request) -> bytes:
-    """Return a key for requests that may share the object made of their answer, not only the answer.
+    """Return a key for requests that may share not only the answer but also the object made from it.
 
-    It counts in this process, and while one of the requests is there.
+    It is valid in this process, as long as one of the requests exists.
 
     Args:
         key: the :func:`fingerprint` of ``request``.
@@ -93,9 +90,9 @@ def object_key(key: bytes, request: Request) -> bytes:
 
 
 def remember(params: Generation) -> None:
-    """Keep the canonical JSON of ``params`` for all requests that carry this very object. Any thread may."""
+    """Keep the canonical JSON of ``params`` for all requests that carry this very object. Thread-safe."""
     number = id(params)
-    forget = _written.pop  # bound here: the interpreter's end may take the name before the object
+    forget = _written.pop  # bound here: at interpreter exit, the name may be gone before the object
     _written[number] = weakref.ref(params, lambda _: forget(number, None)), _write(params)
 
 
@@ -106,7 +103,7 @@ def _canonical(params: Generation) -> bytes:
 
 def _write(params: Generation) -> bytes:
     form = asdict(params)
-    del form["n"]  # requests are alike without it: each answer is a request
+    del form["n"]  # each of the n answers is a request of its own
     return _json(form)
 
 
@@ -121,5 +118,5 @@ def _vector(asked: Embedding) -> bytes:
 
 
 def _json(value: Any) -> bytes:
-    # every part is a JSON text, whose end is unambiguous: two different sequences of parts never look alike
+    # every part is JSON, whose end is unambiguous: two different sequences of parts never look alike
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()

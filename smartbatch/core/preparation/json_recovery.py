@@ -1,7 +1,8 @@
-"""The JSON value in what a model wrote.
+"""JSON values: copies of what callers pass, and the value in what a model wrote.
 
-Nothing is guessed that could change an answer's meaning: of several different values none is chosen, and a
-truncated answer is never completed.
+A copy protects from later changes by the caller and checks the value: what it accepts, ``json.dumps(…,
+allow_nan=False)`` and UTF-8 accept. In answers, nothing is guessed that could change the meaning: of several
+different values none is chosen, and a truncated answer is never completed.
 """
 
 from __future__ import annotations
@@ -15,28 +16,21 @@ from typing import Any, NoReturn
 
 from smartbatch._fork import imported
 
-MAX_DEPTH = 200
-"""Levels. Python's own JSON reader fails near 1,000; the schema of no API comes near 200."""
-MAX_INTEGER_BITS = 14_000
-"""Below the 4,300 digits beyond which Python refuses to print an integer."""
+MAX_DEPTH = 200  # levels; Python's own JSON reader fails near 1,000, and no API's schema comes near 200
+MAX_INTEGER_BITS = 14_000  # below the 4,300 digits beyond which Python refuses to print an integer
 
 
 class NotJson(ValueError):
-    """The value has no JSON form.
-
-    Args:
-        path: where in the value, such as ``["properties"]["x"]``.
-        reason: what is wrong there.
-    """
+    """The value cannot be expressed in JSON."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path} {reason}")
-        self.path = path
-        self.reason = reason
+        self.path = path  # place in the value, such as ``["properties"]["x"]``
+        self.reason = reason  # what is wrong there
 
 
 def surrogate_at(text: str) -> int | None:
-    """Return the position of the first lone surrogate, which UTF-8 cannot carry, or ``None``."""
+    """Return the position of the first lone surrogate, which UTF-8 cannot encode, or ``None``."""
     if text.isascii():
         return None
     try:
@@ -47,11 +41,11 @@ def surrogate_at(text: str) -> int | None:
 
 
 def snapshot(value: Any) -> Any:
-    """Return a deep copy of ``value`` made of dictionaries, lists, texts, numbers, booleans and ``None``.
+    """Return a deep copy of ``value`` made of dictionaries, lists, strings, numbers, booleans and ``None``.
 
     Raises:
-        NotJson: for any other type, NaN and infinities, keys that are no text, lone surrogates, more than
-            :data:`MAX_DEPTH` levels (so also for a value that contains itself).
+        NotJson: it contains another type, NaN, infinity, a key that is not a string, a lone surrogate, or
+            more than :data:`MAX_DEPTH` levels (such as a value that contains itself).
     """
     return _copy(value, "", 0)
 
@@ -69,51 +63,51 @@ def _copy(value: Any, path: str, depth: int) -> Any:
         return {_key(key, path): _copy(item, f'{path}["{key}"]', depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_copy(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
-    raise NotJson(path, f"is {type(value).__name__}, which has no JSON form; pass a text or a number")
+    raise NotJson(path, f"is {type(value).__name__}, which JSON cannot express; pass a string or a number")
 
 
 def _text(value: str, path: str) -> str:
     if (position := surrogate_at(value)) is not None:
-        raise NotJson(path, f"has a lone surrogate at position {position}; UTF-8 cannot carry it")
+        raise NotJson(path, f"has a lone surrogate at position {position}, which UTF-8 cannot encode")
     return value
 
 
 def _number(value: int | float, path: str) -> int | float:
     if isinstance(value, float) and not math.isfinite(value):
-        raise NotJson(path, f"is {value}, which has no JSON form")
+        raise NotJson(path, f"is {value}, which JSON cannot express")
     if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
-        raise NotJson(path, "is an integer of more than 4,000 digits")
+        raise NotJson(path, "is an integer with more than 4,000 digits")
     return value
 
 
 def _key(key: Any, path: str) -> str:
     if not isinstance(key, str):
-        raise NotJson(path, f"has a key of type {type(key).__name__}; keys must be texts")
+        raise NotJson(path, f"has a key of type {type(key).__name__}; keys must be strings")
     if surrogate_at(key) is not None:
-        raise NotJson(path, "has a key with a lone surrogate; UTF-8 cannot carry it")
+        raise NotJson(path, "has a key with a lone surrogate, which UTF-8 cannot encode")
     return key
 
 
+# characters of an answer in which JSON is searched for; a longer answer has to be JSON itself
 SEARCHED = 2_000_000
-"""Characters of an answer up to which JSON is looked for inside it; a longer one has to be JSON itself."""
 REPAIRABLE = 5_000
 """Characters of a broken answer up to which it is repaired. The time of json-repair grows with the square of
 stray quotes and brackets: a third of a second at this size, minutes for 200,000 characters."""
 
 
 class JsonNotFound(ValueError):
-    """The text holds no JSON value, or more than one; the message repeats nothing of the text."""
+    """The text contains no JSON value, or several; the message repeats nothing of the text."""
 
 
 class NumberTooLarge(JsonNotFound):
-    """A number is beyond what a floating-point number can hold, and would be read as infinity."""
+    """A number is beyond the range of floating-point numbers and would be read as infinity."""
 
     def __init__(self) -> None:
         super().__init__("it has a number beyond the range of floating-point numbers, such as 1e999")
 
 
 class NotANumber(JsonNotFound):
-    """``NaN`` or ``Infinity`` stands in the place of a value, and a repair would make a text of it."""
+    """``NaN`` or ``Infinity`` stands in place of a value; a repair would turn it into a string."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"it has {name} in the place of a value, which is no JSON")
@@ -125,17 +119,16 @@ def recover_json(text: str) -> Any:
     The cases, in order:
 
     1. The whole text is JSON.
-    2. Thinking text stands in front: what follows its end mark counts, and the opening mark may be missing.
+    2. Reasoning comes first: what follows its end mark counts, and the opening mark may be missing.
     3. There is exactly one fenced block, and its content is JSON.
-    4. Exactly one object, or list of objects or lists, stands in the text (in the one fenced block, if any),
-       and no broken object of the same kind after it. Equal values count as one.
+    4. The text (or its one fenced block) contains exactly one object, or list of objects or lists, and no
+       broken object of the same kind after it. Equal values count as one.
     5. Brackets close, but it is not quite JSON (single quotes, trailing commas, comments): it is repaired.
 
-    Its time grows with the length of the text, but for the last case, which has a limit of its own.
+    The time grows linearly with the length of the text, except for case 5, which has its own limit.
 
     Raises:
-        JsonNotFound: there is none, there are several, it does not end, or it has a number that no
-            floating-point number holds.
+        JsonNotFound: there is no value, there are several, it is incomplete, or a number is out of range.
     """
     text = text.strip().removeprefix("\ufeff").strip()
     ends = [(at, mark) for mark in _ENDS_OF_THOUGHTS if (at := text.find(mark)) >= 0]
@@ -156,16 +149,16 @@ def recover_json(text: str) -> Any:
             failure = error
     with suppress(JsonNotFound):
         value = _recovered(text)
-        if mark in json.dumps(value, ensure_ascii=False):  # the mark is a part of the answer
+        if mark in json.dumps(value, ensure_ascii=False):  # the mark is part of the answer
             return value
     raise failure
 
 
+# the end of reasoning, as local models and gateways write it
 _ENDS_OF_THOUGHTS = (
     *("</think>", "</thinking>", "</thought>", "</thoughts>", "</reasoning>", "</reflection>"),
     *("</seed:think>", "[/THINK]", "◁/think▷", "<|channel|>final<|message|>", "<|end_of_thought|>"),
 )
-"""Where thinking text ends, as local models and gateways write it."""
 
 
 def _recovered(text: str) -> Any:
@@ -195,8 +188,8 @@ def _recovered(text: str) -> Any:
 def _fenced(text: str) -> Iterator[str]:
     """Yield the contents of the fenced blocks in ``text``.
 
-    A fence in a line of its own ends a block, as JSON may hold others in its texts; where there is none, the
-    next one does. A block that does not end is one only behind others.
+    A fence on a line of its own ends a block, because JSON strings may contain fences; without one, the next
+    fence ends it. A block without an end counts only after others.
     """
     several = False
     start = text.find("```")
@@ -216,7 +209,7 @@ def _fenced(text: str) -> Iterator[str]:
 
 
 def _content_of_fence(text: str, fence: int) -> int | None:
-    """Return where the content of a block begins: in the next line, if the fence's own line only names a
+    """Return where the content of a block begins: on the next line, if the fence's line only names a
     language."""
     end = text.find("\n", fence + 3, fence + 3 + _LANGUAGE_LENGTH)
     if end < 0:
@@ -226,7 +219,8 @@ def _content_of_fence(text: str, fence: int) -> int | None:
 
 
 def _closing_fence(text: str, begin: int) -> int:
-    """Return where the fence stands that ends the block whose content begins at ``begin``; -1 without one."""
+    """Return the position of the fence that ends the block with content from ``begin``; -1 if there is
+    none."""
     fence = begin - 1
     for before, after in pairwise(text[fence:].split("```")):
         fence += len(before)
@@ -239,16 +233,14 @@ def _closing_fence(text: str, begin: int) -> int:
 
 
 def past(text: str, start: int, belongs: Callable[[str], bool]) -> int:
-    """Return the position of the first character from ``start`` on that does not belong."""
+    """Return the position of the first character from ``start`` that does not belong."""
     while start < len(text) and belongs(text[start]):
         start += 1
     return start
 
 
-_LANGUAGE_LENGTH = 64
-"""Characters behind an opening fence within which its line ends."""
-_TRIES = 20
-"""Opening brackets at which a value is looked for; a hostile text must not cost much time."""
+_LANGUAGE_LENGTH = 64  # characters after an opening fence within which its line ends
+_TRIES = 20  # opening brackets at which a value is searched for; a hostile text must not cost much time
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -275,11 +267,11 @@ def _loads(text: str) -> Any:
 
 
 def _documents(text: str) -> Iterator[Any]:
-    """Yield the objects, and the lists of objects or lists, that stand in ``text`` one after the other.
+    """Yield the objects, and the lists of objects or lists, in ``text``.
 
     Raises:
-        JsonNotFound: a broken object that begins with a name of theirs follows one of them, or one is nested
-            too deep.
+        JsonNotFound: a broken object that begins with one of their names follows them, or one is nested too
+            deep.
     """
     position, names = 0, set[str]()
     for _ in range(_TRIES):
@@ -294,7 +286,7 @@ def _documents(text: str) -> Iterator[Any]:
             if text[start] == "{":
                 if _first_name(text, start) in names:
                     raise JsonNotFound(_SEVERAL) from None
-                return  # what stands inside a broken object is not the answer
+                return  # the content of a broken object is not the answer
             position = start + 1
             continue
         if isinstance(value, dict) or any(isinstance(item, dict | list) for item in value):
@@ -304,14 +296,13 @@ def _documents(text: str) -> Iterator[Any]:
 
 
 def _opening(text: str, start: int) -> int:
-    """Return the position of the first opening bracket from ``start`` on; -1 without one."""
     brackets = [at for bracket in "{[" if (at := text.find(bracket, start)) >= 0]
     return min(brackets, default=-1)
 
 
 def _first_name(text: str, start: int) -> str | None:
-    """Return the first name in the object that begins at ``start``, which may be broken; a remark such as
-    ``{x: y}`` begins so, too, with a name of its own."""
+    """Return the first name in the object that begins at ``start``, which may be broken. A remark such as
+    ``{x: y}`` begins the same way, but with a name of its own."""
     at = past(text, start + 1, str.isspace)
     quote = text[at : at + 1] if text.startswith(("'", '"'), at) else ""
     at += len(quote)
@@ -326,7 +317,7 @@ _SEVERAL = "it holds several JSON values; which one is meant is not clear"
 
 
 def _mended(text: str) -> Any:
-    """Repair single quotes, trailing commas, comments and the like; not brackets that never close."""
+    """Repair single quotes, trailing commas, comments and the like, but not brackets that never close."""
     start = _opening(text, 0)
     end = max(text.rfind("}"), text.rfind("]"))
     if start < 0 or end < start or len(text) > REPAIRABLE:
@@ -336,7 +327,7 @@ def _mended(text: str) -> Any:
         raise JsonNotFound("its JSON does not end")
     try:
         _decoder.decode(body)
-    except (NumberTooLarge, NotANumber):  # a repair would invent a text, or infinity
+    except (NumberTooLarge, NotANumber):  # a repair would invent a string, or infinity
         raise
     except (ValueError, RecursionError):
         pass
@@ -351,7 +342,7 @@ def _mended(text: str) -> Any:
 
 
 def _closes(text: str) -> bool:
-    """Whether the brackets outside of double quotes close in order, the first one at the very end."""
+    """Whether the brackets outside double quotes close in order, the first one at the very end."""
     opened: list[str] = []
     quoted = escaped = False
     for at, sign in enumerate(text):

@@ -1,4 +1,11 @@
-"""JSON schemas given as dictionaries: whether they can be used, and whether a value follows one."""
+"""JSON schemas given as dictionaries: whether they can be used, and whether a value follows one.
+
+Some keywords replace those of ``jsonschema``, because an answer must be checked exactly and in bounded time.
+Patterns run in the linear-time engine that pydantic uses: the engine of :mod:`re` backtracks, so some
+patterns take hours for thirty letters and hold the interpreter lock meanwhile. ``jsonschema`` also compares
+elements pairwise, checks a part of an answer once for each path to it (in a tree of unions, paths double with
+each level), and divides numbers as binary fractions, in which 19.99 is not a multiple of 0.01.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +21,15 @@ from smartbatch._fork import imported
 
 
 class PatternError(ValueError):
-    """The engine does not take a pattern; the message says why."""
+    """The engine does not accept a pattern; the message says why."""
 
 
 @lru_cache(maxsize=256)
 def compiled(pattern: str) -> Callable[[str], bool]:
-    """Return a function that tells whether ``pattern`` matches anywhere in a text.
+    """Return a function that reports whether ``pattern`` matches anywhere in a text.
 
     Raises:
-        PatternError: it is no pattern, needs backtracking (look-around, references back), or is too large.
+        PatternError: it is not a pattern, needs backtracking (look-around, back references), or is too large.
     """
     core = imported("pydantic_core")
     schema = core.core_schema.str_schema(pattern=pattern, regex_engine="rust-regex")
@@ -30,35 +37,34 @@ def compiled(pattern: str) -> Callable[[str], bool]:
         matcher = core.SchemaValidator(schema)
     except core.SchemaError as error:
         reason = str(error).strip().rpartition("\n")[2].strip()
-        raise PatternError(f"is not taken by the engine: {reason.removeprefix('SchemaError: ')}") from None
+        raise PatternError(f"is not supported: {reason.removeprefix('SchemaError: ')}") from None
     found_in: Callable[[str], bool] = matcher.isinstance_python
     return found_in
 
 
-COMPARED = 1_000
-"""Parts of one value up to which it is looked for those that no other keyword has checked."""
+COMPARED = 1_000  # parts per value up to which unevaluated parts are looked up
 
-MAX_FLAWS = 3
-"""Flaws of one answer that are told."""
+MAX_FLAWS = 3  # reported per answer
 
 
 class KnownFlaws:
-    """The flaws that the references of a schema found in the parts of one answer. It takes the place of the
-    checker of formats, which a validator hands to those it makes; formats are not checked.
+    """Flaws that the references of a schema found in the parts of one answer.
+
+    It replaces the format checker, which a validator passes on to those it creates; formats are not checked.
     """
 
     def __init__(self) -> None:
         self.found: dict[tuple[int, int], list[Any]] = {}
 
     def check(self, value: Any, format: str) -> None:
-        """Take any value for one of any format."""
+        """Accept any value."""
 
 
 def bounded(kind: Any, *, remembers: bool) -> Any:
     """Return the validator class ``kind`` with the keywords below.
 
     Args:
-        remembers: whether what a reference finds does not depend on the way that led to it.
+        remembers: the result of a reference does not depend on the path to it.
     """
     own = {name: keyword for name, keyword in _OWN.items() if name in kind.VALIDATORS}
     for name in ("unevaluatedItems", "unevaluatedProperties"):
@@ -70,8 +76,8 @@ def bounded(kind: Any, *, remembers: bool) -> Any:
 
 
 def _found(pattern: str, text: str) -> bool:
-    """Whether a pattern matches. One that the engine does not take is left to the class that has it: a plain
-    schema with such a pattern is refused before anything is sent."""
+    """Whether a pattern matches. A pattern that the engine rejects is left to the class that has it: a plain
+    schema with such a pattern is rejected before anything is sent."""
     try:
         return compiled(pattern)(text)
     except PatternError:
@@ -119,9 +125,9 @@ def _unique_items(validator: Any, unique: Any, value: Any, _schema: Any) -> Iter
 
 
 def _limited(name: str, keyword: Any) -> Any:
-    """Return a keyword that is asked about values of at most :data:`COMPARED` parts; longer ones break it.
+    """Return a keyword that applies only to values of at most :data:`COMPARED` parts; larger values fail it.
 
-    It looks each of them up in a list, and runs the patterns of ``patternProperties`` by itself.
+    It looks up each part in a list, and runs the patterns of ``patternProperties`` itself.
     """
 
     def limited(validator: Any, schema_of_rest: Any, value: Any, schema: Any) -> Iterator[Any]:
@@ -134,7 +140,7 @@ def _limited(name: str, keyword: Any) -> Any:
 
 
 def _once(keyword: Any) -> Any:
-    """Return a keyword that follows a reference once for each part of an answer, and finds the same again."""
+    """Return a keyword that follows a reference once per part of an answer and then reuses the result."""
 
     def once(validator: Any, reference: str, value: Any, schema: Any) -> Iterator[Any]:
         known: KnownFlaws = validator.format_checker
@@ -143,7 +149,7 @@ def _once(keyword: Any) -> Any:
             flaws = list(islice(keyword(validator, reference, value, schema), MAX_FLAWS))
             known.found[id(schema), id(value)] = flaws
         for flaw in flaws:
-            yield flaw.create_from(flaw)  # whoever gets it adds its own place to it
+            yield flaw.create_from(flaw)  # whoever receives it adds its own path
 
     return once
 
@@ -171,12 +177,12 @@ def _is_multiple(value: float, step: float) -> bool:
 
 
 def _written(number: float) -> Fraction:
-    """Return the number that its JSON text stands for: a tenth for 0.1, not the nearest binary fraction."""
+    """Return the number that its JSON text represents: a tenth for 0.1, not the nearest binary fraction."""
     return Fraction(number) if isinstance(number, int) else Fraction(repr(number))
 
 
 def _form(value: Any) -> str:
-    """Return a text that equal JSON values have in common: 1 and 1.0 are equal, 1 and true are not."""
+    """Return a text that only equal JSON values share: 1 and 1.0 are equal, 1 and true are not."""
     return json.dumps(_plain(value), sort_keys=True)
 
 
@@ -189,25 +195,17 @@ def _plain(value: Any) -> Any:
 
 
 class Misfit(Exception):
-    """A value is not what was asked for.
-
-    Args:
-        message: for errors; says where and repeats nothing of the value.
-        advice: for the model that wrote it; may quote it.
-        place: the names of the properties that lead to it.
-        reason: what is wrong there, in a word.
-    """
+    """A value does not follow its schema."""
 
     def __init__(self, message: str, advice: str, place: Sequence[str] = (), reason: str = "") -> None:
         super().__init__(message, advice, place, reason)
-        self.message = message
-        self.advice = advice
-        self.place = place
-        self.reason = reason
+        self.message = message  # for errors; names the place and repeats nothing of the value
+        self.advice = advice  # for the model that wrote it; may quote the value
+        self.place = place  # property names that lead to it
+        self.reason = reason  # what is wrong there, in one word
 
 
 def broken(place: Sequence[str], reason: str, told: str) -> Misfit:
-    """Return a flaw that is wrong at ``place``."""
     where = "/".join(place) or "the top"
     return Misfit(f"the answer breaks the schema at {where} ({reason})", f"{told}.", place, reason)
 
@@ -216,8 +214,8 @@ def check_schema(schema: Mapping[str, Any]) -> None:
     """Check that answers can be checked against ``schema``.
 
     Raises:
-        ValueError: it is no JSON schema, has a pattern that cannot be checked, or refers to what it does not
-            have, such as another document: none is ever fetched.
+        ValueError: it is not a JSON schema, has a pattern that cannot be checked, or refers to something it
+            does not contain, such as another document: none is ever fetched.
     """
     text = json.dumps(schema)
     _validator(text)
@@ -227,19 +225,15 @@ def check_schema(schema: Mapping[str, Any]) -> None:
             compiled(pattern)
         except PatternError as error:
             raise ValueError(f"cannot be checked: the pattern {pattern[:80]!r} {error}") from None
-    if '"$id": ' in text:  # a part with an address of its own has references of its own
+    if '"$id": ' in text:  # a part with an address of its own has its own references
         return
     for reference in _references(decoded):
         if reference.startswith("#/") and "%" not in reference and not _has(decoded, reference):
-            raise ValueError(f"refers to {reference[:80]!r}, which it does not have")
+            raise ValueError(f"refers to {reference[:80]!r}, which it does not contain")
 
 
 class PlainSchema:
-    """A JSON schema; called with decoded JSON it returns it.
-
-    Args:
-        text: the schema, as JSON text.
-    """
+    """A JSON schema, given as JSON text; called with decoded JSON, it returns the value unchanged."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -250,11 +244,11 @@ class PlainSchema:
     def __call__(self, value: Any) -> Any:
         """Return ``value``.
 
-        A type of this process that has this very schema judges in its place, as it may accept more: a job
-        keeps the schema of a type alone.
+        If a type of this process has this very schema, it judges instead, because it may accept more: a job
+        stores only the schema of a type.
 
         Raises:
-            Misfit: it does not follow the schema.
+            Misfit: the value does not follow the schema.
         """
         if (judge := _judges.get(self._text)) is not None:
             judge(value)
@@ -262,7 +256,8 @@ class PlainSchema:
         validator = _validator(self._text).evolve(format_checker=KnownFlaws())
         flaws = list(islice(validator.iter_errors(value), MAX_FLAWS))
         if flaws:
-            # The path within the schema is the caller's own; the path within the answer may hold its keys.
+            # The path within the schema comes from the caller; the path within the answer may contain its
+            # keys.
             where = "/".join(str(part) for part in flaws[0].absolute_schema_path)
             told = "; ".join(f"at {flaw.json_path}: {flaw.message[:500]}" for flaw in flaws)
             raise Misfit(f"the answer breaks the schema at {where}", f"{told}.")
@@ -277,13 +272,13 @@ def judged_by(schema: Mapping[str, Any], judge: Callable[[Any], Any]) -> None:
     _judges[json.dumps(schema)] = judge
 
 
-@lru_cache(maxsize=256)  # equal schemas have the same one, by which requests are compared
+@lru_cache(maxsize=256)  # equal schemas share one object, by which requests are compared
 def plain_schema(text: str) -> PlainSchema:
     return PlainSchema(text)
 
 
 def _has(schema: Any, reference: str) -> bool:
-    """Whether a JSON pointer, as a fragment (RFC 6901), leads to a part of a schema."""
+    """Whether a JSON pointer in fragment form (RFC 6901) leads to a part of a schema."""
     for name in reference[2:].split("/"):
         name = name.replace("~1", "/").replace("~0", "~")
         if isinstance(schema, list) and name.isascii() and name.isdigit() and int(name) < len(schema):
@@ -304,30 +299,30 @@ def _validator(schema: str) -> Any:
         kind.check_schema(decoded)
     except imported("jsonschema.exceptions").SchemaError as error:
         where = "".join(f"[{part!r}]" for part in error.absolute_path)
-        problem = f"is no JSON schema: at {where or 'the top'} it breaks {error.validator!r}"
+        problem = f"is not a JSON schema: at {where or 'the top'} it violates {error.validator!r}"
         raise ValueError(problem) from None
-    if '"unevaluatedProperties": ' in schema and '"patternProperties": ' in schema:  # jsonschema runs these
+    # jsonschema itself runs these
+    if '"unevaluatedProperties": ' in schema and '"patternProperties": ' in schema:
         raise ValueError(
-            "has patternProperties and unevaluatedProperties; use additionalProperties with patterns"
+            "has both patternProperties and unevaluatedProperties; use additionalProperties with patterns"
         )
     for reference in _references(decoded):
         if not reference.startswith("#"):
             raise ValueError(f"refers to {reference[:80]!r}; only references within the schema are followed")
     by_the_way = '"$dynamicRef": ' in schema or '"$recursiveRef": ' in schema
-    # A registry of our own: the default one fetches foreign references over the network.
+    # our own registry, because the default one fetches foreign references over the network
     return bounded(kind, remembers=not by_the_way)(
         _without_dialects(decoded), registry=imported("jsonschema_specifications").REGISTRY
     )
 
 
-_VALUES = ("enum", "const", "default", "examples")
-"""Keywords that hold values, not schemas."""
+_VALUES = ("enum", "const", "default", "examples")  # keywords whose values are data, not schemas
+# keywords whose values are schemas by name; the names are not keywords
 _BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
-"""Keywords that hold schemas by names, which are no keywords whatever they are."""
 
 
 def _without_dialects(schema: Any) -> Any:
-    """Return a schema no part of which names its dialect: for one that does, ``jsonschema`` takes the
+    """Return a schema in which no part names a dialect: for one that does, ``jsonschema`` would use that
     dialect's own validator, whose keywords are not bounded."""
     if isinstance(schema, list):
         return [_without_dialects(item) for item in schema]
@@ -343,7 +338,7 @@ def _without_dialects(schema: Any) -> Any:
 
 
 def keywords(schema: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the keywords of a schema, and of those within it, with their values; what is data has none."""
+    """Yield the keywords of a schema and of its parts, with their values; data has none."""
     if isinstance(schema, list):
         for item in schema:
             yield from keywords(item)

@@ -1,4 +1,5 @@
-"""From what callers pass to checked requests: parameters merged, hooks run, fields checked."""
+"""Checked requests from what callers pass: prompts, lists and tables; parameters merged, hooks run, fields
+checked."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ from smartbatch.tables.template import BadField, TemplateError, listed
 from smartbatch.types import Answer, Generation, Kind, Message, OnMissing, Prompt, Prompts, Request
 
 Preprocess: TypeAlias = "Callable[[Request], Request | Answer | str | None]"
-"""A hook before the queue: returns the request (changed or not), a local answer, or raises to reject."""
+"""A hook before the queue: returns the request (changed or not) or a local answer, or raises to reject it."""
 
+# names of the parameters of generation, as opposed to those of a request
 GENERATION = frozenset(fields_dict(Generation))
-"""Names of the parameters that are about generating and not about the request."""
 _OF_REQUEST = fields_dict(Request).keys()
 
 _T = TypeVar("_T")
@@ -27,23 +28,14 @@ _T = TypeVar("_T")
 
 @frozen(eq=False, repr=False)
 class RequestPreparer:
-    """Prepares the requests of one client; the same for single requests, lists and jobs.
+    """Prepares the requests of one client: single requests, lists and jobs alike."""
 
-    Args:
-        defaults: the client's generation parameters, checked.
-        hooks: run on each request, in order.
-        request_timeout: seconds for requests that have no time-out of their own; ``None`` for none.
-        check: refuses what the provider cannot do with ``InvalidRequest``.
-        deduplicate: the setting of that name.
-        named: returns the name of a model as requests carry it; see
-            :meth:`smartbatch.providers.registry.OpenedModel.named`.
-    """
-
-    _defaults: Generation
-    _hooks: Sequence[Preprocess]
-    _request_timeout: float | None
-    check: Callable[[Request], None]
-    _deduplicate: bool | None = None
+    _defaults: Generation  # the client's generation parameters, checked
+    _hooks: Sequence[Preprocess]  # run on each request, in order
+    _request_timeout: float | None  # seconds, for requests without a timeout of their own
+    check: Callable[[Request], None]  # raises ``InvalidRequest`` for what the provider cannot do
+    _deduplicate: bool | None = None  # the setting
+    # returns the model name as requests carry it, see ``providers.registry.OpenedModel.named``
     _named: Callable[[str], str | None] | None = None
 
     def request(self, prompt: Prompt, params: Mapping[str, Any]) -> Request:
@@ -56,21 +48,20 @@ class RequestPreparer:
         return evolve(request, model=self._named(request.model))
 
     def samples(self, request: Request) -> tuple[Request, ...]:
-        """Return a request for each answer that ``request`` asks for. They have ids of their own, and share
-        no answer unless ``deduplicate`` is True.
-        """
+        """Return one request per answer that ``request`` asks for. Each has its own id and, unless
+        ``deduplicate`` is True, shares no answer."""
         n = request.params.n
         if n is None:
             return (request,)
         once = evolve(request, params=evolve(request.params, n=None))
         if n == 1:
             return (once,)
-        if request.deduplicate is None:  # what they share is said by each, wherever it goes
+        if request.deduplicate is None:  # each of them carries what they share, wherever it is sent
             once = evolve(once, deduplicate=self._deduplicate or None)
         return tuple(evolve(once, id=_numbered(once.id, number), sample=number) for number in range(n))
 
     def requests(self, prompts: Iterable[Prompt], params: Mapping[str, Any]) -> Iterable[Request]:
-        """Return the checked requests of a list, at once for a sequence and lazily for anything else.
+        """Return the checked requests of a list: at once for a sequence, lazily for anything else.
 
         Raises:
             InvalidRequest: names the row.
@@ -84,10 +75,10 @@ class RequestPreparer:
         return requests
 
     def admitted(self, prompts: Iterable[Prompt], params: Mapping[str, Any]) -> Iterator[Request]:
-        """Return the requests of a list, each checked as it is read, without those of skipped rows.
+        """Yield the requests of a list, each checked as it is read, without skipped rows.
 
         Raises:
-            InvalidRequest: when the row is read, naming it; at once for what has no effect on any.
+            InvalidRequest: for a row, when it is read; at once for a parameter that would have no effect.
         """
         if params.get("embedding") is not None:
             validation.refuse_for_vectors(params)
@@ -117,14 +108,12 @@ class RequestPreparer:
         return read()
 
     def answers_each(self, params: Mapping[str, Any]) -> int:
-        """Return how many answers each prompt of a list gets that does not say so itself; ``params`` are
-        checked with the prompts."""
+        """Return the number of answers per prompt, for prompts that do not set it themselves."""
         n = self._defaults.n if params.get("n") is None else params["n"]
         return n if isinstance(n, int) else 1
 
     def defaults_of(self, params: Mapping[str, Any]) -> Generation:
-        """Return the client's generation parameters with those of ``params`` over them, as requests have them
-        that are sent."""
+        """Return the client's generation parameters overridden by ``params``, as sent requests have them."""
         return _once(self._defaults_with(params))
 
     def _defaults_with(self, params: Mapping[str, Any]) -> Generation:
@@ -132,14 +121,14 @@ class RequestPreparer:
         return validation.admit_defaults(evolve(self._defaults, **own)) if own else self._defaults
 
     def preprocessed(self, request: Request) -> Request | Answer:
-        """Run the hooks, then set the time-out of all; an answer ends the request without a call."""
+        """Run the hooks, then set the default timeout; an answer completes the request without a call."""
         prepared = self.hooked(request)
         if isinstance(prepared, Request) and prepared.timeout is None and self._request_timeout is not None:
             prepared = evolve(prepared, timeout=self._request_timeout)
         return prepared
 
     def hooked(self, request: Request) -> Request | Answer:
-        """Run the hooks; an answer ends the request without a call."""
+        """Run the hooks; an answer completes the request without a call."""
         asked = request
         for hook in self._hooks:
             verdict = hook(request)
@@ -154,7 +143,7 @@ class RequestPreparer:
                         field="n",
                     )
                 request = self._with_model(validation.normalise(verdict, _once(self._defaults)))
-        if (request.row, request.sample) != (asked.row, asked.sample):  # a hook made another request
+        if (request.row, request.sample) != (asked.row, asked.sample):  # a hook made a new request
             request = evolve(request, row=asked.row, sample=asked.sample)
         return request
 
@@ -162,28 +151,28 @@ class RequestPreparer:
         prepared = self.hooked(request)
         if isinstance(prepared, Answer):
             raise InvalidRequest(
-                "prompt was answered by a preprocess hook; a job takes what is to be sent only: leave such "
-                "rows out, or use generate()",
+                "prompt was answered by a preprocess hook, but a job only takes requests to send: leave out "
+                "such rows, or use generate()",
                 field="prompt",
             )
         if prepared.timeout is not None and not attended:
             raise InvalidRequest(
-                "timeout counts the seconds from submission, and a job goes on for as long as it takes: give "
-                "the job a deadline=, or ask the request with submit()",
+                "timeout is counted from submission, but a job runs as long as it takes: give the job a "
+                "deadline=, or send the request with submit()",
                 field="timeout",
             )
         self.check(prepared)
         return prepared
 
     def rows_for_job(self, requests: Iterable[Request], *, attended: bool = False) -> Iterator[Request]:
-        """Return admitted requests as a job stores them: hooks run, checked, each as it is read.
+        """Yield admitted requests as a job stores them: hooks run and checked, each as it is read.
 
         Args:
-            attended: all of them go in real time while somebody waits, so each may have its time-out.
+            attended: all are sent in real time while someone waits, so each may have a timeout.
 
         Raises:
-            InvalidRequest: a hook answered one, a job cannot keep its time-out, or the provider cannot take
-                it; names the row.
+            InvalidRequest: a hook answered one, a job cannot keep its timeout, or the provider cannot take
+                it; the error names the row.
         """
         return (
             row_named(row_of(at, one), partial(self._for_job, one, attended))
@@ -192,7 +181,6 @@ class RequestPreparer:
 
 
 def _once(params: Generation) -> Generation:
-    """Return parameters for one answer."""
     return params if params.n is None else evolve(params, n=None)
 
 
@@ -205,12 +193,12 @@ def kind_of(request: Request) -> Kind:
 
 
 def row_of(position: int, request: Request) -> int:
-    """Return the row of the prompt of a request that stands at a position in a list."""
+    """Return the row of the prompt of the request at a position in a list."""
     return position if request.row is None else request.row
 
 
 def row_named(row: int, act: Callable[[], _T]) -> _T:
-    """Return what ``act`` returns; where it refuses a request, the error names the row, counted from 0."""
+    """Return what ``act`` returns; an ``InvalidRequest`` from it gets the row, counted from 0."""
     try:
         return act()
     except InvalidRequest as error:
@@ -220,11 +208,10 @@ def row_named(row: int, act: Callable[[], _T]) -> _T:
         raise InvalidRequest(text, field=error.field, row=row) from error
 
 
+# attributes of DataFrames, Arrow tables and datasets that a single column does not have
 _TABLE_MARKS = ("__dataframe__", "columns", "column_names")
-"""What DataFrames, Arrow tables and datasets have and a single column has not."""
 
-_SHOWN_ROWS = 10
-"""Numbers of rows in one error."""
+_SHOWN_ROWS = 10  # row numbers listed in one error
 _WAY_OUT = "on_missing='skip' skips such rows, on_missing='empty' leaves the fields empty"
 
 
@@ -235,30 +222,21 @@ def prompt_list(
     column: str | None = None,
     on_missing: OnMissing | None = None,
 ) -> Iterable[Any]:
-    """Return prompts fit to be read: a sequence where their number is known, anything else as it is.
+    """Return prompts that can be read one by one: a sequence if their number is known, otherwise as they are.
 
-    A column of a table, an array and any other collection that has an order is read whole; an iterator, a
-    generator and whatever has no length are left to be read lazily. Of a table that comes in parts, one is
-    held at a time.
+    Ordered collections, such as a table column or an array, are read whole; iterators, generators and
+    anything without a length stay lazy. A table that comes in parts is read part by part.
 
     Args:
-        prompts: also a table or rows, that is mappings, if one of the following is given.
+        prompts: also a table or rows (mappings), if ``template`` or ``column`` is given.
         template: text with ``{column}`` placeholders, filled from each row.
-        column: whose values are the prompts.
-        on_missing: what happens to a row in which a field of its prompt is absent, null or blank: ``"error"``
-            (the default) refuses it, ``"skip"`` has a :class:`SkippedRow` in its place, ``"empty"`` leaves
+        column: the column that contains the prompts.
+        on_missing: for a row in which a field of its prompt is absent, null or blank: ``"error"`` (the
+            default) rejects the row, ``"skip"`` puts a :class:`SkippedRow` in its place, ``"empty"`` leaves
             the field empty.
 
     Raises:
-        InvalidRequest: for what can be iterated, but not prompt by prompt. The cases, in order:
-
-            1. A single prompt (text, message, mapping or request): a text would be asked letter by letter;
-               or a mapping of tables.
-            2. A table without a template or column: iterating it gives the names of its columns, or chunks.
-            3. Bytes: iterating them gives numbers.
-            4. A set: it has no order, so nobody could tell which answer belongs to which prompt.
-            5. What cannot be iterated.
-            6. A template or column for what has no rows, or that names what the rows have not.
+        InvalidRequest: ``prompts`` can be iterated, but not prompt by prompt.
     """
     if template is None and column is None:
         if on_missing is not None:
@@ -276,15 +254,8 @@ def prompt_list(
 
 @frozen
 class _TablePrompts:
-    """Makes the prompts of the rows of a table.
-
-    Attributes:
-        rows: makes the prompt of a row.
-        argument: which was given, ``template`` or ``column``.
-    """
-
-    rows: RowPrompts
-    argument: str
+    rows: RowPrompts  # makes the prompt of a row
+    argument: str  # the one that was given, ``template`` or ``column``
 
     @classmethod
     def of(cls, template: str | None, column: str | None, on_missing: OnMissing) -> Self:
@@ -300,7 +271,6 @@ class _TablePrompts:
             raise InvalidRequest(f"template: {error.message}", field=argument) from error
 
     def prompts(self, rows: Iterable[Any]) -> Iterator[Any]:
-        """Yield the prompts of rows; the first one that cannot be used is refused."""
         for number, row in enumerate(rows):
             try:
                 yield self._prompt(number, row)
@@ -308,7 +278,7 @@ class _TablePrompts:
                 raise self._refusal(number, f"{error.message}; {_WAY_OUT}") from error
 
     def all_prompts(self, rows: Iterable[Any]) -> list[Any]:
-        """Return the prompts of all rows; those that lack a field are counted before they are refused."""
+        """Return the prompts of all rows; all rows that lack a field are counted before they are rejected."""
         made: list[Any] = []
         lacking: dict[int, MissingFields] = {}
         absent = set(self.rows.fields)
@@ -320,12 +290,12 @@ class _TablePrompts:
                 lacking[number] = error
             absent.difference_update(row)
         if made and absent:
-            raise self._refusal(0, f"no field {min(absent)!r}, and no other row has it")
+            raise self._refusal(0, f"no row has the field {min(absent)!r}")
         if lacking:
             first, missing = next(iter(lacking.items()))
             rows = ", ".join(map(str, list(lacking)[:_SHOWN_ROWS]))
             rows += ", …" if len(lacking) > _SHOWN_ROWS else ""
-            count = f"{len(lacking):,} of {len(made):,} rows lack a field of their prompts"
+            count = f"{len(lacking):,} of {len(made):,} rows lack a field of their prompt"
             raise self._refusal(first, f"{missing.message}; {count} (rows {rows}); {_WAY_OUT}")
         return made
 
@@ -354,8 +324,8 @@ def _rows_of(kind: TableKind, table: Any, maker: _TablePrompts) -> Iterator[dict
     for name in maker.rows.fields:
         if (found := names.count(name)) != 1:
             raise InvalidRequest(
-                f"{maker.argument} names {name!r}, of which the table has {found or 'none'}; its columns are "
-                f"{listed(names)}",
+                f"{maker.argument} names {name!r}, but the table has {found or 'no'} columns of that name; "
+                f"its columns are {listed(names)}",
                 field=maker.argument,
             )
     columns = [kind.values(table, names.index(name)) for name in maker.rows.fields]
@@ -363,40 +333,38 @@ def _rows_of(kind: TableKind, table: Any, maker: _TablePrompts) -> Iterator[dict
 
 
 def _unchunked(rows: Iterable[Any], maker: _TablePrompts) -> Iterator[Any]:
-    """Return rows; those of a table in parts, such as the batches of a large file, part by part."""
+    """Yield rows; those of a table in parts, such as the batches of a large file, part by part."""
     for row in rows:
         kind = None if isinstance(row, Mapping) else kind_of_table(row)
         yield from (row,) if kind is None else _rows_of(kind, row, maker)
 
 
 def _in_order(prompts: Any) -> Iterable[Any]:
-    """Return prompts, or rows, that can be read one by one; the cases 1 to 5."""
+    """Return prompts or rows that can be read one by one."""
     if isinstance(prompts, Sequence) and not isinstance(prompts, str | bytes | bytearray):
         return prompts
     kind = type(prompts).__name__
     if isinstance(prompts, Mapping) and any(map(_is_table, prompts.values())):
-        _refuse(f"is several tables ({kind}), {listed(prompts)}: give one of them")
+        _refuse(f"contains several tables ({kind}), {listed(prompts)}: pass one of them")
     if isinstance(prompts, str | Mapping | Message | Request):
-        _refuse(f"must be a list of prompts, not a single one ({kind}): put it into a list, or use submit()")
+        _refuse(f"must be a list of prompts, not a single prompt ({kind}): put it in a list, or use submit()")
     if (table := kind_of_table(prompts)) is not None or is_row_stream(prompts):
         # A stream of rows may know its columns only when it is read.
         names = cast("Any", prompts).column_names or () if table is None else table.columns(prompts)
         _refuse(
-            f"is a table ({kind}) with the columns {listed(names)}: say which one has the prompts, as "
-            "column='text', or make them of several, as template='… {title} … {text} …'"
+            f"is a table ({kind}) with the columns {listed(names)}: choose the one with the prompts, as in "
+            "column='text', or combine several, as in template='… {title} … {text} …'"
         )
     if any(_has(prompts, mark) for mark in _TABLE_MARKS):
-        way = "collect it first" if _has(prompts, "collect") else "make it one of pandas, Polars or Arrow"
+        way = "collect it first" if _has(prompts, "collect") else "convert it to pandas, Polars or Arrow"
         _refuse(
-            f"is a table ({kind}) of a kind that is not read: {way}, or give one column, such as "
-            "table['text'], or a list with a text made of each row"
+            f"is a table of an unsupported type ({kind}): {way}, or pass one column, such as "
+            "table['text'], or a list with one string per row"
         )
     if isinstance(prompts, bytes | bytearray | memoryview):
-        _refuse(f"must be a list of prompts, not {kind}: decode it, and split it into a list of texts")
+        _refuse(f"must be a list of prompts, not {kind}: decode it and split it into a list of strings")
     if isinstance(prompts, set | frozenset):
-        _refuse(
-            f"is a {kind}, which has no order to tell the results by: give a list, such as sorted(prompts)"
-        )
+        _refuse(f"is a {kind}, which has no order to match results by: pass a list, such as sorted(prompts)")
     if not isinstance(prompts, Iterable):
         _refuse(f"must be a list of prompts, not {kind}")
     if is_arrow_column(prompts):

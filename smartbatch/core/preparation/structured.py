@@ -1,4 +1,4 @@
-"""Structured answers: the object that a model wrote, or why it wrote none, and the request for a repair."""
+"""Structured answers: the object in an answer, or why there is none, and the request for a repair."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from smartbatch.types import WRAPPED, Answer, Generation, Message, Request
 
 
 def without_nulls(schema: Mapping[str, Any], value: Any) -> Any:
-    """Return ``value`` without the properties that are ``null``, optional, and not allowed to be ``null``;
-    ``value`` itself where it has none."""
+    """Return ``value`` without the nulls that stand for "left out".
+
+    Some APIs require every property, so an optional one becomes nullable there, and models write ``null`` to
+    leave it out. If the schema does not allow that null, the property is dropped, and its default applies.
+    """
     return _Cleaning(schema).cleaned([schema], value) if _has_null(value) else value
 
 
@@ -55,7 +58,7 @@ class _Cleaning:
         return kept
 
     def _leaves(self, schemas: Iterable[Any], seen: set[int]) -> Iterator[Mapping[str, Any]]:
-        """Yield the schemas that a value may follow, with references followed and choices opened."""
+        """Yield the schemas that a value may follow, with references and alternatives resolved."""
         for schema in schemas:
             if not isinstance(schema, Mapping) or id(schema) in seen:
                 continue
@@ -74,7 +77,7 @@ class _Cleaning:
         return found
 
     def _may_be(self, schema: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
-        """Whether the properties with fixed values have one of these: they tell the branches of a union."""
+        """Whether properties with fixed values match: they distinguish the branches of a union."""
         for name, part in schema["properties"].items():
             if name in value:
                 fixed = [values for leaf in self._leaves([part], set()) if (values := _fixed(leaf))]
@@ -109,74 +112,63 @@ def _items(schema: Mapping[str, Any], position: int) -> Iterator[Any]:
 
 
 TEMPERATURES = (0.0, 0.25, 0.5)
-"""Temperatures of the repairs in order, whatever that of the request: first the likeliest answer, then some
-variety; further repairs keep the last one."""
-READINGS = 3
-"""Times an answer is read where an error of our own comes in between."""
-MAX_QUOTED = 20_000
-"""Characters of a bad answer up to which it is sent back to the model."""
+"""Temperatures of successive repairs, whatever that of the request: first the likeliest answer, then some
+variety; further repairs use the last one."""
+READINGS = 3  # times an answer is read if smartbatch itself fails
+MAX_QUOTED = 20_000  # characters of a bad answer up to which it is sent back to the model
 
 
 @frozen
 class Problem:
-    """Why an answer does not fit.
+    """Why an answer does not fit."""
 
-    Attributes:
-        message: for errors; says where the schema was broken and nothing of the answer.
-        advice: for the model that wrote the answer; may quote it.
-        final: True when asking again will not help.
-        ours: True for an error of our own, which says nothing about the answer.
-    """
-
-    message: str
-    advice: str
-    final: bool = False
-    ours: bool = False
+    message: str  # for errors; names the place in the schema and repeats nothing of the answer
+    advice: str  # for the model that wrote the answer; may quote it
+    final: bool = False  # a repair will not help
+    ours: bool = False  # an error of smartbatch itself, which says nothing about the answer
 
     def error(self, times: str = "", **details: Any) -> UnusableAnswer:
-        """Return the error of a result; ``details`` are its attributes."""
+        """Return the error of a result, with ``details`` as its attributes."""
         kind = AnswerUnread if self.ours else ValidationFailed
         return kind(f"{self.message}{times}", **details)
 
 
 @frozen
 class Parsed:
-    """An answer that fits, as the object made of it."""
+    """The object made from an answer that fits."""
 
     value: Any
 
 
 def read_answer(params: Generation, text: str | None, finish_reason: str) -> Parsed | Problem:
-    """Return the object that an answer stands for, or why it stands for none; never raises.
+    """Return the object in an answer, or why there is none; never raises.
 
-    An error of our own says nothing about the answer, so the answer is read again, up to :data:`READINGS`
-    times, and then kept with the error. The cases, in order:
-
-    1. The model calls tools: ``None``; the answer follows once it has their results.
-    2. A schema was asked for: what :func:`check_answer` says.
-    3. The provider's own ``response_format`` was asked for: the JSON value in the answer. ``None`` where it
-       holds none, since nothing says what has to be in it.
-    4. Neither: ``None``.
+    An error of smartbatch itself says nothing about the answer, so the answer is read again, up to
+    :data:`READINGS` times, and then kept as text with the error.
     """
     for _ in range(READINGS):
         try:
             return _read(params, text, finish_reason)
-        except Exception as error:  # ours: those of the user's classes are verdicts
+        except Exception as error:  # ours: exceptions of the user's classes are handled as flaws
             failure = type(error).__name__
     problem = (
-        f"smartbatch itself failed while it read the answer ({failure}), which is kept as text; "
-        "please report this as a fault of smartbatch"
+        f"smartbatch itself failed to read the answer ({failure}), which is kept as text; "
+        "please report this as a bug in smartbatch"
     )
     return Problem(problem, problem, final=True, ours=True)
 
 
 def _read(params: Generation, text: str | None, finish_reason: str) -> Parsed | Problem:
+    # 1. The model calls tools: no object yet; the answer follows once it has their results.
     if finish_reason == "tool_calls":
         return Parsed(None)
+    # 2. A schema: the checked object.
     if params.schema is not None:
         return check_answer(*schema_of(params.schema), text, finish_reason)
+    # 3. Neither a schema nor a response format: no object.
     if params.response_format is None:
         return Parsed(None)
+    # 4. The provider's own ``response_format``: the JSON value, if any; nothing says what it has to contain.
     try:
         return Parsed(recover_json(text or ""))
     except JsonNotFound:
@@ -184,10 +176,11 @@ def _read(params: Generation, text: str | None, finish_reason: str) -> Parsed | 
 
 
 def own_object(params: Generation, answer: Answer, value: Any) -> Any:
-    """Return an object for one more caller of ``answer``, of which ``value`` was made: no two share one.
+    """Return an object for one more caller of ``answer``, from which ``value`` was made: no two callers share
+    one.
 
-    In this order: a copy; where there is none, another one made of the text; and an object of an own function
-    that cannot be copied itself, for want of another.
+    It is a copy; if ``value`` cannot be copied, another object made from the text; if there is none, as for
+    an object from the user's own function, ``value`` itself.
     """
     try:
         return copy.deepcopy(value)
@@ -200,18 +193,20 @@ def own_object(params: Generation, answer: Answer, value: Any) -> Any:
 def check_answer(
     schema: Mapping[str, Any], build: Callable[[Any], Any], text: str | None, finish_reason: str
 ) -> Parsed | Problem:
-    """Return the object that an answer to a request with a schema stands for, or why it stands for none.
+    """Return the object in an answer to a request with a schema, or why there is none.
 
-    The cases, in order: the answer did not end by itself (final); it holds no single JSON value; the value is
-    not what the schema asks for; it fits. A value that an API wraps into an object counts as it is within,
-    and a ``null`` that stands for a property left out is dropped.
+    A value that an API wraps into an object counts as it is inside, and a ``null`` that stands for a property
+    left out is dropped.
     """
+    # 1. The answer is incomplete: a repair does not help.
     if (final := _ENDS.get(finish_reason)) is not None:
         return Problem(final, final, final=True)
+    # 2. It has to contain exactly one JSON value.
     try:
         value = recover_json(text or "")
     except JsonNotFound as error:
-        return Problem(f"the answer is not what the schema asks for: {error}", f"{error}.")
+        return Problem(f"the answer does not follow the schema: {error}", f"{error}.")
+    # 3. The value has to follow the schema.
     for form in _forms(schema, value):
         try:
             return Parsed(build(form))
@@ -221,8 +216,8 @@ def check_answer(
 
 
 def _forms(schema: Mapping[str, Any], value: Any) -> Iterator[Any]:
-    """Yield what an answer may stand for: as it is within its wrapping and with it, each also without the
-    nulls that stand for nothing."""
+    """Yield the possible meanings of an answer: without its wrapping and with it, each also without optional
+    nulls."""
     is_object = schema.get("type") == "object" or "properties" in schema
     wrapped = not is_object and isinstance(value, dict) and set(value) == {WRAPPED}
     for form in (value[WRAPPED], value) if wrapped else (value,):
@@ -232,12 +227,12 @@ def _forms(schema: Mapping[str, Any], value: Any) -> Iterator[Any]:
             yield fewer
 
 
+# finish reasons after which a repair does not help
 _ENDS = {
-    "length": "the answer was cut before it was complete; raise max_tokens",
+    "length": "the answer was truncated; raise max_tokens",
     "refusal": "the model refused to answer",
     "content_filter": "the provider's content filter stopped the answer",
 }
-"""Finish reasons after which a repair does not help, with the message."""
 
 
 def repair_request(
@@ -248,10 +243,10 @@ def repair_request(
     *,
     takes_temperature: bool = False,
 ) -> Request:
-    """Return the request that asks again, with the bad answer and what is wrong with it.
+    """Return the request for a repair, with the bad answer and what is wrong with it.
 
     Args:
-        takes_temperature: whether the provider takes a temperature with this model.
+        takes_temperature: the provider accepts a temperature with this model.
     """
     prompt = request.prompt
     asked = (Message("user", prompt),) if isinstance(prompt, str) else prompt

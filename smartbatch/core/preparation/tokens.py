@@ -1,8 +1,8 @@
 """How many tokens a request takes: estimated from its characters, corrected by what was billed.
 
 No provider's tokenizer works offline without a vocabulary file. Limits and forecasts need a figure that is
-right on average: :func:`estimate_request` estimates, :class:`Calibration` learns the model's ratio. Budgets
-need one that is never too low: :func:`most_of_request`, raised by what was billed above it.
+right on average: :func:`estimate_request` estimates, and :class:`Calibration` learns the model's ratio.
+Budgets need a figure that is never too low: :func:`most_of_request`, raised if more was billed.
 """
 
 from __future__ import annotations
@@ -19,55 +19,49 @@ from attrs import evolve, frozen
 
 from smartbatch.types import Message, Request, Usage
 
-# Characters of a token, by the length of a character's UTF-8 form, which tells the class of scripts:
-ASCII_CHARS = 4.0  # English prose and code; the rule of thumb of OpenAI's tokenizer guide
+# Characters per token, by the length of a character in UTF-8, which indicates the script:
+ASCII_CHARS = 4.0  # English prose and code: the rule of thumb in OpenAI's tokenizer guide
 TWO_BYTE_CHARS = 2.5  # accented Latin, Greek, Cyrillic, Hebrew, Arabic
 THREE_BYTE_CHARS = 1.0  # Chinese, Japanese, Korean, Thai, Indic scripts; typographic punctuation
 FOUR_BYTE_CHARS = 0.5  # emoji and rare ideographs: two tokens each
 
-CHANCE = 2.0
-"""Standard errors within which two means of lengths may differ by chance."""
+CHANCE = 2.0  # standard errors within which two mean lengths may differ by chance
+# role and separators of a message (OpenAI's cookbook, "How to count tokens": 3 per message and 1 per role)
 MESSAGE_TOKENS = 4
-"""Role and separators of a message (OpenAI's cookbook, "How to count tokens": 3 a message and 1 a role)."""
-TOOL_TOKENS = 8
-"""What frames a tool's name, description and parameters."""
-MEDIA_TOKENS = 765
-"""A part that is no text: a picture of 1024 x 1024 at high detail (OpenAI's vision guide: 85 + 4 x 170)."""
-MOST_MEDIA_TOKENS = 5000
-"""The same for a budget: room for a large picture. A long document or recording can take more."""
-LEVELS_HELD = 2_000
-"""Answers after which a mean length that was not seen again is forgotten."""
-SHAPES = 64
-"""Kinds of requests whose answers are told apart."""
+TOOL_TOKENS = 8  # around a tool's name, description and parameters
+MEDIA_TOKENS = 765  # an image of 1024 x 1024 at high detail (OpenAI's vision guide: 85 + 4 x 170)
+MOST_MEDIA_TOKENS = 5000  # for budgets: room for a large image; a long document or recording can take more
+LEVELS_HELD = 2_000  # answers after which a mean length that did not recur is dropped
+SHAPES = 64  # kinds of requests whose answers are learned separately
+# output tokens before any observation: the 95 % quantile of the Azure 2023 conversation trace (451)
 OUTPUT_TOKENS = 450
-"""Output before anything was observed: the 95 % quantile of the Azure 2023 conversation trace (451)."""
+# maximum tokens of one answer, over all models in common use (OpenAI, Anthropic and Google model pages)
 LONGEST_OUTPUT = 128_000
-"""Most tokens of one answer, of any model in common use (the model pages of OpenAI, Anthropic and Google)."""
 
 
-_SMALLEST = re.compile(rb"[A-Za-z][a-z]?|[^ A-Za-z]| (?= )")
-"""What is at most one token of a text, in UTF-8."""
+_SMALLEST = re.compile(rb"[A-Za-z][a-z]?|[^ A-Za-z]| (?= )")  # matches at most one token of UTF-8 text
 
 
 def longest_output(max_tokens: int | None, limit: int | None = None) -> int:
-    """Return the most output tokens a call can be billed for.
+    """Return the maximum output tokens a call can be billed for.
 
     Args:
         max_tokens: of the request.
-        limit: the provider's, for requests without ``max_tokens``; ``None`` where it is unknown.
+        limit: the provider's, for requests without ``max_tokens``; ``None`` if unknown.
     """
     return next(most for most in (max_tokens, limit, LONGEST_OUTPUT) if most is not None)
 
 
 def estimate(text: str) -> int:
-    """Return the estimated tokens of ``text``; 0 for an empty text, else at least 1."""
+    """Return the estimated tokens of ``text``: 0 for an empty text, otherwise at least 1."""
     if text.isascii():
         return (len(text) + 3) // 4
     return math.ceil(_weigh(text))
 
 
 def _weigh(text: str) -> float:
-    """Count the characters of each class by the lengths of three encodings, far faster than one by one."""
+    """Weigh the characters of each class, counted by the lengths of three encodings, far faster than one by
+    one."""
     chars = len(text)
     ascii_chars = len(text.encode("ascii", "ignore"))
     four = len(text.encode("utf-16-le", "surrogatepass")) // 2 - chars
@@ -81,35 +75,26 @@ def _weigh(text: str) -> float:
 
 
 def most_tokens(text: str) -> int:
-    """Return the most tokens that a tokenizer makes of ``text``: about twice the estimate for English.
+    """Return the maximum tokens that a tokenizer makes of ``text``: about twice the estimate for English.
 
-    A token has at least two letters of a word, and a blank before the word belongs to it. Everything else,
-    such as digits, punctuation, further blanks and the UTF-8 bytes of other scripts, may be a token each.
+    A token has at least two letters of a word, and includes the blank before the word. Everything else, such
+    as digits, punctuation, further blanks and the UTF-8 bytes of other scripts, may be one token each.
     """
     return len(_SMALLEST.findall(text.encode("utf-8", "surrogatepass")))
 
 
 @frozen
 class _Counts:
-    """How the parts of a request are counted.
+    """How the parts of a request are counted. All fields but ``text`` and ``forms`` are tokens."""
 
-    Attributes:
-        text: returns the tokens of a text.
-        frame, message, tool, media: tokens of the answer's frame, of a message's, of a tool's, and of a part
-            that is no text.
-        tools: tokens of a provider's own instructions for tools.
-        schema: tokens of the instructions around a schema.
-        forms: how much longer a schema may become in the dialect of a provider.
-    """
-
-    text: Callable[[str], int]
-    frame: int
-    message: int
-    tool: int
-    media: int
-    tools: int
-    schema: int
-    forms: int
+    text: Callable[[str], int]  # returns the tokens of a text
+    frame: int  # around the answer
+    message: int  # around a message
+    tool: int  # around a tool
+    media: int  # a part that is not text
+    tools: int  # a provider's own instructions for tools
+    schema: int  # instructions around a schema
+    forms: int  # factor by which a schema may grow in a provider's dialect
 
     def request(self, request: Request) -> int:
         params, prompt = request.params, request.prompt
@@ -140,7 +125,7 @@ class _Counts:
         return self.message + tokens
 
     def _part(self, part: Mapping[str, Any]) -> int:
-        """Tokens of a part: its text, the JSON of a call or the content of its result; else of media."""
+        """Return the tokens of a part: its text, the JSON of a call, the content of a result, or media."""
         for name in ("text", "input", "thinking"):
             if name in part:
                 return self.text(part[name]) if isinstance(part[name], str) else self._json(part[name])
@@ -181,52 +166,46 @@ def estimate_request(request: Request) -> int:
 
 
 def estimate_texts(request: Request) -> int:
-    """Return the estimated tokens of the texts of ``request`` alone, as some providers bill neither
-    the frames of messages nor a schema."""
+    """Return the estimated tokens of the texts of ``request`` alone: some providers bill neither message
+    frames nor schemas."""
     return _TEXTS.request(request)
 
 
 def most_of_request(request: Request) -> int:
-    """Return the most input tokens of ``request``, as :func:`most_tokens` counts texts; frames, schemas and
-    tools are counted with room for what providers add to them."""
+    """Return the maximum input tokens of ``request``, with room for what providers add to frames, schemas and
+    tools."""
     return _MOST.request(request)
 
 
 class Calibration:
-    """What was learned of one model's tokens from its answers.
+    """What the answers of one model have shown about its tokens.
 
-    Any thread may call it, without a lock: what is known is an immutable value, which is replaced. Of
-    answers observed at the same moment some may be lost, which hardly changes an average.
+    Thread-safe without a lock: the state is an immutable value that is replaced. Of answers observed at the
+    same moment some may be lost, which hardly changes an average.
 
-    The input ratio weighs the latest requests most: an average over the first :data:`SETTLED` requests,
-    then exponentially fading. Output is remembered over the latest :data:`REMEMBERED` answers. The mean of
-    their lengths is known for each shape: that of the answers since the lengths last changed, such as where
-    another list began.
+    The input ratio is an average over the first :data:`SETTLED` requests, then fades exponentially. Output
+    lengths are kept for the latest :data:`REMEMBERED` answers. Their mean is known per shape: the mean of the
+    answers since the lengths last changed, for example because another list began.
 
     Args:
-        outputs_for: the calibration of the model, for one of its packed prompts: it learns the lengths of the
-            same answers, and nothing of their input, whose counts differ.
+        outputs_for: for the calibration of a model's packed prompts, that of the model itself: it learns the
+            lengths of the same answers, but nothing about their input, whose counts differ.
     """
 
-    SETTLED = 20
-    """Requests after which the ratio fades with weight 1/20, and the output quantile is trusted."""
-    REMEMBERED = 256
-    """Enough for a 95 % quantile that rests on a dozen answers."""
-    QUANTILE = 0.95
-    """The quantile to reserve: one answer in twenty exceeds it, which is settled afterwards."""
-    LATEST = 10
-    """Answers whose mean, where it is another than before, is the mean from now on."""
-    CHANGED = 1.5
-    """Factor by which it must be another; a smaller one is soon made up for by the answers to come."""
+    SETTLED = 20  # requests after which the ratio fades with weight 1/20, and the output quantile is trusted
+    REMEMBERED = 256  # answers: enough for a 95 % quantile that rests on a dozen of them
+    QUANTILE = 0.95  # reserved quantile: one answer in twenty exceeds it, and is reconciled afterwards
+    LATEST = 10  # answers whose mean replaces the previous one if it differs
+    CHANGED = 1.5  # factor by which it must differ; later answers soon make up for less
+    # limits of the ratio: one outside comes from a wrong count, not from another tokenizer
     RATIO = (0.2, 8.0)
-    """Limits of the ratio: one outside comes from a wrong count, not from another tokenizer."""
 
     def __init__(self, outputs_for: Calibration | None = None) -> None:
         self._outputs_for = outputs_for
         self._known = _Known()
         self._shapes: dict[str, _Lengths] = {}
-        self._shape_bases: dict[str, int] = {}  # answers of each that the store knows of
-        self._base = 0  # answers that the store knows of
+        self._shape_bases: dict[str, int] = {}  # answers per shape already in the store
+        self._base = 0  # answers already in the store
 
     @property
     def observed(self) -> int:
@@ -234,12 +213,11 @@ class Calibration:
 
     @property
     def unsaved(self) -> bool:
-        """Whether something was observed since the last :meth:`restore` or :meth:`saved`."""
         return self._known.seen > self._base
 
     @property
     def ratio(self) -> float:
-        """Billed input tokens for each estimated one."""
+        """Billed input tokens per estimated token."""
         known = self._known
         if known.estimated <= 0:
             return 1.0
@@ -250,7 +228,7 @@ class Calibration:
         return math.ceil(request_estimate * self.ratio)
 
     def output(self, max_tokens: int | None) -> int:
-        """Return the output tokens to reserve: 95 % of answers stay below; never above ``max_tokens``."""
+        """Return the output tokens to reserve: 95 % of answers are shorter; never above ``max_tokens``."""
         known = self._known
         if known.seen >= self.SETTLED:
             expected = known.output(self.QUANTILE)
@@ -261,15 +239,16 @@ class Calibration:
         return expected if max_tokens is None else min(expected, max_tokens)
 
     def most(self, request: Request) -> tuple[int, int]:
-        """Return the input and output tokens to reserve in a budget for ``request``."""
+        """Return the input and output tokens to reserve for ``request`` in a budget."""
         made = 0 if request.embedding is not None else self.most_output(request.params.max_tokens)
         return self.most_input(request), made
 
     def most_input(self, request: Request) -> int:
-        """Return the most input tokens of ``request``: by its text, and by answers above their estimates.
+        """Return the maximum input tokens of ``request``, from its text and from answers billed above their
+        estimates.
 
         Texts that are counted too low show as a factor, and what a server adds to each request as a
-        difference. The smaller of both still covers every answer observed.
+        difference. The smaller of the two still covers every observed answer.
         """
         most, known = most_of_request(request), self._known
         if known.factor <= 1.0:
@@ -280,24 +259,21 @@ class Calibration:
     def most_output(self, max_tokens: int | None) -> int:
         """Return the output tokens to reserve in a budget: ``max_tokens``, which no answer exceeds.
 
-        Where it is not set, twice the 95 % quantile; what an answer costs beyond that is charged afterwards.
+        Without it, twice the 95 % quantile; the cost of a longer answer is charged afterwards.
         """
         return 2 * self.output(None) if max_tokens is None else max_tokens
 
     def answers(self, shape: str) -> tuple[int, float]:
-        """Return how many answers of one shape were seen, since their lengths last changed, and their mean.
+        """Return the number of answers of one shape since their lengths last changed, and their mean.
 
         Args:
-            shape: names the kind of request, see
-                :class:`~smartbatch.core.preparation.answer_length.AnswerShape`.
+            shape: the kind of request, see :class:`~smartbatch.core.preparation.answer_length.AnswerShape`.
         """
         known = self._shapes.get(shape)
         return (0, 0.0) if known is None else (known.alike, known.mean)
 
     def observe(self, request_estimate: int, usage: Usage, shape: str = "") -> None:
-        """Learn from one answered request, which :func:`estimate_request` said ``request_estimate`` of; an
-        answer without the provider's own counts is ignored.
-        """
+        """Learn from an answered request and its estimate; ignored without the provider's own counts."""
         if request_estimate <= 0 or usage.input_tokens <= 0 or usage.estimated:
             return
         self._known = self._known.after(request_estimate, usage.input_tokens, usage.output_tokens)
@@ -306,7 +282,7 @@ class Calibration:
             self._outputs_for.observe_output(usage.output_tokens, shape)
 
     def observe_output(self, tokens: int, shape: str = "") -> None:
-        """Learn the length of one answer; what is known of the input stays as it is."""
+        """Learn the length of one answer, and nothing about its input."""
         known = self._known
         self._known = known.after(known.estimated, known.billed, tokens)
         self._learn_shape(shape, tokens)
@@ -318,7 +294,7 @@ class Calibration:
         self._shapes[shape] = (known or _Lengths()).after(tokens)
 
     def levels(self, shape: str) -> tuple[float, ...]:
-        """Return the mean lengths that answers of one shape had before, as far as they differed from now."""
+        """Return the earlier mean lengths of answers of one shape, if they differed from the present one."""
         known = self._shapes.get(shape) or _Lengths()
         return tuple(mean for mean, last in known.levels if known.seen - last < LEVELS_HELD)
 
@@ -339,14 +315,15 @@ class Calibration:
         }
 
     def saved(self, state: Mapping[str, Any]) -> None:
-        """Note that a :meth:`state` is in the store now."""
+        """Record that a :meth:`state` was stored."""
         self._base = state["seen"]
         self._shape_bases = {shape: figures[0] for shape, figures in state["shapes"].items()}
 
     def restore(self, state: Any) -> bool:
-        """Continue from the :meth:`state` of another process, where it has answers that are not known here;
-        what was observed here since the last one counts after it. Return whether it was used: anything of
-        another form is ignored.
+        """Continue from the :meth:`state` of another process, if it includes answers unknown here.
+
+        Answers observed here since the last exchange are added to it. Returns whether it was used: anything
+        of another form is ignored.
         """
         found = _read(state, self.REMEMBERED)
         if found is None or found.seen <= self._base:
@@ -367,7 +344,7 @@ class Calibration:
 
 
 def _read_shapes(state: Any) -> dict[str, _Lengths]:
-    """Return what was stored of the shapes of answers; anything of another form is left out."""
+    """Return the stored shapes of answers, ignoring anything of another form."""
     found = {}
     for shape, figures in state.items() if isinstance(state, dict) else ():
         sound = isinstance(figures, list) and len(figures) > 3
@@ -381,7 +358,7 @@ def _read_shapes(state: Any) -> dict[str, _Lengths]:
 
 
 def _read(state: Any, most: int) -> _Known | None:
-    """Return a state as it was stored; ``None`` for anything else."""
+    """Return a stored state; ``None`` for anything of another form."""
     if not isinstance(state, dict):
         return None
     seen, outputs = state.get("seen"), state.get("outputs")
@@ -404,21 +381,17 @@ def _read(state: Any, most: int) -> _Known | None:
 
 @frozen
 class _Known:
-    """What is known after ``seen`` answers: averages of input tokens, estimated and billed; the latest counts
-    of output tokens, in order of arrival and of size; by which factor, and by how many tokens, an input
-    exceeded its estimate at most.
-    """
+    """What is known after ``seen`` answers."""
 
     seen: int = 0
-    estimated: float = 0.0
-    billed: float = 0.0
-    latest: tuple[int, ...] = ()
-    ranked: tuple[int, ...] = ()
-    factor: float = 1.0
-    excess: float = 0.0
+    estimated: float = 0.0  # average input tokens per request
+    billed: float = 0.0  # average input tokens per request
+    latest: tuple[int, ...] = ()  # output tokens in order of arrival
+    ranked: tuple[int, ...] = ()  # output tokens in order of size
+    factor: float = 1.0  # maximum of billed / estimated input
+    excess: float = 0.0  # maximum of billed - estimated input, in tokens
 
     def after(self, estimated: float, billed: float, output: int) -> _Known:
-        """Return what is known after one more answer."""
         weight = 1 / min(self.seen + 1, Calibration.SETTLED)
         latest, ranked = self._outputs_with(output, Calibration.REMEMBERED)
         factor = billed / estimated if estimated > 0 else 1.0
@@ -434,7 +407,7 @@ class _Known:
 
     def _outputs_with(self, tokens: int, most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         latest = (*self.latest, tokens)
-        if len(latest) > most and latest[0] == tokens:  # it takes the place of an equal one
+        if len(latest) > most and latest[0] == tokens:  # it replaces an equal one
             return latest[1:], self.ranked
         ranked = list(self.ranked)
         insort(ranked, tokens)
@@ -444,32 +417,29 @@ class _Known:
         return latest, tuple(ranked)
 
     def output(self, q: float) -> int:
-        """Return the number of output tokens that a share ``q`` stays within."""
+        """Return the ``q`` quantile of output tokens."""
         return self.ranked[int(q * (len(self.ranked) - 1))] if self.ranked else 0
 
 
 @frozen
 class _Lengths:
-    """How long ``seen`` answers of one shape are: the average of output tokens over the ``alike`` latest of
-    them, the latest numbers, and earlier averages that differ, each with the number of answers when it was
-    last seen.
-    """
+    """The lengths of ``seen`` answers of one shape."""
 
     seen: int = 0
-    alike: int = 0
-    mean: float = 0.0
-    latest: tuple[int, ...] = ()
+    alike: int = 0  # latest answers in the mean
+    mean: float = 0.0  # output tokens
+    latest: tuple[int, ...] = ()  # output tokens
+    # earlier means that differ, each with the number of answers when it was last seen
     levels: tuple[tuple[float, int], ...] = ()
 
     def after(self, output: int) -> _Lengths:
-        """Return what is known after one more answer."""
         latest = (*self.latest[1 - Calibration.REMEMBERED :], output)
         alike, mean, levels = self._with(output, latest[-Calibration.LATEST :])
         return _Lengths(self.seen + 1, alike, mean, latest, levels)
 
     def _levels_with(self, mean: float) -> tuple[tuple[float, int], ...]:
-        """Return the earlier averages with ``mean``, which takes the place of those close to it and of old
-        ones: so they stay few."""
+        """Return the earlier means plus ``mean``, without those close to it and old ones, so they stay
+        few."""
         held = [
             (level, last)
             for level, last in self.levels
@@ -478,11 +448,10 @@ class _Lengths:
         return (*held, (mean, self.seen))
 
     def _with(self, output: int, newest: Sequence[int]) -> tuple[int, float, tuple[tuple[float, int], ...]]:
-        """Return how many answers count from now on, their mean, and the earlier means that differ.
+        """Return the number of answers that count from now on, their mean, and the earlier means that differ.
 
-        1. The newest have another mean than the answers so far, by more than a factor and by more than chance
-           explains: only they count.
-        2. Otherwise this is one answer more, of the weight that it has in the average.
+        If the mean of the newest answers differs by more than a factor and by more than chance explains, only
+        those count. Otherwise the answer is averaged in.
         """
         if self.alike >= len(newest) == Calibration.LATEST:
             mean = sum(newest) / len(newest)
@@ -496,11 +465,10 @@ class _Lengths:
 
 
 def _differ(before: Sequence[int], newest: Sequence[int]) -> bool:
-    """Whether two lists of lengths differ by more than chance explains, by their logarithms: lengths are
-    spread by factors.
-    """
+    """Whether the logarithms of two lists of lengths differ by more than chance explains: lengths spread by
+    factors."""
     then, now = ([math.log(max(1, each)) for each in lengths] for lengths in (before, newest))
     spread = pstdev(now)
-    if len(before) >= len(newest):  # fewer may be of a list that is over
+    if len(before) >= len(newest):  # fewer may belong to a list that is finished
         spread = max(spread, pstdev(then))
     return abs(fmean(now) - fmean(then)) > CHANCE * spread / math.sqrt(len(newest))

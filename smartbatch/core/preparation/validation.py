@@ -1,4 +1,4 @@
-"""What callers pass becomes a checked request, or an error that names field and range.
+"""Checked requests and parameters from what callers pass; errors name the field and the allowed range.
 
 A bad request raises at once and never reaches a provider. No error repeats the prompt. Everything that the
 caller could change later is copied here.
@@ -32,13 +32,14 @@ from smartbatch.errors import InvalidRequest, did_you_mean
 from smartbatch.types import Embedding, Generation, Message, Priority, Request, SchemaMode
 
 MAX_STOPS = 4  # OpenAI's limit, the lowest of the three APIs
-MAX_COUNT = 2**31 - 1  # the widest integer every API's schema takes for a count of tokens
-SEEDS = 2**63  # seeds are 64-bit signed integers
+MAX_COUNT = 2**31 - 1  # the widest integer that every API's schema accepts for a token count
+SEEDS = 2**63  # seeds are signed 64-bit integers
 MAX_SAMPLES = 128  # OpenAI's limit of n
-MAX_DIMENSIONS = 65_536  # far above any model's; the provider knows its own
-MAX_ALTERNATIVES = 20  # most alternatives of a token: OpenAI's limit, and Gemini's
+MAX_DIMENSIONS = 65_536  # far above any model's; the provider checks its own limit
+MAX_ALTERNATIVES = 20  # alternatives per token: the limit of OpenAI and Gemini
 MAX_WAIT = 3600.0
 MAX_TIMEOUT = 30 * 86_400.0
+# names that other libraries use, and ours
 NEAR = {
     "max_completion_tokens": "max_tokens",
     "max_output_tokens": "max_tokens",
@@ -51,41 +52,35 @@ NEAR = {
     "function_call": "tool_choice",
     "top_logprobs": "logprobs",
 }
-"""Names that other libraries use, and the name here."""
 
 FieldCheck: TypeAlias = Callable[[Any, str], Any]
-"""Takes value and field; returns the value in its one form or raises ``InvalidRequest``."""
+"""Takes value and field; returns the value in one form or raises ``InvalidRequest``."""
 
-_NO_DEFAULTS = Request().params
-"""The parameters of a request that names none: one object for all of them."""
+_NO_DEFAULTS = Request().params  # parameters of a request that sets none: one object for all of them
 remember(_NO_DEFAULTS)
 
 
 def normalise(prompt: Any, defaults: Generation = _NO_DEFAULTS, **overrides: Any) -> Request:
-    """Return ``prompt`` as a request, checked and with every parameter filled in. The cases, in order:
-
-    1. A text without ``overrides``: the client's parameters are those of the request.
-    2. A request: its own fields and parameters lie between the client's and ``overrides``.
-    3. An own callable: it needs no prompt.
-    4. A vector is asked for: parameters of generation are refused, and the client's are left out.
+    """Return ``prompt`` as a request, checked and with every parameter filled in.
 
     Args:
         prompt: a text, a sequence of messages, or a request.
-        defaults: the client's parameters, checked by :func:`admit_defaults`. Fill what the request leaves
+        defaults: the client's parameters, checked by :func:`admit_defaults`; used where the request has
             ``None``.
-        overrides: fields of :class:`Generation` or :class:`Request` by name; they win over the request's own,
-            but for its ``embedding``, whose options win. ``None`` means "not given".
+        overrides: fields of :class:`Generation` or :class:`Request` by name; they override the request's own,
+            except for its ``embedding``, whose options win. ``None`` means "not given".
 
     Raises:
         InvalidRequest: for anything a provider could not take, with ``field``.
     """
     params = defaults
-    if type(prompt) is str and not overrides:  # the common case stays short: some two microseconds
+    if type(prompt) is str and not overrides:  # 1. The common case, kept short: about two microseconds.
         if not prompt or prompt.isspace() or not prompt.isascii():
             _text(prompt, "prompt")
         return Request(prompt, params)
     fields, generation = _separate(overrides) if overrides else ({}, {})
     levels = [generation]
+    # 2. A request: its own fields and parameters come between the client's and ``overrides``.
     if isinstance(prompt, Request):
         if prompt.params is not _NO_DEFAULTS:
             levels.insert(0, _set_fields(prompt.params))
@@ -99,21 +94,22 @@ def normalise(prompt: Any, defaults: Generation = _NO_DEFAULTS, **overrides: Any
         if level:
             params = _merge(params, level)
     checked = {name: _FIELDS[name](value, name) for name, value in fields.items()}
-    if "call" not in checked or prompt != "":  # an own callable needs no prompt
+    if "call" not in checked or prompt != "":  # 3. An own callable needs no prompt.
         prompt = _prompt(prompt)
+    # 4. A vector: parameters of generation are rejected, and the client's are ignored.
     if "embedding" in checked:
         if "call" in checked:
-            _refuse("embedding", "and call contradict each other: a request has one kind of work")
+            _refuse("embedding", "and call exclude each other: leave one out")
         for level in levels:
             refuse_for_vectors(level)
         if not isinstance(prompt, str):
-            _refuse("prompt", "must be a text where a vector is asked for")
-        params = _NO_DEFAULTS  # they are parameters of generation
+            _refuse("prompt", "must be a string to get a vector for it")
+        params = _NO_DEFAULTS
     return Request(prompt, params, **checked)
 
 
 def _own_over(own: Embedding, shared: Embedding) -> Embedding:
-    """Return a request's own options for its vector, with those of the call where it has none."""
+    """Return a request's own options for its vector, completed by those of the call."""
     return Embedding(
         shared.task_type if own.task_type is None else own.task_type,
         shared.dimensions if own.dimensions is None else own.dimensions,
@@ -121,7 +117,7 @@ def _own_over(own: Embedding, shared: Embedding) -> Embedding:
 
 
 def check_prompt(prompt: Any, embedding: Embedding | None) -> None:
-    """Refuse a prompt that :func:`normalise` refuses, with the same error; of a text nothing is made."""
+    """Raise as :func:`normalise` does for a bad prompt, without making a request of a text."""
     if type(prompt) is not str:
         normalise(prompt, embedding=embedding)
     elif not prompt or prompt.isspace() or not prompt.isascii():
@@ -140,13 +136,13 @@ def admit_defaults(defaults: Generation) -> Generation:
 
 
 def refuse_for_vectors(params: Mapping[str, Any]) -> None:
-    """Refuse parameters of generation that were given for a vector, where they would have no effect.
+    """Reject parameters of generation given for a vector, where they would have no effect.
 
-    Those of a client are for its texts, and are left out of its vectors.
+    Those of the client are meant for its texts and are ignored for its vectors.
     """
     for name, value in params.items():
         if name in _GENERATION and value is not None:
-            _refuse(name, "is about texts and has no effect on vectors: leave it out")
+            _refuse(name, "has no effect on vectors: leave it out")
 
 
 def _set_fields(params: Generation) -> dict[str, Any]:
@@ -155,7 +151,6 @@ def _set_fields(params: Generation) -> dict[str, Any]:
 
 
 def _separate(overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the fields of a request and the parameters of a generation that are given."""
     check_params(overrides, _NAMES)
     given = [(name, value) for name, value in overrides.items() if value is not None]
     fields = {name: value for name, value in given if name in _FIELDS}
@@ -166,20 +161,20 @@ def check_params(names: Iterable[str], known: Collection[str]) -> None:
     """Check the keywords of a call.
 
     Raises:
-        InvalidRequest: for one that is not ``known``; it says where it belongs, else the nearest name.
+        InvalidRequest: one is not ``known``; the message says where it belongs, or suggests the nearest name.
     """
     for name in names:
         if name not in known:
-            _refuse(name, f"is no parameter here{_hint(name, known)}")
+            _refuse(name, f"is not a parameter here{_hint(name, known)}")
 
 
 def _hint(name: str, known: Collection[str]) -> str:
-    """Return what to write in place of an unknown keyword: each hint is accepted."""
+    """Return what to write in place of an unknown keyword; every hint is valid."""
     setting = NEAR_SETTINGS.get(name, name)
     if NEAR.get(name) in known:
         return f"; did you mean {NEAR[name]}?"
     if setting in Settings.__optional_keys__:
-        running = "; client.set_parallelism(…) changes it later" if setting == "parallelism" else ""
+        running = "; to change it later, call client.set_parallelism(…)" if setting == "parallelism" else ""
         return f", but a setting of the client: BatchingClient(…, {setting}=…){running}"
     if name in OF_PROVIDERS:
         option = f"BatchingClient(…, provider_options={{{name!r}: …}})"
@@ -188,20 +183,20 @@ def _hint(name: str, known: Collection[str]) -> str:
         return f": {_ELSEWHERE[name]}"
     if near := did_you_mean(name, known):
         return near
-    extra = f"; a field that only the provider knows belongs into extra={{{name!r}: …}}"
+    extra = f"; pass a field that only the provider knows as extra={{{name!r}: …}}"
     return extra if "extra" in known else ""
 
 
+# fields of request bodies that ``extra`` does not accept, and what to use instead
 _ELSEWHERE: Final = {
-    "model": "it is chosen with the client, BatchingClient('provider:model'), or in smartbatch.generate",
-    "stream": "client.stream(prompt) returns the answer as a stream",
-    **dict.fromkeys(("messages", "input", "contents", "prompts"), "it is the first argument"),
+    "model": "choose it with the client, BatchingClient('provider:model'), or in smartbatch.generate",
+    "stream": "use client.stream(prompt) for an answer as a stream",
+    **dict.fromkeys(("messages", "input", "contents", "prompts"), "pass it as the first argument"),
 }
-"""Fields of request bodies that ``extra`` does not take, and what there is instead."""
 
 
 def _merge(below: Generation, level: Mapping[str, Any]) -> Generation:
-    """Return ``below`` with the parameters of ``level``; only those of ``level`` are checked."""
+    """Return ``below`` overridden by the parameters of ``level``; only those are checked."""
     if "schema" in level and "response_format" in level:
         _refuse("schema", "and response_format exclude each other: leave one out")
     checked = {name: _GENERATION[name](value, name) for name, value in level.items()}
@@ -209,7 +204,7 @@ def _merge(below: Generation, level: Mapping[str, Any]) -> Generation:
         checked["response_format"] = None
     elif "response_format" in checked:
         checked["schema"] = None
-    if "tools" in checked and not checked["tools"]:  # the inner level takes those of the outer one away
+    if "tools" in checked and not checked["tools"]:  # the inner level removes the tools of the outer one
         checked.setdefault("tool_choice", None)
     merged = evolve(below, **checked)
     check_choice(merged.tools, merged.tool_choice)
@@ -226,14 +221,14 @@ def _prompt(prompt: Any) -> str | tuple[Message, ...]:
     if isinstance(prompt, Mapping) and "role" not in prompt and "content" not in prompt:
         _refuse(
             "prompt",
-            "is a mapping and no message: give a text such as row['text']; calls that take a list also take "
-            "column='text' for its rows, or template='… {title} … {text} …'",
+            "is a mapping but not a message: pass a string such as row['text']; calls that take a list also "
+            "accept column='text' or template='… {title} … {text} …' for its rows",
         )
     if isinstance(prompt, (Mapping, Message)):
-        _refuse("prompt", "is a single message: put it into a list")
+        _refuse("prompt", "is a single message: put it in a list")
     if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Sequence):
         kind = type(prompt).__name__
-        _refuse("prompt", f"must be a text, a list of messages or a Request, not {kind}")
+        _refuse("prompt", f"must be a string, a list of messages or a Request, not {kind}")
     if not prompt:
         _refuse("prompt", "has no messages")
     return checked_messages(prompt)
@@ -258,8 +253,8 @@ def _schema(value: Any, field: str) -> BuiltSchema:
 def _number(low: float, high: float, *, above: bool = False, unit: str = "") -> FieldCheck:
     def check(value: Any, field: str) -> float:
         real = isinstance(value, Real) and value is not True and value is not False
-        if real and low <= value <= high and not (above and value == low):  # NaN fails here too
-            return float(value) + 0.0  # minus zero becomes zero: one form of each number
+        if real and low <= value <= high and not (above and value == low):  # rejects NaN too
+            return float(value) + 0.0  # minus zero becomes zero: one form for each number
         bounds = f"above {low:g} and up to {high:g}" if above else f"from {low:g} to {high:g}"
         _refuse(field, f"must be a number {bounds}{unit}, not {_shown(value)}")
 
@@ -267,7 +262,6 @@ def _number(low: float, high: float, *, above: bool = False, unit: str = "") -> 
 
 
 def _duration(high: float, *, above: bool = False) -> FieldCheck:
-    """Make the check of a duration from 0 seconds, or above them, to ``high``."""
     number = _number(0, high, above=above, unit=" s")
 
     def check(value: Any, field: str) -> float:
@@ -290,10 +284,10 @@ def _integer(low: int, high: int) -> FieldCheck:
 
 
 def _shown(value: Any) -> str:
-    """Show a number; of anything else, which may be a prompt in the wrong place, only the type."""
+    """Return a number as text, but only the type of anything else, which may be a misplaced prompt."""
     if isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < SEEDS * 2):
         return repr(value)
-    return f"of type {type(value).__name__}" if not isinstance(value, int) else "one so large"
+    return f"of type {type(value).__name__}" if not isinstance(value, int) else "such a large number"
 
 
 _dimensions = _integer(1, MAX_DIMENSIONS)
@@ -301,19 +295,19 @@ _alternatives = _integer(0, MAX_ALTERNATIVES)
 
 
 def _logprobs(value: Any, field: str) -> int | bool:
-    """Return True for the log-probability of each token alone, or the number of alternatives besides."""
+    """Return True for the log-probability of each token alone, or the number of alternatives."""
     return value if isinstance(value, bool) else _alternatives(value, field) or True
 
 
 def _stop(value: Any, field: str) -> tuple[str, ...]:
     stops = (value,) if isinstance(value, str) else value
     if not isinstance(stops, (list, tuple)) or not 1 <= len(stops) <= MAX_STOPS:
-        _refuse(field, f"must be a text or a list of 1 to {MAX_STOPS} texts")
+        _refuse(field, f"must be a string or a list of 1 to {MAX_STOPS} strings")
     for i, stop in enumerate(stops):
-        if not isinstance(stop, str) or not stop:  # a line end alone is a common stop
-            _refuse(f"{field}[{i}]", "must be a text that is not empty")
+        if not isinstance(stop, str) or not stop:  # a newline alone is a common stop
+            _refuse(f"{field}[{i}]", "must be a string that is not empty")
         if surrogate_at(stop) is not None:
-            _refuse(f"{field}[{i}]", "has a lone surrogate; UTF-8 cannot carry it")
+            _refuse(f"{field}[{i}]", "has a lone surrogate, which UTF-8 cannot encode")
     return tuple(stops)
 
 
@@ -351,6 +345,7 @@ def _schema_mode(value: Any, field: str) -> str:
     return str(value)
 
 
+# checks of :class:`Generation`
 _GENERATION: dict[str, FieldCheck] = {
     "system": _text,
     "max_tokens": _integer(1, MAX_COUNT),
@@ -367,8 +362,8 @@ _GENERATION: dict[str, FieldCheck] = {
     "logprobs": _logprobs,
     "extra": _object,
 }
-"""The checks of :class:`Generation`, field by field."""
 
+# checks of :class:`Request`
 _FIELDS: dict[str, FieldCheck] = {
     "priority": _priority,
     "max_wait": _duration(MAX_WAIT),
@@ -384,10 +379,8 @@ _FIELDS: dict[str, FieldCheck] = {
     "sample": _integer(0, MAX_SAMPLES - 1),
     "row": _integer(0, 2**53),
 }
-"""The checks of :class:`Request`, field by field."""
 
 _own_fields = attrgetter(*_FIELDS)
-_USUAL = _own_fields(Request())
-"""What a request has in these fields that was given none; nothing has to be checked of it."""
+_USUAL = _own_fields(Request())  # values of an empty request, which need no check
 
 _NAMES = frozenset({*_GENERATION, *_FIELDS})

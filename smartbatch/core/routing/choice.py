@@ -1,22 +1,23 @@
-"""Which route a list takes: every open route is forecast in time and money; the cheapest feasible one wins.
+"""Which route a list takes: time and money of every open route are forecast; the cheapest feasible route
+wins.
 
 The rules, in order:
 
-1. A forced strategy leaves one route; ``threshold`` goes by the number of requests alone. The first few of a
-   forced hybrid go in real time, which is all of up to ``at_once``.
-2. Fewer requests than ``threshold`` (10), and up to ``at_once`` (3), go in real time, however fast batches
-   were before. From there on every route is considered.
-3. With a deadline: the cheapest route that meets it in 95 of 100 cases; of those that cost about the same,
-   the soonest. A batch with its ``late_cost``, which is what its chance to be late counts as, must cost less
-   than real time. A batch meets every deadline that leaves time to cancel it and to answer all of its
-   requests in real time; the expected cost of that is part of its cost. Where there is too little time for
-   all of them, the first few go in real time at once (hybrid). Where no route is that sure, the likeliest is
-   taken, if it is at least as likely to be in time as not.
-4. Without a deadline: the least ``weight``, which is the cost plus the value of the expected wait. ``prefer``
-   ``"cost"`` leaves the wait out, ``"speed"`` the cost. As long as no batch was observed, one is tried where
-   it is cheaper and at least as likely as not the sooner.
-5. A budget rules out routes that will almost surely cost more. Where every route will probably cost more,
-   the cheapest is taken, and is stopped at the budget.
+1. A forced strategy leaves one route; ``threshold`` decides by the number of requests alone. A forced hybrid
+   sends its first few requests in real time, which is the whole list if it has at most ``at_once`` requests.
+2. Lists of fewer requests than ``threshold`` (10), or of at most ``at_once`` (3), are sent in real time,
+   however fast batches were before. For longer lists every route is considered.
+3. With a deadline: the cheapest route that meets it in 95 of 100 cases; among routes of about the same cost,
+   the soonest. A batch, including its ``late_cost`` (the cost assigned to the risk of being late), must cost
+   less than real time. A batch meets every deadline that leaves time to cancel it and to answer all of its
+   requests in real time; the expected cost of that is part of its cost. If there is too little time for all
+   of them, the first few are sent in real time at once (hybrid). If no route is that safe, the likeliest is
+   chosen, provided its probability of being in time is at least one half.
+4. Without a deadline: the smallest ``weight``, which is the cost plus the value of the expected wait.
+   ``prefer="cost"`` ignores the wait, ``prefer="speed"`` the cost. As long as no batch has been observed, one
+   is tried if it is cheaper and its median is no later.
+5. A budget rules out routes that will almost surely exceed it. If every route will probably exceed it, the
+   cheapest is chosen and stopped at the budget.
 """
 
 from __future__ import annotations
@@ -45,15 +46,12 @@ from smartbatch.core.routing.rescue import SURE, Speed, chance_within, first_res
 from smartbatch.core.routing.workload import Load, expected_usd
 from smartbatch.types import Route, Strategy
 
-LONGEST = 2 * LATEST
-"""Seconds; with ``prefer="cost"``, no route is feasible whose 95 % quantile is longer."""
+LONGEST = 2 * LATEST  # seconds: longest feasible 95 % quantile with prefer="cost"
+# share of the price below which a saving justifies neither waiting until the deadline nor the risk of a
+# rescue
 CLOSE = 0.003
-"""Share of the price below which a saving is not worth waiting until the deadline, nor the risk of a
-rescue."""
-LONGEST_LIST = 1_000_000
-"""Requests of the longest list that is considered for :func:`break_even`."""
-EVEN = 0.5
-"""Probability to meet the deadline below which no route is taken."""
+LONGEST_LIST = 1_000_000  # requests of the longest list considered by break_even
+EVEN = 0.5  # minimum probability of meeting the deadline
 
 
 _Judge: TypeAlias = "Callable[[Constraints], Sequence[Option]]"
@@ -62,27 +60,22 @@ _Judge: TypeAlias = "Callable[[Constraints], Sequence[Option]]"
 
 @frozen
 class Decision:
-    """What was chosen, from what, and why in words, with the figures that decided.
-
-    Attributes:
-        options: every route that was open, the chosen one included.
-        closed: routes that were not open, with the reason; none where the strategy is forced.
-        alone: what always-individual would be.
-        batch: what always-batch would be; ``None`` where there is no Batch API for it, or it was left out.
-    """
+    """The chosen option, the alternatives, the reason in words, and the figures behind it."""
 
     load: Load
     constraints: Constraints
-    options: tuple[Option, ...] = field(repr=False)
+    options: tuple[Option, ...] = field(repr=False)  # every open route, including the chosen one
     chosen: Option
     reason: str
-    alone: Option = field(repr=False)
+    alone: Option = field(repr=False)  # the option of sending everything individually
+    # the option of sending everything by batch; None if there is no Batch API, or it was excluded
     batch: Option | None = field(repr=False)
+    # routes that were not open, with the reason; empty for a forced strategy
     closed: tuple[tuple[Route, str], ...] = field(default=(), repr=False)
 
     @property
     def piece(self) -> int | None:
-        """Most requests of one batch, where it is cut into pieces."""
+        """Maximum requests per batch, if the list is cut into pieces."""
         chosen = self.chosen
         if chosen.pieces == 1:
             return None
@@ -90,12 +83,12 @@ class Decision:
 
     @property
     def late_penalty(self) -> float:
-        """What a missed deadline costs, see :func:`~smartbatch.core.routing.risk.late_penalty`."""
+        """The cost of a missed deadline, see :func:`~smartbatch.core.routing.rescue.late_penalty`."""
         return late_penalty(expected_usd(self.alone.cost), self.constraints.time_value)
 
 
 class Infeasible(ValueError):
-    """No route meets the constraints; the text names the nearest that would be met."""
+    """No route meets the constraints; the message names the nearest ones that would be met."""
 
 
 def choose(
@@ -103,15 +96,12 @@ def choose(
 ) -> Decision:
     """Return the decision for a list.
 
-    1. Some option is feasible: the best by the rules at the top of this file.
-    2. None is, and there is a deadline: the likeliest to meet it, if it is likely enough.
-    3. Otherwise the list is refused, with the nearest constraints that could be met.
-
-    Of ``offers``, the routes in real time, the first is the one that requests take by default, which a rescue
-    uses; ``batch`` is ``None`` where there is no Batch API for this.
+    Args:
+        offers: the routes in real time; the first is the default, which a rescue uses.
+        batch: ``None`` if no Batch API can be used.
 
     Raises:
-        Infeasible: nothing does.
+        Infeasible: no option is feasible, and none is likely enough to meet the deadline.
     """
 
     def judged(asked: Constraints) -> tuple[Option, ...]:
@@ -138,9 +128,11 @@ def choose(
 def break_even(
     load: Load, offers: Sequence[Offer], batch: BatchOffer, constraints: Constraints
 ) -> int | None:
-    """Return the fewest requests, each like those of ``load`` on average, that go by batch or as a hybrid.
+    """Return the smallest number of requests, each an average one of ``load``, that is sent by batch or as a
+    hybrid.
 
-    Deadline and budget are left out, as they belong to one list; the costs of the offers are of ``load``.
+    Deadline and budget are ignored, because they belong to one list; the costs in the offers are those of
+    ``load``.
     """
     free = evolve(constraints, deadline=None, budget=None, strategy=Strategy.AUTO)
 
@@ -160,7 +152,7 @@ def break_even(
     if load.requests < 1 or not pays(LONGEST_LIST):
         return None
     low, high = free.at_once, LONGEST_LIST
-    while high - low > 1:  # bisection: what pays for fewer requests nearly always pays for more
+    while high - low > 1:  # bisection: if a batch pays for fewer requests, it nearly always pays for more
         middle = (low + high) // 2
         low, high = (low, middle) if pays(middle) else (middle, high)
     return high
@@ -170,7 +162,7 @@ def break_even(
 
 
 def _judged(option: Option, constraints: Constraints) -> Option:
-    """Return the option with its weight and with the reason why it is not feasible, if it is not."""
+    """Return the option with its weight, its odds and, if it is not feasible, the reason."""
     worth = constraints.time_value * option.expected / 3600
     weight = worth + (expected_usd(option.cost) or 0.0)
     problems = []
@@ -189,20 +181,18 @@ def _judged(option: Option, constraints: Constraints) -> Option:
 
 
 def _ruled_out(options: Sequence[Option], constraints: Constraints) -> tuple[Option, ...]:
-    """Return the options, those marked that are feasible and yet no choice.
-
-    1. The strategy is forced: there is no choice.
-    2. A budget: those that are expected to exceed it, where another is expected to stay within.
-    3. A deadline, and the soonest is not asked for: batches whose saving is not worth their risk.
-    """
+    """Return the options; feasible ones that are not to be chosen are marked."""
+    # 1. A forced strategy leaves no choice.
     if constraints.strategy is not Strategy.AUTO:
         return tuple(options)
     feasible = [each for each in options if each.feasible]
     budget = constraints.budget
+    # 2. Options expected to exceed the budget, if another is expected to stay within it.
     if budget is not None and any(_fits(each, budget) for each in feasible):
         options = _marked(
             options, lambda each: not _fits(each, budget), "is expected to cost more than the budget"
         )
+    # 3. Batches whose savings are not worth the risk of being late, unless speed is preferred.
     if constraints.deadline is not None and constraints.prefer != "speed":
         kept = (each for each in options if each.feasible and not each.ruled_out and not each.batches)
         surely = min((price(each)[0] for each in kept), default=math.inf)
@@ -239,9 +229,10 @@ def _closed(
 def _timed(
     option: Option, load: Load, standard: Offer, batch: BatchOffer, constraints: Constraints
 ) -> Option:
-    """Return the option with the moment at which its job will begin the rescue, or without one.
+    """Return the option with the start of its rescue.
 
-    That of the forecast is the best of a few; a job decides again at each moment, as its batches grow older.
+    The start in the forecast is the best of a few; a job decides again at each step, as its batches grow
+    older.
     """
     deadline, rest = constraints.deadline, load.by_job - option.first
     if not option.batches or deadline is None or batch.cancelling is None:
@@ -277,28 +268,23 @@ def _likeliest(
 
 
 def _best(feasible: Sequence[Option], load: Load, constraints: Constraints) -> tuple[Option, str]:
-    """Return the best of the options that are a choice, and why it is the best.
-
-    1. The strategy is forced: its one option.
-    2. ``prefer="speed"``: the soonest; of equals the cheapest. Never one that takes longer than another both
-       on average and in 95 of 100 cases.
-    3. A deadline: the cheapest; among those that cost about the same, the soonest.
-    4. ``prefer="cost"``: the cheapest.
-    5. Otherwise the least weight; but a batch is tried where none was observed and one may be better.
-
-    With a budget that none is expected to fit into, the cheapest is taken.
-    """
+    """Return the best of the options that can be chosen, and why it is the best."""
+    # 1. A forced strategy: its one option.
     if constraints.strategy is not Strategy.AUTO:
         return feasible[0], _forced(feasible[0], load, constraints)
     budget = constraints.budget
+    # 2. No option is expected to stay within the budget: the cheapest.
     if budget is not None and not any(_fits(each, budget) for each in feasible):
         return min(feasible, key=price), (
             f"the cheapest of {_counted(feasible)}, none of which is expected to stay within the budget"
         )
+    # 3. prefer="speed": the soonest, or the cheapest of equal ones; never one that another beats both on
+    # average and in 95 of 100 cases.
     if constraints.prefer == "speed":
         chosen = min(_soonest_ones(feasible), key=lambda option: (option.p50, *price(option)))
         reason = f"the soonest of {_counted(feasible)}, as prefer='speed' asks"
     elif constraints.deadline is not None:
+        # 4. A deadline: the cheapest; among those of about the same cost, the soonest.
         cheapest = min(feasible, key=price)
         most = (1 + CLOSE) * price(cheapest)[0]
         chosen = min((each for each in feasible if price(each)[0] <= most), key=lambda each: each.p95)
@@ -313,6 +299,7 @@ def _best(feasible: Sequence[Option], load: Load, constraints: Constraints) -> t
         chosen = min(feasible, key=price)
         reason = f"the cheapest of {_counted(feasible)}, as prefer='cost' asks"
     else:
+        # 5. The smallest weight; but a batch is tried if none has been observed and one may be better.
         chosen = min(feasible, key=lambda option: (option.weight, option.expected))
         trial = None if chosen.batches else _trial(chosen, feasible)
         if trial is not None:
@@ -322,8 +309,8 @@ def _best(feasible: Sequence[Option], load: Load, constraints: Constraints) -> t
 
 
 def _soonest_ones(options: Sequence[Option]) -> list[Option]:
-    """Return the options but for those that another one beats by its mean and by its 95 % quantile: a batch
-    that nobody has seen may have a low median, and take a day."""
+    """Return the options that no other option beats both in mean and in 95 % quantile: a batch that was never
+    observed may have a low median and still take a day."""
 
     def is_beaten(option: Option) -> bool:
         return any(
@@ -337,16 +324,16 @@ def _soonest_ones(options: Sequence[Option]) -> list[Option]:
 
 
 def _rescued(chosen: Option) -> str:
-    """Say of a batch that may be taken back how likely it is not."""
+    """Return the probability that a batch is not withdrawn, in words."""
     if chosen.rescue_at is None:
         return ""
     return f"; ends by itself before its rescue begins with a chance of {chosen.chance:.0%}"
 
 
 def _trial(chosen: Option, feasible: Sequence[Option]) -> Option | None:
-    """Return the batch that is tried because none was observed: it is cheaper, and its median is no later.
+    """Return the batch to try because none was observed: it is cheaper, and its median is no later.
 
-    Without trials a client that expects batches to be slow would never learn that they are fast.
+    Without trials, a client that expects slow batches would never learn that they are fast.
     """
     better = (each for each in feasible if each.untried and each.p50 <= chosen.p50)
     return min((each for each in better if price(each) < price(chosen)), key=price, default=None)
@@ -390,7 +377,7 @@ def _counted(options: Sequence[Option]) -> str:
 
 
 def _in_real_time(constraints: Constraints, judged: _Judge) -> Option | None:
-    """Return the soonest route in real time that meets the constraints, where a batch was forced."""
+    """Return the soonest route in real time that meets the constraints, if a batch was forced."""
     if constraints.strategy not in (Strategy.BATCH, Strategy.HYBRID, Strategy.THRESHOLD):
         return None
     options = judged(evolve(constraints, strategy=Strategy.AUTO))
@@ -398,7 +385,6 @@ def _in_real_time(constraints: Constraints, judged: _Judge) -> Option | None:
 
 
 def _strategy_of(option: Option) -> str:
-    """Return the strategy with which a route in real time is taken."""
     strategy = Strategy.INDIVIDUAL if option.route is Route.INDIVIDUAL else Strategy.AUTO
     return f"with strategy={strategy.value!r}"
 
@@ -409,16 +395,15 @@ def _with_money(option: Option) -> str:
 
 
 def _soonest(options: Sequence[Option]) -> Option | None:
-    """Return the soonest of those that are feasible."""
     feasible = (option for option in options if option.feasible)
     return min(feasible, key=lambda option: option.p95, default=None)
 
 
 def _infeasible(requests: int, constraints: Constraints, judged: _Judge) -> Infeasible:
-    """Return the error with the nearest constraints that are met, in order: real time, where a batch was
-    forced, with the deadline as it is or a later one; another deadline; another budget.
+    """Return the error with the nearest constraints that can be met.
 
-    There is a later option only where there is a deadline, and a dearer one only where there is a budget.
+    They are, in order: real time, if a batch was forced, with this or a later deadline; another deadline;
+    another budget.
     """
 
     def met(eased: Constraints) -> list[Option]:
@@ -454,5 +439,5 @@ def _infeasible(requests: int, constraints: Constraints, judged: _Judge) -> Infe
 
 
 def _seconds(deadline: float) -> str:
-    """Return a deadline in words; what is below a millisecond as one, so that none is 0."""
+    """Return a deadline in words; durations below a millisecond are rounded up to one."""
     return f"{deadline:.0f} s" if round(deadline) else f"{max(deadline, 0.001):.3g} s"

@@ -1,4 +1,4 @@
-"""What can be chosen from now: routes in real time and the Batch API, each with its speed and price."""
+"""The available routes: real time and the Batch API, each with its speed and price."""
 
 from __future__ import annotations
 
@@ -12,38 +12,26 @@ from smartbatch.core.forecast import LATEST, Times
 from smartbatch.core.routing.workload import Cost
 from smartbatch.types import Route
 
+# levels and weights of Gauss-Legendre quadrature: the mean of a distribution from five quantiles
 _FIVE = ((0.0469, 0.1185), (0.2308, 0.2393), (0.5, 0.2844), (0.7692, 0.2393), (0.9531, 0.1185))
-"""Levels and weights of Gauss-Legendre quadrature: the mean of a distribution by five quantiles."""
-_WIDEST = 2.0
-"""The widest standard deviation of log seconds; wider ones have a mean that few calls would reach."""
+_WIDEST = 2.0  # maximum standard deviation of log seconds; the mean of wider ones is beyond nearly all calls
 _HIGHEST = 1 - 1e-9
 _NORMAL = NormalDist()
-_MANY = 1000
-"""Rounds that are counted one by one."""
-_TINY = 1e-9
-"""USD by which sums of floats may miss."""
+_MANY = 1000  # rounds that are counted one by one
+_TINY = 1e-9  # USD by which float sums may be off
 
 
 @frozen
 class Throughput:
-    """How fast a route in real time answers.
+    """How fast a route in real time answers."""
 
-    Attributes:
-        call: how long one call takes that carries ``per_call`` requests.
-        parallelism: calls at a time.
-        per_call: requests a call, 1 or more.
-        ahead: requests that wait already and go first.
-        tokens: tokens of one request, input and output.
-        rpm, tpm: calls and tokens a minute; infinity where no limit is known.
-    """
-
-    call: Times
-    parallelism: int
-    per_call: int = 1
-    ahead: int = 0
-    tokens: float = 0.0
-    rpm: float = math.inf
-    tpm: float = math.inf
+    call: Times  # seconds of one call with ``per_call`` requests
+    parallelism: int  # concurrent calls
+    per_call: int = 1  # requests per call, 1 or more
+    ahead: int = 0  # requests already waiting, which are sent first
+    tokens: float = 0.0  # input and output tokens of one request
+    rpm: float = math.inf  # calls per minute; infinity if no limit is known
+    tpm: float = math.inf  # tokens per minute; infinity if no limit is known
 
     def calls(self, requests: int) -> int:
         return math.ceil(requests / self.per_call)
@@ -60,11 +48,11 @@ class Throughput:
     def finish(self, requests: int, q: float) -> float:
         """Return the seconds within which a share ``q`` of such lists is answered.
 
-        1. No more calls than workers: the slowest of independent calls.
-        2. More calls than workers: the time until the last call begins plus the time until the slowest of the
-           calls in flight then ends. The first is a sum, taken as lognormal; the error of a call's mean adds
-           up over the list instead of evening out, so it is part of its spread. The deviations of the two
-           from their medians are independent, so their squares add up.
+        1. At most as many calls as workers: the slowest of independent calls.
+        2. More calls than workers: the time until the last call begins, plus the time from then until the
+           slowest call in flight finishes. The first is a sum, taken as lognormal; the error of a call's mean
+           adds up over the list instead of averaging out, so it is part of the spread. The deviations of the
+           two parts from their medians are independent, so their squares add up.
         3. Rate limits are the bottleneck: the time at which they let the last call begin, plus that call.
         """
         if requests <= 0:
@@ -82,7 +70,7 @@ class Throughput:
         return max(working, self._limited(calls, requests) + self.call.quantile(q, size))
 
     def expected(self, requests: int) -> float:
-        """Return the mean of what :meth:`finish` says; that of the slowest call by five points."""
+        """Return the mean duration of such lists; five points give that of the slowest call."""
         if requests <= 0:
             return 0.0
         size = min(self.per_call, requests)
@@ -97,11 +85,11 @@ class Throughput:
         return max(working, self._limited(calls, requests) + self.call.expected(size))
 
     def _before_last(self, calls: int, size: int) -> tuple[float, float, float]:
-        """Return the median and the log deviation of the time until the last of ``calls`` begins, and the log
+        """Return the median and log deviation of the time until the last of ``calls`` begins, and the log
         deviation of one call.
 
-        All calls together take ``calls`` means. Subtracted is what remains when the last one begins: that
-        call, and of each other in flight its rest, which is ``(1 + variance / mean ** 2) / 2`` means on
+        All calls together take ``calls`` means. What remains when the last one begins is subtracted: that
+        call, and the rest of each other call in flight, which is ``(1 + variance / mean ** 2) / 2`` means on
         average.
         """
         each, uncertainty = self.call.expected(size), self.call.uncertainty()
@@ -128,21 +116,21 @@ def normal_quantile(q: float) -> float:
 
 
 def _end(q: float, calls: int, workers: int, width: float) -> float:
-    """Return the quantile of a call's time within which a share ``q`` of lists ends after its last call
+    """Return the quantile of a call's time by which a share ``q`` of lists finishes after their last call
     began.
 
-    It is never beyond the slowest of all calls; of many calls, the rest of those in flight is less.
+    It never exceeds the slowest of all calls; with many calls, what is left of those in flight is shorter.
     """
     return float(min(q ** (1 / calls), _left(q, workers, width)))
 
 
 @lru_cache(maxsize=4096)
 def _left(q: float, workers: int, width: float) -> float:
-    """Return the quantile within which all calls in flight end, in a share ``q`` of cases, when the last
+    """Return the quantile by which all calls in flight finish, in a share ``q`` of cases, from when the last
     begins.
 
-    The last call is as long as any. Of the others the rest remains, of which a share of
-    ``(mean beyond x) / mean`` is longer than ``x``. Solved by bisection for lognormal times.
+    The last call takes its full time. Of the others only the rest is left, and a share of ``(mean beyond x) /
+    mean`` is longer than ``x``. Solved by bisection for lognormal times.
     """
     low, high = -8.0, 8.0
     for _ in range(30):
@@ -155,106 +143,84 @@ def _left(q: float, workers: int, width: float) -> float:
 
 @frozen
 class Offer:
-    """A route in real time that is open now.
-
-    Attributes:
-        cost: of the whole list; ``None`` where the price is unknown.
-        share: its price as a share of the standard one, which ranks routes whose price is unknown.
-        open: False for a route that is not offered, only compared with.
-    """
+    """A route in real time."""
 
     route: Route
     throughput: Throughput
-    cost: Cost | None
-    share: float = 1.0
-    open: bool = True
+    cost: Cost | None  # of the whole list; None if the price is unknown
+    share: float = 1.0  # price relative to the standard one; ranks routes whose price is unknown
+    open: bool = True  # false for a route that is only compared, not offered
 
 
 @frozen
 class BatchOffer:
-    """The Batch API, open now.
+    """The Batch API."""
 
-    Attributes:
-        times: of one batch, from its creation until its results are there.
-        cost: of the requests that a job sends; as in :class:`Offer`.
-        alone: what these cost in real time; of importance where it is less than the list does.
-        cancelling: how long a cancelled batch takes to end; ``None`` for none.
-        most: most requests of one batch.
-        at_a_time: batches the enqueued quota takes at a time.
-        share: as in :class:`Offer`.
-        seen: whether any batch was observed; where none was, one is tried if it is likely to be better.
-    """
-
-    times: Times
-    cost: Cost | None
+    times: Times  # seconds from creation of a batch until its results are available
+    cost: Cost | None  # of the requests that a job sends; None if the price is unknown
+    # real-time cost of those requests, if less than that of the list
     alone: Cost | None = field(default=None, kw_only=True)
+    # how long a cancelled batch takes to finish; None if it cannot be cancelled
     cancelling: Times | None = None
-    most: int = 5000
-    at_a_time: float = math.inf
-    share: float = 0.5
-    seen: bool = True
+    most: int = 5000  # maximum requests per batch
+    at_a_time: float = math.inf  # batches that the enqueued quota admits at a time
+    share: float = 0.5  # price relative to the standard one
+    seen: bool = True  # a batch was observed; if none was, one is tried if it is likely to be better
 
     def cancel(self, sure: float) -> float:
-        """Return the seconds within which a share ``sure`` of cancelled batches has ended."""
+        """Return the seconds within which a share ``sure`` of cancelled batches has finished."""
         return 0.0 if self.cancelling is None else self.cancelling.quantile(sure, 1)
 
     def batches(self, requests: int) -> int:
         return math.ceil(requests / self.most)
 
     def _schedule(self, requests: int) -> tuple[int, int]:
-        """Return how many batches run at a time, and how many rounds of them it takes."""
+        """Return the number of concurrent batches, and of rounds of them."""
         batches = self.batches(requests)
         parallel = int(min(batches, self.at_a_time))
         return parallel, math.ceil(batches / parallel)
 
     def finish(self, requests: int, q: float) -> float:
-        """Return the seconds within which a share ``q`` of such lists is answered: by the slowest batch.
+        """Return the seconds within which a share ``q`` of such lists is answered, by the slowest batch.
 
-        A batch ends within a day at all providers, if need be by its expiry.
+        At all providers a batch finishes or expires within a day.
         """
         parallel, rounds = self._schedule(requests)
         slowest = self.times.quantile(q ** (1 / parallel), min(requests, self.most))
         return rounds * min(slowest, LATEST)
 
     def expected(self, requests: int) -> float:
-        """Return the mean by five points. The longest tenth counts as its shortest: little of it is ever
+        """Return the mean of five quantiles. The slowest tenth counts as its fastest: little of it is ever
         observed, and a prior about it must not outweigh a dozen observed batches."""
         return sum(self.finish(requests, q) for q in (0.1, 0.3, 0.5, 0.7, 0.9)) / 5
 
     def chance(self, seconds: float, requests: int) -> float:
-        """Return how likely all of ``requests`` are answered within ``seconds``."""
+        """Return the probability that all of ``requests`` are answered within ``seconds``."""
         parallel, rounds = self._schedule(requests)
         return self.times.chance(seconds / rounds, min(requests, self.most)) ** parallel
 
     def part(self, seconds: float, requests: int) -> float:
-        """Return the share of ``requests`` that are answered within ``seconds``, on average."""
+        """Return the mean share of ``requests`` answered within ``seconds``."""
         _, rounds = self._schedule(requests)
         return self.times.chance(seconds / rounds, min(requests, self.most))
 
 
 @frozen
 class Rounds:
-    """How a budget cuts a list that goes by batch: what it can cost at most is held back, so not all fits at
-    once. What fits is sent, and as it turns out cheaper, more is.
+    """How a budget cuts a list that is sent by batch: the maximum cost is reserved, so not everything fits at
+    once. What fits is sent; as it turns out to be cheaper, more is sent.
 
-    This is the arithmetic of :mod:`smartbatch.jobs.job_budget`, with every request taken for an average one.
-
-    Attributes:
-        room: USD that may be held back.
-        most: USD that is held back for a request.
-        fit: requests that there is room for at first.
-        count: how often something is sent.
-        unsent: requests that there will be no room for.
+    This is the arithmetic of :mod:`smartbatch.jobs.job_budget`, with every request taken as an average one.
     """
 
-    room: float
-    most: float
-    fit: int
-    count: int
-    unsent: int
+    room: float  # USD that may be reserved
+    most: float  # USD reserved per request
+    fit: int  # requests that fit at first
+    count: int  # number of rounds
+    unsent: int  # requests that will never fit
 
     def cut(self, offer: BatchOffer, requests: int) -> BatchOffer:
-        """Return the offer with as many batches, and at a time, as there will be."""
+        """Return the offer with the resulting number of batches, in total and at a time."""
         if self.count <= 1:
             return offer
         sizes = (math.ceil(requests / self.count), max(1, requests // self.count))
@@ -263,7 +229,7 @@ class Rounds:
         return evolve(offer, most=min(each, offer.most), at_a_time=min(parallel, offer.at_a_time))
 
     def told(self) -> str:
-        """Return it in words, with the figures; nothing where all fits at once."""
+        """Return the rounds in words; empty if everything fits at once."""
         if self.count == 1 and not self.unsent:
             return ""
         held = f"up to {self.most:.6f} USD is held back for each, out of {self.room:.6f} USD"
@@ -274,8 +240,11 @@ class Rounds:
 
 
 def rounds_of(requests: int, room: float, most: float, each: float) -> Rounds:
-    """Return how ``requests`` go by batch within ``room`` USD, each of which costs ``most`` at most and
-    ``each`` as expected.
+    """Return the rounds in which ``requests`` are sent by batch within ``room`` USD.
+
+    Args:
+        most: maximum USD of one request.
+        each: expected USD of one request.
     """
     each, done, count, fit = min(each, most), 0, 0, 0
     first = _fitting(room, most, requests)

@@ -1,7 +1,7 @@
-"""What a caller asks of a list, and the routes that are open for it, each with its forecast of time and cost.
+"""The constraints of a list, and a forecast of time and cost for each route that is open to it.
 
-A batch that is to meet a deadline is cut into a few pieces, which can be taken back one after the other, each
-when real time has capacity for it: that costs less than taking all back as soon as one has to be.
+With a deadline, a batch is cut into a few pieces, which can be withdrawn one after the other when real time
+has capacity for each: that costs less than withdrawing all of it as soon as one piece has to be.
 """
 
 from __future__ import annotations
@@ -26,56 +26,41 @@ from smartbatch.core.routing.workload import Cost, Load, expected_usd
 from smartbatch.errors import ConfigError
 from smartbatch.types import Deadline, Prefer, Route, Strategy
 
+# shares of requests sent in real time at once that are compared for a hybrid
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-"""Shares of the requests sent in real time at once that are compared for a hybrid."""
 EARLY = 0.1
-"""A forced hybrid sends at most this share individually, so that it costs at most a tenth more than a batch
-where batches cost half."""
+"""Maximum share that a forced hybrid sends in real time at once, so that it costs at most a tenth more than a
+batch at half price."""
+# maximum number of batches for a list with a deadline, and minimum requests per batch
 PIECES, FEWEST = 12, 10
-"""Most batches that a list with a deadline is cut into, and the fewest requests of each."""
-POINTS = 4
-"""Pieces, evenly spread, for which it is forecast whether they end before they are taken back."""
-LEAD = 0.8
-"""Probability with which a cancel is done before the first calls of a hybrid are."""
-SAME = 0.01
-"""Probabilities that differ by no more count as equal."""
-SELDOM = 0.05
-"""Below this probability the batch's price is not taken as the lowest cost."""
-WORTH = 0.005
-"""Share of the requests that must additionally be answered by batch for cutting it into pieces to pay."""
+POINTS = 4  # pieces, evenly spread, whose chance to finish before their withdrawal is forecast
+LEAD = 0.8  # probability that a cancel is done before the first calls of a hybrid are
+SAME = 0.01  # probabilities that differ by at most this are equal
+SELDOM = 0.05  # below this probability, the batch's price is not the lowest cost
+WORTH = 0.005  # cutting into pieces pays from this additional share of requests answered by batch
 
 
 @frozen(kw_only=True)
 class Constraints:
-    """What a decision has to meet.
+    """What a decision has to meet."""
 
-    Attributes:
-        strategy: forces a route, or leaves the choice.
-        prefer: ``balanced`` weighs money against time, ``speed`` takes the soonest, ``cost`` the cheapest.
-        deadline: seconds from now; ``None`` for none.
-        budget: USD; ``None`` for none.
-        time_value: USD an hour of waiting is worth: weighed against the cost where there is no deadline, and
-            part of what a missed deadline costs.
-        threshold: fewest requests that may go as a batch alone.
-        at_once: a list of at most so many requests always goes in real time.
-        keep_going: all requests are sent, whatever the first ones come to.
-    """
-
-    strategy: Strategy = Strategy.AUTO
+    strategy: Strategy = Strategy.AUTO  # forces a route, or leaves the choice
+    # "balanced" weighs money against time, "speed" takes the soonest, "cost" the cheapest
     prefer: Prefer = "balanced"
-    deadline: float | None = None
-    budget: float | None = None
+    deadline: float | None = None  # seconds from now
+    budget: float | None = None  # USD
+    # USD per hour of waiting: compared with the cost if there is no deadline, and part of the late penalty
     time_value: float = 5.0
-    threshold: int = 10
-    at_once: int = 3
-    keep_going: bool = False
+    threshold: int = 10  # minimum requests of a pure batch
+    at_once: int = 3  # lists of at most so many requests are always sent in real time
+    keep_going: bool = False  # send all requests even if the first ones all fail
 
 
 def seconds_until(deadline: Deadline | None, wall: float) -> float | None:
-    """Return the seconds from ``wall`` (Unix seconds, now) to ``deadline``; ``None`` when there is none.
+    """Return the seconds from ``wall`` (Unix seconds, now) to ``deadline``; ``None`` if there is none.
 
     Raises:
-        ConfigError: for a value that is no time, and for a moment that has passed or lacks its time zone.
+        ConfigError: the value is not a time, or the moment has passed or lacks its time zone.
     """
     if deadline is None:
         return None
@@ -100,60 +85,40 @@ def seconds_until(deadline: Deadline | None, wall: float) -> float | None:
 
 @frozen
 class Option:
-    """A route with its forecast. Times are seconds, money is USD, probabilities are 0..1.
-
-    Attributes:
-        route: see :class:`~smartbatch.Route`.
-        first: requests that go individually at once.
-        p50, p95, expected: time until the last answer.
-        cost: ``None`` where the price is unknown.
-        calls, batches: how many it takes.
-        share: its price as a share of the standard one, which ranks routes whose price is unknown.
-        weight: the cost plus the value of the expected wait; compared where there is no deadline.
-        rescue_at: time from now at which a batch that has not ended is cancelled; ``None`` for never.
-        rescue_needs: time kept free to answer the rest in real time, the cancel included.
-        chance: probability that the batch ends before that; without a rescue, before the deadline.
-        pieces: batches it is cut into at least, to be taken back one after the other.
-        odds: probability to meet the deadline, with a rescue; 1 without a deadline.
-        quota: share of the provider's limits it uses while it runs; ``None`` where no limit is known.
-        problem: why it is not feasible; empty when it is.
-        untried: whether its times are assumed, since no batch was observed yet.
-        late_cost: what the chance of a batch to miss the deadline counts as; in the unit of :func:`price`.
-        ruled_out: why it was not compared with the others although it is feasible; empty when it was.
-    """
+    """A route with its forecast. Times are seconds, money is USD, probabilities are 0..1."""
 
     route: Route
-    p50: float
+    p50: float  # time until the last answer, like ``p95`` and ``expected``
     p95: float
     expected: float
-    cost: Cost | None
+    cost: Cost | None  # None if the price is unknown
     calls: int
-    share: float
+    share: float  # price relative to the standard one; ranks routes whose price is unknown
     batches: int = 0
-    first: int = 0
-    weight: float = 0.0
-    rescue_at: float | None = None
-    rescue_needs: float = 0.0
+    first: int = 0  # requests sent in real time at once
+    weight: float = 0.0  # cost plus value of the expected wait; compared if there is no deadline
+    rescue_at: float | None = None  # time from now at which an unfinished batch is cancelled; None for never
+    rescue_needs: float = 0.0  # time kept free to answer the rest in real time, including the cancel
+    # probability that the batch finishes before the rescue or, without one, before the deadline
     chance: float = 1.0
-    odds: float = 1.0
-    pieces: int = 1
-    quota: float | None = None
-    problem: str = ""
-    untried: bool = False
+    odds: float = 1.0  # probability of meeting the deadline, with a rescue; 1 without a deadline
+    pieces: int = 1  # minimum number of batches, withdrawn one after the other
+    quota: float | None = None  # share of the provider's limits used while it runs; None if no limit is known
+    problem: str = ""  # why it is not feasible; empty if it is
+    untried: bool = False  # its times are assumed, because no batch has been observed
+    # cost assigned to the risk that a batch misses the deadline; unit of :func:`price`
     late_cost: float = 0.0
-    ruled_out: str = ""
+    ruled_out: str = ""  # why a feasible option was not compared with the others; empty if it was
 
     @property
     def feasible(self) -> bool:
-        """Whether it meets deadline and budget."""
         return not self.problem
 
 
 def open_routes(
     load: Load, offers: Sequence[Offer], batch: BatchOffer | None, constraints: Constraints
 ) -> Iterator[Option]:
-    """Yield the options for a list, without a verdict on them; the cases are those of rules 1 and 2 in
-    :mod:`smartbatch.core.routing.choice`."""
+    """Yield the open options for a list, by rules 1 and 2 of :mod:`smartbatch.core.routing.choice`."""
     n, strategy = load.requests, constraints.strategy
     if strategy is Strategy.THRESHOLD:
         strategy = Strategy.BATCH if n >= constraints.threshold else Strategy.INDIVIDUAL
@@ -180,12 +145,12 @@ def open_routes(
 
 
 def of_job(load: Load, standard: Offer, batch: BatchOffer) -> Offer:
-    """Return the offer in real time for what a job sends: equal rows of a job are paid once."""
+    """Return the real-time offer for the requests that a job sends: equal rows of a job are paid once."""
     return evolve(standard, cost=batch.alone) if load.repeats else standard
 
 
 def individual(offers: Sequence[Offer]) -> Offer:
-    """Return the offer of one request a call."""
+    """Return the offer with one request per call."""
     return next((offer for offer in offers if offer.route is Route.INDIVIDUAL), offers[0])
 
 
@@ -204,7 +169,7 @@ def real_time(offer: Offer, n: int) -> Option:
 
 
 def by_batch(n: int, first: int, standard: Offer, batch: BatchOffer, constraints: Constraints) -> Option:
-    """Return the forecast of a list whose ``first`` requests go individually and all others in a batch."""
+    """Return the forecast for sending ``first`` requests in real time and all others in batches."""
     rest = n - first
     at_once = standard.throughput.finish(first, 0.95)
     plan = _rescue(n, rest, at_once, standard, batch, constraints)
@@ -243,32 +208,21 @@ def _late_cost(late: float, standard: Offer, constraints: Constraints) -> float:
 
 @frozen
 class _Rescue:
-    """When a batch would be taken back, see :class:`Option`.
-
-    Attributes:
-        share: share of its requests that are answered before that.
-        met: probability to meet the deadline.
-    """
+    """When a batch would be withdrawn; see :class:`Option`."""
 
     at: float | None
     needs: float
     chance: float
-    share: float
-    met: float
+    share: float  # share of its requests that are answered before that
+    met: float  # probability of meeting the deadline
     pieces: int = 1
 
 
 def _rescue(
     n: int, rest: int, busy: float, standard: Offer, batch: BatchOffer, constraints: Constraints
 ) -> _Rescue:
-    """Return when a rescue begins at the latest.
-
-    1. No deadline: there is no rescue.
-    2. No start keeps to the risk allowed, or the batch is nearly certain to be in time, and to wait for it is
-       worth more than any start: no rescue either; the batch alone has to meet the deadline.
-    3. Otherwise the start that is worth most. Pieces are taken back one after the other, the next when real
-       time has nearly done the last; where cutting into pieces gains too little, it stays one piece.
-    """
+    """Return the latest start of a rescue."""
+    # 1. No deadline: there is no rescue.
     if constraints.deadline is None:
         return _Rescue(None, 0.0, 1.0, 1.0, 1.0)
     margin = MARGIN * constraints.deadline
@@ -298,19 +252,22 @@ def _rescue(
     never = _Rescue(
         None, batch.cancel(SURE) + standard.throughput.finish(rest, SURE) + margin, chance, whole, 1.0
     )
+    # 2. No start is within the allowed risk: the batch alone has to meet the deadline.
     if start is None:
         return never
+    # 3. The start with the highest worth. Pieces are withdrawn one after the other, each when real time has
+    # nearly finished the previous one; if cutting into pieces gains too little, there is one piece.
     alone, share = batch.part(start.at, rest), part(start.at, start.sure)
     if share < alone + WORTH:
         pieces, share = 1, alone
+    # 4. The batch is nearly certain to be in time, and waiting for it is worth more than any start.
     if chance >= SURE and saving * whole - penalty * (1 - chance) > start.worth:
-        return evolve(never, pieces=pieces)  # where it is late all the same, it is taken back one by one
+        return evolve(never, pieces=pieces)  # if it is late all the same, pieces are withdrawn one by one
     chance = batch.chance(start.at, rest)
     return _Rescue(start.at, start.needs + margin, chance, share, 1 - start.risk, pieces)
 
 
 def _odds(plan: _Rescue, first: int, standard: Offer, constraints: Constraints) -> float:
-    """Return the probability that everything is answered by the deadline."""
     if plan.at is not None or constraints.deadline is None:
         return plan.met
     if not first:
@@ -322,7 +279,7 @@ def _odds(plan: _Rescue, first: int, standard: Offer, constraints: Constraints) 
 
 
 def _mixed_cost(n: int, first: int, share: float, standard: Offer, batch: BatchOffer) -> Cost | None:
-    """Return what it costs, where nothing of a batch taken back is assumed to have been answered."""
+    """Return the cost; withdrawn batches are assumed to have answered nothing."""
     if standard.cost is None or batch.cost is None:
         return None
     individually, rest = standard.cost.of(first / n), (n - first) / n
@@ -333,9 +290,10 @@ def _mixed_cost(n: int, first: int, share: float, standard: Offer, batch: BatchO
 
 
 def _early(n: int, standard: Offer, batch: BatchOffer, constraints: Constraints) -> int:
-    """Return how many a forced hybrid asks at once: what real time answers in a tenth of the batch's time."""
+    """Return how many requests a forced hybrid sends at once: those that real time answers in a tenth of the
+    batch's time."""
     tenth = EARLY * batch.finish(n, 0.5)
-    most = min(max(constraints.at_once, math.floor(EARLY * n)), n - 1)  # something is left for the batch
+    most = min(max(constraints.at_once, math.floor(EARLY * n)), n - 1)  # leave something for the batch
     if standard.throughput.finish(most, 0.5) <= tenth:
         return most
     low, high = min(constraints.at_once, n - 1), most
@@ -346,7 +304,7 @@ def _early(n: int, standard: Offer, batch: BatchOffer, constraints: Constraints)
 
 
 def _best_split(n: int, standard: Offer, batch: BatchOffer, constraints: Constraints) -> Option:
-    """Return the cheapest hybrid that meets the deadline, else the one of the fewest at once."""
+    """Return the cheapest hybrid that meets the deadline, or the one most likely to."""
     fewest = min(constraints.at_once, n - 1)
     if constraints.deadline is None:
         return by_batch(n, fewest, standard, batch, constraints)
@@ -357,7 +315,7 @@ def _best_split(n: int, standard: Offer, batch: BatchOffer, constraints: Constra
 
 
 def likeliest(options: Sequence[Option]) -> Option:
-    """Return the cheapest of those that meet the deadline about as likely as any."""
+    """Return the cheapest of the options that are about as likely as any to meet the deadline."""
     most = max(option.odds for option in options)
     return min((option for option in options if option.odds >= most - SAME), key=price)
 

@@ -1,4 +1,4 @@
-"""What a decision really took: cost and routes of the results of a list, compared with its plan."""
+"""The actual cost and routes of a list's results, compared with its plan."""
 
 from __future__ import annotations
 
@@ -17,30 +17,21 @@ _REALTIME = (*_STANDARD, Route.FLEX)
 
 @define
 class ActualCost:
-    """Adds up results in constant memory. All amounts are USD.
+    """Adds up results in constant memory. All amounts are USD."""
 
-    Attributes:
-        paid: what the results cost; ``None`` once one of them has no known cost.
-        individual: what the tokens they used cost in real time; ``None`` where that is unknown.
-        by_batch: what these tokens cost by batch, likewise.
-        answered: results that are answers.
-        batched: requests that were sent by batch.
-        realtime: requests that were sent in real time.
-    """
-
-    paid: float | None = 0.0
-    individual: float | None = 0.0
-    by_batch: float | None = 0.0
-    answered: int = 0
-    batched: int = 0
-    realtime: int = 0
+    paid: float | None = 0.0  # cost of the results; None once one of them has an unknown cost
+    individual: float | None = 0.0  # cost of their tokens in real time; None if unknown
+    by_batch: float | None = 0.0  # cost of their tokens by batch; None if unknown
+    answered: int = 0  # results that are answers
+    batched: int = 0  # requests sent by batch
+    realtime: int = 0  # requests sent in real time
 
     def add(self, result: Result, standard: Rates | None = None, batch: Rates | None = None) -> None:
-        """Add a result; one that took no call, or got the answer of another request, adds nothing.
+        """Add a result; one that took no call, or shares the answer of another request, adds nothing.
 
         Args:
-            standard: prices of its model in real time; ``None`` if they are unknown.
-            batch: its prices by batch, likewise.
+            standard: real-time prices of its model; ``None`` if unknown.
+            batch: batch prices of its model; ``None`` if unknown.
         """
         self.answered += result.ok
         if result.paid_before:
@@ -59,11 +50,8 @@ class ActualCost:
 
 
 def rescue_in_words(decision: Decision, actual: ActualCost, reason: str | None) -> str | None:
-    """Return how many requests that were planned for a batch were sent in real time, and why.
-
-    Returns:
-        the words; ``None`` if there are no such requests.
-    """
+    """Return how many requests that were planned for a batch were sent in real time, and why; ``None`` if
+    none were."""
     chosen = decision.chosen
     rescued = actual.realtime - chosen.first
     if not chosen.route.by_batch or rescued <= 0:
@@ -73,7 +61,7 @@ def rescue_in_words(decision: Decision, actual: ActualCost, reason: str | None) 
 
 
 def _cost_of(result: Result, rates: Rates | None, routes: Collection[Route]) -> float | None:
-    """Return what a result costs by the prices of ``routes``: what was paid where it came by one of them."""
+    """Return the cost of a result at the prices of ``routes``: the amount paid if it took one of them."""
     if result.route in routes:
         return result.cost
     if not result.usage.total_tokens:
@@ -83,41 +71,24 @@ def _cost_of(result: Result, rates: Rates | None, routes: Collection[Route]) -> 
 
 @frozen(kw_only=True)
 class Measured:
-    """What a decision really took.
-
-    Attributes:
-        seconds: from the submission to the last answer.
-        cost: USD that was paid; ``None`` where a price is unknown.
-        individual_cost: USD the tokens that were really used cost in real time; ``None`` where it is unknown.
-        batch_cost: USD the same tokens cost by batch, likewise.
-    """
-
-    seconds: float
-    cost: float | None
-    individual_cost: float | None = None
-    batch_cost: float | None = None
+    seconds: float  # from the submission to the last answer
+    cost: float | None  # USD paid; None if a price is unknown
+    individual_cost: float | None = None  # USD of the tokens used, in real time; None if unknown
+    batch_cost: float | None = None  # USD of the tokens used, by batch; None if unknown
 
 
 @define(eq=False)
 class ListDecision:
-    """The decision on a list that no job was made of, on its way to the store.
+    """The decision on a list that did not become a job, on its way to the store."""
 
-    Attributes:
-        at: Unix seconds.
-        model: ``provider:model``.
-        measured: what it took, once that is known.
-        rescue: how many of its requests were sent in real time instead of by batch, and why; likewise.
-        no: its number in the store, once it is there.
-    """
-
-    at: float
-    model: str
+    at: float  # Unix seconds
+    model: str  # ``provider:model``
     decision: Decision = field(repr=False)
-    measured: Measured | None = None
+    measured: Measured | None = None  # set once it is known
+    # how many requests were sent in real time instead of by batch, and why; set with ``measured``
     rescue: str | None = None
-    no: int | None = None
+    no: int | None = None  # its number in the store, once it is stored
 
     @property
     def route(self) -> str:
-        """That was chosen."""
         return self.decision.chosen.route.value

@@ -1,11 +1,10 @@
-"""Which batches of a running job are taken back now, so that all its requests are answered before its
-deadline.
+"""Which batches of a running job are withdrawn now, so that every request is answered before its deadline.
 
-All open requests could be answered in real time, within a time that can be forecast. While more than that is
-left, batches run on: they are cheaper. So do batches that are nearly certain to be in time. After that they
-are taken back one by one, those with most open requests first, and each only when real time has capacity for
-its requests: so real time is busy until the deadline, and a batch that still ends by itself saves its price.
-Where real time would probably be late, and the batches less so, they run on.
+The time that real time needs for all open requests can be forecast. While more than that is left, batches
+keep running because they are cheaper; so do batches that are nearly certain to be in time. After that,
+batches are withdrawn one by one, largest number of open requests first, and each only when real time has
+capacity for its requests: real time stays busy until the deadline, and a batch that finishes in the meantime
+still saves money. If real time would probably be late and the batches less so, they keep running.
 """
 
 from __future__ import annotations
@@ -19,61 +18,43 @@ from attrs import frozen
 from smartbatch.core.forecast import Times
 from smartbatch.core.routing.offers import Throughput, normal_quantile
 
-MOST_RISK = 0.05
-"""The largest risk taken to miss a deadline: the chance of a late batch times that of a late rescue."""
-LATE_PENALTY = 0.5
-"""What a missed deadline costs, as a share of the price of the whole list in real time."""
+MOST_RISK = 0.05  # largest accepted risk of missing a deadline: P(batch late) * P(rescue late)
+LATE_PENALTY = 0.5  # cost of a missed deadline, as a share of the price of the whole list in real time
 WAITED_SECONDS = 60.0
-"""Seconds of waiting that a missed deadline costs as well, so that no deadline is missed to save a cent.
-With both, about one in a hundred lists with all kinds of deadlines is late
-(``docs/reference/routing.md``)."""
+"""Seconds of waiting that a missed deadline costs in addition, so that no deadline is missed to save a cent.
+With both, about one list in a hundred is late, over all kinds of deadlines (``docs/reference/routing.md``).
+"""
+# probabilities of being in time that are compared for a rescue
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.96, 0.98, 0.99)
-"""Probabilities to be in time that are compared for a rescue."""
-SURE = LEVELS[-1]
-"""The highest of them; quantiles beyond it are seldom known."""
-MARGIN = 0.005
-"""Share of the time to a deadline, from the moment it was set, that is kept free for what no forecast
-covers."""
+SURE = LEVELS[-1]  # quantiles beyond it are seldom known
+MARGIN = 0.005  # share of the deadline that is kept free for delays that no forecast covers
 _NORMAL = NormalDist()
-MOMENT = 0.5
-"""Seconds; a shorter wait is none, since in Unix time it could round to nothing."""
-HARDLY = 0.8
-"""Probability of real time to be in time below which the deadline counts as missed."""
-HOPE = 0.01
-"""By how much batches must be likelier in time than real time, to run on after that."""
-SAVED = 0.5
-"""What a batch saves of the price in real time, at all providers."""
-LOOK = 0.05
-"""Share of the time left after which such a decision is made again."""
+MOMENT = 0.5  # seconds; a shorter wait could round to 0 in Unix time
+HARDLY = 0.8  # below this probability that real time is in time, the deadline counts as missed
+HOPE = 0.01  # how much likelier in time batches must be than real time to keep running after that
+SAVED = 0.5  # share of the real-time price that a batch saves, at all providers
+LOOK = 0.05  # share of the remaining time after which such a decision is repeated
 LOOKS, HALVINGS = 40, 12
-"""To find when a rescue begins: decisions that are followed at most, and how often the time before the one
-found is halved."""
+"""Search for the start of a rescue: maximum number of simulated decisions, and of bisection steps afterwards.
+"""
 
 
 @frozen
 class RescueStart:
-    """A moment at which a rescue could begin. Times are seconds.
-
-    Attributes:
-        at: from now.
-        sure: probability that the rescue is in time.
-        needs: within which the rescue is done with that probability.
-        risk: probability that the deadline is missed.
-        worth: what batches save until then less what the risk costs, as a share of the price of the whole
-            list in real time.
-    """
-
-    at: float
-    sure: float
-    needs: float
-    risk: float
+    at: float  # seconds from now
+    sure: float  # probability that the rescue is in time
+    needs: float  # seconds within which the rescue is done with that probability
+    risk: float  # probability that the deadline is missed
+    # savings of batches until then minus the cost of the risk, as a share of the real-time list price
     worth: float
 
 
 def late_penalty(price: float | None, time_value: float) -> float:
-    """Return what a missed deadline costs, as a share of ``price``, the USD of the whole list in real time.
+    """Return the cost of a missed deadline, as a share of ``price``.
 
-    ``time_value`` is what an hour of waiting is worth, USD.
+    Args:
+        price: USD of the whole list in real time.
+        time_value: USD per hour of waiting.
     """
     return LATE_PENALTY if not price else LATE_PENALTY + time_value * WAITED_SECONDS / 3600 / price
 
@@ -86,15 +67,15 @@ def rescue_starts(
     floor: float = 0.0,
     late_penalty: float = LATE_PENALTY,
 ) -> list[RescueStart]:
-    """Return when a rescue could begin, for each of :data:`LEVELS`. Times are seconds from now.
+    """Return possible starts of a rescue, one for each of :data:`LEVELS`. Times are seconds from now.
 
     Args:
         left: until the deadline.
-        needs: the time within which a rescue is done, by the probability given.
-        late: probability that the batch taken back last has not ended by itself, by the time.
-        saved: what batches save until a rescue, as a share of the price of the whole list in real time; by
-            the time and the probability.
-        floor: before which a rescue cannot begin.
+        needs: duration of a rescue, given the probability with which it is done by then.
+        late: probability that the batch withdrawn last has not finished by itself at a given time.
+        saved: savings of batches until a rescue, as a share of the price of the whole list in real time,
+            given the time and the probability.
+        floor: earliest start of a rescue.
     """
     found = []
     for sure in LEVELS:
@@ -108,7 +89,8 @@ def rescue_starts(
 
 
 def best_start(found: Sequence[RescueStart]) -> RescueStart | None:
-    """Return the start that is worth most of those that keep to :data:`MOST_RISK`, of equals the surest."""
+    """Return the start with the highest worth among those within :data:`MOST_RISK`; of equal ones, the
+    surest."""
     safe = (start for start in found if start.risk <= MOST_RISK)
     return max(safe, key=lambda start: (round(start.worth, ndigits=6), start.sure), default=None)
 
@@ -124,52 +106,30 @@ def chance_within(seconds: float, p50: float, p95: float) -> float:
 
 @frozen
 class Speed:
-    """How fast requests can be taken out of batches and answered in real time: the throughput of real time
-    now, how long a cancelled batch takes to end, and how long a batch takes.
-    """
-
-    throughput: Throughput
-    cancelling: Times
-    turnaround: Times
+    throughput: Throughput  # of real time, now
+    cancelling: Times  # how long a cancelled batch takes to finish
+    turnaround: Times  # how long a batch takes
 
 
 @frozen
 class PendingShard:
-    """A shard of a job that is not settled. Times are seconds.
+    """An unfinished shard of a job. Times are seconds."""
 
-    Attributes:
-        left: requests not answered, as far as known.
-        sent: whether the provider has it, so that taking it back needs a cancel.
-        stuck: whether it cannot be taken back: its creation is uncertain, or it is being cancelled or read.
-        size: requests it was made of.
-        age, cancelled: since it was created, and since its cancel was requested.
-        held_up: whether it cannot be sent at once, for example because a quota is full.
-    """
-
-    left: int
-    sent: bool
-    size: int
-    age: float
-    stuck: bool = False
-    cancelled: float | None = None
-    held_up: bool = False
+    left: int  # requests not answered, as far as known
+    sent: bool  # the provider has it, so withdrawing it needs a cancel
+    size: int  # requests it was created with
+    age: float  # since it was created
+    stuck: bool = False  # it cannot be withdrawn: its creation is uncertain, or it is being cancelled or read
+    cancelled: float | None = None  # since its cancel was requested
+    held_up: bool = False  # it cannot be sent at once, for example because a quota is full
 
 
 @frozen
 class Rescue:
-    """What is done now. Times are seconds.
-
-    Attributes:
-        take_back: positions of the shards to take back.
-        wait: until the next decision; infinity when nothing is left to take back.
-        needs: within which real time answers all open requests.
-        late: whether the deadline will probably be missed.
-    """
-
-    take_back: tuple[int, ...]
-    wait: float
-    needs: float
-    late: bool
+    take_back: tuple[int, ...]  # positions of the shards to withdraw
+    wait: float  # seconds until the next decision; infinity if nothing is left to withdraw
+    needs: float  # seconds within which real time answers all open requests
+    late: bool  # the deadline will probably be missed
 
 
 def rescue(
@@ -180,52 +140,53 @@ def rescue(
     speed: Speed,
     late_penalty: float = LATE_PENALTY,
 ) -> Rescue:
-    """Return which shards are to be taken back now.
-
-    The cases, in order:
-
-    1. No shard can be taken back: nothing to decide any more.
-    2. No rescue at all is worth more than one now or later, and the batches are nearly certain to be in
-       time: they run on, for a while.
-    3. A later start is worth more than one now: wait for it.
-    4. Real time would probably be late, and the batches are likelier in time: they run on, for a while.
-    5. Take back as many shards as keep real time busy until further ones could be cancelled.
+    """Return which shards to withdraw now.
 
     Args:
-        left: seconds until the deadline; below 0 when it has passed.
+        left: seconds until the deadline; below 0 once it has passed.
         margin: seconds to keep free.
         backlog: open requests of the job that are in no shard.
-        late_penalty: what a missed deadline costs, see :func:`smartbatch.core.routing.risk.late_penalty`.
+        late_penalty: the cost of a missed deadline, see :func:`late_penalty`.
     """
     movable = [at for at, shard in enumerate(shards) if not shard.stuck]
     outlook = _Outlook(left - margin, backlog, shards, [shards[at] for at in movable], speed, late_penalty)
     needs = outlook.needs(HARDLY)
     late = left < needs
+    # 1. No shard can be withdrawn: nothing to decide.
     if not movable:
         return Rescue((), math.inf, needs, late)
     later, (sure, worth) = outlook.later(), outlook.now()
     run_on = Rescue((), max(MOMENT, left * LOOK), needs, late)
+    # 2. No rescue is worth more than a rescue now or later, and the batches are nearly certain to be in time:
+    # they keep running for a while.
     if outlook.never() > max(worth, -math.inf if later is None else later.worth):
         return run_on
+    # 3. A later start is worth more than one now: wait for it.
     if later is not None and later.at > MOMENT and later.worth > worth:
         return Rescue((), later.at, later.needs, late)
+    # 4. Real time would probably be late, and the batches are likelier in time: they keep running for a
+    # while.
     if late and outlook.hopeful(left):
         return run_on
+    # 5. Withdraw as many shards as keep real time busy until more could be cancelled.
     back = _back(movable, backlog, shards, speed, sure if later is None else later.sure, margin)
     wait = max(MOMENT, margin / 2) if len(back) < len(movable) else math.inf
     return Rescue(back, wait, needs, late)
 
 
 def margin_of(deadline: float) -> float:
-    """Return the seconds that a rescue keeps free, of a deadline that was set ``deadline`` seconds before."""
+    """Return the seconds that a rescue keeps free, for a deadline that was ``deadline`` seconds away when
+    set."""
     return max(1.0, MARGIN * deadline)
 
 
 def first_rescue(
     deadline: float, sizes: Sequence[int], speed: Speed, late_penalty: float = LATE_PENALTY
 ) -> float | None:
-    """Return after how many seconds the first batch is taken back of a job that begins now, if none has
-    ended by then and nothing else is learned: what :func:`rescue` will decide. ``None`` for never.
+    """Return the seconds after which the first batch of a job that starts now is withdrawn; ``None`` for
+    never.
+
+    This predicts the decision of :func:`rescue` if no batch has finished by then and nothing else is learned.
 
     Args:
         deadline: seconds until the deadline.
@@ -247,7 +208,7 @@ def first_rescue(
             return None
     else:
         return None
-    for _ in range(HALVINGS):  # a job also looks when it polls, and begins as soon as that is worth more
+    for _ in range(HALVINGS):  # a job also decides when it polls, and starts as soon as that is worth more
         middle = (early + late) / 2
         early, late = (early, middle) if look(middle).take_back else (middle, late)
     return late
@@ -261,7 +222,7 @@ def _back(
     sure: float,
     margin: float,
 ) -> tuple[int, ...]:
-    """Return the shards that keep real time busy until further ones could be cancelled."""
+    """Return the shards that keep real time busy until more could be cancelled."""
     busy = backlog + sum(shard.left for shard in shards if shard.stuck)
     enough = speed.cancelling.quantile(sure, 1) + margin
     back: list[int] = []
@@ -273,9 +234,7 @@ def _back(
 
 
 class _Outlook:
-    """The probabilities and times of a rescue that begins now or later, of which ``left`` seconds may be
-    used.
-    """
+    """Probabilities and times of a rescue that begins now or later, within ``left`` seconds."""
 
     def __init__(
         self,
@@ -293,7 +252,7 @@ class _Outlook:
         self._working = self._speed.throughput.finish(backlog, 0.5)
         self._ages = {(shard.age, shard.size) for shard in movable}
         pieces = max(1, len(movable))
-        # until the last is taken back
+        # until the last is withdrawn
         self._before = speed.throughput.finish(self._all, 0.5) * (pieces - 1) / pieces
 
     def needs(self, sure: float) -> float:
@@ -303,7 +262,7 @@ class _Outlook:
         return self._speed.throughput.finish(self._all, sure) + max(0.0, cancel - self._working)
 
     def later(self) -> RescueStart | None:
-        """Return the best moment for a rescue to begin."""
+        """Return the best moment to begin a rescue."""
         found = rescue_starts(
             self._left,
             self.needs,
@@ -314,21 +273,22 @@ class _Outlook:
         return best_start(found)
 
     def now(self) -> tuple[float, float]:
-        """Return how sure a rescue that begins now is to be in time, within the levels, and its worth."""
+        """Return the probability that a rescue that begins now is in time, clamped to the levels, and its
+        worth."""
         chance = self._chance()
         sure = max(LEVELS[0], min(SURE, chance))
         risk = (1 - chance) * self._late(self._before)
         return sure, self._saved(0.0, sure) - self._late_penalty * risk
 
     def never(self) -> float:
-        """Return what it is worth to take nothing back; minus infinity where a batch may well be late."""
+        """Return the worth of withdrawing nothing; minus infinity if a batch may well be late."""
         now, then = self._late(0.0), self._late(self._left)
         if not self._running or then > MOST_RISK * now:
             return -math.inf
         return SAVED * (now - then) - self._late_penalty * then
 
     def hopeful(self, left: float) -> bool:
-        """Whether batches that run on are likelier in time than real time."""
+        """Whether batches that keep running are likelier to be in time than real time."""
         now, then = self._late(0.0), self._late(left)
         return self._running and now > 0 and 1 - then / now > self._chance() + HOPE
 
@@ -336,9 +296,7 @@ class _Outlook:
         return chance_within(self._left, self.needs(0.5), self.needs(0.95))
 
     def _late(self, seconds: float) -> float:
-        """Return the probability, as of the batches' creation, that one has not ended in ``seconds`` from
-        now.
-        """
+        """Return the probability (at creation) that some batch is unfinished ``seconds`` from now."""
         return 1 - min(self._speed.turnaround.chance(age + seconds, size) for age, size in self._ages)
 
     def _saved(self, at: float, _: float) -> float:

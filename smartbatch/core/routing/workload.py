@@ -1,4 +1,4 @@
-"""What a list takes, before anything is sent: requests, tokens and money, added up request by request."""
+"""The size of a list before anything is sent: requests, tokens and money, added up request by request."""
 
 from __future__ import annotations
 
@@ -16,26 +16,19 @@ from smartbatch.core.preparation.answer_length import FREE, NOTHING, SHAPES, THI
 from smartbatch.core.preparation.tokens import Calibration, estimate_request, estimate_texts
 from smartbatch.types import Kind, Request, Usage
 
-_SPREAD = 0.77
-"""Standard deviation of an answer's length as a share of its mean, in the Azure 2023 conversations."""
-_UNKNOWN = 0.5
-"""Answers that the prior of a model's answer length counts as."""
+_SPREAD = 0.77  # standard deviation of answer lengths over their mean, in the Azure 2023 conversations
+_UNKNOWN = 0.5  # answers that the prior of a model's answer length counts as
 _FIRST_INPUT = (0.6, 1.6)
-"""Billed tokens per estimated one before any answer: the least of texts alone, the most of whole requests. In
-twelve kinds of prompts, four tokenizers count 0.61 (questions in Chinese) to 1.57 (JSON) tokens per estimated
-one, and 1.9 for tables of numbers."""
-_INPUT_SPREAD = 0.12
-"""Standard deviation of billed tokens per estimated one, within one kind of prompts."""
-_SAMPLE = 64
-"""Requests by which the most tokens of all are told."""
-_ALIKE = 4_096
-"""Lengths of requests of which it is remembered what they take."""
-_SURE = 1.645
-"""Standard deviations within which 90 of 100 sums lie, 5 below and 5 above."""
-NEAR = 1_000
-"""Distinct keys before one that are near it."""
+"""Billed tokens per estimated token before any answer is seen: the minimum for texts alone, the maximum for
+whole requests. In twelve kinds of prompts, four tokenizers count 0.61 (questions in Chinese) to 1.57 (JSON)
+tokens per estimated one, and 1.9 for tables of numbers."""
+_INPUT_SPREAD = 0.12  # standard deviation of billed tokens per estimated token, within one kind of prompt
+_SAMPLE = 64  # requests from which the maximum tokens of all are extrapolated
+_ALIKE = 4_096  # request lengths whose costs are remembered
+_SURE = 1.645  # standard deviations around the mean that cover 90 of 100 sums
+NEAR = 1_000  # distinct keys before one that are near it
 MOST = 1_500_000
-"""Distinct keys that are remembered, in some 7 MB; further ones are compared with these."""
+"""Maximum number of remembered distinct keys, about 7 MB; further keys are compared with these."""
 _PARTS = 0xFFF
 _PARSE = Struct("<HI")
 
@@ -56,83 +49,57 @@ class Cost:
 
 
 def expected_usd(cost: Cost | None) -> float | None:
-    """Return what is expected to be paid; ``None`` where the price is unknown."""
     return None if cost is None else cost.expected
 
 
 @frozen
 class AnswerLengths:
-    """What the expected lengths of answers rest on.
-
-    Attributes:
-        seen: answers of the same model to the same kind of request, since their lengths last changed; 0 where
-            the length is assumed.
-        tokens: the length of one on average, before ``max_tokens`` limits it.
-        unlimited: requests of the list without ``max_tokens``.
-        by_schema: whether the answers follow a schema.
-    """
-
-    seen: int
-    tokens: float
-    unlimited: int = 0
-    by_schema: bool = False
+    seen: int  # answers of this model to this kind of request since their lengths last changed; 0 if assumed
+    tokens: float  # mean length, before ``max_tokens`` limits it
+    unlimited: int = 0  # requests of the list without ``max_tokens``
+    by_schema: bool = False  # the answers follow a schema
 
 
 @frozen
 class Load:
-    """What a list takes of the provider, in expected tokens.
-
-    Attributes:
-        cached: further requests, from the cache.
-        duplicates: further requests, with the answers of equal ones.
-        repeats: of the requests, those that equal another one far ahead: a job pays them once, real time may
-            pay them twice.
-        answers: what ``tokens_out`` rests on; ``None`` where nothing is generated.
-    """
+    """What a list needs from the provider, in expected tokens."""
 
     requests: int
     tokens_in: float = 0.0
     tokens_out: float = 0.0
-    cached: int = 0
-    answers: AnswerLengths | None = None
-    duplicates: int = 0
+    cached: int = 0  # further requests, answered by the cache
+    answers: AnswerLengths | None = None  # basis of ``tokens_out``; ``None`` if nothing is generated
+    duplicates: int = 0  # further requests, which share the answers of equal ones
+    # requests equal to another far away in the list: a job pays once, real time may pay twice
     repeats: int = 0
 
     @property
     def by_job(self) -> int:
-        """Requests that are sent where all go in one job."""
+        """Requests sent if all are sent in one job."""
         return self.requests - self.repeats
 
 
 class Rates(Protocol):
-    """What a model costs; see :class:`smartbatch.prices.RateCard`."""
+    """The prices of a model; see :class:`smartbatch.prices.RateCard`."""
 
     def cost(self, usage: Usage) -> float:
         """Return USD of one request."""
 
     def expected_usage(self, input_tokens: int, output_tokens: int) -> Usage:
-        """Return the tokens of a request that is not sent yet, as they are to be priced."""
+        """Return the usage by which to price a request that has not been sent yet."""
 
 
 @define
 class _Usd:
-    """The USD of requests, each processed alike.
+    """USD of requests that are processed in one way."""
 
-    Attributes:
-        given: for their input.
-        least, largest: for their input, as few or as many tokens as 90 of 100 such lists have.
-        made: for their answers, as long as expected.
-        low, high: for their answers, as short or as long as 90 of 100 such lists have them on average.
-        most: for their answers, as long as allowed.
-    """
-
-    given: float = 0.0
-    least: float = 0.0
-    largest: float = 0.0
-    made: float = 0.0
-    low: float = 0.0
-    high: float = 0.0
-    most: float = 0.0
+    given: float = 0.0  # input
+    least: float = 0.0  # input, if lists are as small as the smallest 5 of 100
+    largest: float = 0.0  # input, if lists are as large as the largest 5 of 100
+    made: float = 0.0  # answers of expected length
+    low: float = 0.0  # answers, if lists are as short as the shortest 5 of 100
+    high: float = 0.0  # answers, if lists are as long as the longest 5 of 100
+    most: float = 0.0  # answers of maximum length
 
     def add(self, n: int, each: _Usd) -> None:
         self.given += n * each.given
@@ -144,33 +111,23 @@ class _Usd:
         self.most += n * each.most
 
     def less(self, other: _Usd) -> _Usd:
-        """Return these without those of ``other``."""
         return _Usd(*(own - each for own, each in zip(astuple(self), astuple(other), strict=True)))
 
 
 @frozen
 class _Each:
-    """What one request takes: tokens, and USD by the way of processing.
-
-    Attributes:
-        most: output tokens that a budget needs room for.
-        unlimited: whether nothing limits its answer.
-    """
+    """Tokens of one request, and USD per way of processing."""
 
     given: float
     made: float
-    most: int
-    unlimited: bool
+    most: int  # output tokens to reserve for a budget
+    unlimited: bool  # nothing limits its answer
     usd: tuple[tuple[str, _Usd], ...]
 
 
 @frozen
 class OtherModel:
-    """What is known of a model that requests of a list name, other than that of the list.
-
-    Attributes:
-        calibration, rates: as :class:`Workload` takes them.
-    """
+    """What is known about a model that single requests name instead of the list's model."""
 
     name: str
     calibration: Calibration
@@ -178,21 +135,12 @@ class OtherModel:
 
 
 class Workload:
-    """Adds up requests in little memory, whatever their number; each takes some microseconds.
+    """Adds up any number of requests in little memory, in a few microseconds each.
 
     Args:
-        calibration: what was learned of the model's tokens.
-        rates: prices by the way of processing, such as ``standard`` and ``batch``; ``None`` where unknown.
-        kept: whether answers are kept, so that equal requests share one however far apart they are.
-
-    Attributes:
-        cached: requests that the cache answers; the caller counts them.
-        duplicates: requests that share the answer of an equal one of the list, by every route: it is near, so
-            that both wait at the same time, or answers are kept.
-        repeats: of the requests added, those equal to one further ahead. Real time may have answered that by
-            then, and pays twice; equal rows of a job are paid once.
-        tokens_in, tokens_out: expected tokens of the requests added.
-        most_out: output tokens that a budget needs room for, of all requests added.
+        calibration: what has been learned about the model's tokens.
+        rates: prices by way of processing, such as ``standard`` and ``batch``; ``None`` if unknown.
+        kept: answers are kept, so equal requests share one however far apart they are.
     """
 
     def __init__(
@@ -214,13 +162,17 @@ class Workload:
         self._unlimited = 0
         self._generating = False
         self.requests = 0
-        self.cached = 0
+        self.cached = 0  # requests that the cache answers; the caller counts them
+        # Requests that share the answer of an equal request by every route: it is near, so that both wait at
+        # the same time, or answers are kept.
         self.duplicates = 0
+        # Added requests that are equal to one far before them. Real time may have answered that one by then,
+        # and pays twice; equal rows of a job are paid once.
         self.repeats = 0
         self._keys = DistinctKeys()
-        self.tokens_in = 0.0
+        self.tokens_in = 0.0  # expected, of the requests added
         self.tokens_out = 0.0
-        self.most_out = 0
+        self.most_out = 0  # output tokens to reserve for a budget, for all requests added
         self._sampled = 0
         self._sampled_in = self._sampled_most = 0.0
 
@@ -228,8 +180,8 @@ class Workload:
         """Add a request.
 
         Args:
-            key: equal requests have the same; ``None`` for one that shares no answer.
-            other: what is known of its model, if it is not that of the list.
+            key: the same for equal requests; ``None`` for a request that shares no answer.
+            other: its model, if that is not the list's.
         """
         repeated = False
         if key is not None:
@@ -256,7 +208,7 @@ class Workload:
             self._sampled_most += learned.most_input(request)
 
     def add_alike(self, requests: int, tokens: int, kind: Kind) -> None:
-        """Add requests of which no more is known than that each has so many estimated input tokens."""
+        """Add requests about which only their kind and the estimated input tokens of each are known."""
         self._generating = self._generating or kind is Kind.GENERATE
         self._add(requests, self._each(tokens, tokens, None, None if kind is Kind.EMBED else FREE))
 
@@ -279,8 +231,11 @@ class Workload:
         shape: AnswerShape | None,
         other: OtherModel | None = None,
     ) -> _Each:
-        """Return what a request takes, with answers of a shape, or for ``None`` with a vector; many of a list
-        are alike in that. ``texts`` are the estimated tokens of its texts alone."""
+        """Return the costs of a request; many requests of a list have the same.
+
+        ``texts`` are the estimated tokens of its texts alone; ``shape`` is that of its answer, ``None`` for a
+        vector.
+        """
         name = None if other is None else other.name
         alike = (estimated, texts, limit, None if shape is None else shape.key, name)
         known = self._alike.get(alike)
@@ -308,8 +263,11 @@ class Workload:
         return each
 
     def _answer(self, shape: AnswerShape, limit: int | None, learned: Calibration) -> Length:
-        """Return how long an answer is on average, and between what the means of lists lie: by those of its
-        shape that were seen, or else by its shape, with the reasoning that a model may put before it."""
+        """Return the mean length of an answer and the range of the means of lists.
+
+        It follows from the observed answers of this shape or, without any, from the shape and the reasoning
+        that a model may put before the answer.
+        """
         self._shape = shape
         seen, mean = learned.answers(shape.key)
         if seen:
@@ -327,8 +285,8 @@ class Workload:
 
     @property
     def tokens_most(self) -> tuple[float, int]:
-        """Input and output tokens that a budget needs room for, of all requests added; the input in the
-        proportion of the first ones, as counting it takes longer."""
+        """Input and output tokens to reserve for all requests added; the input is extrapolated from the first
+        ones, because counting all of it takes longer."""
         return self.tokens_in * self._sampled_most / max(1.0, self._sampled_in), self.most_out
 
     @property
@@ -347,12 +305,12 @@ class Workload:
         )
 
     def cost(self, processing: str, *, by_job: bool = False) -> Cost | None:
-        """Return the USD of all requests, processed this way; ``None`` where the price is unknown. With
-        ``by_job``, of those that a job sends.
+        """Return USD of all requests, or with ``by_job`` of those that a job sends; ``None`` if the price is
+        unknown.
 
-        The range follows from how much the lengths of answers differ, and from how many were observed or else
-        from their schema; it never exceeds what ``max_tokens`` allows. It covers as well how models count the
-        tokens of prompts, as far as that is not known from answers.
+        The range follows from the variation of answer lengths, and from the number of observed answers or,
+        without any, from the schema; it never exceeds what ``max_tokens`` allows. It also covers the
+        uncertainty about how the model counts tokens, unless answers have shown that.
         """
         if processing not in self._rates or processing in self._unpriced:
             return None
@@ -368,7 +326,7 @@ class Workload:
 
 
 def _input_range(estimated: int, texts: int, learned: Calibration) -> tuple[int, int]:
-    """Return between which numbers of input tokens a request of 90 of 100 lists has on average."""
+    """Return the range of a request's mean input tokens, over 90 of 100 lists."""
     fewest, most = _FIRST_INPUT
     if not learned.observed:
         return math.floor(texts * fewest), math.ceil(estimated * most)
@@ -378,15 +336,14 @@ def _input_range(estimated: int, texts: int, learned: Calibration) -> tuple[int,
 
 
 def _excess(larger: float, smaller: float) -> float:
-    """Return by what share of it one amount exceeds another."""
     return larger / smaller - 1 if smaller > 0 else 0.0
 
 
 class DistinctKeys:
-    """Remembers 44 bits of each key: of a million distinct ones, one in thirty such lists has two that agree.
+    """Remembers 44 bits of each key: one in thirty lists of a million distinct keys has two that collide.
 
-    Keys are digests of at least 6 bytes. They are spread over 4,096 sorted arrays, so that one is looked up
-    and inserted in less than a microsecond.
+    Keys are digests of at least 6 bytes. They are spread over 4,096 sorted arrays, so a lookup or insertion
+    takes less than a microsecond.
     """
 
     def __init__(self) -> None:
@@ -396,7 +353,7 @@ class DistinctKeys:
         self._order: deque[bytes] = deque()
 
     def is_near(self, key: bytes) -> bool:
-        """Whether ``key`` is one of the latest :data:`NEAR` distinct ones; it is one of them from now on."""
+        """Whether ``key`` is one of the latest :data:`NEAR` distinct keys; adds it to them."""
         near = self._near
         if key in near:
             return True
@@ -407,7 +364,7 @@ class DistinctKeys:
         return False
 
     def seen(self, key: bytes) -> bool:
-        """Whether ``key`` was asked about before."""
+        """Whether ``key`` was added before; adds it."""
         part, digest = _PARSE.unpack_from(key)
         part &= _PARTS
         known = self._parts.get(part)

@@ -441,13 +441,13 @@ class TestClasses:
     @pytest.mark.parametrize("annotation", [NoReturn, Callable[[], int], Author | Callable[[], int]])
     def test_a_type_that_json_has_not_is_refused_by_name(self, annotation: Any) -> None:
         kind = make_class("Odd", {"fine": field(type=int), "strange": field(type=annotation)})
-        with pytest.raises(InvalidRequest, match=r"schema cannot (have|be made of) Odd"):
+        with pytest.raises(InvalidRequest, match=r"schema cannot (include|be made from) Odd"):
             schema_of(kind)
 
     def test_a_name_that_the_module_does_not_know_is_refused(self) -> None:
-        with pytest.raises(InvalidRequest, match="'Nowhere' is not defined; annotate with names"):
+        with pytest.raises(InvalidRequest, match="'Nowhere' is not defined; use annotations"):
             schema_of(make_class("Odd", {"strange": field(type="Nowhere")}))
-        with pytest.raises(InvalidRequest, match=r"cannot be made of Odd: .*not fully defined"):
+        with pytest.raises(InvalidRequest, match=r"cannot be made from Odd: .*not fully defined"):
             schema_of(dataclasses.make_dataclass("Odd", [("strange", "Nowhere")]))
 
     def test_a_field_that_is_not_given_to_the_class_is_not_asked_for(self) -> None:
@@ -523,7 +523,7 @@ class TestVerdicts:
         assert isinstance(found, Problem)
         assert (found.final, found.ours) == (True, True)
         assert type(found.error(text="{}")) is AnswerUnread
-        assert "smartbatch itself failed while it read the answer (ImportError)" in found.message
+        assert "smartbatch itself failed to read the answer (ImportError)" in found.message
 
     @pytest.mark.parametrize(
         "schema",

@@ -91,15 +91,15 @@ def by_place(city: str, /): ...
     [
         (WEATHER, "tools", "must be a list of tools"),
         (["weather"], "tools[0]", "is of type str"),
-        ([WEATHER, WEATHER], "tools[1].name", "as that of another tool"),
+        ([WEATHER, WEATHER], "tools[1].name", "the name of another tool"),
         ([{"name": "a b", "parameters": PARAMETERS}], "tools[0].name", "1 to 64 letters"),
-        ([{"name": "required", "parameters": PARAMETERS}], "tools[0].name", "a word of tool_choice"),
+        ([{"name": "required", "parameters": PARAMETERS}], "tools[0].name", "has a meaning in tool_choice"),
         ([{"name": "a"}], "tools[0].parameters", "are missing"),
         ([{"parameters": PARAMETERS}], "tools[0].name", "is missing"),
         ([{"name": "a", "parameters": {"type": "string"}}], "tools[0].parameters", "schema of an object"),
         ([{"name": "a", "parameters": {"type": "object", "properties": 3}}], "tools[0].parameters", ""),
         ([{"name": "a", "parameter": PARAMETERS}], "tools[0]", "did you mean parameters?"),
-        ([{"type": "web_search", "name": "web"}], "tools[0]", "goes into extra"),
+        ([{"type": "web_search", "name": "web"}], "tools[0]", "in extra"),
         ([without_hint], "tools[0] (without_hint)", "without a type"),
         ([by_place], "tools[0] (by_place)", "by name"),
         ([lambda: 1], "tools[0].name", "1 to 64 letters"),
@@ -188,14 +188,14 @@ def test_calls_are_kept_in_one_form():
 @pytest.mark.parametrize(
     ("chat", "field", "says"),
     [
-        (openai_chat(result("c1")), "prompt[1].tool_calls[1].id", "result of that call does not follow"),
-        (openai_chat(result("c1"), QUESTION), "prompt[1].tool_calls[1].id", "does not follow"),
-        (openai_chat(result("c1"), result("c3")), "prompt[3].tool_call_id", "no call of that id"),
-        (openai_chat(result("c1"), result("c1")), "prompt[3].tool_call_id", "has its result already"),
-        ([QUESTION, result("c1")], "prompt[1].tool_call_id", "no call of that id"),
+        (openai_chat(result("c1")), "prompt[1].tool_calls[1].id", "no result follows that call"),
+        (openai_chat(result("c1"), QUESTION), "prompt[1].tool_calls[1].id", "no result follows"),
+        (openai_chat(result("c1"), result("c3")), "prompt[3].tool_call_id", "no call with that id"),
+        (openai_chat(result("c1"), result("c1")), "prompt[3].tool_call_id", "already has a result"),
+        ([QUESTION, result("c1")], "prompt[1].tool_call_id", "no call with that id"),
         (openai_chat(calls=[openai_call(LIMA)] * 2), "prompt[1].tool_calls[1].id", "another call"),
         (openai_chat(calls=[{"id": "c1"}]), "prompt[1].tool_calls[0]", "name and arguments"),
-        (openai_chat(calls=[{**openai_call(LIMA), "id": None}]), "prompt[1].tool_calls[0].id", "a text"),
+        (openai_chat(calls=[{**openai_call(LIMA), "id": None}]), "prompt[1].tool_calls[0].id", "a string"),
         (openai_chat(result("c1", {"cold": 5})), "prompt[2].content", "json.dumps"),
         (
             [QUESTION, {"role": "assistant", "content": "a", "function_call": {"name": "b"}}],
@@ -205,7 +205,7 @@ def test_calls_are_kept_in_one_form():
         (
             [QUESTION, {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1"}]}],
             "prompt[1].content[0].tool_use_id",
-            "no call of that id",
+            "no call with that id",
         ),
         (
             [
@@ -213,7 +213,7 @@ def test_calls_are_kept_in_one_form():
                 {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "weather"}]},
             ],
             "prompt[1].content[0].id",
-            "does not follow",
+            "no result follows",
         ),
     ],
 )

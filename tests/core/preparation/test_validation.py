@@ -87,9 +87,9 @@ class TestPrompts:
     def test_the_row_of_a_table_is_no_prompt_and_the_error_says_what_to_give(self) -> None:
         """A single request takes a text only, so that is told first, and of what the others are for."""
         text = str(refused({"text": "a", "label": 1}))
-        assert re.search(r"give a text such as row\['text'\]; .* list .*column='text'.*template=", text)
+        assert re.search(r"pass a string such as row\['text'\]; .* list .*column='text'.*template=", text)
         for message in ({"role": "user"}, {"content": "a"}):
-            assert "put it into a list" in str(refused(message))
+            assert "put it in a list" in str(refused(message))
 
     @pytest.mark.parametrize(
         ("message", "field"),
@@ -151,7 +151,7 @@ class TestPrompts:
 
     def test_a_request_has_one_kind_of_work(self) -> None:
         error = refused(Request("text", embedding=Embedding(), call=print))
-        assert str(error).startswith("embedding and call contradict each other")
+        assert str(error).startswith("embedding and call exclude each other")
 
 
 class TestVectors:
@@ -163,7 +163,7 @@ class TestVectors:
 
     def test_only_a_text_has_one(self) -> None:
         chat = [Message("user", "a")]
-        assert "must be a text where a vector is asked for" in str(refused(chat, embedding=Embedding()))
+        assert "must be a string to get a vector for it" in str(refused(chat, embedding=Embedding()))
         assert refused("a", embedding="query").field == "embedding"
 
     def test_its_task_and_dimensions_are_checked(self) -> None:
@@ -272,8 +272,8 @@ class TestParameters:
         [
             (2**64 - 1, "18446744073709551615"),
             (1 - 2**64, "-18446744073709551615"),
-            (2**64, "one so large"),
-            (-(2**64), "one so large"),
+            (2**64, "such a large number"),
+            (-(2**64), "such a large number"),
             (True, "True"),
             (1.5, "1.5"),
             ([1], "of type list"),
