@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from smartbatch.cli.clients import client_of, params_of
 from smartbatch.cli.main import build_parser
+from smartbatch.jobs.realtime_items import verdict_of
 from smartbatch.jobs.store import open_store
-from smartbatch.jobs.verdicts import verdict_of
 from smartbatch.runs.output_file import OutputFile
 from smartbatch.runs.output_lines import encode
 from smartbatch.runs.row_requests import InputRequests, PromptMaker

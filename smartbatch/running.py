@@ -288,8 +288,6 @@ class RunningState:
             preparer=settings.preparer,
             engine=engine,
             budget=budget,
-            calibration=self.history.calibration,
-            shares=realtime.admission.shares,
         )
         if self._jobs is None:
             self._bus.subscribe(engine.summaries, RequestFinished)
@@ -306,7 +304,7 @@ class RunningState:
         return JobWiring(
             providers=(settings.model.provider,),
             serve=realtime.serve,
-            ask=partial(ask_item, realtime),
+            send=partial(ask_item, realtime),
             drop=realtime.drop,
             control=realtime.control,
             process=settings.hooks.process,
@@ -317,6 +315,7 @@ class RunningState:
             speed=self.advisor.speed,
             calibration=lambda row: history.calibration(row.model, Kind(row.kind)),
             outer_budget=budget.next_to,
+            shares=realtime.admission.shares,
             reopen=budget.reopen,
             tell_dropped=self._warnings.dropped,
             exchange_enqueued=_enqueued(settings),

@@ -20,10 +20,10 @@ from smartbatch.core.routing.offers import Throughput
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.errors import ClientClosed, ConfigError, InvalidRequest, JobNotFound, WrongProcess
 from smartbatch.events import CallFinished
+from smartbatch.jobs.actions import retry_failed
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.jobs_engine import JobsEngine
 from smartbatch.jobs.records import Act, Acted, JobRow, JobSelection, actor, one_line
-from smartbatch.jobs.retried_rows import retry_failed
 from smartbatch.jobs.status import JobStatus, status_of
 from smartbatch.jobs.summary_records import StoredDecision
 from smartbatch.jobs.wiring import JobWiring, RealtimeItem
@@ -249,7 +249,7 @@ class _StoreState:
                 parallelism=lambda: self._config.parallelism,
                 providers=(),
                 serve=self._serve,
-                ask=self._ask,
+                send=self._send,
                 drop=self._drop,
                 control=self._control,
                 process=lambda result: result,
@@ -295,7 +295,7 @@ class _StoreState:
         if self._realtime is not None:
             self._realtime.serve(provider)
 
-    def _ask(self, item: RealtimeItem) -> Future[Result]:
+    def _send(self, item: RealtimeItem) -> Future[Result]:
         realtime = self._realtime_for(OpenedModel(item.provider, item.model))
         realtime.serve(item.provider)
         return ask_item(realtime, item)
@@ -319,7 +319,7 @@ class _StoreState:
         return Speed(throughput, cancelling, self._history.turnaround(row.model))
 
     def _budget_for(self, row: JobRow) -> Budget:
-        provider = self.engine.serving.provider_of(row)
+        provider = self.engine.providers.provider_of(row)
         if provider is None:
             raise ConfigError(f"the account of job {row.id} is not at hand in this process")
         return self._realtime_for(OpenedModel(provider, row.model.partition(":")[2])).budget

@@ -47,7 +47,7 @@ UNUSED = {
 UNUSED_IN_A_SCRIPT = {
     *("cli", "stored_jobs"),
     *("jobs.job", "jobs.records", "jobs.payload", "jobs.job_submission", "jobs.jobs_engine", "jobs.store"),
-    *("jobs.supervision", "jobs.runner", "jobs.claim_turns", "jobs.steps"),
+    *("jobs.supervision", "jobs.runner", "jobs.realtime_items", "jobs.steps"),
 }
 
 

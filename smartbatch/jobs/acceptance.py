@@ -1,82 +1,66 @@
-"""Acceptance of a job: checked requests become the rows of the store; nothing is sent."""
+"""Acceptance of a job: checked requests become rows in the store; nothing is sent."""
 
 from __future__ import annotations
 
 import sqlite3
-import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from attrs import define, evolve, field
 
-from smartbatch._words import duration, money, usd_in
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.preparer import kind_of, row_named
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.core.routing.choice import Decision
-from smartbatch.core.routing.options import seconds_until
 from smartbatch.errors import InvalidRequest, JobConflict, StoreError
-from smartbatch.jobs.job_budget import remaining_budget
 from smartbatch.jobs.payload import RunningDigest, Shared, difference, encode_request
 from smartbatch.jobs.records import ItemName, JobPolicy, JobRow, NewItem
-from smartbatch.jobs.retried_rows import PolicyChange, Reopening
 from smartbatch.jobs.shard_records import wire_id
 from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.wiring import JobWiring, PolicyChange
 from smartbatch.providers.batch_api import BatchApi
-from smartbatch.types import Deadline, Priority, Request
+from smartbatch.types import Priority, Request
 
-_SOME_WIRE_ID = wire_id("0" * 22, 99_999)
-"""As long as the longest id of a shard, so that sizes are estimated from above."""
+_LONGEST_WIRE_ID = wire_id("0" * 22, 99_999)
+"""As long as the longest id in a shard, so that sizes are not underestimated."""
 
 _NO_ORDER = (
-    "a batch has no order, so it counts only for requests of a job that go in real time; ask what is urgent "
-    "with submit()"
+    "a batch has no order, so priority only affects requests of a job that are sent in real time; use "
+    "submit() for urgent requests"
 )
-DRAWS = 10
-"""Ids tried for a job; the second is needed with a seeded generator only."""
-LABELS = 64
-LABEL = 512
-"""Labels of a job, and letters of each: enough for people, too few for content."""
-_CACHE_KB = 8_192
-"""Memory for keys, in all; those that do not fit lie in a temporary file, some 30 bytes a row."""
+MAX_ID_DRAWS = 10
+"""Ids tried for a job; more than one is needed only with a seeded generator."""
+MAX_LABELS, MAX_LABEL_CHARS = 64, 512
+"""Labels of a job, and characters per label: enough for people, too few for content."""
+_KEY_CACHE_KB = 8_192
+"""Memory for keys; those that do not fit go to a temporary file, some 30 bytes per row."""
 _KEY_BYTES = 16
-"""Bytes of a fingerprint that are kept: enough that equal ones mean equal requests."""
+"""Bytes of a fingerprint to keep: enough that equal ones mean identical requests."""
 
 
 @define(eq=False, slots=False)
 class Items:
-    """Makes the rows of a job while a store reads them; one pass, in flat memory.
+    """Makes the rows of a job while a store reads them, in one pass and constant memory."""
 
-    Args:
-        requests: checked, one a row, in order.
-        job: the job they belong to.
-        shared: what they have in common.
-        api: the Batch API that will carry them; ``None`` when all run in real time.
-        realtime: how many, counted from the first, run in real time from the beginning; ``None`` is all.
-        realtime_for: requests of these purposes run in real time as well.
-        shares: whether a request gets the answer of an equal one; ``None`` where none does.
-        tell_dropped: takes the name of a field that has no effect in a batch, and why.
-        priced: returns the most an item can cost, USD.
-        within: takes what all can cost at most, and returns the job's budget.
-        names: of the rows, in order; empty where none has one.
-        decision: by which the job goes, where its route was chosen.
-        count: rows read so far.
-    """
-
-    _requests: Iterable[Request]
+    _requests: Iterable[Request]  # checked, in order
     _job: JobRow
-    _shared: Shared
-    _api: BatchApi | None = field(kw_only=True)
-    _realtime: int | None = field(default=0, kw_only=True)
-    _realtime_for: Collection[str] = field(default=(), kw_only=True)
-    _shares: Callable[[Request], bool] | None = field(default=None, kw_only=True)
-    _tell_dropped: Callable[[str, str], None] = field(default=lambda _name, _why: None, kw_only=True)
-    _priced: Callable[[NewItem], float] | None = field(default=None, kw_only=True)
+    _shared: Shared  # what the requests have in common
+    _wiring: JobWiring = field(kw_only=True)
+    _api: BatchApi | None = field(kw_only=True)  # None: all requests are sent in real time
+    _realtime: int | None = field(
+        default=0, kw_only=True
+    )  # how many of the first are sent in real time; None: all
+    _realtime_for: Collection[str] = field(default=(), kw_only=True)  # requests of these purposes as well
+    _deduplicates: bool = field(default=False, kw_only=True)  # identical requests share an answer
+    _priced: Callable[[NewItem], float] | None = field(
+        default=None, kw_only=True
+    )  # an item's maximum cost in USD
+    # takes the maximum cost of all items, and returns the job's budget
     _within: Callable[[float], float] | None = field(default=None, kw_only=True)
-    _names: Sequence[ItemName | None] = field(default=(), kw_only=True)
-    decision: Decision | None = field(default=None, kw_only=True)
-    count: int = field(default=0, init=False)
+    _names: Sequence[ItemName | None] = field(default=(), kw_only=True)  # of the rows, in order
+    decision: Decision | None = field(default=None, kw_only=True)  # by which the route was chosen
+    count: int = field(default=0, init=False)  # rows read so far
     _most: float = field(default=0.0, init=False)
     _models: set[str] = field(factory=set, init=False)
 
@@ -84,35 +68,35 @@ class Items:
         self._digest = RunningDigest(b"%b\n%b" % (self._job.model.encode(), self._job.params))
 
     def __iter__(self) -> Iterator[NewItem]:
-        equal = None if self._shares is None else _EqualRows(self._job, self._shares)
+        identical = _IdenticalRows(self._job, self._wiring.shares) if self._deduplicates else None
         try:
             for row, request in enumerate(self._requests):
                 item = self._item(row, request)
                 self._digest.add(item)
                 self.count += 1
-                if equal is not None:
-                    leader = equal.leader_of(row, request, realtime=item.realtime)
+                if identical is not None:
+                    leader = identical.leader_of(row, request, realtime=item.realtime)
                     item = item if leader is None else evolve(item, leader=leader)
                 if self._priced is not None and item.leader is None:
                     self._most += self._priced(item)
                 yield item
         finally:
-            if equal is not None:
-                equal.close()
+            if identical is not None:
+                identical.close()
 
     def digest(self) -> bytes:
-        """Return the digest of what was read so far."""
+        """Return the digest of the rows read so far."""
         return self._digest.value()
 
     def policy(self) -> JobPolicy:
-        """Return the policy of the job, all of whose rows were read."""
+        """Return the job's policy, once all rows were read."""
         policy = evolve(self._job.policy, models=tuple(sorted(self._models)))
         return policy if self._within is None else evolve(policy, budget=self._within(self._most))
 
     def _item(self, row: int, request: Request) -> NewItem:
         if kind_of(request).value != self._job.kind:
             raise InvalidRequest(
-                f"row {row} (counted from 0): embedding: a job asks for texts or for vectors, not for both; "
+                f"row {row} (counted from 0): embedding: a job generates texts or embeddings, not both; "
                 "submit two jobs",
                 field="embedding",
                 row=row,
@@ -128,9 +112,9 @@ class Items:
         in_real_time = self._api is None or first or request.purpose in self._realtime_for
         if self._api is not None and not in_real_time:
             if request.priority > Priority.NORMAL:
-                self._tell_dropped("priority", _NO_ORDER)
+                self._wiring.tell_dropped("priority", _NO_ORDER)
             encode, model = self._api.encode, request.model or self._job.model.partition(":")[2]
-            size = len(row_named(row, lambda: encode(request, model=model, wire_id=_SOME_WIRE_ID)))
+            size = len(row_named(row, lambda: encode(request, model=model, wire_id=_LONGEST_WIRE_ID)))
         name = self._names[row] if self._names else None
         tokens = estimate_request(request)
         return NewItem(request.id, payload, size, tokens, realtime=in_real_time, name=name)
@@ -140,23 +124,23 @@ def accept(
     store: SqlStore,
     job: JobRow,
     items: Items,
+    wiring: JobWiring,
     named: Callable[[str], object],
     *,
     new_id: Callable[[], str],
-    reopening: Reopening,
     at: float,
 ) -> tuple[JobRow, bool]:
-    """Store a job, or find the one that has its key, and add the rows that follow its own.
+    """Store a job, or find the job that has its key and add the rows that follow that job's own.
 
     Args:
-        named: called with the id under which it is stored next.
-        new_id: returns another id, where a job has this one.
-        reopening, at: as of the rows that are added.
+        named: called with the id before the job is stored under it.
+        new_id: returns another id, if this one is taken.
+        at: Unix seconds.
 
     Returns:
         the job, and whether it is new.
     """
-    for _ in range(1 + DRAWS):
+    for _ in range(1 + MAX_ID_DRAWS):
         named(job.id)
         row, new = store.jobs.accept(
             job, items, digest=items.digest, policy=items.policy, decision=items.decision
@@ -166,20 +150,18 @@ def accept(
         if job.key is not None and row.key == job.key:
             break
         job = evolve(job, id=new_id())  # a seeded generator, used a second time on one store
-    deadline = job.policy.deadline
-    return _with_further_rows(store, row, items, deadline=deadline, reopening=reopening, at=at), False
+    return _with_further_rows(store, row, items, wiring, deadline=job.policy.deadline, at=at), False
 
 
 def _with_further_rows(
-    store: SqlStore, row: JobRow, items: Items, *, deadline: float | None, reopening: Reopening, at: float
+    store: SqlStore, row: JobRow, items: Items, wiring: JobWiring, *, deadline: float | None, at: float
 ) -> JobRow:
     """Return the job ``row`` after adding the rows of ``items`` that follow its own.
 
-    If another thread or process stored the key meanwhile, the rows were read already and must be equal.
+    If another thread or process stored the key meanwhile, the rows were already read and must be the same.
 
     Args:
-        deadline: of the call that adds them, Unix seconds.
-        reopening: has requests of a job run within the budget of the client that asks.
+        deadline: of the call that adds them, in Unix seconds.
 
     Raises:
         JobConflict: its own rows, its model or its parameters differ, or it was cancelled.
@@ -200,7 +182,7 @@ def _with_further_rows(
         policy = change(evolve(row.policy, deadline=deadline))
         return store.jobs.extend(row, further, digest, policy, at=at)
 
-    extended = reopening(row.id, extend) or store.jobs.get(row.id) or row
+    extended = wiring.reopen(row.id, extend) or store.jobs.get(row.id) or row
     if extended.digest != digest:
         reason = "was cancelled" if extended.cancel_requested else "was changed by another process"
         raise JobConflict(
@@ -211,19 +193,15 @@ def _with_further_rows(
 
 
 def model_label(request: Request, job: JobRow) -> str:
-    """Return the model of a job's request, as ``provider:model``: its own, or that of the job."""
+    """Return the model of a job's request as ``provider:model``: its own or the job's."""
     return job.model if request.model is None else f"{job.model.partition(':')[0]}:{request.model}"
 
 
-class _EqualRows:
-    """Finds the first of equal requests among any number of them, read one after the other.
+class _IdenticalRows:
+    """Finds the first of identical requests among any number of them, read one after the other.
 
-    Keys are kept in a private database of SQLite's, in memory up to some 8 MB and beyond that in a file that
-    the system deletes with the process: a million rows take 30 MB of disk while they are accepted.
-
-    Args:
-        job: the job they belong to.
-        shares: whether a request gets the answer of an equal one.
+    Keys are stored in a private SQLite database, in memory up to some 8 MB and beyond that in a file that the
+    system deletes with the process: a million rows take 30 MB of disk while they are accepted.
     """
 
     def __init__(self, job: JobRow, shares: Callable[[Request], bool]) -> None:
@@ -233,19 +211,19 @@ class _EqualRows:
         for statement in (
             "PRAGMA journal_mode = OFF",
             "PRAGMA synchronous = OFF",
-            f"PRAGMA cache_size = -{_CACHE_KB}",
+            f"PRAGMA cache_size = -{_KEY_CACHE_KB}",
             "CREATE TABLE leader (key BLOB PRIMARY KEY, row INTEGER, realtime INTEGER) WITHOUT ROWID",
             "BEGIN",
         ):
             self._keys.execute(statement)
 
     def leader_of(self, row: int, request: Request, *, realtime: bool) -> int | None:
-        """Return the row that a request follows; ``None`` where it is the first of its kind.
+        """Return the row that a request follows; ``None`` if it is the first of its kind.
 
-        One that goes in real time follows none that waits for a batch: it leads from now on.
+        A real-time request does not follow one that waits for a batch: it leads from now on.
 
         Raises:
-            StoreError: there is no room for the keys.
+            StoreError: the disk has no room for the keys.
         """
         if not self._shares(request):
             return None
@@ -267,7 +245,6 @@ class _EqualRows:
         return None
 
     def close(self) -> None:
-        """Drop the keys."""
         self._keys.close()
 
 
@@ -275,49 +252,24 @@ def checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     """Return a copy of a job's labels.
 
     Raises:
-        InvalidRequest: there are too many, one is too long, or one is no text.
+        InvalidRequest: there are too many, one is too long, or one is not a string.
     """
     labels = dict(metadata or {})
-    if len(labels) > LABELS:
-        raise InvalidRequest(f"metadata has {len(labels)} labels, a job takes {LABELS}", field="metadata")
+    if len(labels) > MAX_LABELS:
+        problem = f"metadata has {len(labels)} labels; a job takes at most {MAX_LABELS}"
+        raise InvalidRequest(problem, field="metadata")
     for name, value in labels.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise InvalidRequest("metadata must be texts by name, as {'run': '7'}", field="metadata")
-        if len(name) > LABEL or len(value) > LABEL:
-            raise InvalidRequest(f"a label of metadata has at most {LABEL} letters", field="metadata")
+            raise InvalidRequest(
+                "metadata must map strings to strings, such as {'run': '7'}", field="metadata"
+            )
+        if len(name) > MAX_LABEL_CHARS or len(value) > MAX_LABEL_CHARS:
+            problem = f"a label in metadata has more than {MAX_LABEL_CHARS} characters"
+            raise InvalidRequest(problem, field="metadata")
         try:
             (name + value).encode()
         except UnicodeEncodeError:
             raise InvalidRequest(
-                "a label of metadata has a lone surrogate, which UTF-8 cannot carry", field="metadata"
+                "a label in metadata contains a lone surrogate, which UTF-8 cannot encode", field="metadata"
             ) from None
     return labels
-
-
-def change_deadline(store: SqlStore, job_id: str, deadline: Deadline | None, by: str) -> None:
-    """Change when the last result of a job has to be there; see :meth:`smartbatch.Job.set_deadline`."""
-    now = store.acts.db.now()
-    left = seconds_until(deadline, now)
-    until = None if left is None else now + left
-    detail = "none" if left is None else f"in {duration(left)}"
-
-    def change(policy: JobPolicy) -> JobPolicy:
-        return evolve(policy, deadline=until, fallback="batch" if until is None else "individual")
-
-    store.acts.change_policy(job_id, change, "set_deadline", detail, by)
-
-
-def change_budget(store: SqlStore, job_id: str, budget: float | str | None, by: str) -> float:
-    """Change what may be spent on a job, and return what is left of it; see
-    :meth:`smartbatch.Job.set_budget`.
-    """
-    most = None if budget is None else usd_in(budget)
-    number = isinstance(most, int | float) and not isinstance(most, bool)
-    if most is not None and not (number and 0 <= most <= sys.float_info.max):
-        raise InvalidRequest(f"budget = {budget!r:.60} is no amount of USD", field="budget")
-    limit = None if most is None else float(most)
-    detail = "none" if limit is None else money(limit)
-    row = store.acts.change_policy(
-        job_id, lambda policy: evolve(policy, budget=limit), "set_budget", detail, by
-    )
-    return remaining_budget(row)

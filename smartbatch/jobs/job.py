@@ -13,7 +13,7 @@ from attrs import frozen
 from smartbatch._words import count_of, seconds_of, short
 from smartbatch.errors import JobTimeout, RequestCancelled, SmartbatchError, StoreError
 from smartbatch.interrupted import Interrupted
-from smartbatch.jobs.acceptance import change_budget, change_deadline
+from smartbatch.jobs.actions import change_budget, change_deadline, retry_failed
 from smartbatch.jobs.job_options import STATUS_TIMEOUT
 from smartbatch.jobs.payload import context_of, decode_result, encode_error, item_id
 from smartbatch.jobs.records import (
@@ -26,7 +26,6 @@ from smartbatch.jobs.records import (
     RetriedRows,
     actor,
 )
-from smartbatch.jobs.retried_rows import retry_failed
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.stored_result import StoredResult
 from smartbatch.jobs.watching import PAGE, SeenChanges, stored_job
@@ -164,7 +163,7 @@ class Job:
 
     def has_account(self) -> bool:
         """Whether this process has the account the job was submitted with, which going on needs."""
-        return self._engine.serving.provider_of(self._row()) is not None
+        return self._engine.providers.provider_of(self._row()) is not None
 
     def is_unowned(self) -> bool:
         """Whether the job has not ended and no living process carries it on."""

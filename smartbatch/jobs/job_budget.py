@@ -1,18 +1,16 @@
-"""The budget of a job: what its requests can cost at most, and which of them it has room for.
+"""The budget of a job: the maximum cost of its requests, and which of them it has room for.
 
-What is charged and what is reserved never exceed the budget together (see
-store's :meth:`.JobTable.reserve`). The most a shard can cost is reserved when it is planned;
-the most an item can cost in real time is reserved before its call. Where an answer that may have been billed
-is lost, its reservation stays for good.
+Charges and reservations together never exceed the budget (see :meth:`.JobTable.reserve`). The maximum cost of
+a shard is reserved when it is planned, that of a real-time item before its call. If an answer that may have
+been billed is lost, its reservation stays for good.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import TypeVar
 
 from attrs import define, evolve, field, frozen
 
@@ -35,31 +33,24 @@ from smartbatch.jobs.records import (
     StoredItem,
     StoredResults,
 )
-from smartbatch.jobs.retried_rows import PolicyChange, unchanged
-from smartbatch.jobs.shard_records import OPEN_SHARDS, ShardState
+from smartbatch.jobs.shard_records import OPEN_SHARDS
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.verdicts import LATER, SOON, Verdict
-from smartbatch.jobs.wiring import JobRuntime
+from smartbatch.jobs.wiring import JobRuntime, PolicyChange, unchanged
 from smartbatch.observe import logs
 from smartbatch.prices import PriceBook, Processing, RateCard
-from smartbatch.types import Request, Result
+from smartbatch.types import Request, T
 
-PAGE = 500
+PAGE_ITEMS = 500
 """Requests that are read at a time."""
-MORE = 1.5
-"""Factor on the reservation of a request whose first one did not suffice for its calls."""
-_NANO = 1e9
-TINY = 1e-9
+RETRY_FACTOR = 1.5
+"""Factor on the reservation of a request whose first reservation did not cover its calls."""
+NANO_PER_USD = 1e9
+TINY_USD = 1e-9
 """USD by which sums of floats may differ."""
-SENT = OPEN_SHARDS - {ShardState.PLANNED}
-_T = TypeVar("_T")
 
 
 class CostCeiling:
-    """The most that requests of a job can cost, USD; 0 where no price is known.
-
-    Counted as for a request outside a job, by :meth:`~smartbatch.core.preparation.tokens.Calibration.most`.
-    """
+    """The maximum cost of a job's requests, in USD; 0 if no price is known."""
 
     def __init__(self, row: JobRow, prices: PriceBook, wall: float, calibration: Calibration) -> None:
         self._provider, _, self._model = row.model.partition(":")
@@ -70,29 +61,22 @@ class CostCeiling:
 
     @classmethod
     def of(cls, runtime: JobRuntime, row: JobRow) -> CostCeiling:
-        """Return that of a job that is carried on."""
         return cls(row, runtime.prices, runtime.clock.wall(), runtime.wiring.calibration(row))
 
     def in_batch(self, payload: bytes) -> float:
-        """Return the most a request can cost in a batch."""
         return self._most(decode_request(payload, self._shared, id=None), "batch")
 
     def in_real_time(self, payload: bytes) -> float:
-        """Return the most one call for a request can cost in real time."""
         return self._most(decode_request(payload, self._shared, id=None), "standard")
 
     def of_new(self, item: NewItem, *, alone: bool) -> float:
-        """Return the most an item can cost that is to be stored, as the budget counts.
-
-        Args:
-            alone: whether it is asked in real time where no batch ran it.
-        """
+        """Return the maximum cost of an item to be stored; ``alone``: it may be sent in real time."""
         if item.realtime or alone:
             return _whole(self.in_real_time(item.payload))
         return _whole(self.in_batch(item.payload))
 
     def _card(self, model: str, processing: Processing) -> RateCard | None:
-        """Return the prices of a model; those of real time if it has none by batch."""
+        """Return the prices of a model: its real-time prices if it has none for batches."""
         at = (model, processing)
         if at not in self._cards:
             card = self._prices.rates(self._provider, model, self._wall, processing)
@@ -105,47 +89,38 @@ class CostCeiling:
 
 
 def _whole(usd: float) -> float:
-    """Return an amount in whole billionths, as the budget counts."""
-    return math.ceil(usd * _NANO) / _NANO
+    """Round up to whole billionths, as the budget counts."""
+    return math.ceil(usd * NANO_PER_USD) / NANO_PER_USD
 
 
 # -- what a job has and what it has cost ---------------------------------------------------------------------
 
 
 def remaining_budget(row: JobRow) -> float:
-    """Return the USD of a job's budget that are neither spent nor reserved; below 0 when it cost too much,
-    infinity where somebody took the budget away."""
+    """Return the USD of a job's budget neither spent nor reserved: negative if it cost too much, infinite if
+    its budget was removed."""
     budget = row.policy.budget
     return math.inf if budget is None else budget - row.cost - row.reserved
 
 
 @frozen
 class JobBill:
-    """What a job has cost by now, USD.
+    """What a job has cost so far, in USD."""
 
-    Attributes:
-        cost: what it has spent, as far as bills are known; at its end also for answers of no use.
-        ended: whether it can cost nothing more.
-        open: where all its requests have their results, what it can still cost, or may have cost besides
-            for answers that are lost; else ``None``.
-    """
-
-    cost: float
-    ended: bool
+    cost: float  # spent, as far as known; at its end including answers that were of no use
+    ended: bool  # it can cost nothing more
+    # once all requests have their results: what it can still cost, or may have cost for lost answers
     open: float | None
 
 
 def bill(store: SqlStore, job_id: str) -> JobBill:
-    """Return what a job has cost; 0 for one that was deleted.
-
-    A job that is done opens no further batch. So when none of its batches is open after it was seen done, the
-    row that is read after that has all costs.
-    """
+    """Return what a job has cost; 0 if it was deleted."""
     row = store.jobs.get(job_id)
     if row is None:
         return JobBill(0.0, True, None)
     if row.state is not JobState.DONE:
         return JobBill(row.cost, False, None)
+    # a job that is done opens no further batch: if none is open now, the row read next has all costs
     ended = not has_batches(store, job_id)
     row = store.jobs.get(job_id) or row
     reserved = max(0.0, row.reserved)
@@ -156,12 +131,8 @@ def bill(store: SqlStore, job_id: str) -> JobBill:
 
 
 def exceeded(row: JobRow, count: int, least: float) -> BudgetExceeded:
-    """Return the error of requests that are not sent.
-
-    Args:
-        count: how many they are.
-        least: the most that the cheapest of them can cost, USD.
-    """
+    """Return the error of ``count`` requests that are not sent; ``least`` is the maximum cost of the cheapest
+    one, in USD."""
     several = f"{count:,} requests were not sent: the cheapest of them" if count > 1 else "not sent: it"
     left = max(0.0, remaining_budget(row))
     return BudgetExceeded(
@@ -171,57 +142,35 @@ def exceeded(row: JobRow, count: int, least: float) -> BudgetExceeded:
 
 
 def has_batches(store: SqlStore, job_id: str) -> bool:
-    """Whether batches of a job may still cost less than was reserved for them."""
+    """Whether a job has open batches, which may cost less than was reserved for them."""
     return bool(store.shards.of_job(job_id, states=OPEN_SHARDS))
-
-
-def short_of_budget(store: SqlStore, row: JobRow, refused: Mapping[int, float], *, others: bool) -> Verdict:
-    """Return what becomes of items for which there is no room: they wait, or end where none will come.
-
-    Args:
-        refused: the items, with the most each can cost.
-        others: other items of the job are under way.
-    """
-    if others or has_batches(store, row.id):
-        error = BudgetExceeded("what is left of the job's budget is held for requests under way")
-        return Verdict("unrun", Result("", error=error, cost=0.0), wait=LATER, note=f"waits: {error.message}")
-    fresh = store.jobs.get(row.id) or row
-    raised = fresh.policy.budget != row.policy.budget
-    if raised and min(refused.values()) <= remaining_budget(fresh) + TINY:  # somebody did so just now
-        error = BudgetExceeded("the job's budget had no room")
-        return Verdict("unrun", Result("", error=error, cost=0.0), wait=SOON, asked=False)
-    error = exceeded(fresh, len(refused), min(refused.values()))
-    return Verdict("failed", Result("", error=error, cost=0.0), asked=False)
 
 
 # -- shards --------------------------------------------------------------------------------------------------
 
 
 def is_under_way(store: SqlStore, row: JobRow) -> bool:
-    """Whether anything of a job may still cost less than was reserved for it."""
+    """Whether any part of a job may still cost less than was reserved for it."""
     if has_batches(store, row.id):
         return True
     states = (ItemState.REALTIME, ItemState.IN_FLIGHT)
     return any(store.items.in_state(row.id, state=state, limit=1) for state in states)
 
 
-def pages(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    return (items[start : start + PAGE] for start in range(0, len(items), PAGE))
+def pages(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (items[start : start + PAGE_ITEMS] for start in range(0, len(items), PAGE_ITEMS))
 
 
 # -- items in real time --------------------------------------------------------------------------------------
 
 
 class JobBudget:
-    """What a job's items in real time spend from, while this process owns the job; made anew by each owner.
+    """The budget of a job's real-time items while this process owns the job; each owner makes its own.
 
-    Before a call the most it can cost is reserved in the store; when its answer is stored, its cost is
-    charged and the reservation released in the same transaction. :attr:`calls` never holds more than was
-    reserved, so that repeated calls of one item are bounded as well. When no item is under way, what is left
-    is released. After a crash the reservation stays: nobody knows what was billed.
-
-    Attributes:
-        calls: the budget that the calls for the job's items spend from.
+    Before a call, its maximum cost is reserved in the store. The transaction that stores the answer charges
+    the cost and releases the reservation. :attr:`calls` never holds more than was reserved, so that repeated
+    calls of one item are bounded as well. When no item is in flight, the rest is released. After a crash the
+    reservation stays, because it is unknown what was billed.
     """
 
     def __init__(self, runtime: JobRuntime, lease: JobLease, row: JobRow) -> None:
@@ -235,7 +184,7 @@ class JobBudget:
         self.calls = Budget(0.0, runtime.wiring.outer_budget(row))
 
     def reserve(self, items: Sequence[StoredItem]) -> dict[int, float]:
-        """Reserve the most that items can cost; return those for which there was no room, with their most.
+        """Reserve the maximum cost of items; return those that had no room, with their maximum cost.
 
         Raises:
             LeaseLost, StoreError: nothing was reserved.
@@ -250,14 +199,14 @@ class JobBudget:
         return {ix: most for ix, most in mosts.items() if ix not in fitting}
 
     def fell_short(self, ix: int) -> bool:
-        """Whether it was this budget that had no room for an item; then more is reserved for it next time."""
+        """Whether this very budget had no room for an item; if so, more is reserved for its next try."""
         if self.calls.short(self._under_way.get(ix, 0.0)) not in (None, self.calls):
             return False
-        self._factors[ix] = self._factors.get(ix, 1.0) * MORE
+        self._factors[ix] = self._factors.get(ix, 1.0) * RETRY_FACTOR
         return True
 
     def store(self, results: Sequence[NewResult], *, at: float, note: JobNote | None = None) -> StoredResults:
-        """Store results, charge their cost, and release what is left when no item is under way; see
+        """Store results, charge their cost, and release the rest if no item is in flight; see
         :meth:`.ItemTable.answer`.
 
         Raises:
@@ -282,7 +231,7 @@ class JobBudget:
             return
         try:
             self._store.jobs.reserve(self._lease, -left)
-        except SmartbatchError as error:  # it stays reserved here, and is spent by the next items
+        except SmartbatchError as error:  # it stays reserved here and pays for the next items
             logs.warn("reservation_kept", job_id=self._lease.job_id, error=type(error).__name__)
             return
         self._reserved -= left
@@ -314,7 +263,7 @@ class JobBudget:
         return fitting
 
     def _committed_locked(self) -> float:
-        """What was spent, and can be by calls under way, those of requests that were given up included."""
+        """What was spent, and what calls in flight can spend, including those of abandoned requests."""
         used = self.calls.spent + self.calls.unconfirmed
         return used + max(self.calls.reserved, sum(self._under_way.values()))
 
@@ -324,24 +273,20 @@ class JobBudget:
 
 @define(eq=False, repr=False)
 class ClientBudget:
-    """Holds money back in a client's budget for its jobs; an observer of their events. Safe from any thread.
+    """Reserves money in a client's budget for its jobs, as an observer of their events. Thread-safe.
 
-    A job keeps to a budget of its own, in the store, whichever process carries it on. What it can still spend
-    is held back here, so that jobs and real-time requests stay within the client's budget together.
-
-    Attributes:
-        reservations: what is held back in the client's budget.
-        unreserved: USD that jobs cost outside of real time and that the client's budget does not count, as
-            nothing is held back for them: it has no limit, or others submitted them.
+    Each job keeps to its own budget in the store, whichever process runs it. What it can still spend is
+    reserved here, so that jobs and real-time requests together stay within the client's budget.
     """
 
     reservations: JobReservations
     _store: Callable[[], SqlStore]
+    # USD that jobs cost outside of real time and that this budget does not count, because nothing is reserved
+    # for them: it has no limit, or others submitted them
     unreserved: float = field(default=0.0, init=False)
     _lock: threading.Lock = field(factory=threading.Lock, init=False)
 
     def __call__(self, event: Event) -> None:
-        """Count what jobs have cost."""
         if isinstance(event, JobResultsStored):
             if event.cost and not event.in_realtime and not self.reservations.has(event.job_id):
                 with self._lock:
@@ -352,10 +297,10 @@ class ClientBudget:
             self.refresh(event.job_id)
 
     def refresh(self, job_id: str | None = None) -> None:
-        """Count what a job, or each, has cost by now; it may have ended in another process.
+        """Count what a job, or every job, has cost so far; it may have ended in another process.
 
-        When it has ended, what may have been billed for answers that are lost stays held back; that is known
-        when the last of its batches is settled.
+        Once it has ended, what may have been billed for lost answers stays reserved; the amount is known when
+        the last of its batches is settled.
         """
         for each in self.reservations.jobs if job_id is None else [job_id]:
             seen = self.reservations.seen(each)
@@ -363,40 +308,41 @@ class ClientBudget:
                 continue
             try:
                 owed = bill(self._store(), each)
-            except SmartbatchError:  # it stays held back
+            except SmartbatchError:  # it stays reserved
                 continue
             self.reservations.charge(each, owed.cost, ended=owed.ended, still=owed.open, seen=seen)
 
     def adopt(self, row: JobRow) -> None:
-        """Hold back what a job of an earlier process can still spend, unless another one that shares the
-        budget does."""
+        """Reserve what an earlier process's job can still spend, unless another one did."""
         if self.reservations.budget.left is None or row.policy.attended:
             return
         if row.state is JobState.DONE or not self._is_next_to(row):
             return
         budget = row.policy.budget
         unspent = None if budget is None else max(0.0, budget - row.cost)
-        with suppress(ClientClosed):  # nothing is leased any more, and no request is sent
+        with suppress(ClientClosed):  # nothing can be leased any more, and no request is sent
             self.reservations.reserve(
                 unspent, lambda reservation: self.reservations.assign(row.id, reservation, row.cost)
             )
         self.refresh(row.id)
 
-    def reopen(self, job_id: str, work: Callable[[PolicyChange], _T]) -> _T:
-        """Have requests of a job asked again by ``work``, which changes its policy along with it. What a job
-        that has ended can spend from then on is held back before; where there is less, that is its budget.
+    def reopen(self, job_id: str, work: Callable[[PolicyChange], T]) -> T:
+        """Send requests of a job again through ``work``, which also changes its policy.
+
+        What a finished job can spend from then on is reserved first; if less is available, that becomes its
+        budget.
 
         Raises:
-            ClientClosed: of a shared budget more would have to be leased, and the client was stopped.
+            ClientClosed: more of a shared budget is needed, but the client was stopped.
         """
         if self.reservations.budget.left is None:
             return work(unchanged)
-        try:  # its end may be told at this very moment
+        try:  # its end may be published at this very moment
             return self.reservations.renew(job_id, 0.0, 0.0, lambda _: self._reopen(job_id, work))
         finally:
             self.refresh(job_id)
 
-    def _reopen(self, job_id: str, work: Callable[[PolicyChange], _T]) -> _T:
+    def _reopen(self, job_id: str, work: Callable[[PolicyChange], T]) -> T:
         row = self._store().jobs.get(job_id)
         if row is None or row.state is not JobState.DONE or row.policy.attended:
             return work(unchanged)
@@ -405,15 +351,15 @@ class ClientBudget:
         used = owed.cost + lost
         wanted = self.reservations.budget.room or 0.0 if budget is None else max(0.0, budget - used)
 
-        def within(held: float) -> _T:
-            most = budget if budget is not None and held + TINY >= wanted else used + held
+        def within(held: float) -> T:
+            most = budget if budget is not None and held + TINY_USD >= wanted else used + held
             account = self.reservations.account
             return work(lambda policy: evolve(policy, budget=most, budget_account=account))
 
         return self.reservations.renew(job_id, wanted, owed.cost, within, lost=lost)
 
     def next_to(self, row: JobRow) -> Budget | None:
-        """Return the client's budget for a job with one of its own that is not held back in it."""
+        """Return the client's budget for a job whose own budget is not reserved in it."""
         return self.reservations.budget if self._is_next_to(row) else None
 
     def _is_next_to(self, row: JobRow) -> bool:

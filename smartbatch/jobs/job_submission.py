@@ -15,7 +15,6 @@ from smartbatch.config import BatchingConfig, checked
 from smartbatch.core.limits.budget_reservations import NewReservation
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
-from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import ConfigError
 from smartbatch.jobs.acceptance import Items, checked_metadata
@@ -58,9 +57,7 @@ class _Draft:
 
 @frozen(eq=False, repr=False)
 class JobSubmission:
-    """Stores jobs for one client, within its budget; ``shares`` says of a request whether it gets the answer
-    of an equal one of its job.
-    """
+    """Stores jobs for one client, within its budget."""
 
     _config: BatchingConfig
     _clock: Clock
@@ -69,8 +66,6 @@ class JobSubmission:
     _preparer: RequestPreparer = field(kw_only=True)
     _engine: JobsEngine = field(kw_only=True)
     _budget: ClientBudget = field(kw_only=True)
-    _calibration: Callable[[str, Kind], Calibration] = field(kw_only=True)
-    _shares: Callable[[Request], bool] = field(kw_only=True)
 
     @property
     def engine(self) -> JobsEngine:
@@ -182,7 +177,7 @@ class JobSubmission:
         """
         policy = self._attended_policy(None)
         draft = _Draft(kind, iter(requests), {}, policy, JobOptions(), realtime=None, names=names)
-        job, items = self._rows_of(draft, None)
+        job, items = self._rows_of(draft, deduplicates=False)
         return self._engine.accept_named(job, items, join=join)
 
     def digest_of(self, request: Request) -> str:
@@ -294,20 +289,21 @@ class JobSubmission:
             by_cost: becomes what the job can cost at most.
         """
         within = None if by_cost is None else partial(self._budget.reservations.enlarge, by_cost)
-        job, items = self._rows_of(draft, self._shares, within)
+        job, items = self._rows_of(draft, within, deduplicates=True)
         return self._engine.accept(job, items, named, carry_on=draft.options.carry_on)
 
     def _most_of(self, job: JobRow) -> Callable[[NewItem], float]:
         """Return what says how much an item of a job can cost at most, USD."""
-        calibration = self._calibration(job.model, Kind(job.kind))
+        calibration = self._engine.wiring.calibration(job)
         ceiling = CostCeiling(job, PriceBook(self._config.prices), self._clock.wall(), calibration)
         return partial(ceiling.of_new, alone=job.policy.fallback == "individual")
 
     def _rows_of(
         self,
         draft: _Draft,
-        shares: Callable[[Request], bool] | None,
         within: Callable[[float], float] | None = None,
+        *,
+        deduplicates: bool,
     ) -> tuple[JobRow, Items]:
         """Return a job, and what makes its items as they are read."""
         api, _ = batches_of(self._config, self._model, draft.kind)
@@ -335,8 +331,8 @@ class JobSubmission:
             api=api,
             realtime=draft.realtime,
             realtime_for=purposes,
-            shares=shares,
-            tell_dropped=self._engine.wiring.tell_dropped,
+            wiring=self._engine.wiring,
+            deduplicates=deduplicates,
             priced=None if within is None else self._most_of(job),
             within=within,
             decision=draft.decision,

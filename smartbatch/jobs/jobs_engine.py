@@ -33,7 +33,7 @@ from smartbatch.events import (
     ShardChanged,
 )
 from smartbatch.jobs.acceptance import Items, accept
-from smartbatch.jobs.live_controls import LiveControls
+from smartbatch.jobs.actions import LiveControls
 from smartbatch.jobs.records import (
     JobLease,
     JobRow,
@@ -49,7 +49,7 @@ from smartbatch.jobs.stored_result import result_as_stored
 from smartbatch.jobs.summary_log import SummaryLog
 from smartbatch.jobs.threads import OwnThreads, TimedReads, run_within, wait_while
 from smartbatch.jobs.watching import Changes, ItemWaiter, Watcher, stored_job
-from smartbatch.jobs.wiring import JobRuntime, JobWiring, Serving, StepLimits
+from smartbatch.jobs.wiring import JobProviders, JobRuntime, JobWiring, StepLimits
 from smartbatch.prices import PriceBook
 from smartbatch.types import Result, T
 
@@ -111,8 +111,8 @@ class JobsEngine:
         self.summaries = SummaryLog(clock, lambda: self._store, part=secrets.randbelow(2**32))
         self.changes = Changes(clock, self.lock)
         self._reads = TimedReads(clock)
-        self.controls = LiveControls(lambda: self.store, clock, wiring.control, wiring.tell)
-        self.serving = Serving(wiring.providers, opened=wiring.serve, clock=clock)
+        self.controls = LiveControls(lambda: self.store, clock, wiring)
+        self.providers = JobProviders(wiring, clock)
         self._supervisor: Supervision | None = None
         self._watchers: dict[str, Watcher] = {}
         self._attended: set[str] = set()
@@ -174,8 +174,7 @@ class JobsEngine:
         if self._closed:
             raise _closed()
         self.store.require_folders()  # else the job waits, and only its status says for what
-        reopening, at = self.wiring.reopen, self.wall()
-        row, new = accept(self.store, job, items, named, new_id=self.new_id, reopening=reopening, at=at)
+        row, new = accept(self.store, job, items, self.wiring, named, new_id=self.new_id, at=self.wall())
         if new:
             self._accepted(row)
         if carry_on and row.state is not JobState.DONE:
@@ -321,7 +320,7 @@ class JobsEngine:
             wall=self.wall,
             prices=PriceBook(self._config.prices),
             limits=StepLimits.of(self._config),
-            provider_of=self.serving.provider_of,
+            provider_of=self.providers.provider_of,
             pause_of=lambda model: self.controls.current.pause_of(model),
             tell=self.told,
             wiring=self.wiring,
@@ -518,7 +517,7 @@ class JobsEngine:
             return f"its run was interrupted: {goes_on}"
         if row.owner is not None:
             return None
-        if (problem := self.serving.problem_with(row)) is not None:
+        if (problem := self.providers.problem_with(row)) is not None:
             return problem
         if supervisor is None:
             return "nobody carries it on at the moment: wait for it, or resume it"
@@ -593,7 +592,7 @@ class JobsEngine:
         if supervisor is not None:
             unstored = supervisor.realtime.finish(left(2 * LAST_NEWS))
             if unstored:
-                unstored.report(self.wiring.tell, self.clock.now())
+                unstored.report_loss(self.wiring.tell, self.clock.now())
             leases = supervisor.end(left(2 * LAST_NEWS))
         error = _stopped()
         with self.lock:
@@ -604,7 +603,7 @@ class JobsEngine:
             watcher.give_up(error)
         store = self._detach(stop)
         if stop.closes:
-            self.serving.close()
+            self.providers.close()
 
         def close() -> None:
             if stop.closes:
@@ -659,7 +658,7 @@ class JobsEngine:
     def abandon(self, error: WrongProcess) -> None:
         """In a forked child: end the copies of the parent's futures. Takes no inherited lock."""
         self._closed = True
-        self.serving.abandon()
+        self.providers.abandon()
         if self._store is not None:
             self._store.abandon()
         for watcher in list(self._watchers.values()):

@@ -58,6 +58,9 @@ TRANSITIONS: Mapping[ShardState, frozenset[ShardState]] = {
 OPEN_SHARDS = frozenset(_S) - {_S.SETTLED, _S.DEAD}
 """States in which a shard still holds its items."""
 
+BEGUN_SHARDS = OPEN_SHARDS - {_S.PLANNED}
+"""States of open shards whose input may be on its way."""
+
 UNSENT_SHARDS = frozenset({_S.PLANNED, _S.UPLOADING, _S.READY})
 """States in which the create has certainly not been sent."""
 

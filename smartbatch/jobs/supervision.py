@@ -20,9 +20,9 @@ from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.cooldown import backoff
 from smartbatch.errors import ErrorKind, JobNotFound, ProviderError, SmartbatchError, StoreError
 from smartbatch.events import ClockStepped
-from smartbatch.jobs.claim_turns import is_capped, item_limits
-from smartbatch.jobs.live_controls import LiveControls
+from smartbatch.jobs.actions import LiveControls
 from smartbatch.jobs.payload import encode_result
+from smartbatch.jobs.realtime_items import is_capped, item_limits
 from smartbatch.jobs.records import LEASE_SECONDS, JobLease, JobRow, JobState, LeaseLost
 from smartbatch.jobs.runner import RealtimeRunner
 from smartbatch.jobs.steps import StepResult, run_step
@@ -123,7 +123,7 @@ class Supervision:
         """Return what runs all steps, and what goes in real time within the limits of the settings."""
         realtime = RealtimeRunner(
             runtime,
-            limit_of=item_limits(config, runtime.wiring.parallelism, runtime.provider_of),
+            limit_of=item_limits(config, runtime),
             is_capped=lambda row: is_capped(row, config),
             request_timeout=config.request_timeout,
             done=lambda job_id: supervision.notify(job_id),
@@ -303,7 +303,7 @@ class Supervision:
         2. Jobs were acted on: their rows are read anew, and their budgets may have more room.
         3. Jobs that nobody carries on may wait for somebody: they are searched for.
         """
-        news = self._controls.news()
+        news = self._controls.new_acts()
         if news is None:
             return
         for job_id in news.jobs:

@@ -1,13 +1,12 @@
-"""What jobs have of the process that carries them on: real time, listeners and money of its client, providers
-of their accounts, and how long steps wait."""
+"""What a process gives to the jobs it runs: its real-time side, providers, and the settings of steps."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from random import Random
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from attrs import define, frozen
 
@@ -20,170 +19,156 @@ from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.errors import SmartbatchError
 from smartbatch.events import Event, JobFinished, JobProgress
-from smartbatch.jobs.records import JobRow, JobState
-from smartbatch.jobs.retried_rows import Reopening, without_client
+from smartbatch.jobs.records import JobPolicy, JobRow, JobState
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.summary_log import SummaryLog
 from smartbatch.prices import PriceBook
 from smartbatch.providers.base import Provider
 from smartbatch.providers.registry import create
-from smartbatch.types import Request, Result, RunCallback, call_now
+from smartbatch.types import Request, Result, RunCallback, T, call_now
 
 EnqueuedExchange = Callable[[str, str, LeaseAsk], LeaseGrant | None]
-"""Makes an exchange with what processes share of a provider's scope and a model."""
+"""Exchanges enqueued-token counts with other processes, for a provider's scope and a model; returns ``None``
+while the back end is unavailable."""
+
+PolicyChange = Callable[[JobPolicy], JobPolicy]
+
+
+class Reopening(Protocol):
+    """Sends requests of a job again within the budget of a client."""
+
+    def __call__(self, job_id: str, work: Callable[[PolicyChange], T], /) -> T:
+        """Return the result of ``work``, which reopens the requests and applies the change of policy."""
+        ...
+
+
+def unchanged(policy: JobPolicy) -> JobPolicy:
+    return policy
+
+
+def reopen_without_client(_: str, work: Callable[[PolicyChange], T], /) -> T:
+    return work(unchanged)
 
 
 @frozen
 class RealtimeItem:
-    """An item of a job that is to be asked in real time.
-
-    Attributes:
-        request: checked and preprocessed when the job was stored.
-        provider, model: who answers; the model's name without prefix.
-        sink: gets the result, whatever comes of it, as it came: it is post-processed when it is read.
-        own_budget: pays for it, within the client's budget; ``None`` where the client's budget pays.
-        alone: whether it shares its call with no other request.
-        flex: whether it goes in the provider's slower tier, where there is one.
-        keeps_going: whether it is sent although the provider refuses the key, the account or the model.
-        traceparent: the span of whoever submitted the job.
-    """
+    """A job item to be sent in real time; its request was checked and preprocessed before it was stored."""
 
     request: Request
     provider: Provider
-    model: str
-    sink: Callable[[Result], None]
-    own_budget: Budget | None
-    alone: bool
-    flex: bool
-    keeps_going: bool
-    traceparent: str | None
+    model: str  # without the provider prefix
+    sink: Callable[
+        [Result], None
+    ]  # receives the raw result, success or failure; reading it post-processes it
+    own_budget: Budget | None  # pays for it, within the client's budget; None: the client's budget pays
+    alone: bool  # shares its call with no other request
+    flex: bool  # sent in the provider's slower tier, if it has one
+    keeps_going: bool  # sent even if the provider rejects the key, the account or the model
+    traceparent: str | None  # the span of the job's submitter
 
 
 @frozen(kw_only=True, eq=False, repr=False)
 class JobWiring:
-    """What jobs need of the client that carries them: real time, listeners, money. Made in one place.
+    """What jobs need from the real-time side of their process; built in one place and passed on whole."""
 
-    Attributes:
-        providers: the client's own; they come first when the provider of a job is looked for.
-        serve: called with a provider that was made for a job, before it is used.
-        ask: submits an item in real time.
-        drop: cancels what ``ask`` returned, if its call has not started.
-        process: the user's post-processing of a result.
-        new_future: makes a future whose callbacks run where they hold up nobody.
-        tell: takes events; never raises.
-        tell_dropped: takes the name of a parameter that was left out of a request, and why.
-        exchange_enqueued: makes an exchange with the quota of enqueued tokens that processes share, of a
-            provider's scope and a model; ``None`` where nothing is shared. It returns ``None`` while the
-            back end is unavailable.
-        control: given all that people set for models, whenever it changed in the store.
-        report: told what went wrong: the job's id, where it is about one, and the error.
-        speed: says how fast requests of a job are answered in real time.
-        calibration: says what was learned of the tokens of a job's model.
-        run_callback: calls the user's callbacks of progress.
-        outer_budget: returns the budget that items of a job with a budget of its own spend from as well.
-        reopen: has requests of a job asked again within the client's budget.
-        parallelism: returns how many calls the client makes at once.
-    """
-
-    providers: tuple[Provider, ...]
-    serve: Callable[[Provider], None]
-    ask: Callable[[RealtimeItem], Future[Result]]
-    drop: Callable[[Future[Result]], None]
-    process: Callable[[Result], Result]
-    new_future: Callable[[], Any]
-    tell: Callable[[Event], None]
-    report: Callable[[str | None, BaseException], None]
-    speed: Callable[[JobRow], Speed]
-    calibration: Callable[[JobRow], Calibration]
-    run_callback: RunCallback = call_now
-    outer_budget: Callable[[JobRow], Budget | None]
-    reopen: Reopening = without_client
-    tell_dropped: Callable[[str, str], None]
-    control: Callable[[ModelControls], None]
-    exchange_enqueued: EnqueuedExchange | None = None
-    parallelism: Callable[[], int]
+    providers: tuple[Provider, ...]  # the client's own; checked first when a job's provider is looked for
+    serve: Callable[[Provider], None]  # called with a provider made for a job, before it is used
+    send: Callable[[RealtimeItem], Future[Result]]
+    drop: Callable[[Future[Result]], None]  # cancels what ``send`` returned, if its call has not started
+    process: Callable[[Result], Result]  # the user's post-processing
+    new_future: Callable[[], Any]  # a future whose callbacks run where they block nothing
+    tell: Callable[[Event], None]  # publishes an event; never raises
+    tell_dropped: Callable[[str, str], None]  # warns that a parameter was left out, with the reason
+    report: Callable[[str | None, BaseException], None]  # logs an error of a job (its id) or of all
+    control: Callable[
+        [ModelControls], None
+    ]  # called with all pauses and limits whenever one changes in the store
+    speed: Callable[[JobRow], Speed]  # how fast requests of a job are answered
+    calibration: Callable[[JobRow], Calibration]  # what has been learned about token counts for a job's model
+    outer_budget: Callable[[JobRow], Budget | None]  # also pays for items of a job with its own budget
+    parallelism: Callable[[], int]  # concurrent calls of the client
+    shares: Callable[[Request], bool] = lambda _: (
+        False
+    )  # may get the answer of an identical request of its job
+    reopen: Reopening = reopen_without_client
+    run_callback: RunCallback = call_now  # calls the user's progress callbacks
+    exchange_enqueued: EnqueuedExchange | None = None  # None if enqueued tokens are not shared
 
 
-AGAIN = 60.0
-"""Seconds until a provider that could not be made is tried again: a key may be set later."""
+PROVIDER_RETRY_SECONDS = 60.0
+"""Seconds until a provider that could not be opened is tried again: a key may be set later."""
 
 
 @define(eq=False)
-class _Made:
-    """A provider made from the environment for a job's model, or why there is none."""
+class _OpenedProvider:
+    """A provider opened from the environment for a job's model, or the reason why there is none."""
 
     provider: Provider | None
     problem: str
     at: float
 
 
-class Serving:
-    """Finds the provider for a job, of the very account it was submitted with.
+class JobProviders:
+    """Finds the provider of a job, with the same account it was submitted with."""
 
-    Args:
-        own: the client's providers; they come first.
-        opened: called with a provider that was made here, before it is used.
-    """
-
-    def __init__(self, own: Iterable[Provider], *, opened: Callable[[Provider], None], clock: Clock) -> None:
-        self._own = tuple(own)
-        self._opened = opened
+    def __init__(self, wiring: JobWiring, clock: Clock) -> None:
+        self._wiring = wiring
         self._clock = clock
-        self._making = threading.Lock()
-        self._made: dict[str, _Made] = {}
+        self._opening = threading.Lock()
+        self._opened: dict[str, _OpenedProvider] = {}
 
     def provider_of(self, row: JobRow) -> Provider | None:
-        """Return the provider for a job, or ``None`` when this process lacks its key or server."""
+        """Return the provider of a job, or ``None`` if this process lacks its key or server."""
         name = row.model.partition(":")[0]
-        for provider in self._own:
+        for provider in self._wiring.providers:
             if provider.name == name and provider.scope == row.scope:
                 return provider
-        made = self._from_environment(row.model)
-        if made.provider is None or made.provider.scope != row.scope:
+        opened = self._from_environment(row.model)
+        if opened.provider is None or opened.provider.scope != row.scope:
             return None
-        return made.provider
+        return opened.provider
 
     def problem_with(self, row: JobRow) -> str | None:
-        """Return, in words, why this process cannot carry a job on; ``None`` when it can."""
+        """Return, in words, why this process cannot run a job; ``None`` if it can."""
         if self.provider_of(row) is not None:
             return None
-        made = self._from_environment(row.model)
-        another = "the key, server or organisation of this process is another"
-        name, problem = row.model.partition(":")[0], another if made.provider else made.problem
-        return f"needs the {name} account it was submitted with: {problem}"
+        opened = self._from_environment(row.model)
+        another = "this process has a different key, server or organisation"
+        problem = another if opened.provider else opened.problem
+        return f"needs the {row.model.partition(':')[0]} account it was submitted with: {problem}"
 
     def close(self) -> None:
-        """Close what was made here."""
-        with self._making:
-            all_made, self._made = self._made, {}
-        for made in all_made.values():
-            if made.provider is not None:
-                made.provider.close()
+        """Close the providers opened here."""
+        with self._opening:
+            all_opened, self._opened = self._opened, {}
+        for opened in all_opened.values():
+            if opened.provider is not None:
+                opened.provider.close()
 
     def abandon(self) -> None:
-        """In a forked child: forget what was made here without touching the parent's connections."""
-        for made in list(self._made.values()):
-            if made.provider is not None:
-                made.provider.abandon()
+        """In a forked child, forget the providers opened here without touching the parent's connections."""
+        for opened in list(self._opened.values()):
+            if opened.provider is not None:
+                opened.provider.abandon()
 
-    def _from_environment(self, model: str) -> _Made:
-        with self._making:
-            made = self._made.get(model)
-            if made is not None and (made.provider is not None or self._clock.now() - made.at < AGAIN):
-                return made
-            made = self._made[model] = self._make(model)
-        if made.provider is not None:
-            self._opened(made.provider)
-        return made
+    def _from_environment(self, model: str) -> _OpenedProvider:
+        with self._opening:
+            known = self._opened.get(model)
+            now = self._clock.now()
+            if known is not None and (known.provider is not None or now - known.at < PROVIDER_RETRY_SECONDS):
+                return known
+            opened = self._opened[model] = self._open(model, now)
+        if opened.provider is not None:
+            self._wiring.serve(opened.provider)
+        return opened
 
-    def _make(self, model: str) -> _Made:
-        now = self._clock.now()
+    def _open(self, model: str, now: float) -> _OpenedProvider:
         try:
-            return _Made(create(model, clock=self._clock)[0], "", now)
+            return _OpenedProvider(create(model, clock=self._clock)[0], "", now)
         except SmartbatchError as error:
-            return _Made(None, error.message, now)
-        except Exception as error:  # an SDK that is not there, or will not start
-            return _Made(None, f"it could not be opened ({type(error).__name__})", now)
+            return _OpenedProvider(None, error.message, now)
+        except Exception as error:  # an SDK that is missing or fails to start
+            return _OpenedProvider(None, f"it could not be opened ({type(error).__name__})", now)
 
 
 MINUTE = 60.0
@@ -192,46 +177,31 @@ HOUR = 3600.0
 
 @frozen(kw_only=True)
 class StepLimits:
-    """How the engine waits, and how much it puts into a batch. All times are seconds.
+    """Waiting times of the engine, in seconds, and the size of batches."""
 
-    Attributes:
-        poll_interval: between two polls of a batch.
-        timeout: after it, a job that may go on in real time has its batches cancelled.
-        settle: how long a batch whose creation is uncertain is searched for before its items are sent again.
-            30 minutes is the longest delay seen of a late create, with a margin.
-        visibility: how long a batch that exists may be missing from the provider's list; seen: 15 s.
-        max_requests: most requests of a shard.
-        enqueued_tokens: most tokens of one model in batches that have not ended; ``None`` learns it.
-        call_timeout: of a small remote call.
-        transfer_timeout: of an upload, a download, or a create that carries its input.
-        send_within: a create that could not be sent this soon after its intent was stored is not sent: the
-            process was frozen, and another may own the job.
-        max_tries: how often an item is sent before its last failure stands.
-        reread_pause: before results that lack lines are read again; each further pause is four times as long.
-        reread_time: most of these pauses together.
-        orphan_watch: how long the list is searched for a batch that was given up, and one that is known is
-            looked at while it runs. 26 hours: by then every batch that could exist has ended.
-        longest_pause: between two tries of a call that fails.
-    """
-
-    poll_interval: float
-    timeout: float
+    poll_interval: float  # between two polls of a batch
+    timeout: float  # until a job that may fall back to real time has its batches cancelled
+    # How long a batch whose creation is uncertain is looked for before its items are sent again. 30 minutes
+    # is the longest delay observed for a late create, with a margin.
     settle: float
-    max_requests: int
-    enqueued_tokens: int | None
-    visibility: float = 2 * MINUTE
-    call_timeout: float = MINUTE
-    transfer_timeout: float = HOUR
+    max_requests: int  # per shard
+    enqueued_tokens: int | None  # maximum tokens of one model in unfinished batches; None: it is learned
+    visibility: float = 2 * MINUTE  # an existing batch may be missing from the list this long; observed: 15 s
+    call_timeout: float = MINUTE  # of a small remote call
+    transfer_timeout: float = HOUR  # of an upload, a download, or a create that carries its input
+    # A create not sent this soon after its intent was stored is not sent at all: the process was frozen, and
+    # another process may own the job.
     send_within: float = 5.0
-    max_tries: int = 3
-    reread_pause: float = 2.0
-    reread_time: float = MINUTE
+    max_tries: int = 3  # times an item is sent before its last failure is final
+    reread_pause: float = 2.0  # before results that lack lines are read again; each next pause is 4 × as long
+    reread_time: float = MINUTE  # maximum of these pauses together
+    # How long a batch that was written off is looked for in the list and, once found, followed while it runs.
+    # After 26 hours every batch that could exist has ended.
     orphan_watch: float = 26 * HOUR
-    longest_pause: float = 10 * MINUTE
+    longest_pause: float = 10 * MINUTE  # between two tries of a failing call
 
     @classmethod
     def of(cls, config: BatchingConfig) -> Self:
-        """Return what a client's settings say."""
         return cls(
             poll_interval=config.batch_poll_interval,
             timeout=config.batch_timeout,
@@ -243,37 +213,26 @@ class StepLimits:
 
 @frozen(kw_only=True, eq=False, repr=False)
 class JobRuntime:
-    """What carrying jobs on takes, the same for all jobs of a process; made in one place.
-
-    Attributes:
-        provider_of: the provider of a job, of the very scope it was submitted in; ``None`` when this process
-            does not have its key: then only what needs no provider is done.
-        rng: for nonces and backoff.
-        wall: Unix seconds by which the jobs of a client wait and are late: that the clock of the machine is
-            set must not move them.
-        pause_of: says whether a person paused a model, ``provider:model``, as far as this process knows.
-        tell: takes events; the end of a job is passed on once.
-        wiring: what jobs need of the real-time side.
-        summaries: is written every few seconds, and at the end.
-    """
+    """What running jobs takes; the same for all jobs of a process."""
 
     store: SqlStore
-    summaries: SummaryLog
+    summaries: SummaryLog  # written every few seconds and at the end
     clock: Clock
-    rng: Random
-    wall: SteadyWall
+    rng: Random  # for nonces and backoff
+    wall: SteadyWall  # Unix seconds for deadlines and pauses, unaffected by changes of the machine's clock
     prices: PriceBook
     limits: StepLimits
+    # None if this process does not have the job's key: then only steps that need no provider are done
     provider_of: Callable[[JobRow], Provider | None]
-    pause_of: Callable[[str], Pause | None]
-    tell: Callable[[Event], None]
+    pause_of: Callable[[str], Pause | None]  # whether provider:model is paused, as far as this process knows
+    tell: Callable[[Event], None]  # publishes an event; the end of a job only once
     wiring: JobWiring
 
     def tell_progress(self, before: JobRow, *, running: int = 0) -> JobRow:
-        """Tell the progress of a job after results were stored, and its end after the last one.
+        """Publish a job's progress after results were stored, and its end after the last one.
 
         Returns:
-            the job as it stands.
+            the job as it is now.
         """
         job = self.store.jobs.get(before.id) or before
         now = self.clock.now()
@@ -291,8 +250,8 @@ class JobRuntime:
                 realtime_cost=job.realtime_cost,
             )
         )
-        # where failed rows were asked again, "before" may be the end before that
-        if job.state is JobState.DONE and _ended(job) != _ended(before):
+        # if failed rows were sent again, "before" may describe an earlier end
+        if job.state is JobState.DONE and _end_of(job) != _end_of(before):
             self.tell(
                 JobFinished(
                     at=now,
@@ -311,8 +270,7 @@ class JobRuntime:
         return job
 
 
-def _ended(job: JobRow) -> tuple[float | None, int, int, int] | None:
-    """Return when and with what a job has ended; ``None`` while it goes on."""
+def _end_of(job: JobRow) -> tuple[float | None, int, int, int] | None:
     if job.state is not JobState.DONE:
         return None
     return job.finished_at, job.succeeded, job.failed, job.cancelled

@@ -39,7 +39,7 @@ def job_wiring(**parts: Any) -> JobWiring:
     usual: dict[str, Any] = {
         "providers": (),
         "serve": lambda _: None,
-        "ask": _not_wired,
+        "send": _not_wired,
         "drop": lambda _: None,
         "process": lambda result: result,
         "new_future": _not_wired,

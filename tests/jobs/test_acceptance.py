@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from jobs.remote import Remote
+from jobs.runtimes import job_wiring
 from jobs.stores import new_job
 
 from smartbatch._clock import VirtualClock
@@ -25,6 +26,7 @@ def test_the_first_rows_go_in_real_time_as_many_as_are_wanted(
         (Request(f"p{n}", params=Generation()) for n in range(5)),
         new_job("job-1"),
         Shared(),
+        wiring=job_wiring(),
         api=api,
         realtime=realtime,
     )

@@ -357,7 +357,7 @@ def test_a_job_of_any_length_is_read_row_by_row(client: BatchingClient) -> None:
     [
         (["fine", Request(call=lambda request, attempt: "x")], r"row 1 .*call is an own callable"),
         (["fine", Request("x", context=object())], r"row 1 .*context of a job must be JSON"),
-        (["fine", Request("x", embedding=Embedding())], r"row 1 .*texts or for vectors"),
+        (["fine", Request("x", embedding=Embedding())], r"row 1 .*texts or embeddings"),
         (["fine", "local"], r"row 1 .*answered by a preprocess hook"),
         ("fine", "list of prompts"),
     ],

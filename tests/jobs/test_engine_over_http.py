@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs.runtimes import job_runtime, step_limits
+from jobs.runtimes import job_runtime, job_wiring, step_limits
 
 from smartbatch._clock import RealClock
 from smartbatch.errors import ErrorKind, ProviderError
@@ -64,7 +64,7 @@ class Bench:
             created_at=CLOCK.wall(),
         )
         requests = [Request(f"question {number}", params) for number in range(6)]
-        items = Items(requests, job, Shared(params), api=api)
+        items = Items(requests, job, Shared(params), wiring=job_wiring(), api=api)
         store.jobs.accept(job, items, digest=items.digest)
         lease = store.leases.claim("job-1", 60)
         assert lease is not None

@@ -60,7 +60,7 @@ class Process:
             random.Random(2),
             provider_of=lambda _: remote,
             report=lambda _, error: self.errors.append(error),
-            ask=self._ask,
+            send=self._ask,
         )
         self.realtime = RealtimeRunner(
             runtime,

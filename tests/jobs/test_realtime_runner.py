@@ -351,7 +351,7 @@ def test_answers_that_could_never_be_stored_are_told_at_the_end_and_named_when_t
     [lost] = [event for event in events if isinstance(event, AnswersLost)]
     assert (lost.answers, lost.awaited, lost.reason) == (asked, 0, "the disk is full")
     assert lost.cost > 0
-    assert f"{asked} that came" in caplog.text
+    assert f"{asked} that had arrived" in caplog.text
     disk.full = False
     again = client_of(remote, store=place, seed_of_rng=2).job(job.id)
     assert again.wait(LONG).completed == 80
@@ -496,7 +496,7 @@ def test_of_a_halted_runner_and_of_a_forgotten_job_no_claimed_item_is_submitted(
             random.Random(3),
             provider_of=lambda _: Remote(clock),
             report=lambda _, error: pytest.fail(str(error)),
-            ask=ask,
+            send=ask,
         ),
         limit_of=lambda _: lambda: 50,
         done=lambda _: None,

@@ -11,6 +11,7 @@ from jobs.stores import Bench, bench, led, new_items, result, started, store
 from smartbatch.core.limits.model_controls import name_of
 from smartbatch.errors import InvalidRequest, JobNotFound, StoreError, ValidationFailed
 from smartbatch.jobs import records as acts
+from smartbatch.jobs.actions import retry_failed
 from smartbatch.jobs.payload import encode_error, encode_result
 from smartbatch.jobs.records import (
     Acted,
@@ -24,7 +25,6 @@ from smartbatch.jobs.records import (
     NewResult,
     RetriedRows,
 )
-from smartbatch.jobs.retried_rows import retry_failed
 from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.job_acts import TRIM_EVERY

@@ -17,9 +17,9 @@ from smartbatch.core.limits.error_patterns import OTHERS
 from smartbatch.core.routing.outcome import ListDecision, Measured
 from smartbatch.core.routing.workload import expected_usd
 from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.jobs.actions import retry_failed
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import NewItem
-from smartbatch.jobs.retried_rows import retry_failed
 from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import SqlStore, summaries
 from smartbatch.jobs.summary_records import Failures, Spending

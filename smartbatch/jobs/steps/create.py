@@ -17,8 +17,7 @@ from attrs import evolve
 from smartbatch.core.batching.sharding import cut
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError, SmartbatchError
 from smartbatch.jobs.job_budget import (
-    SENT,
-    TINY,
+    TINY_USD,
     CostCeiling,
     exceeded,
     is_under_way,
@@ -28,6 +27,7 @@ from smartbatch.jobs.job_budget import (
 from smartbatch.jobs.payload import encode_error, model_of
 from smartbatch.jobs.records import ACCOUNT_ERRORS, ItemState, OpenItem, OverJobBudget
 from smartbatch.jobs.shard_records import (
+    BEGUN_SHARDS,
     OPEN_SHARDS,
     NewShard,
     RemoteProgress,
@@ -101,12 +101,12 @@ def _affordable(step: Step, items: Sequence[OpenItem]) -> dict[int, float]:
     While batches are running, no item has room: batches that end below their reservations free budget, and
     few large batches finish sooner than many small ones.
     """
-    if step.store.shards.of_job(step.job.id, states=SENT):
+    if step.store.shards.of_job(step.job.id, states=BEGUN_SHARDS):
         return {}
     left = remaining_budget(step.store.jobs.get(step.job.id) or step.job)
     chosen: dict[int, float] = {}
     for item, most in _priced(step, items):
-        if most <= left + TINY:
+        if most <= left + TINY_USD:
             chosen[item.ix] = most
             left -= most
     return chosen
@@ -118,7 +118,7 @@ def _end_unaffordable(step: Step, items: Sequence[OpenItem]) -> bool:
     if row is None or is_under_way(step.store, row):
         return False
     least = min(most for _, most in _priced(step, items))
-    if least <= remaining_budget(row) + TINY:
+    if least <= remaining_budget(row) + TINY_USD:
         return True  # budget was freed just now
     _fail_open(step, [item.ix for item in items], exceeded(row, len(items), least))
     return True

@@ -2,7 +2,7 @@
 
 No act needs a lease, and each is noted in the transaction that does it. Processes learn of it by the numbers
 of the acts: these are given one after the other, so whoever has read up to a number has missed none before
-it; see :mod:`smartbatch.jobs.live_controls`. Who carries a job on reads its row anew where a decision uses
+it; see :mod:`smartbatch.jobs.actions`. Who carries a job on reads its row anew where a decision uses
 it.
 """
 

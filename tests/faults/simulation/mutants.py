@@ -25,7 +25,7 @@ from smartbatch._fork import PerProcess
 from smartbatch.jobs import shard_records
 from smartbatch.jobs.steps import batch_step, collect, create, orphans, recover, result_lines
 from smartbatch.jobs.store.shards import ShardTable
-from smartbatch.jobs.wiring import Serving
+from smartbatch.jobs.wiring import JobProviders
 from smartbatch.providers.http.transport import Transport
 from smartbatch.realtime.ticket import ResultFuture
 from tests.faults.simulation.plans import plan_of
@@ -151,7 +151,7 @@ MUTANTS = (
     Mutant(
         9,
         "absence is concluded under another key",
-        ((Serving.provider_of, ((" and provider.scope == row.scope", ""),)),),
+        ((JobProviders.provider_of, ((" and provider.scope == row.scope", ""),)),),
         rate=0.12,
     ),
     Mutant(

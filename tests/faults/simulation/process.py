@@ -13,7 +13,7 @@ from smartbatch.jobs.payload import decode_params, decode_request, encode_error,
 from smartbatch.jobs.records import JobLease, JobState, LeaseLost, NewResult, StoredItem
 from smartbatch.jobs.steps import run_step
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.wiring import Serving
+from smartbatch.jobs.wiring import JobProviders
 from smartbatch.prices import Price, PriceBook
 from smartbatch.providers.base import Provider
 from smartbatch.types import Result, Route, Usage
@@ -23,7 +23,7 @@ from tests.faults.simulation.disk import Disk, SimStore
 from tests.faults.simulation.futures import Reader
 from tests.faults.simulation.scenario import HOUR, MINUTE
 from tests.faults.simulation.simulated_remote import Network, SimApi, tokens_of
-from tests.jobs.runtimes import job_runtime, step_limits
+from tests.jobs.runtimes import job_runtime, job_wiring, step_limits
 
 __all__ = ["LEASE", "LIMITS", "PROVIDER", "Process"]
 
@@ -77,14 +77,14 @@ class Process:
         self.plain = SimStore(disk, wall=clock.wall, rng=rng)
         self.store = cast(SqlStore, CrashingStore(self.plain, points))
         self.api = SimApi(network, key)
-        self.serving = Serving([cast(Provider, _Account(self.api))], opened=lambda _: None, clock=clock)
+        self.providers = JobProviders(job_wiring(providers=(cast(Provider, _Account(self.api)),)), clock)
         self.runtime = job_runtime(
             self.store,
             clock,
             rng,
             prices=PRICES,
             limits=LIMITS,
-            provider_of=self.serving.provider_of,
+            provider_of=self.providers.provider_of,
             tell=tell,
         )
 
@@ -126,7 +126,7 @@ class Process:
 
     def _claim(self) -> bool:
         for job in self.plain.leases.claimable():
-            if self.serving.provider_of(job) is None:
+            if self.providers.provider_of(job) is None:
                 continue  # as the supervisor does: this process has another key
             unknown = None
             if job.policy.on_unknown == "hold":

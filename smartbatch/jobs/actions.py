@@ -1,0 +1,256 @@
+"""User actions: changes of jobs, and how a process notices the actions of others.
+
+Actions are numbered in commit order. What a process has not seen begins after the last number it read,
+whatever the clocks of the machines say. Reading them is one indexed query, on a thread that runs anyway.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Collection
+from functools import partial
+
+from attrs import evolve, frozen
+
+from smartbatch._clock import Clock
+from smartbatch._words import duration, money, usd_in
+from smartbatch.core.limits.model_controls import ModelControls
+from smartbatch.core.routing.options import seconds_until
+from smartbatch.errors import InvalidRequest, ListStopped, UnusableAnswer
+from smartbatch.events import Event, LimitChanged, PauseChanged
+from smartbatch.jobs.job_budget import remaining_budget
+from smartbatch.jobs.payload import decode_result
+from smartbatch.jobs.records import (
+    MAX_ROWS_PER_ACT,
+    Act,
+    JobPolicy,
+    JobRow,
+    NewResult,
+    RetriedRows,
+)
+from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.store.job_acts import FailedRow
+from smartbatch.jobs.wiring import JobWiring, Reopening, reopen_without_client
+from smartbatch.types import Deadline, Result
+
+PAGE_ROWS = 1_000
+"""Failed rows, or actions, that are read at a time."""
+
+
+# -- changes of a job ----------------------------------------------------------------------------------------
+
+
+def change_deadline(store: SqlStore, job_id: str, deadline: Deadline | None, by: str) -> None:
+    """Change the deadline of a job; see :meth:`smartbatch.Job.set_deadline`."""
+    now = store.acts.db.now()
+    left = seconds_until(deadline, now)
+    until = None if left is None else now + left
+    detail = "none" if left is None else f"in {duration(left)}"
+
+    def change(policy: JobPolicy) -> JobPolicy:
+        return evolve(policy, deadline=until, fallback="batch" if until is None else "individual")
+
+    store.acts.change_policy(job_id, change, "set_deadline", detail, by)
+
+
+def change_budget(store: SqlStore, job_id: str, budget: float | str | None, by: str) -> float:
+    """Change the budget of a job, and return what is left of it; see :meth:`smartbatch.Job.set_budget`."""
+    most = None if budget is None else usd_in(budget)
+    number = isinstance(most, int | float) and not isinstance(most, bool)
+    if most is not None and not (number and 0 <= most <= sys.float_info.max):
+        raise InvalidRequest(f"budget = {budget!r:.60} is not an amount of USD", field="budget")
+    limit = None if most is None else float(most)
+    detail = "none" if limit is None else money(limit)
+    row = store.acts.change_policy(
+        job_id, lambda policy: evolve(policy, budget=limit), "set_budget", detail, by
+    )
+    return remaining_budget(row)
+
+
+def has_stopped(store: SqlStore, job: JobRow) -> bool:
+    """Whether rows of a job were not sent because its first rows failed alike."""
+    after, page = -1, store.acts.failed(job.id, rows=None, after=-1, limit=PAGE_ROWS) if job.failed else []
+    while page:
+        if any(isinstance(decode_result(row.body, request_id="").error, ListStopped) for row in page):
+            return True
+        after = page[-1].ix
+        more = len(page) == PAGE_ROWS
+        page = store.acts.failed(job.id, rows=None, after=after, limit=PAGE_ROWS) if more else []
+    return False
+
+
+def retry_failed(
+    store: SqlStore,
+    job_id: str,
+    rows: Collection[int] | None,
+    by: str,
+    *,
+    billed: bool,
+    reopening: Reopening = reopen_without_client,
+) -> RetriedRows:
+    """Send failed rows of a job again, keeping their results and what they cost.
+
+    Args:
+        rows: positions; all failed rows if ``None``.
+        billed: include rows that were, or may have been, paid for; rows named in ``rows`` are included
+        anyway. reopening: runs them within the budget of a client.
+
+    Raises:
+        JobNotFound: there is no such job.
+        StoreError: it is being cancelled.
+        InvalidRequest: ``rows`` contains something that is not a position.
+    """
+    if rows is not None and (wrong := [ix for ix in rows if isinstance(ix, bool) or not isinstance(ix, int)]):
+        raise InvalidRequest(f"rows must be positions from 0; {wrong[0]!r:.60} is not", field="rows")
+    named = None if rows is None else sorted({ix for ix in rows if 0 <= ix < 1 << 32})
+    again: dict[int, NewResult | None] = {}
+    paid: list[int] = []
+    left: list[int] = []
+    after = -1
+    while max(len(again), len(left)) < MAX_ROWS_PER_ACT:
+        page = store.acts.failed(job_id, rows=named, after=after, limit=PAGE_ROWS)
+        for row in page:
+            after = row.ix
+            result = decode_result(row.body, request_id="")
+            may_be_paid = _may_be_paid(row, result)
+            # 1. something was or may have been billed, and it is neither named nor ``billed`` given:
+            # unchanged
+            if may_be_paid and named is None and not billed:
+                left.append(row.ix)
+                continue
+            # 2. it is sent again; if something was billed, its result is kept as an earlier try
+            again[row.ix] = _as_try(row, result) if may_be_paid else None
+            if may_be_paid:
+                paid.append(row.ix)
+        if len(page) < PAGE_ROWS:
+            break
+    count, left_out = reopening(job_id, partial(store.acts.reopen, job_id, again, paid, by))
+    return RetriedRows(count, left_out, tuple(left or paid))
+
+
+def _may_be_paid(row: FailedRow, result: Result) -> bool:
+    unsure = getattr(result.error, "maybe_billed", False)
+    return bool(row.cost is None or row.cost or row.tried or unsure or result.usage.total_tokens)
+
+
+def _as_try(row: FailedRow, result: Result) -> NewResult:
+    refused = isinstance(result.error, UnusableAnswer) and result.text is not None
+    outcome = "again" if refused else "unrun"
+    return NewResult(row.ix, outcome, row.body, cost=row.cost, usage=result.usage)
+
+
+# -- the actions of others -----------------------------------------------------------------------------------
+
+_MODEL_ACTS = frozenset({"pause_model", "resume_model", "set_limit"})
+_RESTARTING_ACTS = frozenset({"resume", "retry_failed"})
+"""Actions after which a job without an owner may continue."""
+
+
+@frozen
+class NewActs:
+    """What was done since the last look."""
+
+    models: bool  # pauses or limits changed
+    jobs: frozenset[str]  # ids of jobs that were named
+    any_job: bool  # jobs were selected by their properties, so any may be affected
+    claims: bool  # some jobs may wait for an owner
+
+
+class LiveControls:
+    """User settings for models and actions on jobs, as far as this process knows. Thread-safe.
+
+    Args:
+        store: returns the store, opening it if necessary.
+        wiring: its ``control`` gets all pauses and limits whenever one of them changed, with no lock held.
+
+    Attributes:
+        current: the pauses and limits that were read last.
+    """
+
+    def __init__(self, store: Callable[[], SqlStore], clock: Clock, wiring: JobWiring) -> None:
+        self._store = store
+        self._clock = clock
+        self._wiring = wiring
+        self._lock = threading.Lock()
+        self._seen: int | None = None
+        self._gap = False
+        self._new: list[Act] = []
+        self.current = ModelControls()
+
+    def read(self) -> ModelControls:
+        """Return the pauses and limits in the store.
+
+        Raises:
+            StoreError, ConfigError: the store cannot be used.
+        """
+        self._look()
+        return self.current
+
+    def new_acts(self) -> NewActs | None:
+        """Return what was done since the last call, ``None`` if nothing; raises like :meth:`read`."""
+        before = self.current
+        self._look()
+        with self._lock:
+            new, self._new = self._new, []
+            gap, self._gap = self._gap, False
+        if not new and not gap and self.current is before:
+            return None
+        return NewActs(
+            models=gap or self.current is not before or any(act.name in _MODEL_ACTS for act in new),
+            jobs=frozenset(act.job_id for act in new if act.job_id is not None),
+            any_job=gap or any(act.job_id is None and act.name not in _MODEL_ACTS for act in new),
+            claims=gap or any(act.name in _RESTARTING_ACTS for act in new),
+        )
+
+    def _look(self) -> None:
+        """Read new actions and, if they concern models, all pauses and limits.
+
+        On the first look, earlier actions on jobs show in the jobs' rows. If actions are missing, because
+        many were done while this process slept, anything may have changed. Nothing counts as seen before all
+        of it was read.
+        """
+        with self._lock:
+            controls = self._store().controls
+            seen = controls.last() if self._seen is None else self._seen
+            new = [] if self._seen is None else _all_after(controls.after, seen)
+            gap = bool(new) and new[0].number > seen + 1
+            before = after = self.current
+            if self._seen is None or gap or any(act.name in _MODEL_ACTS for act in new):
+                found = controls.controls()
+                after = before if found == before else found
+            self._seen = new[-1].number if new else seen
+            self._gap = self._gap or gap
+            self._new += new
+            self.current = after
+        if after is not before:
+            self._wiring.control(after)
+            for event in _changes(before, after, self._clock.now()):
+                self._wiring.tell(event)
+
+
+def _changes(before: ModelControls, after: ModelControls, now: float) -> list[Event]:
+    events: list[Event] = []
+    for model in {**before.pauses, **after.pauses}:
+        pause = after.pauses.get(model)
+        if pause != before.pauses.get(model):
+            reason, by = (None, None) if pause is None else (pause.reason, pause.by)
+            events.append(PauseChanged(at=now, model=model, paused=pause is not None, reason=reason, by=by))
+    for model in {**before.limits, **after.limits}:
+        limit = after.limits.get(model)
+        if limit != before.limits.get(model):
+            rpm, tpm = (None, None) if limit is None else (limit.requests_per_minute, limit.tokens_per_minute)
+            by = None if limit is None else limit.by
+            events.append(
+                LimitChanged(at=now, model=model, requests_per_minute=rpm, tokens_per_minute=tpm, by=by)
+            )
+    return events
+
+
+def _all_after(read: Callable[..., list[Act]], seen: int) -> list[Act]:
+    found: list[Act] = []
+    page = read(seen, limit=PAGE_ROWS)
+    while page:
+        found += page
+        page = read(found[-1].number, limit=PAGE_ROWS) if len(page) == PAGE_ROWS else []
+    return found
