@@ -25,7 +25,7 @@ from smartbatch import BatchingClient
 from smartbatch.core.batching.request_batch import BatchAccumulator, Waiting, Window
 from smartbatch.emulator.composed_answers import vector_for
 from smartbatch.providers.openai.provider import OpenAIProvider
-from smartbatch.realtime import lane_factory
+from smartbatch.realtime import lane
 from smartbatch.types import Embedding, Request
 
 MODEL = "text-embedding-3-small"
@@ -82,7 +82,7 @@ def run(
     Args:
         accumulator: what the lanes of the client gather requests with, made of a window.
     """
-    made_with = patch.object(lane_factory, "BatchAccumulator", accumulator)
+    made_with = patch.object(lane, "BatchAccumulator", accumulator)
     with emulator("--latency", str(LATENCY)) as base_url, made_with:
         provider = OpenAIProvider("benchmark", base_url)
         with BatchingClient(MODEL, provider=provider, parallelism=THREADS, **settings) as client:

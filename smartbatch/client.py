@@ -33,7 +33,7 @@ from smartbatch.observe.reporters import status_summary
 from smartbatch.plan import Plan
 from smartbatch.providers.base import Provider
 from smartbatch.providers.registry import ModelChoice, open_model
-from smartbatch.realtime.call.layers import Middleware
+from smartbatch.realtime.call import Middleware
 from smartbatch.realtime.queue import RequestCounts
 from smartbatch.realtime.setup import PostProcess, UserHooks
 from smartbatch.realtime.text_stream import TextStream

@@ -46,11 +46,10 @@ from smartbatch.observe.opentelemetry import record_content, under, with_telemet
 from smartbatch.observe.participants import RealtimeStatus, with_figures
 from smartbatch.prices import PriceBook
 from smartbatch.providers.registry import OpenedModel, open_model, parse_model
-from smartbatch.realtime.callbacks import CallbackThread
+from smartbatch.realtime.engine import CallbackThread
 from smartbatch.realtime.realtime import Realtime, stored_future
 from smartbatch.realtime.setup import Parallelism, RealtimeSetup, UserHooks
-from smartbatch.realtime.submission import CallOptions
-from smartbatch.realtime.ticket import ResultFuture, of_the_parent
+from smartbatch.realtime.ticket import CallOptions, ResultFuture, of_the_parent
 from smartbatch.routing.advisor import Advisor
 from smartbatch.routing.awaited_places import AwaitedPlaces
 from smartbatch.routing.history import ForecastHistory, process_memory

@@ -31,7 +31,7 @@ from smartbatch.observe import logs
 from smartbatch.observe.listeners import EventBus, UserWarnings
 from smartbatch.providers.base import Provider
 from smartbatch.providers.registry import OpenedModel
-from smartbatch.realtime.callbacks import CallbackThread
+from smartbatch.realtime.engine import CallbackThread
 from smartbatch.realtime.realtime import Realtime, stored_future
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.routing.history import ForecastHistory

@@ -105,7 +105,7 @@ ALLOWED: dict[str, frozenset[str]] = {
 
 FOLDERS: dict[str, frozenset[str]] = {
     "core": frozenset({"limits", "batching", "routing", "preparation"}),
-    "realtime": frozenset({"call"}),
+    "realtime": frozenset(),
     "sharing": frozenset(),
     "jobs": frozenset({"steps", "store"}),
     "routing": frozenset(),
@@ -358,7 +358,7 @@ READ_ANSWERS = (
         "core/preparation/json_schemas.py",
     ),
     *("core/preparation/class_schemas.py", "core/preparation/answer_length.py", "core/batching/packing.py"),
-    *("realtime/answer_reader.py", "realtime/admission.py", "realtime/call/sharing.py"),
+    *("realtime/answer_reader.py", "realtime/admission.py", "realtime/call.py"),
     *("jobs/payload.py", "jobs/stored_result.py", "jobs/steps/result_lines.py", "routing/job_results.py"),
     *("providers/answer_parts.py", "providers/gemini/answers.py", "providers/anthropic/answers.py"),
     *("providers/openai/answers.py", "providers/openai/streams.py"),

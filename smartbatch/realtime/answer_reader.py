@@ -12,7 +12,7 @@ from smartbatch.core.batching.request_batch import Batch
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.structured import Parsed, Problem, own_object, read_answer, repair_request
 from smartbatch.errors import MissingAnswer, ProviderError, UnusableAnswer, ValidationFailed
-from smartbatch.realtime.call.layers import Call, CallSpec, Outcome
+from smartbatch.realtime.call import Call, CallSpec, Outcome
 from smartbatch.realtime.effects import answered, share_of
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.setup import RealtimeSetup

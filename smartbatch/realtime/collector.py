@@ -24,13 +24,14 @@ from smartbatch.errors import (
 )
 from smartbatch.events import FlexChanged, LongWait, PackingChanged
 from smartbatch.observe.listeners import LONG_WAIT
-from smartbatch.realtime.call.layers import Outcome
+from smartbatch.realtime.call import Outcome
 from smartbatch.realtime.effects import DeferredEffects
 from smartbatch.realtime.gates import Demand, Ending, Gates, Permit, is_refused
+from smartbatch.realtime.in_flight import InFlightCall
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.lane_queue import LaneQueue
 from smartbatch.realtime.queue import RequestQueue
-from smartbatch.realtime.router import InFlightCall, ResponseRouter
+from smartbatch.realtime.router import ResponseRouter
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.ticket import Ticket, TicketState
 

@@ -21,13 +21,13 @@ from smartbatch.core.batching.request_batch import BatchState
 from smartbatch.errors import ClientClosed, ProviderError
 from smartbatch.events import CalledRequest, CallFinished, CallStarted
 from smartbatch.observe import logs
-from smartbatch.realtime.accounting import NO_BILL, bill, is_kept, route_of
 from smartbatch.realtime.answer_reader import Reading
-from smartbatch.realtime.call.layers import CallSpec, Outcome
+from smartbatch.realtime.call import CallSpec, Outcome
 from smartbatch.realtime.collector import Collector
 from smartbatch.realtime.effects import DeferredEffects
+from smartbatch.realtime.in_flight import NO_BILL, InFlightCall, bill, is_kept, route_of
 from smartbatch.realtime.queue import RequestQueue
-from smartbatch.realtime.router import InFlightCall, ResponseRouter
+from smartbatch.realtime.router import ResponseRouter
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.types import NO_USAGE, Answer, Kind, Request, Route
 

@@ -11,7 +11,7 @@ from attrs import define, field
 
 from smartbatch.errors import SmartbatchError, UnusableAnswer, after_refusal, named
 from smartbatch.events import Event, ParameterDropped, RequestFinished, RequestSubmitted
-from smartbatch.realtime.accounting import Bill, owed
+from smartbatch.realtime.in_flight import Bill, owed
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.shared_quota import SharedQuota
 from smartbatch.realtime.ticket import Ticket, Waiter

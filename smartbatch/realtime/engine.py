@@ -1,19 +1,22 @@
-"""One run of a client: its queue, gates, collector, router and dispatcher, put together.
+"""One run of a client: its queue, gates, collector, router, dispatcher and callbacks, put together.
 
-A client builds an engine when it starts and drops it when it stops or finds itself in a forked child; so an
-engine never has to be reset.
+A client builds an engine when it starts and drops it when it stops or finds itself in a forked child, so an
+engine is never reset.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context
 from functools import partial
+from typing import Any
 
 from attrs import evolve
 
+from smartbatch._clock import Clock
 from smartbatch._fork import run_after_collection
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.model_controls import ModelControls
@@ -21,22 +24,120 @@ from smartbatch.errors import ClientClosed, RequestCancelled, SmartbatchError, W
 from smartbatch.events import Event
 from smartbatch.observe.participants import RealtimeStatus
 from smartbatch.realtime.cache import ResponseCache
-from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.collector import Collector
 from smartbatch.realtime.dispatcher import BatchDispatcher
 from smartbatch.realtime.effects import DeferredEffects, request_submitted
 from smartbatch.realtime.gates import Gates
-from smartbatch.realtime.lane import Lane
-from smartbatch.realtime.lane_factory import LaneFactory
+from smartbatch.realtime.lane import Lane, LaneFactory
 from smartbatch.realtime.live_status import status_of
 from smartbatch.realtime.queue import RequestCounts, RequestQueue
 from smartbatch.realtime.router import ResponseRouter
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.shared_quota import Sharing
-from smartbatch.realtime.submission import Submission
-from smartbatch.realtime.ticket import ResultFuture, Ticket, TicketState, Waiter
+from smartbatch.realtime.ticket import ResultFuture, Submission, Ticket, TicketState, Waiter
 from smartbatch.sharing.limit_leases import leases_of
-from smartbatch.types import Result
+from smartbatch.types import Result, RunCallback, call_now
+
+
+class CallbackThread:
+    """Runs callables one after another, in order, on a daemon thread that starts with the first one.
+
+    Args:
+        clock: time and waiting.
+        report: told of anything a callback raises, ``SystemExit`` and ``KeyboardInterrupt`` included.
+        run: calls what it is given.
+    """
+
+    def __init__(
+        self, clock: Clock, report: Callable[[BaseException], None], run: RunCallback = call_now
+    ) -> None:
+        self._clock = clock
+        self._report = report
+        self._run_callback = run
+        self._monitor = clock.monitor()
+        self._idle = clock.monitor(self._monitor.lock)
+        self._todo: deque[Callable[[], Any]] = deque()
+        self._thread: threading.Thread | None = None
+        self._busy = False
+        self._closing = False
+
+    def run_later(self, fn: Callable[[], Any]) -> None:
+        """Have ``fn`` run soon."""
+        todo: list[Callable[[], Any]] = []
+        with self._monitor:
+            self._todo.append(fn)
+            self._monitor.notify()
+            if self._thread is not None:
+                return
+            self._thread = threading.Thread(target=self._run, name="smartbatch-callbacks", daemon=True)
+            self._clock.spawned()
+            try:
+                self._thread.start()
+            except RuntimeError:
+                # No thread can be had (limits, interpreter exit): on one that is there, or on this one.
+                self._thread = None
+                self._clock.unspawned()
+                if run_after_collection(self._run_all):
+                    return
+                todo = list(self._todo)
+                self._todo.clear()
+        for each in todo:
+            self._call(each)
+
+    def _run_all(self) -> None:
+        """Run what there is, on a thread that is not this object's."""
+        while True:
+            with self._monitor:
+                self._busy = bool(self._todo)
+                if not self._busy:
+                    self._idle.notify_all()
+                    return
+                fn = self._todo.popleft()
+            self._call(fn)
+
+    def drain(self, timeout: float | None) -> bool:
+        """Wait until every callback has run; at once when called from one of them."""
+        if threading.current_thread() is self._thread:
+            return True
+        with self._idle:
+            return bool(self._idle.wait_for(lambda: not (self._busy or self._todo), timeout))
+
+    def close(self) -> None:
+        """Let the thread end once nothing is left to do; what comes later is run all the same."""
+        with self._monitor:
+            self._closing = True
+            self._monitor.notify()
+
+    def _run(self) -> None:
+        self._clock.began()
+        try:
+            while True:
+                fn = self._next()
+                if fn is None:
+                    return
+                self._call(fn)
+                del fn
+        finally:
+            self._clock.ended()
+
+    def _next(self) -> Callable[[], Any] | None:
+        with self._monitor:
+            self._busy = False
+            while not self._todo:
+                self._idle.notify_all()
+                if self._closing:
+                    self._thread = None
+                    return None
+                self._monitor.wait()
+            self._busy = True
+            return self._todo.popleft()
+
+    def _call(self, fn: Callable[[], Any]) -> None:
+        try:
+            self._run_callback(fn)
+        except BaseException as error:
+            self._report(error)
+
 
 LAST_CALLBACKS = 0.25
 """Seconds that callbacks and observers have at a stop whose own time is over: they say who was not

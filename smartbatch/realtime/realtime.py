@@ -30,14 +30,12 @@ from smartbatch.providers.base import Provider
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.admission import Admission
 from smartbatch.realtime.bounded_map import BoundedMap, ListOptions
-from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.effects import parameters_dropped, request_finished, request_submitted
-from smartbatch.realtime.engine import LAST_CALLBACKS, RealtimeEngine
+from smartbatch.realtime.engine import LAST_CALLBACKS, CallbackThread, RealtimeEngine
 from smartbatch.realtime.queue import RequestCounts
 from smartbatch.realtime.setup import RealtimeSetup
-from smartbatch.realtime.submission import CallOptions, Submission
 from smartbatch.realtime.text_stream import ChunkBox, TextStream
-from smartbatch.realtime.ticket import ResultFuture
+from smartbatch.realtime.ticket import CallOptions, ResultFuture, Submission
 from smartbatch.sharing.budget_share import BudgetShare
 from smartbatch.sharing.limit_leases import SharedLeases, leases_of, shared_leases
 from smartbatch.types import Answer, Request, Result, Route

@@ -6,11 +6,7 @@ requests, never over the answers: a request that has no answer is sent again, al
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Sequence
-from contextvars import Context, copy_context
-
-from attrs import define, frozen
 
 from smartbatch.core.batching.request_batch import Batch, BatchState
 from smartbatch.core.limits.breaker import FOLLOWED, BreakerState, Transition
@@ -29,7 +25,6 @@ from smartbatch.core.limits.suspension import PackingHealth
 from smartbatch.core.preparation.answer_length import SHAPES
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import (
-    ErrorKind,
     MissingAnswer,
     ParameterRejected,
     ProviderError,
@@ -37,18 +32,25 @@ from smartbatch.errors import (
 )
 from smartbatch.events import (
     BreakerChanged,
-    CalledRequest,
     CooldownStarted,
     FlexChanged,
     PackingChanged,
     ParameterDropped,
     RetryScheduled,
 )
-from smartbatch.realtime.accounting import NO_BILL, CallBill, account, is_kept, route_of
 from smartbatch.realtime.answer_reader import AnswerReader, Reading, Repair, Shares
-from smartbatch.realtime.call.layers import Outcome
+from smartbatch.realtime.call import Outcome
 from smartbatch.realtime.effects import DeferredEffects
-from smartbatch.realtime.gates import Change, Ending, Gates, Permit, Used, is_refused
+from smartbatch.realtime.gates import Change, Ending, Gates, is_refused
+from smartbatch.realtime.in_flight import (
+    FlexRefusal,
+    InFlightCall,
+    account,
+    end_of,
+    flex_refusal,
+    is_kept,
+    route_of,
+)
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.setup import RealtimeSetup
@@ -60,51 +62,6 @@ _PASSED_LATELY = 10.0
 """Where more than this share of requests fail at first, others pass if one did within so many seconds."""
 _STOP_SECONDS = 30.0
 """How long nothing is sent after such a failure; then one request may try."""
-
-
-class FlexRefusal(enum.Enum):
-    """Why a request leaves the slower tier, in the words of the event that tells of it."""
-
-    FULL = "the flex tier has no capacity"
-    DECLINED = "the flex tier was refused for this model"
-    REJECTED = "requests were refused in the flex tier"
-    """For a reason that may be their own: then they are refused at the standard price too, and not billed."""
-    LATE = "the flex tier does not answer within call_timeout"
-
-
-@frozen
-class CallEnd:
-    """How a call ended as a whole: for the gates, by the error that says so, and with what it used."""
-
-    ending: Ending
-    worst: ProviderError | None
-    used: Used
-
-
-@define(eq=False)
-class InFlightCall:
-    """A batch whose call is under way, from its permit to its routing. Owned by one worker.
-
-    Attributes:
-        started: when the call began, monotonic seconds; until then when the permit was taken.
-        bill: what it used and cost, once it has ended.
-        end: how it ended, once its outcomes are there.
-        requests: those who wait for it, as events name them.
-    """
-
-    batch: Batch[Ticket, Outcome]
-    permit: Permit
-    started: float
-    bill: CallBill = NO_BILL
-    end: CallEnd | None = None
-    requests: tuple[CalledRequest, ...] = ()
-
-    def variables(self) -> Context:
-        """Return a copy of the context variables of the first who waits for it, for one call."""
-        for ticket in self.batch.items:
-            for waiter in list(ticket.waiters):
-                return waiter.variables.copy()
-        return copy_context()
 
 
 class ResponseRouter:
@@ -148,7 +105,7 @@ class ResponseRouter:
         """
         tickets = call.batch.items
         size = len(tickets)
-        call.end = end = _end_of(call)
+        call.end = end = end_of(call)
         learns = tickets[0].request.call is None and end.ending is Ending.SUCCESS
         seconds = now - call.started
         readings: list[Reading] = []
@@ -168,7 +125,7 @@ class ResponseRouter:
 
     def end_quota(self, call: InFlightCall, now: float) -> None:
         """Tell the limits how ``call`` ended. They have a lock of their own, so the monitor is not needed."""
-        end = _end_of(call) if call.end is None else call.end
+        end = end_of(call) if call.end is None else call.end
         self._gates.end_quota(call.permit, end.ending, now, end.used)
 
     def route_locked(self, call: InFlightCall, readings: Sequence[Reading], effects: DeferredEffects) -> None:
@@ -288,7 +245,7 @@ class ResponseRouter:
     def give_up_locked(self, call: InFlightCall, error: ProviderError, effects: DeferredEffects) -> None:
         """Fail what an error of this library left in flight, and end its permit."""
         if not call.permit.ended:
-            self._gates.end(call.permit, Ending.IGNORED, effects.now, _end_of(call).used)
+            self._gates.end(call.permit, Ending.IGNORED, effects.now, end_of(call).used)
         if not call.batch.ended:
             call.batch.fail(error)
         for ticket in call.batch.items:
@@ -467,7 +424,7 @@ class ResponseRouter:
         4. What changed is told, and the slower tier is judged.
         """
         lane = call.permit.lane
-        end = _end_of(call) if call.end is None else call.end
+        end = end_of(call) if call.end is None else call.end
         worst = end.worst
         if end.ending is not Ending.DROPPED and (worst is None or worst.status is not None):
             lane.provider_health.answered = True
@@ -535,54 +492,6 @@ class ResponseRouter:
                 pause=max(0.0, pause),
             )
         )
-
-
-def _end_of(call: InFlightCall) -> CallEnd:
-    """Return how a call ended; limits and breaker ignore an error of the slower tier: it says nothing of the
-    model.
-    """
-    outcomes = call.batch.outcomes
-    ending, worst = _ending(outcomes)
-    if worst is not None and flex_refusal(call.permit.lane, worst) is not None:
-        ending = Ending.IGNORED
-    usage, unconfirmed = call.bill.usage, call.bill.unconfirmed
-    if unconfirmed:  # also of what was reserved for the call as a whole
-        unconfirmed = max(unconfirmed, call.permit.demand.cost - call.bill.known)
-    used = Used(
-        tokens=usage.total_tokens if usage is not None else None,
-        output=usage.output_tokens if usage is not None else None,
-        cost=call.bill.known,
-        unconfirmed=unconfirmed,
-        retry_after=worst.retry_after if worst is not None else None,
-        limits=next((out.limits for out in outcomes if out is not None and out.limits), None),
-    )
-    return CallEnd(ending, worst, used)
-
-
-def _ending(outcomes: Sequence[Outcome]) -> tuple[Ending, ProviderError | None]:
-    """Return how the call as a whole ended, and the error that says so."""
-    if all(map(is_kept, outcomes)):
-        return Ending.DROPPED, None
-    errors = [outcome for outcome in outcomes if isinstance(outcome, ProviderError)]
-    if len(errors) < len(outcomes):
-        return Ending.SUCCESS, None
-    first = errors[0]
-    if first.kind is ErrorKind.RATE_LIMIT:
-        return Ending.REFUSED, first
-    return (Ending.FAILURE if is_unhealthy(first) else Ending.IGNORED), first
-
-
-def flex_refusal(lane: Lane, error: ProviderError) -> FlexRefusal | None:
-    """Return why a request that failed in ``lane`` goes to the standard lane; ``None`` when it does not."""
-    if lane.tier is None or isinstance(error, ParameterRejected):
-        return None
-    if lane.tier.full(error):
-        return FlexRefusal.FULL
-    if lane.tier.declines(error):
-        return FlexRefusal.DECLINED
-    if error.kind is ErrorKind.CLIENT_ERROR:
-        return FlexRefusal.REJECTED
-    return FlexRefusal.LATE if error.kind is ErrorKind.TIMEOUT else None
 
 
 def _judge_flex(lane: Lane, error: ProviderError | None, effects: DeferredEffects) -> None:

@@ -19,7 +19,7 @@ from smartbatch.events import Event, Observer
 from smartbatch.observe import logs
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.providers.registry import OpenedModel
-from smartbatch.realtime.call.layers import Middleware
+from smartbatch.realtime.call import Middleware
 from smartbatch.types import Kind, Result, RunCallback, call_now, evolve
 
 PostProcess = Callable[[Result], "Result | None"]

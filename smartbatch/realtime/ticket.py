@@ -1,7 +1,7 @@
-"""A request on its way: the ticket that travels, its waiters, and the futures that their callers hold.
+"""A request on its way: its submission, the ticket that travels, its waiters, and their futures.
 
-The three know each other and stand in one file: a ticket lists its waiters, a waiter has its future and its
-ticket, and a future that is cancelled leads back to its waiter.
+They refer to each other: a ticket lists its waiters, a waiter has its future and its ticket, and a cancelled
+future leads back to its waiter.
 """
 
 from __future__ import annotations
@@ -12,17 +12,71 @@ from concurrent.futures import Future, InvalidStateError
 from contextvars import Context, copy_context
 from typing import Any
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from smartbatch._fork import notice_fork
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.retry import RetryCount
 from smartbatch.errors import SmartbatchError, UnusableAnswer, WrongProcess
 from smartbatch.interrupted import Interrupted
+from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.lane import Lane
-from smartbatch.realtime.submission import Submission
 from smartbatch.realtime.text_stream import ChunkBox
 from smartbatch.types import NO_USAGE, Priority, Request, Result, Route, T, Usage
+
+
+@frozen
+class CallOptions:
+    """How one request is asked, besides what the request itself says.
+
+    Attributes:
+        model: that answers.
+        sink: gets the result before anybody who waits for the future runs on.
+        stream: takes the answer piece by piece.
+        raw: whether the result is left as it came, because it is post-processed when it is read.
+        own_budget: pays for it, within the client's budget; ``None`` where the client's budget pays.
+        alone: whether it shares its call with no other request.
+        flex: whether it goes in the provider's slower tier, where there is one.
+        keeps_going: whether it is sent although the provider refuses the key, the account or the model.
+    """
+
+    model: OpenedModel
+    sink: Callable[[Result], None] | None = None
+    stream: ChunkBox | None = None
+    raw: bool = False
+    own_budget: Budget | None = None
+    alone: bool = False
+    flex: bool = False
+    keeps_going: bool = False
+
+
+@frozen
+class Submission:
+    """A checked request with everything that decides how it travels.
+
+    Attributes:
+        request: as it is to be sent.
+        request_id: its own id, or the one it was given.
+        lane: where it waits.
+        options: how it is asked.
+        fingerprint: equal for requests that may share one answer; ``None`` for one that must not.
+        cache_key: where the cache keeps the answer of the model that is asked; ``None`` where there is no
+            cache, or it must not.
+        input_tokens: estimated from the text alone.
+        tokens: input and output together, as far as its lane has learned.
+        reserve: the most it can cost, USD.
+    """
+
+    request: Request
+    request_id: str
+    lane: Lane
+    options: CallOptions
+    fingerprint: bytes | None
+    cache_key: bytes | None = None
+    input_tokens: int = 0
+    tokens: int = 0
+    reserve: float = 0.0
+
 
 PATIENCE: dict[Priority, float] = {
     Priority.URGENT: -86_400.0,

@@ -21,8 +21,7 @@ from smartbatch.jobs.job_options import JobOptions, batches_of
 from smartbatch.observe.listeners import tell_by_batch
 from smartbatch.observe.progress import new_display
 from smartbatch.plan import Plan
-from smartbatch.realtime.bounded_map import BoundedMap, ListOptions
-from smartbatch.realtime.read_ahead import ReadAhead
+from smartbatch.realtime.bounded_map import BoundedMap, ListOptions, ReadAhead
 from smartbatch.realtime.realtime import Realtime, stored_stream
 from smartbatch.realtime.text_stream import TextStream
 from smartbatch.results import ReportFile, ResultList, ended

@@ -12,7 +12,7 @@ from smartbatch import Answer, Attempt, BatchingClient, ErrorKind, Message, Prov
 from smartbatch._clock import VirtualClock
 from smartbatch.events import RequestFinished, RetryScheduled
 from smartbatch.providers import CallableProvider, Provider
-from smartbatch.realtime.call.layers import Call, CallSpec, Outcome
+from smartbatch.realtime.call import Call, CallSpec, Outcome
 from smartbatch.types import evolve
 
 KINDS = ("provider request", "callable", "agent", "agent factory")

@@ -45,7 +45,7 @@ from smartbatch.providers.limit_headers import (
 from smartbatch.providers.openai.errors import ERRORS as OPENAI_ERRORS
 from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.providers.openai.streams import ChatReader, ResponseReader
-from smartbatch.realtime.call.soundness import flaw
+from smartbatch.realtime.call import flaw
 from smartbatch.types import Answer, Embedding, LimitReport, Request, Usage
 from tests.levels import sampled
 

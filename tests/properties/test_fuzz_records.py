@@ -47,7 +47,7 @@ from smartbatch.providers.foreign_text import without_echo
 from smartbatch.providers.gemini.provider import GeminiProvider
 from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.providers.registry import create
-from smartbatch.realtime.call.soundness import flaw
+from smartbatch.realtime.call import flaw
 from smartbatch.runs.output_file import OutputFile
 from smartbatch.runs.output_lines import encode
 from smartbatch.runs.row_keys import KeyedRow, Keys, RowKeys

@@ -17,11 +17,10 @@ from smartbatch.core.limits.budget import Budget, SpendReservation
 from smartbatch.errors import QueueFull
 from smartbatch.providers import MockProvider
 from smartbatch.providers.registry import OpenedModel
-from smartbatch.realtime.lane_factory import LaneFactory
+from smartbatch.realtime.lane import LaneFactory
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.setup import RealtimeSetup
-from smartbatch.realtime.submission import CallOptions, Submission
-from smartbatch.realtime.ticket import ResultFuture, Ticket, TicketState, Waiter
+from smartbatch.realtime.ticket import CallOptions, ResultFuture, Submission, Ticket, TicketState, Waiter
 from smartbatch.types import Priority, Request, Result
 
 CAPACITY = 8

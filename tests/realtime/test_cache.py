@@ -25,7 +25,7 @@ from smartbatch.errors import AllRequestsFailed, AnswerUnread, ErrorKind, Provid
 from smartbatch.events import CacheUnavailable, Event, RequestFinished
 from smartbatch.providers import MockProvider
 from smartbatch.realtime.cache import TRIM_EVERY, ResponseCache
-from smartbatch.realtime.call.layers import Call, CallSpec, Outcome
+from smartbatch.realtime.call import Call, CallSpec, Outcome
 from smartbatch.types import Answer, Request, Result
 from tests.together import run_together
 

@@ -14,7 +14,7 @@ from scenes import PATIENCE, Aside, eventually
 
 from smartbatch import BatchingClient, Result
 from smartbatch._clock import RealClock
-from smartbatch.realtime.callbacks import CallbackThread
+from smartbatch.realtime.engine import CallbackThread
 
 
 def test_callables_run_in_order_on_one_thread() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from smartbatch import Attempt, BatchingClient, Request, Result
 from smartbatch.events import CallFinished, CallStarted, Event, RequestEvent, RequestFinished
-from smartbatch.realtime.call.layers import Call, CallSpec, Outcome
+from smartbatch.realtime.call import Call, CallSpec, Outcome
 
 TENANT: ContextVar[str] = ContextVar("TENANT", default="nobody")
 

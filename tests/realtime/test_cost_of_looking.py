@@ -17,8 +17,7 @@ from smartbatch.core.limits.budget import Budget
 from smartbatch.providers.mock import MockProvider
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.lane_queue import LaneQueue
-from smartbatch.realtime.submission import CallOptions
-from smartbatch.realtime.ticket import Ticket
+from smartbatch.realtime.ticket import CallOptions, Ticket
 from smartbatch.types import Generation, Request
 
 ClientOf = Callable[..., BatchingClient]

@@ -20,8 +20,7 @@ from smartbatch.prices import Price
 from smartbatch.providers.base import FLEX, FlexTier
 from smartbatch.providers.openai.errors import FLEX_TIER as OPENAI
 from smartbatch.realtime.shared_quota import shared_quota
-from smartbatch.realtime.submission import CallOptions
-from smartbatch.realtime.ticket import ResultFuture
+from smartbatch.realtime.ticket import CallOptions, ResultFuture
 from smartbatch.types import Answer, Generation, Request, Result, Route, Usage
 
 ClientOf = Callable[..., BatchingClient]

@@ -17,7 +17,7 @@ from smartbatch.client import BatchingClient
 from smartbatch.core.limits.budget_reservations import JobReservations
 from smartbatch.events import Event, RequestSubmitted
 from smartbatch.jobs.store.jobs import JobTable
-from smartbatch.realtime.callbacks import CallbackThread
+from smartbatch.realtime.engine import CallbackThread
 from smartbatch.realtime.lane_queue import LaneQueue
 from smartbatch.realtime.ticket import Ticket
 

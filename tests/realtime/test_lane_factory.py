@@ -17,8 +17,7 @@ from smartbatch.core.limits.model_controls import ModelControls, ModelLimit
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.prices import PriceBook, RateCard
 from smartbatch.providers.base import Capabilities
-from smartbatch.realtime.lane import Lane
-from smartbatch.realtime.lane_factory import LaneFactory
+from smartbatch.realtime.lane import Lane, LaneFactory
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.types import Kind
 

@@ -17,7 +17,7 @@ from smartbatch._clock import VirtualClock
 from smartbatch.errors import SmartbatchError
 from smartbatch.providers.base import Capabilities
 from smartbatch.providers.batch_api import Line
-from smartbatch.realtime.call.layers import Call, CallSpec, Outcome
+from smartbatch.realtime.call import Call, CallSpec, Outcome
 from smartbatch.types import Answer, Kind, Usage, evolve
 from tests.levels import sampled
 

@@ -12,8 +12,7 @@ from scenes import PATIENCE, Embedder, InTime, Scripted, eventually, submit_all,
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
-from smartbatch.realtime.lane import Lane
-from smartbatch.realtime.lane_factory import LaneFactory
+from smartbatch.realtime.lane import Lane, LaneFactory
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.ticket import Ticket
 from smartbatch.types import Embedding

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
+from contextvars import Context, copy_context
 
-from attrs import frozen
+from attrs import define, frozen
 
 from smartbatch.core.batching.packing import split_usage
+from smartbatch.core.batching.request_batch import Batch
+from smartbatch.core.limits.failures import (
+    is_unhealthy,
+)
 from smartbatch.core.preparation.tokens import estimate
-from smartbatch.errors import MissingAnswer, ProviderError
+from smartbatch.errors import (
+    ErrorKind,
+    MissingAnswer,
+    ParameterRejected,
+    ProviderError,
+)
+from smartbatch.events import (
+    CalledRequest,
+)
 from smartbatch.prices import RateCard
 from smartbatch.providers.base import FLEX
-from smartbatch.realtime.call.layers import Outcome
+from smartbatch.realtime.call import Outcome
+from smartbatch.realtime.gates import Ending, Permit, Used
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.ticket import Ticket
 from smartbatch.types import NO_USAGE, Answer, Route, Usage
@@ -165,3 +180,96 @@ def _rates(lane: Lane, outcome: Outcome) -> RateCard | None:
 def _upgraded(lane: Lane, outcome: Outcome) -> bool:
     """Whether a lane of the slower tier got its answer from another one, as the answer itself says."""
     return lane.tier is not None and isinstance(outcome, Answer) and outcome.tier not in (None, FLEX)
+
+
+class FlexRefusal(enum.Enum):
+    """Why a request leaves the slower tier, in the words of the event that tells of it."""
+
+    FULL = "the flex tier has no capacity"
+    DECLINED = "the flex tier was refused for this model"
+    REJECTED = "requests were refused in the flex tier"
+    """For a reason that may be their own: then they are refused at the standard price too, and not billed."""
+    LATE = "the flex tier does not answer within call_timeout"
+
+
+@frozen
+class CallEnd:
+    """How a call ended as a whole: for the gates, by the error that says so, and with what it used."""
+
+    ending: Ending
+    worst: ProviderError | None
+    used: Used
+
+
+@define(eq=False)
+class InFlightCall:
+    """A batch whose call is under way, from its permit to its routing. Owned by one worker.
+
+    Attributes:
+        started: when the call began, monotonic seconds; until then when the permit was taken.
+        bill: what it used and cost, once it has ended.
+        end: how it ended, once its outcomes are there.
+        requests: those who wait for it, as events name them.
+    """
+
+    batch: Batch[Ticket, Outcome]
+    permit: Permit
+    started: float
+    bill: CallBill = NO_BILL
+    end: CallEnd | None = None
+    requests: tuple[CalledRequest, ...] = ()
+
+    def variables(self) -> Context:
+        """Return a copy of the context variables of the first who waits for it, for one call."""
+        for ticket in self.batch.items:
+            for waiter in list(ticket.waiters):
+                return waiter.variables.copy()
+        return copy_context()
+
+
+def end_of(call: InFlightCall) -> CallEnd:
+    """Return how a call ended; limits and breaker ignore an error of the slower tier: it says nothing of the
+    model.
+    """
+    outcomes = call.batch.outcomes
+    ending, worst = _ending(outcomes)
+    if worst is not None and flex_refusal(call.permit.lane, worst) is not None:
+        ending = Ending.IGNORED
+    usage, unconfirmed = call.bill.usage, call.bill.unconfirmed
+    if unconfirmed:  # also of what was reserved for the call as a whole
+        unconfirmed = max(unconfirmed, call.permit.demand.cost - call.bill.known)
+    used = Used(
+        tokens=usage.total_tokens if usage is not None else None,
+        output=usage.output_tokens if usage is not None else None,
+        cost=call.bill.known,
+        unconfirmed=unconfirmed,
+        retry_after=worst.retry_after if worst is not None else None,
+        limits=next((out.limits for out in outcomes if out is not None and out.limits), None),
+    )
+    return CallEnd(ending, worst, used)
+
+
+def _ending(outcomes: Sequence[Outcome]) -> tuple[Ending, ProviderError | None]:
+    """Return how the call as a whole ended, and the error that says so."""
+    if all(map(is_kept, outcomes)):
+        return Ending.DROPPED, None
+    errors = [outcome for outcome in outcomes if isinstance(outcome, ProviderError)]
+    if len(errors) < len(outcomes):
+        return Ending.SUCCESS, None
+    first = errors[0]
+    if first.kind is ErrorKind.RATE_LIMIT:
+        return Ending.REFUSED, first
+    return (Ending.FAILURE if is_unhealthy(first) else Ending.IGNORED), first
+
+
+def flex_refusal(lane: Lane, error: ProviderError) -> FlexRefusal | None:
+    """Return why a request that failed in ``lane`` goes to the standard lane; ``None`` when it does not."""
+    if lane.tier is None or isinstance(error, ParameterRejected):
+        return None
+    if lane.tier.full(error):
+        return FlexRefusal.FULL
+    if lane.tier.declines(error):
+        return FlexRefusal.DECLINED
+    if error.kind is ErrorKind.CLIENT_ERROR:
+        return FlexRefusal.REJECTED
+    return FlexRefusal.LATE if error.kind is ErrorKind.TIMEOUT else None

@@ -12,7 +12,7 @@ from smartbatch.core.batching.request_batch import Batch
 from smartbatch.core.limits.classifiers import Classifiers
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.base import Capabilities, Provider
-from smartbatch.realtime.call.layers import Call, CallSpec, Middleware, Outcome, build_call
+from smartbatch.realtime.call import Call, CallSpec, Middleware, Outcome, build_call
 from smartbatch.types import Answer, Request, Usage
 
 

@@ -1,0 +1,470 @@
+"""One call to a provider, as a function in layers. A layer turns a call into a call; none waits or retries.
+
+The layers, from the outside in, and the reason for their order:
+
+1. middleware: the user's own; it sees the classified outcome and may change requests or answers;
+2. :class:`AnswerSharing`, if there is a cache or shareable middleware: below the middleware, so that what is
+   shared and stored is the provider's answer, and each middleware sees it;
+3. classify: below the middleware, so that no layer above meets a foreign exception;
+4. deadline: next to the provider, so that it subtracts the time the layers above took;
+5. the provider, or the request's own callable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+from attrs import frozen
+
+from smartbatch.core.batching.packing import BatchCompiler, Packed, split, split_usage, usage_weights
+from smartbatch.core.batching.request_batch import Batch
+from smartbatch.core.limits.classifiers import Classifiers
+from smartbatch.core.preparation import tokens
+from smartbatch.core.preparation.fingerprint import fingerprint
+from smartbatch.core.preparation.structured import Parsed, read_answer
+from smartbatch.errors import AnswerUnread, ErrorKind, MissingAnswer, ProviderError, RequestCancelled, scrub
+from smartbatch.observe import logs
+from smartbatch.providers.base import AnswerStream, FlexTier, Provider
+from smartbatch.providers.callable import normalise, usage_of
+from smartbatch.providers.limit_headers import RETRY_AFTER_CEILING
+from smartbatch.realtime.cache import ResponseCache
+from smartbatch.realtime.text_stream import ChunkBox
+from smartbatch.types import Answer, Attempt, LimitReport, Request, Usage, evolve, own_parts
+
+STOPPED: Final = frozenset({"refusal", "content_filter"})
+"""Ends of a packed call that one prompt may have caused for all: then each is sent alone."""
+
+Outcome: TypeAlias = "Answer | ProviderError | None"
+"""What became of one request of a call; ``None`` where a shared answer lacks it."""
+
+
+@frozen
+class CallSpec:
+    """One call to be made.
+
+    Attributes:
+        batch: the container it is made for; its items may be others than ``requests`` below a middleware.
+        requests: what it carries, one or several.
+        model: ``provider:model``.
+        attempt: 0 for the first call of these requests.
+        deadline: monotonic seconds at which the call must have ended.
+        feed: takes the pieces of a streamed answer; ``None`` for all others.
+    """
+
+    batch: Batch[Any, Outcome]
+    requests: tuple[Request, ...]
+    model: str
+    attempt: int
+    deadline: float
+    feed: ChunkBox | None = None
+
+    @property
+    def batch_id(self) -> str:
+        """What names it in events and errors."""
+        return self.batch.id
+
+
+Call: TypeAlias = "Callable[[CallSpec], Sequence[Outcome]]"
+Middleware: TypeAlias = "Callable[[CallSpec, Call], Sequence[Outcome]]"
+"""``middleware(spec, proceed)`` calls ``proceed(spec)`` and returns one outcome for each request."""
+
+
+def build_call(
+    provider: Provider,
+    model: str,
+    *,
+    now: Callable[[], float],
+    classifiers: Classifiers,
+    middleware: Sequence[Middleware],
+    innermost: Middleware | None = None,
+    compiler: BatchCompiler | None = None,
+    tier: FlexTier | None = None,
+) -> Call:
+    """Return the call of ``provider`` and ``model`` with its layers around it; it never raises.
+
+    With a ``compiler`` several requests go as one packed prompt; with a ``tier`` each asks for it. The layer
+    ``innermost`` stands below the middleware: it sees what is really sent, and what the provider said.
+    """
+    call = _classified(_deadlined(provider, model, now, compiler, tier), provider, classifiers)
+    if innermost is not None:
+        call = _with_middleware(innermost, call)
+    return around(call, provider, middleware)
+
+
+def around(call: Call, provider: Provider, middleware: Sequence[Middleware]) -> Call:
+    """Return ``call`` with the middleware around it, the first of it outermost."""
+    for layer in reversed(middleware):
+        call = _with_middleware(layer, call)
+    return _guarded(call, provider) if middleware else call
+
+
+def _deadlined(
+    provider: Provider,
+    model: str,
+    now: Callable[[], float],
+    compiler: BatchCompiler | None,
+    tier: FlexTier | None,
+) -> Call:
+    def call(spec: CallSpec) -> Sequence[Outcome]:
+        """Make the call in the time that is left. The cases, in order: no time is left; vectors; several
+        prompts packed into one; several requests that the provider takes in one call; an own callable; a
+        stream; one request, of the slower tier where the lane has it."""
+        timeout = spec.deadline - now()
+        if timeout <= 0:
+            raise ProviderError("the time for the call was over before it began", kind=ErrorKind.TIMEOUT)
+        if spec.requests[0].embedding is not None:
+            return provider.embed(  # type: ignore[return-value]  # classified above
+                spec.requests, model=model, attempt=spec.attempt, timeout=timeout
+            )
+        generate = partial(provider.generate, model=model, attempt=spec.attempt, timeout=timeout)
+        if len(spec.requests) > 1 and compiler is not None:
+            spec.batch.compiled = compiler.compile(spec.requests)
+            return _packed(generate, spec.batch.compiled, spec.requests)
+        if len(spec.requests) > 1:
+            return provider.generate_many(  # type: ignore[return-value]  # classified above
+                spec.requests, model=model, attempt=spec.attempt, timeout=timeout
+            )
+        request = spec.requests[0]
+        if request.call is not None:
+            attempt = Attempt(spec.attempt, timeout, request.params.temperature)
+            return (normalise(request.call(request, attempt)),)
+        if spec.feed is not None:
+            return (streamed(provider, request, spec.feed, model, spec.attempt, spec.deadline, timeout),)
+        return (generate(request if tier is None else tier.asked_by(request)),)
+
+    return call
+
+
+def _packed(
+    generate: Callable[[Request], Answer], packed: Packed, requests: Sequence[Request]
+) -> Sequence[Outcome]:
+    """Make one call for several requests of a provider that takes one prompt a call; return for each its part
+    of the answer, or a ``MissingAnswer``.
+
+    Usage and cost of the call are split over all of them, by the length of prompts and answers.
+    """
+    whole = generate(packed.request)
+    if not isinstance(whole, Answer) or flaw(whole) is not None:
+        raise invalid("the provider's answer to a pack is no answer")
+    texts: list[str | None] = [None] * len(requests)
+    if whole.finish_reason not in STOPPED:
+        texts = split(packed, whole.text or "")
+    asked = usage_weights([str(request.prompt) for request in requests])
+    usages: list[Usage | None] = [None] * len(requests)
+    if whole.usage is not None:
+        usages = [*split_usage(whole.usage, asked, usage_weights(texts))]
+    parts: list[Outcome] = []
+    for text, usage, weight in zip(texts, usages, asked, strict=True):
+        cost = None if whole.cost is None else whole.cost * weight / (sum(asked) or 1)
+        if text is None:
+            parts.append(MissingAnswer(usage=usage, cost=cost, limits=whole.limits))
+        else:
+            parts.append(evolve(whole, text=text, usage=usage, cost=cost, finish_reason="stop"))
+    return parts
+
+
+def _classified(call: Call, provider: Provider, classifiers: Classifiers) -> Call:
+    def meaning(error: BaseException, *, own: bool) -> ProviderError:
+        verdict = classify(error, provider)
+        if isinstance(error, Exception):
+            verdict = classifiers.verdict(error, verdict)
+        if own:
+            verdict.usage = usage_of(error) or verdict.usage
+        if own and verdict is not error:
+            # The caller's own code failed: its traceback is what they need, and it holds nothing foreign.
+            verdict.__cause__ = error
+            return verdict
+        # A traceback keeps the frames alive, and with them prompts and keys.
+        verdict.__traceback__ = verdict.__context__ = None
+        if not own:  # of one that was raised with a meaning the cause was given on purpose
+            verdict.__cause__ = None
+        return verdict
+
+    def classified(spec: CallSpec) -> Sequence[Outcome]:
+        """An error of the whole call is that of each request; errors in the place of answers get a meaning
+        one by one."""
+        own = spec.requests[0].call is not None or provider.own_code
+        try:
+            outcomes = call(spec)
+        except BaseException as error:
+            verdict = meaning(error, own=own)
+            if spec.feed is not None:
+                verdict = cut(verdict, spec.requests[0], spec.feed)
+            return _fitted(spec, (verdict,) * len(spec.requests))
+        return _fitted(spec, outcomes, partial(meaning, own=own))
+
+    return classified
+
+
+def _fitted(
+    spec: CallSpec, outcomes: object, meaning: Callable[[BaseException], object] | None = None
+) -> Sequence[Outcome]:
+    """Return one sound outcome for each request, whatever the code below returned."""
+    size = len(spec.requests)
+    if not isinstance(outcomes, list | tuple):
+        return (invalid(f"the call returned {type(outcomes).__name__} instead of a list of answers"),) * size
+    found = [
+        checked(meaning(outcome) if meaning and isinstance(outcome, BaseException) else outcome)
+        for outcome in outcomes[:size]
+    ]
+    return found + [None] * (size - len(found))
+
+
+def classify(error: BaseException, provider: Provider) -> ProviderError:
+    """Return the provider's verdict on ``error``, whatever happens while it is found."""
+    if not isinstance(error, Exception):
+        return ProviderError(f"the call raised {type(error).__name__}", kind=ErrorKind.UNKNOWN)
+    try:
+        return provider.classify(error)
+    except Exception as broken:
+        return ProviderError(
+            scrub(f"{type(error).__name__} (its classifier failed: {type(broken).__name__})"),
+            kind=ErrorKind.UNKNOWN,
+        )
+
+
+def _with_middleware(layer: Middleware, inner: Call) -> Call:
+    return lambda spec: layer(spec, inner)
+
+
+def _guarded(call: Call, provider: Provider) -> Call:
+    """Turn what a middleware raises, or fails to return, into the outcome of every request.
+
+    A ``ProviderError`` is a verdict of its own; anything else is a mistake, and logged.
+    """
+
+    def guarded(spec: CallSpec) -> Sequence[Outcome]:
+        try:
+            outcomes = call(spec)
+        except BaseException as error:
+            if not isinstance(error, ProviderError):
+                logs.user_error("a middleware", error)
+            verdict = classify(error, provider)
+            verdict.__cause__ = error if verdict is not error else None
+            outcomes = (verdict,) * len(spec.requests)
+        return _fitted(spec, outcomes)
+
+    return guarded
+
+
+MOST_TOKENS = 2**53
+"""Tokens of one call at most: the largest count that floats hold exactly; all beyond is a mistake."""
+MOST_COST = 1e9
+"""USD of one call at most; all beyond is a mistake."""
+
+
+def checked(outcome: object) -> Answer | ProviderError | None:
+    """Return ``outcome`` if it is one of a call, or the error it is instead; mend what can be mended."""
+    if outcome is None:
+        return None
+    if isinstance(outcome, Answer):
+        problem = flaw(outcome)
+        if problem is not None:
+            return invalid(f"the provider's answer has {problem}", outcome.usage)
+        limits: object = outcome.limits
+        return outcome if limits is None or isinstance(limits, LimitReport) else evolve(outcome, limits=None)
+    if isinstance(outcome, ProviderError):
+        return _mended(outcome)
+    return invalid(f"the provider returned {type(outcome).__name__} instead of an Answer")
+
+
+def flaw(answer: Answer) -> str | None:
+    """Return what is wrong with ``answer``, or ``None``."""
+    text: object = answer.text
+    if text is not None and not isinstance(text, str):
+        return f"a {type(text).__name__} as its text"
+    if answer.usage is not None and not _is_usage(answer.usage):
+        return "a usage that is no Usage of whole numbers, 0 or more"
+    if answer.cost is not None and not _is_number(answer.cost, MOST_COST):
+        return "a cost that is no number, 0 or more"
+    return None
+
+
+def invalid(message: str, usage: object = None) -> ProviderError:
+    """Return the error of an answer that is none, although the call was made."""
+    used = usage if _is_usage(usage) else None
+    return ProviderError(message, kind=ErrorKind.INVALID_RESPONSE, maybe_billed=True, usage=used)
+
+
+def _mended(error: ProviderError) -> ProviderError:
+    if error.usage is not None and not _is_usage(error.usage):
+        error.usage = None
+    if isinstance(error, MissingAnswer) and error.cost is not None and not _is_number(error.cost, MOST_COST):
+        error.cost = None
+    if error.limits is not None and not isinstance(error.limits, LimitReport):
+        error.limits = None
+    if error.retry_after is not None:
+        sound = _is_number(error.retry_after, float("inf"))
+        error.retry_after = min(error.retry_after, RETRY_AFTER_CEILING) if sound else None
+    return error
+
+
+def _is_usage(usage: object) -> bool:
+    if not isinstance(usage, Usage):
+        return False
+    counts = (
+        usage.input_tokens,
+        usage.output_tokens,
+        usage.cached_tokens,
+        usage.reasoning_tokens,
+        usage.cache_write_tokens,
+        usage.cache_write_1h_tokens,
+    )
+    return all(isinstance(count, int) and 0 <= count <= MOST_TOKENS for count in counts)
+
+
+def _is_number(value: object, most: float) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= most  # NaN fails here, too
+
+
+def streamed(
+    provider: Provider,
+    request: Request,
+    feed: ChunkBox,
+    model: str,
+    attempt: int,
+    end: float,
+    timeout: float,
+) -> Answer:
+    """Make a call and hand its pieces to ``feed``; ``timeout`` seconds, which are over at ``end``.
+
+    The cases, in order: pieces of an earlier call were read, so it cannot be asked for again; the reader has
+    gone, and nothing is sent; the provider does not stream, and the answer comes whole; a stream, which is
+    closed however it ends.
+
+    Raises:
+        Exception: as :meth:`Provider.generate <smartbatch.providers.base.Provider.generate>`.
+    """
+    if feed.begun:
+        raise ProviderError(
+            "a part of the answer was handed on already, so it cannot be asked for again",
+            kind=ErrorKind.CLIENT_ERROR,
+        )
+    if feed.over:
+        raise RequestCancelled("the stream was closed before its call; nothing was sent")
+    if not provider.capabilities.streams:
+        return provider.generate(request, model=model, attempt=attempt, timeout=timeout)
+    stream: AnswerStream | None = None
+    try:
+        stream = provider.stream(request, model=model, attempt=attempt, timeout=timeout)
+        feed.attach(stream.close)
+        for piece in stream:
+            if not isinstance(piece, str):
+                raise ProviderError(
+                    f"the stream has a {type(piece).__name__} as a piece of text",
+                    kind=ErrorKind.INVALID_RESPONSE,
+                )
+            if piece:
+                feed.put(piece, end)
+        answer = stream.answer
+    finally:
+        feed.detach()
+        if stream is not None:
+            stream.close()
+    if isinstance(answer, Answer) and answer.usage is None:
+        return evolve(answer, usage=_estimated(request, feed))
+    return answer
+
+
+def cut(error: ProviderError, request: Request, feed: ChunkBox) -> ProviderError:
+    """Return what an error means for a stream: whether the provider failed, and about what was used.
+
+    That is an estimate in any case: what was made and did not arrive is billed as well.
+    """
+    if feed.over and not isinstance(error, RequestCancelled):
+        error = RequestCancelled("the stream was closed before its end", maybe_billed=True)
+    elif feed.held_up and error.kind is ErrorKind.TIMEOUT:
+        # No sign against the provider: it could not send what was not read.
+        error = RequestCancelled("the stream was read too slowly for its time-out", maybe_billed=True)
+    if feed.begun or (error.maybe_billed and isinstance(error, RequestCancelled)):
+        error.maybe_billed = True
+        if error.usage is None:
+            error.usage = _estimated(request, feed)
+    if error.usage is not None:  # a count from before the end
+        made = max(error.usage.output_tokens, feed.tokens)
+        error.usage = evolve(error.usage, output_tokens=made, estimated=True)
+    return error
+
+
+def _estimated(request: Request, feed: ChunkBox) -> Usage:
+    return Usage(tokens.estimate_request(request), feed.tokens, estimated=True)
+
+
+@frozen(eq=False, repr=False)
+class AnswerSharing:
+    """The layer of one provider and model.
+
+    Args:
+        cache: stored answers; ``None`` without a cache.
+        stores: whether it stores answers; without a middleware, the reader of answers does.
+    """
+
+    _cache: ResponseCache | None
+    _provider: Provider
+    _model: str
+    _stores: bool
+
+    def __call__(self, spec: CallSpec, proceed: Call) -> Sequence[Outcome]:
+        """Answer requests from the cache, and pass on those that are not in it.
+
+        Streams pass it by, and so do requests that must not share an answer.
+        """
+        if spec.feed is not None:
+            return proceed(spec)
+        keys = [self._key(request) for request in spec.requests]
+        outcomes = [self._known(request, key) for request, key in zip(spec.requests, keys, strict=True)]
+        missing = [at for at, outcome in enumerate(outcomes) if outcome is None]
+        if missing:
+            said = proceed(evolve(spec, requests=tuple(spec.requests[at] for at in missing)))
+            for at, outcome in zip(missing, said, strict=True):
+                outcomes[at] = outcome
+                self._keep(spec.requests[at], keys[at], outcome)
+        spec.batch.said.update(
+            {key: outcome for key, outcome in zip(keys, outcomes, strict=True) if key is not None}
+        )
+        return outcomes
+
+    def said(self, spec: CallSpec) -> Sequence[Outcome]:
+        """Return what was said to the same requests in the call that ``spec.batch`` was made for."""
+        return [self._noted(spec, request) for request in spec.requests]
+
+    def _noted(self, spec: CallSpec, request: Request) -> Outcome:
+        key = self._key(request)
+        noted = None if key is None else spec.batch.said.get(key)
+        if isinstance(noted, Answer):
+            return evolve(noted, **own_parts(noted), usage=None, cost=0.0)
+        return ProviderError(
+            "a middleware that says it is shareable sent something else for this request than for an equal "
+            "one that it shares a call with",
+            kind=ErrorKind.UNKNOWN,
+        )
+
+    def _key(self, request: Request) -> bytes | None:
+        if request.deduplicate is False or request.call is not None:
+            return None
+        return fingerprint(request, self._model, self._provider.scope)
+
+    def _known(self, request: Request, key: bytes | None) -> Outcome:
+        try:
+            known = None if self._cache is None or key is None else self._cache.get(key)
+        except AnswerUnread as unread:
+            return ProviderError(unread.message, kind=ErrorKind.INVALID_RESPONSE)
+        return evolve(known, kept=True, cost=0.0) if known is not None and _fits(request, known) else None
+
+    def _keep(self, request: Request, key: bytes | None, outcome: Outcome) -> None:
+        if (
+            self._stores
+            and self._cache is not None
+            and key is not None
+            and isinstance(outcome, Answer)
+            and _fits(request, outcome)
+        ):
+            self._cache.put(key, outcome)
+
+
+def _fits(request: Request, answer: Answer) -> bool:
+    """Whether an answer is what was asked for; where smartbatch itself fails to tell, it is taken to be."""
+    verdict = read_answer(request.params, answer.text, answer.finish_reason)
+    return isinstance(verdict, Parsed) or verdict.ours
