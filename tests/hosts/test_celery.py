@@ -104,7 +104,7 @@ def run_worker(
 
 
 def expected(texts: list[str]) -> str:
-    return repr([answer_for(f"Summarise: {text}", "gpt-5-mini") for text in texts])
+    return repr([answer_for(f"Summarize: {text}", "gpt-5-mini") for text in texts])
 
 
 def paid_twice(service: Provider) -> int:
