@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from smartbatch._fork import names_on_demand
 
 if TYPE_CHECKING:
-    from smartbatch.emulator.batches.batch_ledger import BatchLine as BatchLine
-    from smartbatch.emulator.batches.batch_ledger import BatchRecord as BatchRecord
+    from smartbatch.emulator.batches.batch import BatchLine as BatchLine
+    from smartbatch.emulator.batches.batch import BatchRecord as BatchRecord
     from smartbatch.emulator.batches.batch_settings import BATCH_FAULTS as BATCH_FAULTS
     from smartbatch.emulator.batches.batch_settings import LINE_FAULTS as LINE_FAULTS
     from smartbatch.emulator.composed_answers import answer_for as answer_for

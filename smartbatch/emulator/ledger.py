@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import asdict, define
 
-from smartbatch.emulator.batches.batch_ledger import BatchLedger, BatchLine, BatchRecord
+from smartbatch.emulator.batches.batch import BatchLedger, BatchLine, BatchRecord
 from smartbatch.emulator.limits import Limits
 from smartbatch.emulator.settings import EmulatorSettings
 from smartbatch.errors import ConfigError

@@ -9,9 +9,8 @@ from typing import Any, NoReturn
 
 from attrs import evolve, frozen
 
-from smartbatch.emulator.composed_answers import Completion, compose, count_tokens
+from smartbatch.emulator.composed_answers import Completion, OfferedTools, compose, count_tokens, with_calls
 from smartbatch.emulator.settings import EmulatorSettings
-from smartbatch.emulator.tool_calls import OfferedTools, with_calls
 
 
 class ApiError(Exception):

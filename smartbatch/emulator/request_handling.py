@@ -17,7 +17,6 @@ from attrs import evolve, frozen
 from smartbatch.emulator.anthropic.api import AnthropicApi
 from smartbatch.emulator.batches.backend import BatchBackend
 from smartbatch.emulator.batches.batch_records import AnswerLost
-from smartbatch.emulator.faults import FaultPlan
 from smartbatch.emulator.gemini.api import GeminiApi
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.ledger import Call, Ledger
@@ -26,7 +25,7 @@ from smartbatch.emulator.openai.api import OpenAIApi
 from smartbatch.emulator.openai.parsing import error_body
 from smartbatch.emulator.parsed_requests import ApiError, ModelCall
 from smartbatch.emulator.provider_api import Api, BatchContext, BatchEndpoint, ServerReply, json_reply
-from smartbatch.emulator.settings import FAULTS, EmulatorParams, EmulatorSettings
+from smartbatch.emulator.settings import FAULTS, EmulatorParams, EmulatorSettings, FaultPlan
 from smartbatch.errors import ConfigError
 
 _logger = logging.getLogger("smartbatch.emulator")

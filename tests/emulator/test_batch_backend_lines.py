@@ -12,7 +12,7 @@ from batch_backend_world import ME, World, by_position, entry
 from smartbatch.emulator import EmulatorSettings
 from smartbatch.emulator.batches.backend import BatchBackend
 from smartbatch.emulator.batches.batch_records import BatchBackendError, Entry, OutputLine, parse_entry
-from smartbatch.emulator.openai.embeddings import parse_embeddings
+from smartbatch.emulator.openai.model_calls import parse_embeddings
 from smartbatch.emulator.openai.parsing import api_error
 from smartbatch.emulator.parsed_requests import ModelCall, ModelOutput
 

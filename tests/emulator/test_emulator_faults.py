@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from raw_client import RawClient, chat, request_bytes
 
 from smartbatch.emulator import FAULTS, EmulatorSettings
-from smartbatch.emulator.faults import MIXED, FaultPlan
+from smartbatch.emulator.settings import MIXED, FaultPlan
 from smartbatch.errors import ConfigError
 from smartbatch.testing import Emulator
 

@@ -15,7 +15,7 @@ import pytest
 from attrs import evolve
 
 from smartbatch.emulator.anthropic.parsing import error_body
-from smartbatch.emulator.batches.batch_ledger import BatchRecord
+from smartbatch.emulator.batches.batch import BatchRecord
 from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.errors import ProviderError
 from smartbatch.jobs.job import Job

@@ -22,7 +22,7 @@ from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.emulator import Emulator, answer_for
 from smartbatch.emulator.batches.backend import BatchBackend
-from smartbatch.emulator.batches.batch_ledger import BatchRecord
+from smartbatch.emulator.batches.batch import BatchRecord
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.ledger import Ledger
 from smartbatch.emulator.provider_api import ServerReply

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from smartbatch._clock import VirtualClock
 from smartbatch.core.preparation.structured import Parsed, read_answer
-from smartbatch.emulator.composed_answers import answer_for
-from smartbatch.emulator.schema_instances import instance
+from smartbatch.emulator.composed_answers import answer_for, instance
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.sim.provider import FAULTS, SimProvider, parse_options
 from smartbatch.types import Generation, Message, Request, Usage

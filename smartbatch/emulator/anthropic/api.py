@@ -5,21 +5,159 @@ Source: the types of the ``anthropic`` SDK 2.11 and Anthropic's API reference of
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from attrs import evolve
+
 from smartbatch.emulator.anthropic import batches
-from smartbatch.emulator.anthropic.batch_shapes import SPEND_LIMIT_REACHED
-from smartbatch.emulator.anthropic.model_calls import parse_message
-from smartbatch.emulator.anthropic.parsing import api_error, error_body, parse_body, parse_messages
+from smartbatch.emulator.anthropic.batches import SPEND_LIMIT_REACHED
+from smartbatch.emulator.anthropic.parsing import (
+    api_error,
+    error_body,
+    parse_body,
+    parse_messages,
+    with_tools,
+)
+from smartbatch.emulator.composed_answers import Completion, words_of
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.limits import Level, LimitExceeded, Limits, retry_after_seconds
-from smartbatch.emulator.parsed_requests import ApiError, ModelCall
+from smartbatch.emulator.parsed_requests import (
+    ApiError,
+    GenerationRequest,
+    InvalidSchema,
+    ModelCall,
+    ModelOutput,
+    complete,
+)
 from smartbatch.emulator.provider_api import Api, BatchContext, BatchEndpoint, Parse, ServerReply, json_reply
 from smartbatch.emulator.settings import EmulatorSettings
+
+
+def message_events(message: Mapping[str, Any]) -> list[bytes]:
+    """Return the events of a message, a ping among them."""
+    usage = message["usage"]
+    start = {
+        **message,
+        "content": [],
+        "stop_reason": None,
+        "usage": {**usage, "output_tokens": min(1, usage["output_tokens"])},
+    }
+    steps: list[tuple[str, dict[str, Any]]] = [("message_start", {"message": start}), ("ping", {})]
+    for index, block in enumerate(message["content"]):
+        empty, deltas = _in_pieces(block)
+        steps.append(("content_block_start", {"index": index, "content_block": empty}))
+        steps += [("content_block_delta", {"index": index, "delta": delta}) for delta in deltas]
+        steps.append(("content_block_stop", {"index": index}))
+    end = {name: message[name] for name in ("stop_reason", "stop_sequence", "stop_details")}
+    steps += [
+        ("message_delta", {"delta": end, "usage": {"output_tokens": usage["output_tokens"]}}),
+        ("message_stop", {}),
+    ]
+    # The service does not escape characters; U+2028 does not end a line of an event.
+    return [
+        f"event: {name}\ndata: {json.dumps({'type': name, **fields}, ensure_ascii=False)}\n\n".encode(
+            errors="replace"
+        )
+        for name, fields in steps
+    ]
+
+
+def _in_pieces(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the empty block that starts a block of content, and its deltas."""
+    match block["type"]:
+        case "tool_use":
+            text = json.dumps(block["input"])
+            halves = ("", text[: len(text) // 2], text[len(text) // 2 :])
+            return {**block, "input": {}}, [
+                {"type": "input_json_delta", "partial_json": half} for half in halves
+            ]
+        case "thinking":
+            deltas = [{"type": "thinking_delta", "thinking": piece} for piece in words_of(block["thinking"])]
+            signature = {"type": "signature_delta", "signature": block["signature"]}
+            return {**block, "thinking": "", "signature": ""}, [*deltas, signature]
+    return {"type": "text", "text": ""}, [
+        {"type": "text_delta", "text": piece} for piece in words_of(block["text"])
+    ]
+
+
+def parse_message(head: Head, fields: Mapping[str, Any]) -> ModelCall:
+    """Parse a request for a message, or raise :class:`ApiError`."""
+    return _Message(with_tools(parse_messages(head, fields), fields))
+
+
+class _Message(ModelCall):
+    """A message to generate."""
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self.model, self.prompt = request.model, request.prompt
+        self.charge = request.input_tokens
+        self._request = request
+
+    def run(self, settings: EmulatorSettings, identity: str, *, refuse: bool) -> ModelOutput:
+        request = self._request
+        try:
+            answer = complete(settings, request)
+            without_stop = complete(settings, evolve(request, stop=())) if request.stop else answer
+        except InvalidSchema:
+            raise api_error(400, "output_config.format.schema: Invalid schema") from None
+        stopped_at = next((each for each in request.stop if each and each in without_stop.text), None)
+        message = _body(request, answer, identity)
+        if answer.calls:
+            message["stop_reason"] = "tool_use"
+        elif answer.finish_reason == "length":
+            message["stop_reason"] = "max_tokens"
+        elif stopped_at is not None:
+            message |= {"stop_reason": "stop_sequence", "stop_sequence": stopped_at}
+        if refuse:
+            answer = Completion("", "refusal", 0)
+            message |= {"content": [], "stop_reason": "refusal"}
+            message["stop_details"] = {"type": "refusal", "category": None, "explanation": None}
+            message["usage"]["output_tokens"] = 0
+        body = message_events(message) if request.stream else json.dumps(message).encode()
+        return ModelOutput(body, answer.tokens, request.input_tokens + answer.tokens)
+
+
+def _content(answer: Completion, identity: str) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if answer.reasoning:
+        blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": f"sig_{identity}"})
+    if not answer.calls:
+        return [*blocks, {"type": "text", "text": answer.text}]
+    return blocks + [
+        {"type": "tool_use", "id": f"toolu_{identity}_{number}", "name": call.name, "input": call.arguments}
+        for number, call in enumerate(answer.calls)
+    ]
+
+
+def _body(request: GenerationRequest, answer: Completion, identity: str) -> dict[str, Any]:
+    return {
+        "id": f"msg_{identity}",
+        "type": "message",
+        "role": "assistant",
+        "model": request.model,
+        "content": _content(answer, identity),
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "stop_details": None,
+        "usage": {
+            "input_tokens": request.input_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+            "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
+            "output_tokens": answer.tokens,
+            "output_tokens_details": {"thinking_tokens": answer.reasoning_tokens},
+            "server_tool_use": None,
+            "service_tier": "standard",
+            "speed": "standard",
+            "inference_geo": None,
+        },
+    }
+
 
 _ROUNDED_FROM = 20_000
 """From this limit on, remaining tokens are rounded to thousands, as the service rounds them."""

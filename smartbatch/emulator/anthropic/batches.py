@@ -5,17 +5,176 @@ Source: the types of the ``anthropic`` SDK 2.12 and Anthropic's API reference of
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from smartbatch.emulator.anthropic.batch_shapes import MAX_BYTES, batch_shape, line_bytes, parse_entries
-from smartbatch.emulator.anthropic.parsing import api_error, check_version, parse_body
-from smartbatch.emulator.batches.batch_records import BatchBackendError, BatchSnapshot
+from smartbatch.emulator.anthropic.parsing import api_error, check_version, error_body, parse_body
+from smartbatch.emulator.batches.batch_records import (
+    BatchBackendError,
+    BatchSnapshot,
+    Entry,
+    OutputLine,
+    parse_entry,
+)
 from smartbatch.emulator.http.head import Head
-from smartbatch.emulator.paging import page_after, parse_limit, position_of
 from smartbatch.emulator.parsed_requests import ApiError, ModelCall
-from smartbatch.emulator.provider_api import BatchContext, ServerReply, json_reply
+from smartbatch.emulator.provider_api import (
+    BatchContext,
+    ServerReply,
+    json_reply,
+    page_after,
+    parse_limit,
+    position_of,
+)
+from smartbatch.emulator.settings import EmulatorSettings
+
+MAX_LINES = 100_000
+MAX_BYTES = 256 * 1024 * 1024
+_CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_UNSUPPORTED = ("stream", "speed")
+"""Parameters of a message that a batch does not accept."""
+SPEND_LIMIT_REACHED = error_body(
+    429, "You have reached your enforced spend limit.", "enforced_spend_limit_reached"
+)
+"""The body of a 429 when the credit is used up, in real time and in the lines of a batch."""
+
+
+def parse_entries(
+    fields: Mapping[str, Any], parse: Callable[[Mapping[str, Any]], ModelCall], settings: EmulatorSettings
+) -> list[Entry]:
+    """Return the requests of a create.
+
+    Errors in the parameters of a message appear only in the results of the batch, as at the service: such an
+    entry fails when it runs.
+
+    Args:
+        fields: the decoded body.
+        parse: parses the parameters of one message, or raises ``ApiError``.
+        settings: scripted answers and the largest number of lines.
+
+    Raises:
+        ApiError: for errors of the batch itself.
+    """
+    given = fields.get("requests")
+    if not isinstance(given, list):
+        problem = "Field required" if given is None else "Input should be a valid list"
+        raise api_error(400, f"requests: {problem}")
+    if not given:
+        raise api_error(400, "requests: List should have at least 1 item after validation, not 0")
+    most = settings.batch_max_lines or MAX_LINES
+    if len(given) > most:
+        raise api_error(413, f"requests: a batch has at most {most:,} requests, not {len(given):,}")
+    seen: set[str] = set()
+    entries = []
+    for number, item in enumerate(given):
+        custom_id, params = _item(item, f"requests.{number}")
+        if custom_id in seen:
+            raise api_error(400, f"requests.{number}.custom_id: duplicate custom_id: {custom_id}")
+        seen.add(custom_id)
+        entries.append(_entry(custom_id, params, parse, settings))
+    return entries
+
+
+def _item(item: Any, where: str) -> tuple[str, Mapping[str, Any]]:
+    if not isinstance(item, Mapping):
+        raise api_error(400, f"{where}: Input should be a valid dictionary")
+    custom_id, params = item.get("custom_id"), item.get("params")
+    if custom_id is None or params is None:
+        raise api_error(400, f"{where}.{'custom_id' if custom_id is None else 'params'}: Field required")
+    if not isinstance(custom_id, str) or not _CUSTOM_ID.fullmatch(custom_id):
+        raise api_error(400, f"{where}.custom_id: String should match pattern '^[a-zA-Z0-9_-]{{1,64}}$'")
+    if not isinstance(params, Mapping):
+        raise api_error(400, f"{where}.params: Input should be a valid dictionary")
+    return custom_id, params
+
+
+def _entry(
+    custom_id: str,
+    params: Mapping[str, Any],
+    parse: Callable[[Mapping[str, Any]], ModelCall],
+    settings: EmulatorSettings,
+) -> Entry:
+    def parse_params() -> ModelCall:
+        for name in _UNSUPPORTED:
+            if params.get(name):
+                raise api_error(400, f"{name}: not supported in batches")
+        if params.get("max_tokens") == 0:
+            raise api_error(400, "max_tokens: must be at least 1 in batches")
+        return parse(params)
+
+    return parse_entry(custom_id, parse_params, settings)
+
+
+def batch_shape(batch: BatchSnapshot, context: BatchContext) -> dict[str, Any]:
+    """Return the JSON of a batch; the address of its results is the emulator's own."""
+    expiry = None if batch.ended_at is None else batch.ended_at + context.settings.batch_retention
+    kept = expiry is not None and context.now < expiry
+    status = "ended" if batch.ended else "canceling" if batch.cancelling_at is not None else "in_progress"
+    return {
+        "id": batch.id,
+        "type": "message_batch",
+        "processing_status": batch.unknown_status or status,
+        "request_counts": _counts(batch),
+        "created_at": context.rfc3339(batch.created_at),
+        "expires_at": context.rfc3339(batch.expires_at),
+        "ended_at": context.rfc3339(batch.ended_at),
+        "cancel_initiated_at": context.rfc3339(batch.cancelling_at),
+        "archived_at": None if kept else context.rfc3339(expiry),
+        "results_url": f"{context.url}/v1/messages/batches/{batch.id}/results" if kept else None,
+    }
+
+
+def _counts(batch: BatchSnapshot) -> dict[str, int]:
+    """Return the counters: all but ``processing`` are zero until the whole batch has ended."""
+    counts, ended = batch.counts, batch.ended
+    # This API has no failed batches: the failure of the batch counts as the failure of each request.
+    errored = counts.total if batch.state == "failed" else counts.errored
+    return {
+        "processing": 0 if ended else counts.total,
+        "succeeded": counts.succeeded if ended else 0,
+        "errored": errored if ended else 0,
+        "canceled": counts.cancelled if ended else 0,
+        "expired": counts.expired if ended else 0,
+    }
+
+
+def line_bytes(line: OutputLine) -> bytes:
+    """Return a line of results as JSON, without its line end."""
+    result: dict[str, Any]
+    match line.outcome:
+        case "succeeded":
+            result = {"type": "succeeded", "message": _message_of_line(json.loads(line.body), line.identity)}
+        case "errored":
+            result = {"type": "errored", "error": _error(line)}
+        case "cancelled":
+            result = {"type": "canceled"}
+        case "expired":
+            result = {"type": "expired"}
+    return json.dumps({"custom_id": line.custom_id, "result": result}).encode()
+
+
+def _message_of_line(message: dict[str, Any], identity: str) -> dict[str, Any]:
+    message["id"] = f"msg_{identity}"
+    if "usage" in message:
+        message["usage"]["service_tier"] = "batch"
+    return message
+
+
+def _error(line: OutputLine) -> dict[str, Any]:
+    body = line.body if line.error == "refused" else _ERRORS[line.error or "zero"]
+    error: dict[str, Any] = json.loads(body)
+    return error | {"request_id": f"req_{line.identity}"}
+
+
+_ERRORS = {
+    "server": error_body(500, "Internal server error"),
+    "invalid": error_body(400, "messages: the request is refused"),
+    "no_money": SPEND_LIMIT_REACHED,
+    "zero": b'{"type": "error", "error": {"type": "unknown_error", "message": ""}}',
+}
+
 
 _ROOT = "/v1/messages/batches"
 _PATH = re.compile(_ROOT + r"(?:/([^/]+)(?:/(cancel|results))?)?/?")

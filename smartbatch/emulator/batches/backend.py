@@ -14,11 +14,13 @@ from typing import Any
 
 from smartbatch.emulator.batches.batch import StoredBatch, enqueued_limit_problem
 from smartbatch.emulator.batches.batch_records import (
+    Account,
     AnswerLost,
     BatchBackendError,
     BatchSnapshot,
     Download,
     Entry,
+    Files,
     InputProblem,
     OutputLine,
     StoredFile,
@@ -30,7 +32,6 @@ from smartbatch.emulator.batches.batch_results import (
     result_lines,
     truncate_download,
 )
-from smartbatch.emulator.batches.stored_files import Account, Files
 from smartbatch.emulator.batches.timeline import BatchRandomness, Timeline, timeline
 from smartbatch.emulator.ledger import Ledger
 from smartbatch.emulator.settings import EmulatorSettings

@@ -8,24 +8,288 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from smartbatch.emulator.batches.batch_records import (
     BatchBackendError,
     BatchSnapshot,
+    Counts,
     Entry,
     InputProblem,
     OutputLine,
+    parse_entry,
 )
-from smartbatch.emulator.gemini.batch_input import entries_in_file, inline_entries, parse_creation
-from smartbatch.emulator.gemini.batch_shapes import operation
-from smartbatch.emulator.gemini.parsing import QUOTA_EXHAUSTED, api_error, no_such_file, unknown_url
+from smartbatch.emulator.gemini.parsing import (
+    QUOTA_EXHAUSTED,
+    api_error,
+    decode_body,
+    found,
+    no_such_file,
+    unknown_url,
+)
 from smartbatch.emulator.http.head import Head
-from smartbatch.emulator.paging import Item, page_after
-from smartbatch.emulator.parsed_requests import ApiError, ModelCall
-from smartbatch.emulator.provider_api import BatchContext, ServerReply, json_reply
+from smartbatch.emulator.parsed_requests import ApiError, MalformedBody, ModelCall, decode_object
+from smartbatch.emulator.provider_api import BatchContext, Item, ServerReply, json_reply, page_after
+from smartbatch.emulator.settings import EmulatorSettings
+
+GENERATE = "batchGenerateContent"
+EMBED = "asyncBatchEmbedContent"
+_TYPE = "type.googleapis.com/google.ai.generativelanguage.v1main."
+_KINDS = {GENERATE: "GenerateContentBatch", EMBED: "EmbedContentBatch"}
+_INLINE = {GENERATE: "inlinedResponses", EMBED: "inlinedEmbedContentResponses"}
+_STATES = {
+    "validating": "PENDING",
+    "queued": "PENDING",
+    "running": "RUNNING",
+    "finalizing": "RUNNING",
+    "cancelling": "RUNNING",
+    "completed": "SUCCEEDED",
+    "failed": "FAILED",
+    "cancelled": "CANCELLED",
+    "expired": "EXPIRED",
+}
+_INVALID, _DEADLINE, _CANCELLED, _EXHAUSTED, _UNAVAILABLE = 3, 4, 1, 8, 14
+"""Codes of ``google.rpc.Code``."""
+_RETRY = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "1s"}
+
+
+def operation(
+    batch: BatchSnapshot, context: BatchContext, inline: Sequence[OutputLine] | None = None
+) -> dict[str, Any]:
+    """Return the long-running operation of a batch.
+
+    Args:
+        batch: its present state.
+        context: time and settings.
+        inline: its inline results; ``None`` to omit them.
+    """
+    kind = _KINDS[batch.endpoint]
+    metadata = {
+        "@type": _TYPE + kind,
+        "name": f"batches/{batch.id}",
+        "model": f"models/{batch.model}",
+        "state": f"BATCH_STATE_{(batch.unknown_status or _STATES[batch.state]).upper()}",
+        "createTime": context.rfc3339(batch.created_at),
+        "updateTime": context.rfc3339(min(context.now, batch.ended_at or context.now)),
+        "batchStats": _stats(batch.counts),
+    }
+    if batch.label:
+        metadata["displayName"] = batch.label["displayName"]
+    if batch.file_id is not None:
+        metadata["inputConfig"] = {"fileName": f"files/{batch.file_id}"}
+    if batch.ended_at is not None:
+        metadata["endTime"] = context.rfc3339(batch.ended_at)
+    shape: dict[str, Any] = {"name": f"batches/{batch.id}", "metadata": metadata}
+    output = _output(batch, context, inline)
+    if output is not None:
+        metadata["output"] = output
+    if batch.ended:
+        shape["done"] = True
+    if (error := _failure(batch)) is not None:
+        shape["error"] = error
+    elif output is not None:
+        shape["response"] = {"@type": f"{_TYPE}{kind}Output", **output}
+    return shape
+
+
+def _stats(counts: Counts) -> dict[str, str]:
+    stats = {
+        "requestCount": counts.total,
+        "successfulRequestCount": counts.succeeded,
+        "failedRequestCount": counts.errored + counts.cancelled + counts.expired,
+        "pendingRequestCount": counts.waiting,
+    }
+    return {name: str(count) for name, count in stats.items() if count}
+
+
+def _output(
+    batch: BatchSnapshot, context: BatchContext, inline: Sequence[OutputLine] | None
+) -> dict[str, Any] | None:
+    """Return the file with the results, or the inline results; ``None`` without results.
+
+    A batch that expired before any line succeeded has no results.
+    """
+    if batch.output_id is None or (batch.state == "expired" and not batch.counts.succeeded):
+        return None
+    if batch.file_id is not None:
+        return {"responsesFile": f"files/{batch.output_id}"}
+    return None if inline is None else inline_output(inline, batch.endpoint, context)
+
+
+def inline_output(lines: Sequence[OutputLine], endpoint: str, context: BatchContext) -> dict[str, Any]:
+    """Return the inline results of a batch."""
+    shapes = [_inline(line, endpoint, context) for line in lines]
+    return {_INLINE[endpoint]: {"inlinedResponses": shapes}}
+
+
+def _inline(line: OutputLine, endpoint: str, context: BatchContext) -> dict[str, Any]:
+    # A line that is malformed in a file is an empty object here.
+    shape = {} if line.damage else _outcome(line, endpoint, context)
+    metadata = line.metadata
+    if metadata is None and line.position is None and endpoint == GENERATE:
+        metadata = {"key": line.custom_id}
+    return (
+        {**shape, "metadata": dict(metadata)}
+        if metadata and context.settings.batch_inline_metadata
+        else shape
+    )
+
+
+def line_shape(line: OutputLine, endpoint: str, context: BatchContext) -> bytes:
+    """Return a line of a file of results as JSON, without its line end."""
+    key = {} if line.custom_id is None else {"key": line.custom_id}
+    shape = _outcome(line, endpoint, context)
+    # The order of the fields varies, as it does in the service's files.
+    whole = {**key, **shape} if int(line.identity[-1], 16) % 2 else {**shape, **key}
+    return json.dumps(whole).encode()
+
+
+def _outcome(line: OutputLine, endpoint: str, context: BatchContext) -> dict[str, Any]:
+    match line.outcome:
+        case "succeeded":
+            response: dict[str, Any] = json.loads(line.body)
+            if endpoint == GENERATE:
+                response["responseId"] = line.identity
+            return {"response": response}
+        case "cancelled":
+            return {"error": {"code": _CANCELLED, "message": "The operation was cancelled."}}
+        case "expired":
+            return {"error": {"code": _DEADLINE, "message": "The batch expired before the request ran."}}
+    return {"error": _error(line, context)}
+
+
+def _error(line: OutputLine, context: BatchContext) -> dict[str, Any]:
+    code, message = 0, ""
+    if line.error == "refused":
+        error_fields = json.loads(line.body)["error"]
+        code, message = (5 if error_fields["code"] == 404 else _INVALID), error_fields["message"]
+    elif line.error in _ERRORS:
+        code, message = _ERRORS[line.error]
+    error: dict[str, Any] = {"code": code, "message": message}
+    return error | {"details": [_RETRY]} if context.settings.batch_error_details else error
+
+
+_ERRORS = {
+    "server": (_UNAVAILABLE, "The model is overloaded. Please try again later."),
+    "invalid": (_INVALID, "Request contains an invalid argument."),
+    "no_money": (
+        _EXHAUSTED,
+        "Your prepayment credits are depleted. Manage your project's billing in AI Studio.",
+    ),
+}
+
+
+def _failure(batch: BatchSnapshot) -> Mapping[str, Any] | None:
+    """Return the error of a batch that failed, expired or was cancelled."""
+    match batch.state:
+        case "failed":
+            message = "; ".join(problem.message for problem in batch.problems)
+            full = any(problem.code == "token_limit_exceeded" for problem in batch.problems)
+            return {"code": _EXHAUSTED if full else _INVALID, "message": message}
+        case "cancelled":
+            return {"code": _CANCELLED, "message": "The operation was cancelled."}
+        case "expired":
+            return {"code": _DEADLINE, "message": "The batch did not end within its time."}
+    return None
+
+
+MAX_INLINE = 20 * 1024 * 1024
+"""The most bytes of a create with inline requests."""
+
+ParseRequest = Callable[[Mapping[str, Any]], ModelCall]
+"""Parses the ``request`` of a line, or raises ``ApiError``."""
+
+
+@frozen
+class ParsedCreate:
+    """A parsed create; it has either a file or inline requests.
+
+    Attributes:
+        display_name: empty without one.
+        file: the name of the input file, with its prefix ``files/``.
+        requests: the inline requests.
+    """
+
+    display_name: str
+    file: str | None
+    requests: list[Any] | None
+
+
+def parse_creation(body: bytes) -> ParsedCreate:
+    """Parse the body of a create, or raise :class:`ApiError`."""
+    batch = decode_body(body).get("batch")
+    config = found(batch, "inputConfig") if isinstance(batch, Mapping) else None
+    if not isinstance(batch, Mapping) or not isinstance(config, Mapping):
+        raise api_error(400, "* BatchGenerateContentRequest.batch.input_config: input_config is required")
+    name = found(batch, "displayName") or ""
+    if not isinstance(name, str):
+        raise api_error(400, "Invalid value at 'batch.display_name' (TYPE_STRING)")
+    file, inline = found(config, "fileName"), found(config, "requests")
+    if (file is None) == (inline is None):
+        raise api_error(400, "* input_config: exactly one of file_name and requests must be set")
+    if file is not None:
+        if not isinstance(file, str) or not file.startswith("files/"):
+            raise api_error(400, "* input_config.file_name: must be the name of a file, files/…")
+        return ParsedCreate(name, file, None)
+    requests = inline.get("requests") if isinstance(inline, Mapping) else None
+    if not isinstance(requests, list) or not requests:
+        raise api_error(400, "* input_config.requests.requests: must not be empty")
+    if len(body) > MAX_INLINE:
+        raise api_error(400, f"Request payload size exceeds the limit: {MAX_INLINE} bytes.")
+    return ParsedCreate(name, None, requests)
+
+
+def inline_entries(
+    requests: list[Any], parse_request: ParseRequest, settings: EmulatorSettings
+) -> list[Entry]:
+    """Return the entries of inline requests, or raise :class:`ApiError` for an invalid one."""
+    entries = []
+    for number, item in enumerate(requests):
+        request = item.get("request") if isinstance(item, Mapping) else None
+        if not isinstance(request, Mapping):
+            raise api_error(400, f"* requests[{number}].request: request is required")
+        metadata = item.get("metadata")
+        if metadata is not None and not isinstance(metadata, Mapping):
+            raise api_error(400, f"Invalid value at 'requests[{number}].metadata'")
+        key = _text_or_none(metadata.get("key") if metadata else None)
+        entries.append(parse_entry(key, partial(parse_request, request), settings, metadata=metadata))
+    return entries
+
+
+def entries_in_file(
+    data: bytes, parse_request: ParseRequest, settings: EmulatorSettings
+) -> tuple[list[Entry], list[InputProblem]]:
+    """Return the entries of a file of JSON lines, and the problems that its validation finds."""
+    entries: list[Entry] = []
+    if len(data) > (settings.batch_max_bytes or len(data)):
+        return [], [InputProblem("too_large", "The input file is larger than a batch may be.")]
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = decode_object(line)
+        except MalformedBody:
+            message = f"Line {number} of the input file is no JSON object."
+            return [], [InputProblem("invalid_json", message, number)]
+        request, key = row.get("request"), row.get("key")
+        if not isinstance(request, Mapping):
+            return [], [
+                InputProblem("no_request", f"Line {number} of the input file has no request.", number)
+            ]
+        entries.append(parse_entry(_text_or_none(key), partial(parse_request, request), settings))
+    if not entries:
+        return [], [InputProblem("empty_file", "The input file has no requests.")]
+    if len(entries) > (settings.batch_max_lines or len(entries)):
+        return [], [InputProblem("too_many", "The input file has more requests than a batch may have.")]
+    return entries, []
+
+
+def _text_or_none(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
 
 _PATH = re.compile(r"/(?:v1|v1beta)/batches(?:/([^/:]+)(:cancel)?)?")
 _API = "gemini"

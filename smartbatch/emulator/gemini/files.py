@@ -18,8 +18,7 @@ from typing import Any
 from attrs import define, field
 
 from smartbatch.emulator.batches.batch_records import BatchBackendError, StoredFile
-from smartbatch.emulator.gemini.batch_shapes import line_shape
-from smartbatch.emulator.gemini.batches import page_of
+from smartbatch.emulator.gemini.batches import line_shape, page_of
 from smartbatch.emulator.gemini.parsing import api_error, decode_body, found, no_such_file, unknown_url
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.parsed_requests import ApiError

@@ -3,19 +3,336 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import socket
+import struct
 import threading
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
-from typing import Unpack
+from typing import Any, Unpack
 
-from smartbatch.emulator.http.connection import ServerConnection
+from attrs import evolve
+
+from smartbatch.emulator.http.head import BadRequest, ChunkedBody, Head, parse_head
 from smartbatch.emulator.ledger import Ledger
+from smartbatch.emulator.openai.parsing import error_body
+from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.emulator.request_handling import RequestHandler
 from smartbatch.emulator.settings import EmulatorParams, EmulatorSettings, loopback
 from smartbatch.errors import ConfigError
+
+_HEAD_END = re.compile(rb"\r?\n\r?\n")
+_MAX_HEAD = 64 * 1024  # bytes, the sum of all header lines
+_LINGER = 1.0  # seconds from an error answer until the connection is closed
+_SLOW_PIECES = 20  # pieces of a slow body
+_STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n" for s in HTTPStatus}
+_STATUS_LINES[499] = "HTTP/1.1 499 Client Closed Request\r\n"
+_STATUS_LINES[529] = "HTTP/1.1 529 Overloaded\r\n"
+
+
+class ServerConnection(asyncio.Protocol):
+    """The server's side of a connection.
+
+    Args:
+        handler: answers the requests.
+        loop: runs the timers.
+        open_connections: all open connections; this one is added and removed.
+    """
+
+    def __init__(
+        self,
+        handler: RequestHandler,
+        loop: asyncio.AbstractEventLoop,
+        open_connections: set[ServerConnection],
+    ) -> None:
+        self._handler = handler
+        self._loop = loop
+        self._open = open_connections
+        self._buffer = bytearray()
+        self._head: Head | None = None
+        self._chunks: ChunkedBody | None = None
+        self._busy = False
+        self._draining = False
+        self._closed = False
+        self._unsent: list[ServerReply] = []
+        self._transport: asyncio.Transport
+
+    # callbacks of asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        # With this limit, resume_writing is called when all bytes have been written.
+        transport.set_write_buffer_limits(high=0)
+        self._open.add(self)
+        if len(self._open) > self._handler.settings.max_connections:
+            self._refuse(BadRequest(503, "Too many connections."))
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self._closed = True
+        self._open.discard(self)
+        self._buffer.clear()
+
+    def resume_writing(self) -> None:
+        for reply in self._unsent:
+            self._record(reply, delivered=True)
+            if reply.delivered is not None:
+                reply.delivered()
+        self._unsent.clear()
+
+    def data_received(self, data: bytes) -> None:
+        if self._draining:
+            return
+        self._buffer += data
+        if not self._busy:
+            self._read()
+        elif len(self._buffer) > self._handler.settings.max_body:
+            self._transport.pause_reading()
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        self._transport.abort()
+
+    # reading
+
+    def _read(self) -> None:
+        """Handle requests from the buffer until one is incomplete or in progress."""
+        try:
+            while not self._busy and not self._draining and self._buffer:
+                found = self._next_request()
+                if found is None:
+                    return
+                self._busy = True
+                self._answer(*found)
+        except BadRequest as error:
+            self._refuse(error)
+
+    def _next_request(self) -> tuple[Head, bytes] | None:
+        if self._head is None and not self._take_head():
+            return None
+        head = self._head
+        assert head is not None
+        if self._chunks is not None:
+            found = self._chunks.feed(bytes(self._buffer))
+            self._buffer.clear()
+            if found is None:
+                return None
+            body, rest = found
+            self._buffer += rest
+        else:
+            length = head.length or 0
+            if len(self._buffer) < length:
+                return None
+            body = bytes(self._buffer[:length])
+            del self._buffer[:length]
+        self._head = self._chunks = None
+        return head, body
+
+    def _take_head(self) -> bool:
+        """Take the head of the next request out of the buffer; False while it is not whole.
+
+        The cases, in order: nothing but blank lines; no end of a head yet, which is refused when it is too
+        long or cannot become one; a head whose body is too large, refused; a head, answered with 100 where
+        its sender waits for that.
+        """
+        while self._buffer and self._buffer[0] in b"\r\n":  # blank lines between requests are allowed
+            del self._buffer[:1]
+        if not self._buffer:
+            return False
+        end = self._buffer.find(b"\r\n\r\n") + 4
+        if end < 4:
+            found = _HEAD_END.search(bytes(self._buffer))
+            end = found.end() if found else 0
+        if not end or end > _MAX_HEAD:
+            if len(self._buffer) > _MAX_HEAD:
+                raise BadRequest(431, "Request header fields too large.")
+            if self._buffer[0] <= 0x20:
+                raise BadRequest(400, "Malformed HTTP request.")
+            return False
+        head = parse_head(bytes(self._buffer[:end]))
+        del self._buffer[:end]
+        limit = self._handler.max_body_size(head)
+        if head.length is None:
+            self._chunks = ChunkedBody(head, limit)
+        elif head.length > limit:
+            raise BadRequest(
+                413, f"Request body too large: {head.length} bytes, at most {limit} are accepted."
+            )
+        if head.expects_continue:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._head = head
+        return True
+
+    def _refuse(self, error: BadRequest) -> None:
+        """Answer an invalid request, then close; reading continues, as a reset could discard the answer."""
+        self._draining = True
+        self._buffer.clear()
+        body = error_body(error.message, type_="invalid_request_error")
+        self._transport.write(_head_bytes(error.status, "application/json", len(body), [], keep=False) + body)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._loop.call_later(_LINGER, self._transport.close)
+
+    # answering
+
+    def _answer(self, head: Head, body: bytes) -> None:
+        reply = self._handler.handle(head, body, self._loop.time())
+        if reply.delay > 0:
+            self._loop.call_later(reply.delay, self._deliver, head, reply)
+        else:
+            self._deliver(head, reply)
+
+    def _deliver(self, head: Head, reply: ServerReply) -> None:
+        """Record a reply in the ledger and send it, with the damage of its fault."""
+        if self._closed or self._transport.is_closing():
+            self._record(reply, delivered=False, sent=False)
+            return
+        match reply.damage:
+            case "reset_before" | "reset":
+                self._record(reply, delivered=False, sent=False)
+                self._reset()
+            case "hang":
+                self._record(reply, delivered=False, sent=False)
+                self._loop.call_later(self._handler.settings.hang_seconds, self.abort)
+            case "truncated":
+                self._record(reply, delivered=False)
+                data = _encoded(head, reply)
+                self._transport.write(_half(data, reply))
+                self._transport.close()
+            case "stall":
+                self._record(reply, delivered=False)
+                self._transport.write(_half(_encoded(head, reply), reply))
+                self._loop.call_later(self._handler.settings.hang_seconds, self.abort)
+            case "slow_body":
+                self._send_slowly(head, reply)
+            case _ if reply.event_interval > 0 and isinstance(reply.body, list):
+                self._send_events(head, reply, reply.body)
+            case _:
+                self._send(head, reply, _encoded(head, reply))
+
+    def _send(self, head: Head, reply: ServerReply, data: bytes) -> None:
+        """Send the last bytes of a reply and continue with the next request."""
+        # Recorded before it is written, so that a client with its answer finds it in the ledger.
+        if reply.delivered is not None:
+            # All but the last byte first, which shows whether the kernel accepts a large reply as a whole.
+            self._transport.write(data[:-1])
+            if not self._transport.get_write_buffer_size():
+                reply.delivered()
+                reply = evolve(reply, delivered=None)
+            data = data[-1:]
+        self._record(reply, delivered=True)
+        self._transport.write(data)
+        if self._transport.get_write_buffer_size():
+            self._record(reply, delivered=False)
+            self._unsent.append(reply)
+        if not head.keep_alive:
+            self._transport.close()
+            return
+        self._busy = False
+        if self._buffer:
+            self._transport.resume_reading()
+            # Not at once: many pipelined requests would recurse and block other connections.
+            self._loop.call_soon(self._read)
+
+    def _send_slowly(self, head: Head, reply: ServerReply) -> None:
+        data = _encoded(head, reply)
+        start = len(data) - _body_size(reply)
+        step = max(1, (len(data) - start) // _SLOW_PIECES)
+        pieces = [data[at : at + step] for at in range(start, len(data), step)]
+        self._send_pieces(
+            head, reply, [data[:start], *pieces], self._handler.settings.hang_seconds / len(pieces)
+        )
+
+    def _send_events(self, head: Head, reply: ServerReply, events: list[bytes]) -> None:
+        first = _first_bytes(head, reply, None)
+        pieces = [_chunk(event) if head.is_http_1_1 else event for event in events]
+        pieces[0] = first + pieces[0]
+        if head.is_http_1_1:
+            pieces[-1] += b"0\r\n\r\n"
+        self._send_pieces(head, reply, pieces, reply.event_interval)
+
+    def _send_pieces(self, head: Head, reply: ServerReply, pieces: list[bytes], pause: float) -> None:
+        """Send pieces with a pause in seconds between them; the reply is billed when the first is sent."""
+        self._record(reply, delivered=False)
+        rest = iter(pieces[:-1])
+
+        def step() -> None:
+            if self._closed or self._transport.is_closing():
+                return
+            piece = next(rest, None)
+            if piece is None:
+                self._send(head, reply, pieces[-1])
+            else:
+                self._transport.write(piece)
+                self._loop.call_later(pause, step)
+
+        step()
+
+    def _record(self, reply: ServerReply, *, delivered: bool, sent: bool = True) -> None:
+        if reply.call is not None:
+            self._handler.ledger.close(
+                reply.call, status=reply.status if sent else None, billed=reply.billed, delivered=delivered
+            )
+
+    def _reset(self) -> None:
+        sock: Any = self._transport.get_extra_info("socket")
+        # A linger time of zero makes the kernel send a reset instead of a regular end.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._transport.abort()
+
+
+def _body_size(reply: ServerReply) -> int:
+    return len(reply.body) if isinstance(reply.body, bytes) else sum(map(len, reply.body))
+
+
+def _half(data: bytes, reply: ServerReply) -> bytes:
+    """Return the bytes of a reply without the second half of its body."""
+    return data[: len(data) - max(1, _body_size(reply) // 2)]
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def _encoded(head: Head, reply: ServerReply) -> bytes:
+    """Return the whole reply as bytes; a stream is chunked or, for HTTP/1.0, ends with the connection."""
+    body = reply.body
+    size = len(body) if isinstance(body, bytes) else None
+    first = _first_bytes(head, reply, size)
+    if isinstance(body, bytes):
+        return first if head.method == "HEAD" else first + body
+    if not head.is_http_1_1:
+        return first + b"".join(body)
+    return first + b"".join(map(_chunk, body)) + b"0\r\n\r\n"
+
+
+def _first_bytes(head: Head, reply: ServerReply, size: int | None) -> bytes:
+    return _head_bytes(
+        reply.status, reply.content_type, size, reply.headers, keep=head.keep_alive, chunked=head.is_http_1_1
+    )
+
+
+def _head_bytes(
+    status: int,
+    content_type: str,
+    size: int | None,
+    headers: list[tuple[str, str]],
+    *,
+    keep: bool,
+    chunked: bool = True,
+) -> bytes:
+    lines = [_STATUS_LINES[status], f"content-type: {content_type}\r\n"]
+    if size is not None:
+        lines.append(f"content-length: {size}\r\n")
+    elif chunked:
+        lines.append("transfer-encoding: chunked\r\n")
+    lines += [f"{name}: {value}\r\n" for name, value in headers]
+    lines.append("\r\n" if keep else "connection: close\r\n\r\n")
+    return "".join(lines).encode("latin-1")
+
 
 _BACKLOG = 1024  # connections that the kernel queues before they are accepted
 

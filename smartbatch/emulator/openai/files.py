@@ -13,9 +13,15 @@ from typing import Any
 from smartbatch.emulator.batches.batch_records import Download, OutputLine, StoredFile
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.openai.parsing import api_error
-from smartbatch.emulator.paging import Item, page_after, parse_limit
 from smartbatch.emulator.parsed_requests import ApiError
-from smartbatch.emulator.provider_api import BatchContext, ServerReply, json_reply
+from smartbatch.emulator.provider_api import (
+    BatchContext,
+    Item,
+    ServerReply,
+    json_reply,
+    page_after,
+    parse_limit,
+)
 
 _LIFETIME = 30 * 86_400.0
 """Seconds a file with purpose ``batch`` is kept by default (OpenAI API reference, files)."""

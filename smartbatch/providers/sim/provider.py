@@ -15,12 +15,10 @@ from typing import Any
 
 from smartbatch._fork import PerProcess
 from smartbatch._words import seconds_of
-from smartbatch.emulator.composed_answers import words_of
-from smartbatch.emulator.faults import FaultPlan
+from smartbatch.emulator.composed_answers import OfferedTools, logprobs_of, words_of
 from smartbatch.emulator.limits import Limits
 from smartbatch.emulator.parsed_requests import GenerationRequest, InvalidSchema, complete, measure_prompt
-from smartbatch.emulator.settings import EmulatorSettings
-from smartbatch.emulator.tool_calls import OfferedTools, logprobs_of
+from smartbatch.emulator.settings import EmulatorSettings, FaultPlan
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.answer_parts import token_logprobs
 from smartbatch.providers.base import AnswerStream, Capabilities, MadeStream, Provider

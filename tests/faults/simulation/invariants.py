@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 
 from attrs import define, field
 
-from smartbatch.emulator.batches.batch_ledger import BatchLine
+from smartbatch.emulator.batches.batch import BatchLine
 from smartbatch.emulator.ledger import Call, Ledger
 from smartbatch.jobs.payload import decode_result
 from smartbatch.jobs.records import IncidentRow, JobRow, JobState
