@@ -500,7 +500,9 @@ class BatchingClient:
             StoreError: the store cannot be used, or has not answered for 30 seconds.
         """
         most, engine = count_of("limit", limit), self._running.jobs.engine
-        rows = engine.look(lambda: engine.store.jobs.latest(limit=most), STATUS_TIMEOUT, StoreError)
+        rows = engine.client_store.read_within(
+            lambda: engine.store.jobs.latest(limit=most), STATUS_TIMEOUT, StoreError
+        )
         return [self._handle(row) for row in rows]
 
     def job(self, id_or_key: str, *, reserve: bool = False) -> Job:

@@ -364,7 +364,7 @@ class RunningState:
     @property
     def uses_store(self) -> bool:
         """Whether what happens is written into a store now."""
-        return self._jobs is not None and self._jobs.engine.uses_store
+        return self._jobs is not None and self._jobs.engine.client_store.opened is not None
 
     @property
     def status(self) -> RealtimeStatus:
@@ -493,7 +493,7 @@ class RunningState:
         engine = self.jobs.engine
         self._is_heard = False
         try:
-            engine.look(lambda: engine.store, ANSWERS_WITHIN, _late)
+            engine.client_store.read_within(lambda: engine.store, ANSWERS_WITHIN, _late)
             engine.controls.read()
         except SmartbatchError as error:  # requests in real time do not need it
             logs.job_error(None, error)

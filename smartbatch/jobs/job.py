@@ -28,7 +28,7 @@ from smartbatch.jobs.records import (
 )
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.stored_result import StoredResult
-from smartbatch.jobs.watching import PAGE, SeenChanges, stored_job
+from smartbatch.jobs.watching import PAGE_RESULTS, SeenChanges, stored_job
 from smartbatch.observe.progress import Progress, new_display
 from smartbatch.results import ResultList, as_kept
 from smartbatch.types import Deadline, Duration, Result, T
@@ -124,7 +124,7 @@ class Job:
         def read() -> JobStatus:
             return self._engine.status_of(self._row(), forecast=forecast)
 
-        return self._engine.look(read, seconds, StoreError)
+        return self._engine.client_store.read_within(read, seconds, StoreError)
 
     def is_done(self) -> bool:
         """Whether every request has its result; it costs less than the whole status."""
@@ -137,7 +137,9 @@ class Job:
             StoreError: the store cannot be read, or has not answered for 30 seconds.
         """
         engine = self._engine
-        return engine.look(lambda: engine.store.facts.incidents(self.id), STATUS_TIMEOUT, StoreError)
+        return engine.client_store.read_within(
+            lambda: engine.store.facts.incidents(self.id), STATUS_TIMEOUT, StoreError
+        )
 
     def report(self) -> Report:
         """Return a report of the job so far: one file of HTML that says what was asked, what came, when, by
@@ -269,7 +271,7 @@ class Job:
         return self._read(read, math.inf, waits=wait, ordered=ordered, display=display)
 
     def stored(
-        self, *, after: int | None = None, ordered: bool = True, wait: float = 0.0, limit: int = PAGE
+        self, *, after: int | None = None, ordered: bool = True, wait: float = 0.0, limit: int = PAGE_RESULTS
     ) -> list[StoredResult]:
         """Return a page of the results that are stored, for readers that keep their own place.
 
@@ -421,7 +423,9 @@ class Job:
             self._carry_on()
         return retried
 
-    def earlier_results(self, *, after: StoredResult | None = None, limit: int = PAGE) -> list[StoredResult]:
+    def earlier_results(
+        self, *, after: StoredResult | None = None, limit: int = PAGE_RESULTS
+    ) -> list[StoredResult]:
         """Return a page of the results of rows before they were asked again, by their position.
 
         Args:
@@ -479,7 +483,7 @@ class Job:
             JobTimeout: it has not answered, and the time is over.
         """
         left = None if until == math.inf else max(0.0, until + LAST_LOOK - self._engine.clock.now())
-        return self._engine.look(read, left, partial(JobTimeout, job_id=self.id))
+        return self._engine.client_store.read_within(read, left, partial(JobTimeout, job_id=self.id))
 
     def _until(self, timeout: Duration | None) -> float:
         seconds = seconds_of("timeout", timeout)
@@ -501,7 +505,7 @@ class Job:
             JobTimeout: it is too late for that.
         """
         self._engine.check_carried(row)
-        self._engine.tell_held(row)
+        self._engine.publish_held(row)
         if look.last:
             note = self._note(row, until)
             raise JobTimeout(
@@ -572,7 +576,7 @@ class Job:
             display: returns what shows how the job stands.
         """
         last = after if ordered else 0
-        missing, limit = self.total - (after + 1 if ordered else 0), PAGE
+        missing, limit = self.total - (after + 1 if ordered else 0), PAGE_RESULTS
         while missing > 0:
             look = self._look(until)
             job, page = self._read_until(until, partial(self._turn, ordered, last, limit, waits=waits))
@@ -584,7 +588,7 @@ class Job:
                 missing -= 1
                 yield read(row, self.id)
             # while the head is missing it is all that is looked at
-            limit = 1 if ordered and missing == before else PAGE
+            limit = 1 if ordered and missing == before else PAGE_RESULTS
             if missing == before:
                 if job is None:
                     return
@@ -598,7 +602,7 @@ class Job:
         row = self._engine.store.jobs.get(self.id)
         if row is None:  # it was forgotten meanwhile
             return 0
-        return row.total - row.finished or len(self._page(ordered=False, after=after, limit=PAGE))
+        return row.total - row.finished or len(self._page(ordered=False, after=after, limit=PAGE_RESULTS))
 
     def _turn(
         self, ordered: bool, after: int, limit: int, *, waits: bool

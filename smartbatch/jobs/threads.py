@@ -1,4 +1,4 @@
-"""Threads of jobs, and waiting with a time limit, in the time of a clock."""
+"""Threads of jobs, and waiting with a time limit, by a clock's time."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from smartbatch._clock import Clock, Monitor
 from smartbatch._fork import run_after_collection
 from smartbatch.types import T
 
-MOST_HUNG = 8
-"""Reads that are left behind at most, because what they read does not answer."""
+MAX_HUNG_READS = 8
+"""Maximum number of abandoned reads whose source does not answer."""
 
 
 class OwnThreads:
-    """Starts threads, and knows them again."""
+    """Starts threads, and recognises them."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._mine = threading.local()
 
     def start(self, run: Callable[[], object], name: str) -> None:
-        """Start a daemon thread: a call that never returns must not keep the interpreter from ending.
+        """Start a daemon thread: a call that never returns must not keep the interpreter alive.
 
         Raises:
-            RuntimeError: the system allows no further thread, or the interpreter ends.
+            RuntimeError: the system allows no further thread, or the interpreter is ending.
         """
         self._clock.spawned()
         try:
@@ -37,12 +37,12 @@ class OwnThreads:
             raise
 
     def has_current(self) -> bool:
-        """Whether the caller runs on one of these threads, for example in an observer of the user's."""
+        """Whether the caller runs on one of these threads, for example in a user's observer."""
         return getattr(self._mine, "here", False)
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Count the caller's thread among these for a while: something of the user's runs on it."""
+        """Treat the caller's thread as one of these for a while: it runs code of the user."""
         before = self.has_current()
         self._mine.here = True
         try:
@@ -67,10 +67,10 @@ def wait_while(condition: Callable[[], object], monitor: Monitor, clock: Clock, 
 
 
 def run_within(run: Callable[[], object], seconds: float, clock: Clock, name: str) -> bool:
-    """Do what may hang, such as a read of a server that was stopped, on a daemon thread of its own.
+    """Run something that may hang, such as a read from a stopped server, on its own daemon thread.
 
     Returns:
-        whether it has ended within ``seconds``; else it goes on, and what it raises then is dropped.
+        whether it ended within ``seconds``; otherwise it continues, and what it raises is dropped.
 
     Raises:
         BaseException: what ``run`` raised in time.
@@ -82,7 +82,7 @@ def run_within(run: Callable[[], object], seconds: float, clock: Clock, name: st
         raised: BaseException | None = None
         try:
             run()
-        except BaseException as error:  # raised where it is waited for
+        except BaseException as error:  # raised again in the waiting thread
             raised = error
         with monitor:
             ended.append(raised)
@@ -90,7 +90,7 @@ def run_within(run: Callable[[], object], seconds: float, clock: Clock, name: st
 
     try:
         OwnThreads(clock).start(act, name)
-    except RuntimeError:  # no thread can be had, but there may be one
+    except RuntimeError:  # no thread is available here, but there may be another one
         if not run_after_collection(act):
             run()
             return True
@@ -102,10 +102,10 @@ def run_within(run: Callable[[], object], seconds: float, clock: Clock, name: st
 
 
 class TimedReads:
-    """Reads that may hang, each on a thread of its own. Safe from any thread.
+    """Reads that may hang, each on a thread of its own. Thread-safe.
 
-    Who asks again and again while nothing answers leaves :data:`MOST_HUNG` threads behind, and not one with
-    each question: the others wait for one of these first.
+    At most :data:`MAX_HUNG_READS` threads are left behind while nothing answers: further reads wait for one
+    of them to end.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -114,40 +114,38 @@ class TimedReads:
         self._hung = 0
 
     def read(self, read: Callable[[], T], seconds: float, name: str) -> list[T]:
-        """Return what ``read`` returns within ``seconds``, in a list that is empty where it did not.
+        """Return what ``read`` returns within ``seconds``, in a list; an empty list if it did not return.
 
         Raises:
             BaseException: what ``read`` raised in time.
         """
         until = self._clock.now() + seconds
         found: list[T] = []
-        asked = _Asked()
+        timed = _TimedRead()
 
         def answer() -> None:
             try:
                 found.append(read())
             finally:
                 with self._monitor:
-                    asked.ended = True
-                    self._hung -= asked.given_up
+                    timed.ended = True
+                    self._hung -= timed.given_up
                     self._monitor.notify_all()
 
         with self._monitor:
-            wait_while(lambda: self._hung >= MOST_HUNG, self._monitor, self._clock, seconds)
-            if self._hung >= MOST_HUNG:
+            wait_while(lambda: self._hung >= MAX_HUNG_READS, self._monitor, self._clock, seconds)
+            if self._hung >= MAX_HUNG_READS:
                 return []
         if run_within(answer, until - self._clock.now(), self._clock, name):
             return found
         with self._monitor:
-            if not asked.ended:
-                asked.given_up = True
+            if not timed.ended:
+                timed.given_up = True
                 self._hung += 1
         return []
 
 
 @define(eq=False)
-class _Asked:
-    """A read, whether it has ended, and whether nobody waits for it any more."""
-
+class _TimedRead:
     ended: bool = False
-    given_up: bool = False
+    given_up: bool = False  # nobody waits for it any more

@@ -1,6 +1,7 @@
-"""Waiting for news of jobs: what was told of each, and a watcher that serves one of them.
+"""Waiting for changes of jobs: who is woken by which change, and watchers, each serving the waiters of one
+job.
 
-A watcher settles futures and calls callbacks from what is stored, and from nothing else.
+A watcher completes futures and calls callbacks from stored results only.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from attrs import define, evolve, frozen
@@ -20,18 +22,19 @@ from smartbatch.jobs.records import JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.threads import OwnThreads, wait_while
+from smartbatch.jobs.wiring import JobWiring
 from smartbatch.observe import logs
 from smartbatch.types import Result
 
-PAGE = 1000
+PAGE_RESULTS = 1000
 """Results read at a time."""
-REMEMBERED = 1_000
-"""Jobs whose changes are counted before all are forgotten, and finished jobs that are remembered. Few of the
-latter are needed: two threads may tell the end of a job, and do so within moments."""
+MAX_KNOWN_JOBS = 1_000
+"""Jobs whose changes are counted before all counts are dropped, and finished jobs that are remembered. Few of
+the latter are needed: two threads may publish the end of a job, but they do so within moments."""
 
 
 def stored_job(store: SqlStore, job_id: str) -> JobRow:
-    """Return a job as it stands.
+    """Return the current row of a job.
 
     Raises:
         JobNotFound: it was deleted from the store.
@@ -44,28 +47,20 @@ def stored_job(store: SqlStore, job_id: str) -> JobRow:
 
 @frozen
 class SeenChanges:
-    """What was told of a job up to a moment.
-
-    Attributes:
-        forgotten: how often jobs were forgotten.
-        changes, progress: how often it was told of the job; progress is ``None`` where it does not matter.
-    """
+    """The number of changes published up to some moment."""
 
     job_id: str
-    forgotten: int
+    forgotten: int  # times all counts were dropped
     changes: int
-    progress: int | None
+    progress: int | None  # None if progress alone does not matter
 
 
 class Changes:
-    """Wakes threads that wait for a change of a job in the store, and only those that wait for that one; and
-    says whether the end of a job, or that it is held, is news. Safe from any thread.
+    """Wakes the threads that wait for a change of a job, and remembers which ends and holds were published.
+    Thread-safe; methods ending in ``_locked`` need the engine's lock.
 
-    Ask for :meth:`seen` before reading the store, and hand it to :meth:`wait_for_change` afterwards: a change
-    between the two ends the wait at once.
-
-    Args:
-        lock: of the engine, which methods in ``_locked`` need.
+    Call :meth:`seen` before reading the store and pass it to :meth:`wait_for_change` afterwards: a change in
+    between ends the wait at once.
     """
 
     def __init__(self, clock: Clock, lock: threading.Lock) -> None:
@@ -79,16 +74,13 @@ class Changes:
         self._held: dict[str, str | None] = {}
 
     def notify(self, job_id: str, *, progress: bool = False) -> None:
-        """Wake the threads that wait for a job; now and then all of them, to forget jobs.
-
-        Args:
-            progress: results of it were stored, and nothing else has changed.
-        """
+        """Wake the threads that wait for a job; ``progress``: only the number of its results has changed."""
         with self.lock:
             self.notify_locked(job_id, progress=progress)
 
     def notify_locked(self, job_id: str, *, progress: bool = False) -> None:
-        if len(self._changes) + len(self._progress) >= REMEMBERED:
+        # now and then all wake, to drop counts
+        if len(self._changes) + len(self._progress) >= MAX_KNOWN_JOBS:
             self._changes.clear()
             self._progress.clear()
             self._forgotten += 1
@@ -99,7 +91,6 @@ class Changes:
                 waiter.notify()
 
     def seen(self, job_id: str, *, progress: bool = True) -> SeenChanges:
-        """Return what was told of a job by now, with its progress or without."""
         with self.lock:
             return self._seen_locked(job_id, progress=progress)
 
@@ -124,18 +115,18 @@ class Changes:
                 self._waiting.pop(waiter, None)
 
     def is_new_end_locked(self, event: JobFinished) -> bool:
-        """Whether the end of a job was not told yet. One whose failed rows were asked again has another."""
+        """Whether the end of a job was not published yet; a job with retried rows has a second one."""
         end = evolve(event, at=0.0)
         if self._ends.get(event.job_id) == end:
             return False
         self._ends[event.job_id] = end
-        if len(self._ends) > REMEMBERED:
+        if len(self._ends) > MAX_KNOWN_JOBS:
             del self._ends[next(iter(self._ends))]
         self.goes_on_locked(event.job_id)
         return True
 
     def is_newly_held_locked(self, row: JobRow) -> bool:
-        """Whether a job is held, and for another reason than the one told last."""
+        """Whether a job is held, for a reason other than the last published one."""
         if row.state is not JobState.HELD:
             self.goes_on_locked(row.id)
             return False
@@ -145,38 +136,31 @@ class Changes:
         return True
 
     def goes_on_locked(self, job_id: str) -> None:
-        """A job is held no longer."""
         self._held.pop(job_id, None)
 
 
 class ItemWaiter(Protocol):
-    """Waits for the result of an item, as a future does."""
+    """Waits for the result of an item, like a future."""
 
     def settle(self, result: Result) -> None:
-        """Take the result as it is stored, or one with the error that ended the waiting for it."""
+        """Take the stored result, or a result with the error that ended the wait."""
         ...
 
     def abandon(self, error: WrongProcess) -> None:
-        """In a forked child: what was waited for belongs to the parent. Takes no inherited lock."""
+        """In a forked child, end the wait: the result belongs to the parent. Takes no inherited lock."""
         ...
 
 
 @define(eq=False)
 class _FutureGroup:
-    """Futures that were made by one call.
+    """Futures made by one call."""
 
-    Attributes:
-        waiting: those that are not settled, by the position of their item. They can be settled and abandoned.
-        read: makes the result that they get.
-        after: sequence number of the last result that was read for them.
-    """
-
-    waiting: dict[int, Any]
+    waiting: dict[int, Any]  # incomplete ones, by the position of their item
     read: Callable[[ResultRow, str], Result]
-    after: int = 0
+    after: int = 0  # sequence number of the last result read for them
 
     def take(self) -> Any:
-        """Take one that is not settled, which no other thread settles then; ``None`` when all are."""
+        """Take one that is incomplete, so that no other thread completes it; ``None`` if there is none."""
         with contextlib.suppress(KeyError):
             return self.waiting.popitem()[1]
         return None
@@ -184,20 +168,18 @@ class _FutureGroup:
 
 @define(eq=False)
 class _Callback:
-    """A user's callback, and the part of the status it was called with last."""
-
-    call: Callable[[JobStatus], object]
-    last: tuple[Any, ...] | None = None
+    call: Callable[[JobStatus], object]  # the user's
+    last: tuple[Any, ...] | None = None  # the part of the status it was last called with
 
 
 class Watcher:
-    """Those who wait for one job; a thread of the engine serves them while there are any. Methods in
-    ``_locked`` need the engine's lock.
+    """Those who wait for one job; one thread serves them while there are any. Methods ending in ``_locked``
+    need the engine's lock.
 
     Attributes:
-        threads: the thread that serves them.
+        threads: starts that thread.
         runs: whether it runs.
-        ending: what the futures fail with that are not stored, once the watch ends.
+        ending: the error of futures without a stored result, once the watch ends.
     """
 
     def __init__(self, job_id: str, clock: Clock, changes: Changes) -> None:
@@ -209,24 +191,24 @@ class Watcher:
         self.runs = False
         self.ending: SmartbatchError | None = None
         self._groups: list[_FutureGroup] = []
-        self._settling: Any = None  # hooks of the user's may run for it, and a process fork meanwhile
+        self._settling: Any = None  # the user's hooks may run for it, and the process may fork meanwhile
         self._callbacks: list[_Callback] = []
 
     def deliver_locked(
         self, waiters: Mapping[int, Any], read: Callable[[ResultRow, str], Result], *, after: int = 0
     ) -> None:
-        """Settle ``waiters``, by the position of their item, with what ``read`` makes of each result whose
-        sequence number is above ``after``."""
+        """Complete ``waiters``, by the position of their item, with results whose sequence number is above
+        ``after``, each passed through ``read``."""
         self._groups.append(_FutureGroup(dict(waiters), read, after))
         self._changes.notify_locked(self.job_id)
 
     def listen_locked(self, call: Callable[[JobStatus], object]) -> None:
-        """Call ``call`` with the status, now and after each change, up to the end."""
+        """Call ``call`` with the status, now and after each change, until the job ends."""
         self._callbacks.append(_Callback(call))
         self._changes.notify_locked(self.job_id)
 
     def end_locked(self, error: SmartbatchError) -> None:
-        """Settle futures with what is stored by now, fail the others with ``error``, and end the thread."""
+        """Complete futures with stored results, fail the others with ``error``, and end the thread."""
         self.ending = error
         self._changes.notify_locked(self.job_id)
 
@@ -237,7 +219,7 @@ class Watcher:
                 wait_while(lambda: self.runs, self._monitor, self._clock, timeout)
 
     def give_up(self, error: SmartbatchError) -> None:
-        """Fail the futures that are left, where the store does not answer and the thread waits for it."""
+        """Fail the remaining futures, because the store does not answer and the thread waits for it."""
         with self._monitor:
             groups, self._groups, self._callbacks = self._groups, [], []
         for group in groups:
@@ -245,7 +227,7 @@ class Watcher:
                 future.settle(Result("", error=error))
 
     def abandon(self, error: WrongProcess) -> None:
-        """In a forked child: end the copies of the parent's futures."""
+        """In a forked child, end the copies of the parent's futures."""
         for group in list(self._groups):
             for future in list(group.waiting.values()):
                 future.abandon(error)
@@ -254,7 +236,7 @@ class Watcher:
             settling.abandon(error)
 
     def settle(self, store: SqlStore) -> bool:
-        """Settle the futures whose results are stored; return whether any were waiting."""
+        """Complete the futures whose results are stored; return whether any were waiting."""
         with self._monitor:
             self._groups = _merged(self._groups)
             groups = list(self._groups)
@@ -263,7 +245,7 @@ class Watcher:
         return bool(groups)
 
     def call(self, status_of: Callable[[], JobStatus], *, ended: bool) -> None:
-        """Call the callbacks whose part of the status changed: for the last time where the job has ended."""
+        """Call the callbacks for which the status changed; for the last time if the job has ended."""
         with self._monitor:
             callbacks = list(self._callbacks)
         if callbacks:
@@ -275,7 +257,7 @@ class Watcher:
 
     def _settle(self, group: _FutureGroup, store: SqlStore) -> None:
         while group.waiting:
-            page = store.items.fresh(self.job_id, after=group.after, limit=PAGE)
+            page = store.items.fresh(self.job_id, after=group.after, limit=PAGE_RESULTS)
             for row in page:
                 group.after = row.seq
                 self._settling = group.waiting.get(row.ix)  # first: a forked child finds it in one of the two
@@ -287,10 +269,9 @@ class Watcher:
                 return
 
     def _read(self, group: _FutureGroup, row: ResultRow) -> Result:
-        """Return the result in a row; a failed one where it is damaged, or of a newer version."""
         try:
             return group.read(row, self.job_id)
-        except StoreError as error:
+        except StoreError as error:  # the row is damaged, or was written by a newer version
             return Result("", error=error)
 
     def _call(self, callbacks: Sequence[_Callback], status: JobStatus) -> None:
@@ -305,20 +286,17 @@ class Watcher:
                 logs.user_error("on_progress", error)
 
     def has_ended(self, ending: SmartbatchError | None) -> bool:
-        """Fail what is left where the watch ends, and say whether the thread is to end.
-
-        1. Futures or callbacks are left, and the watch goes on: False.
-        2. Nothing is left: True.
-        3. The watch ends with ``ending``: the futures that are left fail with it, then True.
-        4. Something was added while they failed: False, so that it is served as well.
-        """
+        """Whether the thread is to end; ``ending`` is the error that ends the watch, if any."""
+        # 1. futures or callbacks are left, and the watch continues
         with self._monitor:
             if ending is None and (self._groups or self._callbacks):
                 return False
             groups, self._groups, self._callbacks = self._groups, [], []
+        # 2. the watch ends: the remaining futures fail
         for group in groups:
             while (future := group.take()) is not None:
                 future.settle(Result("", error=ending))
+        # 3. something was added meanwhile: it is served as well
         with self._monitor:
             if self._groups or self._callbacks:
                 return False
@@ -327,8 +305,91 @@ class Watcher:
         return True
 
 
+class Watchers:
+    """The watchers of an engine's jobs. Methods ending in ``_locked`` need its lock.
+
+    Args:
+        serve: completes the futures and calls the callbacks of a watcher once.
+        refresh_interval: seconds after which a job is looked at although no change was published.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        changes: Changes,
+        wiring: JobWiring,
+        *,
+        serve: Callable[[Watcher], None],
+        refresh_interval: Callable[[str], float],
+    ) -> None:
+        self._clock = clock
+        self._changes = changes
+        self._wiring = wiring
+        self._serve = serve
+        self._refresh_interval = refresh_interval
+        self.by_job: dict[str, Watcher] = {}
+
+    def running_locked(self, job_id: str, ending: SmartbatchError | None) -> Watcher:
+        """Return the watcher of a job, whose thread runs; with ``ending``, one that ends at once.
+
+        Raises:
+            RuntimeError: no thread is available.
+        """
+        watcher = Watcher(job_id, self._clock, self._changes)
+        if ending is not None:
+            watcher.end_locked(ending)
+        else:
+            watcher = self.by_job.setdefault(job_id, watcher)
+        if not watcher.runs:
+            watcher.threads.start(partial(self._watch, watcher), "smartbatch-job")
+            watcher.runs = True
+        return watcher
+
+    def runs_locked(self, job_id: str) -> bool:
+        watcher = self.by_job.get(job_id)
+        return watcher is not None and watcher.runs
+
+    def take_locked(self) -> list[Watcher]:
+        """Return all watchers, to be ended by the caller."""
+        watchers, self.by_job = list(self.by_job.values()), {}
+        return watchers
+
+    def finish(self, job_id: str, timeout: float) -> None:
+        """Wait up to ``timeout`` seconds until a job's watcher has ended."""
+        with self._changes.lock:
+            watcher = self.by_job.get(job_id)
+        if watcher is not None:
+            watcher.finish(timeout)
+
+    def abandon(self, error: WrongProcess) -> None:
+        """In a forked child, end the copies of the parent's futures. Takes no inherited lock."""
+        for watcher in list(self.by_job.values()):
+            watcher.abandon(error)
+
+    def _watch(self, watcher: Watcher) -> None:
+        failed = False
+        while True:
+            seen, ending = self._changes.seen(watcher.job_id), watcher.ending
+            try:
+                self._serve(watcher)
+                failed = False
+            except JobNotFound as error:  # it was deleted from the store
+                ending = error
+            except Exception as error:
+                if watcher.ending is None and not failed:  # once, not at every try, nor after a stop
+                    self._wiring.report(watcher.job_id, error)
+                failed = True
+            if watcher.has_ended(ending):
+                break
+            if ending is None:
+                self._changes.wait_for_change(seen, self._refresh_interval(watcher.job_id))
+        with self._changes.lock:
+            if not watcher.runs and self.by_job.get(watcher.job_id) is watcher:
+                del self.by_job[watcher.job_id]
+
+
 def _merged(groups: Iterable[_FutureGroup]) -> list[_FutureGroup]:
-    """Merge groups that are read alike, so that each result is read once for all of them.
+    """Merge groups that use the same reader, so that each result is read once for all of them.
 
     Single requests of one job make a group each. Groups that wait for the same item stay separate.
     """
@@ -345,7 +406,7 @@ def _merged(groups: Iterable[_FutureGroup]) -> list[_FutureGroup]:
 
 
 def _visible(status: JobStatus) -> tuple[Any, ...]:
-    """Return the part of a status whose change is worth a callback; a change of the time is not."""
+    """Return the part of a status whose change deserves a callback; the time left does not."""
     return (
         *(status.state, status.submitted, status.finished, status.failed, status.running, status.note),
         *((shard.no, shard.state, shard.done) for shard in status.shards),

@@ -13,7 +13,7 @@ from smartbatch._clock import Clock
 from smartbatch.errors import JobTimeout
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
-from smartbatch.jobs.watching import PAGE
+from smartbatch.jobs.watching import PAGE_RESULTS
 from smartbatch.types import DEFECTS, Result
 
 GRACE: Final = 10.0
@@ -161,7 +161,7 @@ class FollowedJobs:
 def _between(job: Job, after: int, before: int) -> Iterator[list[Result]]:
     """Yield the stored results of a job between two others, in the order in which they were stored."""
     while after + 1 < before:
-        page = job.stored(after=after, ordered=False, limit=min(PAGE, before - after - 1))
+        page = job.stored(after=after, ordered=False, limit=min(PAGE_RESULTS, before - after - 1))
         page = [stored for stored in page if stored.sequence < before]
         if not page:
             return

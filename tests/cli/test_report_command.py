@@ -277,7 +277,7 @@ def test_a_job_that_is_not_there_is_told(client: BatchingClient, capfd: pytest.C
     assert not Path("none.db").exists()
     client.submit_batch(["a"]).wait(20)
     assert report("nobody") == 1
-    assert "has no job of the id or key 'nobody'" in capfd.readouterr().err
+    assert "has no job with the id or key 'nobody'" in capfd.readouterr().err
 
 
 def test_only_a_report_is_replaced(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -315,7 +315,7 @@ def world(provider: str, folder: Path, *, rare: float = 12.0, **settings: Any) -
         (supervision, "LEASE_SECONDS"),
         (supervision, "RENEW_EVERY"),
         (supervision, "CLAIM_EVERY"),
-        (jobs_engine, "OWN"),
+        (jobs_engine, "OWN_JOB_POLL_SECONDS"),
     )
     usual = [(module, name, getattr(module, name)) for module, name in spans]
     for module, name, seconds in usual:

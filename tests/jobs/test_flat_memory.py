@@ -26,7 +26,7 @@ from smartbatch.jobs.records import JobState, NewItem
 from smartbatch.jobs.runner import RealtimeRunner
 from smartbatch.jobs.steps import run_step
 from smartbatch.jobs.store import open_store
-from smartbatch.jobs.watching import REMEMBERED, Changes
+from smartbatch.jobs.watching import MAX_KNOWN_JOBS, Changes
 from smartbatch.jobs.wiring import RealtimeItem
 from smartbatch.types import Generation, Request, Result
 
@@ -233,15 +233,15 @@ def test_who_waits_for_a_job_is_woken_by_what_happens_to_it() -> None:
     assert changes.seen("a", progress=False) == changed
     changes.notify("a")
     assert changes.seen("a", progress=False) != changed
-    for number in range(2 * REMEMBERED):
+    for number in range(2 * MAX_KNOWN_JOBS):
         changes.notify(f"job {number}")
-    assert len(changes._changes) <= REMEMBERED
+    assert len(changes._changes) <= MAX_KNOWN_JOBS
 
 
 def test_a_watcher_keeps_no_future_that_is_settled(process: Process) -> None:
     """Nor its thread, once there is no waiter."""
     engine = JobsEngine(BatchingConfig(), process.clock, rng=random.Random(1), wiring=job_wiring())
-    engine._store = process.store
+    engine.client_store.opened = process.store
     process.supervisor.start()
     process.run_jobs(1)
     job = process.store.jobs.latest()[0]
@@ -249,7 +249,7 @@ def test_a_watcher_keeps_no_future_that_is_settled(process: Process) -> None:
     for _ in range(50):
         futures = [Settled(), Settled()]
         engine.deliver(job.id, dict(enumerate(futures)))
-        watchers |= set(engine._watchers.values())
+        watchers |= set(engine._watchers.by_job.values())
         assert all(future.result(PATIENCE).ok for future in futures)
     for watcher in watchers:
         watcher.finish(PATIENCE)

@@ -166,7 +166,7 @@ def test_a_job_of_a_stopped_client_can_be_looked_at_and_is_not_waited_for_in_vai
     client.stop(timeout=0)
     assert job.status().state == "active"
     for attempt in (job.wait, lambda: list(job.results()), lambda: job.futures()[0].result(PATIENCE)):
-        with pytest.raises(ClientClosed, match=r"taken up again|take it up again"):
+        with pytest.raises(ClientClosed, match=r"can be resumed|resume it"):
             attempt()
     client.start()
     assert job.wait(LONG).completed == 3
@@ -246,7 +246,7 @@ def test_nobody_watches_a_job_that_is_done(client_of: ClientOf, clock: VirtualCl
     concurrent.futures.wait(job.futures(), PATIENCE)
     inside(client).jobs.engine.finish_listening(job.id, PATIENCE)
     assert [thread.name for thread in threading.enumerate() if thread.name == "smartbatch-job"] == []
-    assert watching.PAGE == 1000
+    assert watching.PAGE_RESULTS == 1000
 
 
 # -- cancelling ----------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import StoreError
 from smartbatch.events import Event, PauseChanged
-from smartbatch.jobs import jobs_engine
+from smartbatch.jobs import client_store
 from smartbatch.jobs.store import SqlStore
 
 ClientOf = Callable[..., BatchingClient]
@@ -26,7 +26,7 @@ class Server:
 
     def __init__(self, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
         self.there, self.hangs, self.asked = False, HANGS, 0
-        really = jobs_engine.open_store
+        really = client_store.open_store
 
         def opened(*args: Any, **options: Any) -> SqlStore:
             self.asked += 1
@@ -35,7 +35,7 @@ class Server:
                 raise StoreError("the store cannot be reached")
             return really(*args, **options)
 
-        monkeypatch.setattr(jobs_engine, "open_store", opened)
+        monkeypatch.setattr(client_store, "open_store", opened)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from smartbatch._clock import VirtualClock
-from smartbatch.jobs.threads import MOST_HUNG, TimedReads, run_within
+from smartbatch.jobs.threads import MAX_HUNG_READS, TimedReads, run_within
 
 NAME = "smartbatch-test-read"
 
@@ -39,13 +39,13 @@ def test_who_asks_again_and_again_leaves_few_threads(clock: VirtualClock) -> Non
     seen: list[float] = []
 
     def ask() -> None:
-        answers = [reads.read(hang, 2.0, NAME) for _ in range(5 * MOST_HUNG)]
-        assert answers == [[]] * 5 * MOST_HUNG
+        answers = [reads.read(hang, 2.0, NAME) for _ in range(5 * MAX_HUNG_READS)]
+        assert answers == [[]] * 5 * MAX_HUNG_READS
         seen.extend((readers(), clock.now()))
         clock.sleep(2_000.0)
         assert reads.read(lambda: "row", 1.0, NAME) == ["row"]
 
     assert run_within(ask, 1e6, clock, "smartbatch-test")
     left, now = seen
-    assert left <= MOST_HUNG
-    assert now == 2.0 * 5 * MOST_HUNG
+    assert left <= MAX_HUNG_READS
+    assert now == 2.0 * 5 * MAX_HUNG_READS

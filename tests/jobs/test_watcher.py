@@ -17,7 +17,7 @@ from smartbatch.errors import ClientClosed, StoreError
 from smartbatch.jobs.jobs_engine import JobsEngine
 from smartbatch.jobs.records import ResultRow
 from smartbatch.jobs.threads import OwnThreads
-from smartbatch.jobs.watching import REMEMBERED, Changes
+from smartbatch.jobs.watching import MAX_KNOWN_JOBS, Changes
 from smartbatch.types import Result
 
 
@@ -34,7 +34,7 @@ def engine_on(store: Any, clock: VirtualClock) -> tuple[JobsEngine, list[BaseExc
     reported: list[BaseException] = []
     wiring = job_wiring(report=lambda _, error: reported.append(error))
     engine = JobsEngine(BatchingConfig(), clock, rng=random.Random(1), wiring=wiring)
-    engine._store = store
+    engine.client_store.opened = store
     return engine, reported
 
 
@@ -62,10 +62,10 @@ def test_a_store_that_fails_is_reported_once(clock: VirtualClock) -> None:
     clock.sleep(600.0)
     assert [str(error) for error in reported] == ["closed"]
     with engine.lock:
-        engine._watchers["job-1"].end_locked(ClientClosed("stopped"))
+        engine._watchers.by_job["job-1"].end_locked(ClientClosed("stopped"))
     assert isinstance(future.result(60.0).error, ClientClosed)
     clock.sleep(1.0)
-    assert engine._watchers == {}
+    assert engine._watchers.by_job == {}
 
 
 class HangingItems:
@@ -105,7 +105,7 @@ def test_what_a_store_that_hangs_leaves_is_failed_once(clock: VirtualClock) -> N
     engine, _ = engine_on(store, clock)
     waiting = [ToldOnce(), ToldOnce()]
     engine.deliver("job-1", dict(enumerate(waiting)))
-    watcher = engine._watchers["job-1"]
+    watcher = engine._watchers.by_job["job-1"]
     assert items.asked.wait(60.0)
     watcher.give_up(stopped)
     items.goes_on.set()
@@ -152,6 +152,6 @@ def test_a_thread_that_waits_looks_again_when_old_news_is_forgotten() -> None:
         seen = changes.seen("a")
         threads.start(lambda: changes.wait_for_change(seen, 900.0), "waits")
         clock.sleep(1.0)
-        for number in range(REMEMBERED + 1):
+        for number in range(MAX_KNOWN_JOBS + 1):
             changes.notify(f"job {number}")
         assert clock.wakes == 1
