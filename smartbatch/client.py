@@ -19,7 +19,7 @@ from smartbatch.config import (
     checked,
     given_or_loaded,
 )
-from smartbatch.core.limits.classifiers import Classifier, Classifiers
+from smartbatch.core.limits.failures import Classifier, Classifiers
 from smartbatch.core.preparation.preparer import GENERATION, Preprocess
 from smartbatch.errors import StoreError, did_you_mean
 from smartbatch.events import Observer

@@ -242,7 +242,7 @@ def test_imports_go_down() -> None:
 @pytest.mark.parametrize(
     ("statement", "leads_to"),
     [
-        ("from smartbatch.core.limits import bucket", "core"),
+        ("from smartbatch.core.limits import token_bucket", "core"),
         ("from smartbatch import errors", "errors"),
         ("from smartbatch import BatchingClient", "__init__"),
         ("import smartbatch", "__init__"),

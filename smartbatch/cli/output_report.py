@@ -12,7 +12,7 @@ from typing import IO, Any
 from attrs import define, field
 
 from smartbatch._words import escape
-from smartbatch.core.limits.error_patterns import pattern_of
+from smartbatch.core.limits.failures import pattern_of
 from smartbatch.core.preparation.validation import MAX_SAMPLES
 from smartbatch.errors import InputError, RowSkipped, snake_case
 from smartbatch.jobs.job_report import run_of_list

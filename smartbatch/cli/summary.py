@@ -9,7 +9,7 @@ from typing import Final
 from attrs import Factory, define, evolve
 
 from smartbatch._words import escape, money
-from smartbatch.core.limits.error_patterns import pattern_of
+from smartbatch.core.limits.failures import pattern_of
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.options import Option
 from smartbatch.core.routing.outcome import ActualCost, rescue_in_words

@@ -9,7 +9,7 @@ from typing import final
 from attrs import define, evolve
 
 from smartbatch._fork import PerProcess
-from smartbatch.core.limits.error_patterns import OTHERS, pattern_of
+from smartbatch.core.limits.failures import OTHER_MESSAGES, pattern_of
 from smartbatch.errors import snake_case
 from smartbatch.events import Event, RequestFinished
 from smartbatch.jobs.summary_records import ErrorGroup, Spending
@@ -71,7 +71,7 @@ class LiveSummaries:
 def _fail(groups: dict[tuple[str, str], ErrorGroup], event: RequestFinished, error: str, now: float) -> None:
     kind, message = snake_case(error), pattern_of(event.message or "")
     if (kind, message) not in groups and len(groups) >= GROUPS:
-        message = OTHERS
+        message = OTHER_MESSAGES
     known = groups.get((kind, message))
     groups[kind, message] = ErrorGroup(
         kind=kind,

@@ -13,7 +13,7 @@ from attrs import asdict, define, field, frozen
 from smartbatch._clock import Clock
 from smartbatch._words import money
 from smartbatch.config import BatchingConfig
-from smartbatch.core.limits.equal_failures import EqualFailures
+from smartbatch.core.limits.failures import EqualFailures
 from smartbatch.errors import (
     BudgetExceeded,
     ClientClosed,

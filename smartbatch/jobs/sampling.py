@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from attrs import define, field, frozen
 
-from smartbatch.core.limits.error_patterns import pattern_of
+from smartbatch.core.limits.failures import pattern_of
 from smartbatch.errors import SmartbatchError, kind_name
 from smartbatch.types import Result
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from smartbatch._clock import Clock
-from smartbatch.core.limits.error_patterns import OTHERS, pattern_of
+from smartbatch.core.limits.failures import OTHER_MESSAGES, pattern_of
 from smartbatch.core.routing.outcome import ListDecision
 from smartbatch.errors import snake_case
 from smartbatch.events import RequestFinished
@@ -136,7 +136,7 @@ class SummaryLog:
         for more in failures:
             key = (more.kind, more.message)
             if key not in self._failed and len(self._failed) >= GROUPS:
-                key = (more.kind, OTHERS)
+                key = (more.kind, OTHER_MESSAGES)
             known = self._failed.setdefault(key, Failures(*key, more.model))
             known.count += more.count
             known.model, known.request_id = more.model, more.request_id

@@ -13,8 +13,8 @@ from attrs import define, frozen
 from smartbatch._clock import Clock, SteadyWall
 from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.budget import Budget
-from smartbatch.core.limits.lease_ask import LeaseAsk, LeaseGrant
 from smartbatch.core.limits.model_controls import ModelControls, Pause
+from smartbatch.core.limits.shared_limit import LeaseAsk, LeaseGrant
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.errors import SmartbatchError

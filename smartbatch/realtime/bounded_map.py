@@ -18,7 +18,7 @@ from attrs import evolve, frozen
 from smartbatch._clock import Clock
 from smartbatch._fork import run_after_collection
 from smartbatch.core.limits.budget import Budget
-from smartbatch.core.limits.equal_failures import EqualFailures
+from smartbatch.core.limits.failures import EqualFailures
 from smartbatch.errors import InvalidRequest, QueueFull, RequestCancelled, SmartbatchError, WrongProcess
 from smartbatch.observe.progress import Progress
 from smartbatch.realtime.ticket import ResultFuture

@@ -20,7 +20,7 @@ from attrs import frozen
 
 from smartbatch.core.batching.packing import BatchCompiler, Packed, split, split_usage, usage_weights
 from smartbatch.core.batching.request_batch import Batch
-from smartbatch.core.limits.classifiers import Classifiers
+from smartbatch.core.limits.failures import Classifiers
 from smartbatch.core.preparation import tokens
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.structured import Parsed, read_answer

@@ -14,11 +14,11 @@ from typing import TypeAlias
 
 from attrs import define, frozen
 
-from smartbatch.core.limits.breaker import BreakerPermit, BreakerState, Outcome, Transition
 from smartbatch.core.limits.budget import Budget, SpendReservation
+from smartbatch.core.limits.circuit_breaker import BreakerPermit, BreakerState, Outcome, Transition
 from smartbatch.core.limits.cooldown import Cooldown
 from smartbatch.core.limits.failures import is_for_all
-from smartbatch.core.limits.header_limits import Reservation
+from smartbatch.core.limits.reported_limits import Reservation
 from smartbatch.errors import ProviderError
 from smartbatch.realtime.lane import Lane
 from smartbatch.types import LimitReport

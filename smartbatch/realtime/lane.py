@@ -17,9 +17,9 @@ from attrs import define, field, frozen
 
 from smartbatch.core.batching.packing import BatchCompiler, batch_key, packable, random_word
 from smartbatch.core.batching.request_batch import BatchAccumulator, Window
-from smartbatch.core.limits.breaker import CircuitBreaker
+from smartbatch.core.limits.circuit_breaker import CircuitBreaker
+from smartbatch.core.limits.cooldown import PackingHealth
 from smartbatch.core.limits.model_controls import Pause
-from smartbatch.core.limits.suspension import PackingHealth
 from smartbatch.core.limits.throttle import AdaptiveThrottle
 from smartbatch.core.preparation.tokens import Calibration, longest_output
 from smartbatch.prices import PriceBook, RateCard

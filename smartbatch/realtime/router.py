@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from smartbatch.core.batching.request_batch import Batch, BatchState
-from smartbatch.core.limits.breaker import FOLLOWED, BreakerState, Transition
-from smartbatch.core.limits.cooldown import Cooldown
+from smartbatch.core.limits.circuit_breaker import FOLLOWED, BreakerState, Transition
+from smartbatch.core.limits.cooldown import Cooldown, PackingHealth
 from smartbatch.core.limits.failures import (
     caused_by_one,
     is_for_all,
@@ -21,7 +21,6 @@ from smartbatch.core.limits.failures import (
     retry_kind,
 )
 from smartbatch.core.limits.retry import Circumstances, RetryCount, RetryPolicy, decide
-from smartbatch.core.limits.suspension import PackingHealth
 from smartbatch.core.preparation.answer_length import SHAPES
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import (

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from attrs import evolve, frozen
 
 from smartbatch._fork import PerProcess
+from smartbatch.core.limits.cooldown import FlexHealth
 from smartbatch.core.limits.lease import LimitLease
-from smartbatch.core.limits.lease_ask import LeaseAsk, LeaseGrant
 from smartbatch.core.limits.quota import Quota
-from smartbatch.core.limits.suspension import FlexHealth
+from smartbatch.core.limits.shared_limit import LeaseAsk, LeaseGrant
 from smartbatch.events import Event
 from smartbatch.observe import logs
 from smartbatch.sharing.limit_leases import SharedLeases

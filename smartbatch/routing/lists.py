@@ -10,7 +10,7 @@ from attrs import evolve, field, frozen
 
 from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig, checked
-from smartbatch.core.limits.equal_failures import EqualFailures
+from smartbatch.core.limits.failures import EqualFailures
 from smartbatch.core.preparation.preparer import kind_of, prompt_list
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.outcome import ActualCost, ListDecision

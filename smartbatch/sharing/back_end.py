@@ -10,8 +10,16 @@ from typing import TypeAlias, TypeVar
 
 from attrs import asdict, frozen
 
-from smartbatch.core.limits.lease_ask import LeaseAsk, LeaseGrant, QuotaKind
-from smartbatch.core.limits.shared_record import Account, LateExchange, Member, SharedRecord, exchange
+from smartbatch.core.limits.shared_limit import (
+    Account,
+    LateExchange,
+    LeaseAsk,
+    LeaseGrant,
+    Member,
+    QuotaKind,
+    SharedRecord,
+    exchange,
+)
 from smartbatch.errors import SmartbatchError
 
 _T = TypeVar("_T")

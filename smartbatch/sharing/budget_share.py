@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from smartbatch.core.limits.budget import Budget
-from smartbatch.core.limits.lease_ask import LeaseAsk, LeaseGrant
+from smartbatch.core.limits.shared_limit import LeaseAsk, LeaseGrant
 from smartbatch.events import Event
 from smartbatch.sharing.limit_leases import SharedLeases
 

@@ -6,7 +6,7 @@ import math
 from contextlib import closing
 
 from smartbatch._clock import Clock
-from smartbatch.core.limits.lease_ask import LeaseAsk, LeaseGrant
+from smartbatch.core.limits.shared_limit import LeaseAsk, LeaseGrant
 from smartbatch.observe import logs
 from smartbatch.sharing.addresses import full_address, open_back_end
 from smartbatch.sharing.back_end import hidden

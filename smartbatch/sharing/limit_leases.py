@@ -15,7 +15,7 @@ from attrs import define
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import identity
-from smartbatch.core.limits.lease_ask import LeaseAsk, LeaseGrant
+from smartbatch.core.limits.shared_limit import LeaseAsk, LeaseGrant
 from smartbatch.errors import SmartbatchError
 from smartbatch.events import Event, SharedLimitsLost, SharedLimitsRestored
 from smartbatch.observe import logs

@@ -12,7 +12,7 @@ from typing import TypeVar
 from smartbatch._clock import RealClock
 from smartbatch._database import SqliteConnections, connect_sqlite
 from smartbatch._files import check_logs, check_own, inode_of, new_file, private_folder
-from smartbatch.core.limits.shared_record import CLOCK_STEP
+from smartbatch.core.limits.shared_limit import CLOCK_STEP
 from smartbatch.errors import StoreError
 from smartbatch.observe.participants import KEPT_SECONDS
 from smartbatch.sharing.back_end import (

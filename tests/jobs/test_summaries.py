@@ -13,7 +13,7 @@ from attrs import evolve
 from jobs.decisions import decision
 from jobs.stores import Bench, bench, led, new_items, result, started, store
 
-from smartbatch.core.limits.error_patterns import OTHERS
+from smartbatch.core.limits.failures import OTHER_MESSAGES
 from smartbatch.core.routing.outcome import ListDecision, Measured
 from smartbatch.core.routing.workload import expected_usd
 from smartbatch.errors import ErrorKind, ProviderError
@@ -250,8 +250,8 @@ def test_groups_are_few_whatever_providers_say(store: SqlStore, monkeypatch: pyt
     write(store, failures=[*said, Failures("timeout", "late", "m", 2, request_id="r")])
     counts = {(each.kind, each.message): each.count for each in store.summaries.error_groups()}
     assert len(counts) == 20 + 2
-    assert counts["server_error", OTHERS] == len(said) - 20
-    assert counts["timeout", OTHERS] == 2
+    assert counts["server_error", OTHER_MESSAGES] == len(said) - 20
+    assert counts["timeout", OTHER_MESSAGES] == 2
     monkeypatch.setattr(summaries, "GROUPS_KEPT", 3)
     write(store, failures=[Failures("timeout", "latest", "m", 1, request_id="r")], at=AT + 1)
     write(store)  # a server deletes before it adds

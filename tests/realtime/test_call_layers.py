@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 
 from smartbatch.core.batching.request_batch import Batch
-from smartbatch.core.limits.classifiers import Classifiers
+from smartbatch.core.limits.failures import Classifiers
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.base import Capabilities, Provider
 from smartbatch.realtime.call import Call, CallSpec, Middleware, Outcome, build_call

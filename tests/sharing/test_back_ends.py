@@ -18,8 +18,15 @@ from attrs import asdict
 from sharing.servers import KINDS, address_of, redis_server, timed
 
 from smartbatch._clock import RealClock
-from smartbatch.core.limits.lease_ask import Findings, LeaseAsk, MemberLimits, QuotaKind, Totals
-from smartbatch.core.limits.shared_record import SharedRecord, exchange
+from smartbatch.core.limits.shared_limit import (
+    Findings,
+    LeaseAsk,
+    MemberLimits,
+    QuotaKind,
+    SharedRecord,
+    Totals,
+    exchange,
+)
 from smartbatch.sharing.addresses import open_back_end
 from smartbatch.sharing.back_end import BackEnd, BackEndUnavailable, hidden
 from tests.core.walks.shared import drawn

@@ -17,7 +17,7 @@ from sharing.servers import KINDS, address_of, redis_server
 
 from smartbatch import BatchingClient
 from smartbatch._clock import RealClock
-from smartbatch.core.limits.lease_ask import LeaseAsk, LeaseGrant, MemberLimits, QuotaKind, Totals
+from smartbatch.core.limits.shared_limit import LeaseAsk, LeaseGrant, MemberLimits, QuotaKind, Totals
 from smartbatch.events import Event, SharedLimitsLost
 from smartbatch.sharing.addresses import open_back_end
 from smartbatch.sharing.back_end import TIMEOUT, BackEnd, BackEndBusy
@@ -44,7 +44,7 @@ back_end.exchange = freeze
 
 EXCHANGE = """
 from smartbatch._clock import RealClock
-from smartbatch.core.limits.lease_ask import MemberLimits, LeaseAsk, QuotaKind, Totals
+from smartbatch.core.limits.shared_limit import MemberLimits, LeaseAsk, QuotaKind, Totals
 from smartbatch.sharing.addresses import open_back_end
 
 address, key = sys.argv[1:]

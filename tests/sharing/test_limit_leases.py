@@ -11,7 +11,7 @@ from typing import TypeVar
 import pytest
 
 from smartbatch._clock import RealClock, VirtualClock
-from smartbatch.core.limits.lease_ask import LeaseAsk, LeaseGrant
+from smartbatch.core.limits.shared_limit import LeaseAsk, LeaseGrant
 from smartbatch.errors import SmartbatchError, StoreError
 from smartbatch.events import Event
 from smartbatch.sharing.back_end import BackEnd, BackEndBusy, Decision, Incompatible, Published

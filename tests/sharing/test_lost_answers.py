@@ -17,7 +17,7 @@ import psycopg
 import pytest
 from sharing.servers import RedisServer, address_of, redis_server
 
-from smartbatch.core.limits.lease_ask import LeaseAsk, MemberLimits, QuotaKind, Totals
+from smartbatch.core.limits.shared_limit import LeaseAsk, MemberLimits, QuotaKind, Totals
 from smartbatch.sharing import postgres_back_end
 from smartbatch.sharing.back_end import BackEndUnavailable, Incompatible, hidden
 from smartbatch.sharing.postgres_back_end import PostgresBackEnd

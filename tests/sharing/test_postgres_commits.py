@@ -10,7 +10,7 @@ from psycopg.rows import scalar_row
 from sharing.servers import address_of
 
 from smartbatch._database import Address
-from smartbatch.core.limits.lease_ask import LeaseAsk, MemberLimits, QuotaKind
+from smartbatch.core.limits.shared_limit import LeaseAsk, MemberLimits, QuotaKind
 from smartbatch.sharing.addresses import open_back_end
 
 _NOTES = """

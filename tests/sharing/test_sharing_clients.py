@@ -16,7 +16,7 @@ from sharing.servers import KINDS, address_of, redis_server
 
 from smartbatch._clock import RealClock, VirtualClock
 from smartbatch._database import Address
-from smartbatch.core.limits.lease_ask import Findings, LeaseAsk, LeaseGrant, MemberLimits
+from smartbatch.core.limits.shared_limit import Findings, LeaseAsk, LeaseGrant, MemberLimits
 from smartbatch.errors import BudgetExceeded, ConfigError, ErrorKind, ProviderError, ProviderUnavailable
 from smartbatch.events import BreakerChanged, Event, SharedLimitsLost, SharedLimitsRestored
 from smartbatch.observe.participants import participant_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from smartbatch.core.limits.lease_ask import LeaseAsk, MemberLimits, QuotaKind
+from smartbatch.core.limits.shared_limit import LeaseAsk, MemberLimits, QuotaKind
 from smartbatch.sharing import sqlite_back_end
 from smartbatch.sharing.addresses import open_back_end
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from smartbatch import BatchingClient
-from smartbatch.core.limits.lease_ask import LeaseAsk, MemberLimits
+from smartbatch.core.limits.shared_limit import LeaseAsk, MemberLimits
 from smartbatch.events import Event, SharedLimitsLost
 from smartbatch.sharing.addresses import open_back_end
 from smartbatch.sharing.back_end import BackEndUnavailable

@@ -1,11 +1,25 @@
-"""What a failed call says: of the provider, of the request, or of whatever would be sent next."""
+"""What a failure means: for the provider, for its request, and for the rest of a list."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+import copy
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeAlias
 
-from smartbatch.errors import ErrorKind, ParameterRejected, ProviderError
+from attrs import evolve, field, frozen
+
+from smartbatch.errors import (
+    ClientClosed,
+    ConfigError,
+    ErrorKind,
+    ListStopped,
+    ParameterRejected,
+    ProviderError,
+    ProviderUnavailable,
+    RequestCancelled,
+)
+from smartbatch.types import Result
 
 _UNAVAILABLE: Final = frozenset({502, 503, 504, 529})
 """HTTP statuses that speak of the provider's state and not of the request; a 500 may be the request that
@@ -75,3 +89,185 @@ def caused_by_one(outcomes: Sequence[object]) -> ProviderError | None:
     if not whole or not isinstance(first, ProviderError) or isinstance(first, ParameterRejected):
         return None
     return first if first.kind in _CAUSED_BY_ONE else None
+
+
+Classifier: TypeAlias = "Callable[[Exception, ProviderError], ErrorKind | ProviderError | None]"
+"""Takes what was raised and the provider's verdict; returns another kind or verdict, or ``None`` to pass."""
+
+
+def _callables(_: object, __: object, chain: tuple[object, ...]) -> None:
+    for position, classifier in enumerate(chain):
+        if not callable(classifier):
+            raise ConfigError(f"classifiers[{position}] is a {type(classifier).__name__}, not a callable")
+
+
+def _as_tuple(chain: Iterable[Classifier]) -> tuple[Classifier, ...]:
+    return tuple(chain)
+
+
+@frozen
+class Classifiers:
+    """An ordered chain of classifiers; the first that does not pass decides.
+
+    One that raises, or returns anything else, is skipped: it must not turn one failed call into a failed
+    client. A note on the verdict names it, so that the mistake shows in the traceback.
+
+    Args:
+        chain: in the order they are asked.
+        report: told what a classifier raised.
+    """
+
+    chain: tuple[Classifier, ...] = field(default=(), converter=_as_tuple, validator=_callables)
+    report: Callable[[str, BaseException], None] = lambda _where, _error: None
+
+    def verdict(self, error: Exception, provider_error: ProviderError) -> ProviderError:
+        """Return the verdict on what the call raised. May be called from any thread, without a lock."""
+        for classifier in self.chain:
+            try:
+                said: object = classifier(error, provider_error)
+            except Exception as mistake:
+                self.report("a classifier", mistake)
+                _note(provider_error, classifier, f"raised {type(mistake).__name__}")
+                continue
+            if isinstance(said, ProviderError):
+                return said
+            if isinstance(said, ErrorKind):
+                return _with_kind(provider_error, said)
+            if said is not None:
+                _note(provider_error, classifier, f"returned a {type(said).__name__}")
+        return provider_error
+
+
+def _with_kind(error: ProviderError, kind: ErrorKind) -> ProviderError:
+    if error.kind is kind:
+        return error
+    changed = copy.copy(error)
+    changed.kind = kind
+    changed.__cause__ = error.__cause__
+    return changed
+
+
+def _note(error: ProviderError, classifier: Classifier, what: str) -> None:
+    name = getattr(classifier, "__qualname__", type(classifier).__name__)
+    error.add_note(
+        f"the error classifier {name} {what} and was passed over; it must return an ErrorKind, "
+        "a ProviderError or None"
+    )
+
+
+MAX_PATTERN_CHARACTERS = 200
+"""Characters of a message that tell groups apart."""
+OTHER_MESSAGES = "(further messages)"
+"""The message under which errors of a kind are counted beyond the groups that are told apart."""
+_IDS = re.compile(
+    r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"  # UUIDs
+    r"|\b(?=[a-z]*\d|[a-z]*[A-Z])[A-Za-z0-9]{16,}\b"  # random characters
+    r"|\b[a-z]{2,12}_(?=\w*\d)\w{6,}"  # req_0123abcd
+    r"|\b(?:job|shard|batch|file|msg|resp|row)-(?=[\w-]*\d)[\w-]+"
+)
+_NUMBERS = re.compile(r"(?<![\w.-])[+-]?\d[\w.,:%/-]*(?:\s\d[\d.,]*)*")
+_STATUS = re.compile(r"[1-5]\d\d[,:.]?")
+
+
+def pattern_of(message: str) -> str:
+    """Return what a message has in common with those that differ only in ids and numbers.
+
+    Each of these becomes ``#``. A number of three digits that may be an HTTP status stays: there are few, and
+    they mean different things.
+    """
+    text = _IDS.sub("#", message)
+    text = _NUMBERS.sub(lambda found: found[0] if _STATUS.fullmatch(found[0]) else "#", text)
+    return text if len(text) <= MAX_PATTERN_CHARACTERS else text[: MAX_PATTERN_CHARACTERS - 1] + "…"
+
+
+STOPPING_FAILURES: Final = 20
+"""Completed requests that have to fail alike."""
+_REPEATING: Final = _PERMANENT | {ErrorKind.CLIENT_ERROR}
+"""Kinds of errors that the next request of the list gets as well if all before it did."""
+_REASONS: Final = {
+    401: "the API key was rejected (401)",
+    402: "the account has no credit (402)",
+    403: "the account was denied access (403)",
+}
+
+
+class EqualFailures:
+    """The decision for one list. Not safe from several threads at once.
+
+    Args:
+        total: requests of the list; ``None`` if unknown. The first :data:`STOPPING_FAILURES` decide, or all.
+        decided: it never stops, as one was answered before.
+
+    Attributes:
+        total: as given.
+        reason: why the list stops, such as ``the API key was rejected (401)``; ``None`` while it does not.
+    """
+
+    def __init__(self, total: int | None, *, decided: bool = False) -> None:
+        self.total = total
+        self._left = STOPPING_FAILURES if total is None else min(STOPPING_FAILURES, total)
+        self._decided = decided
+        self._first: ProviderError | None = None
+        self.reason: str | None = None
+
+    def stops_with(self, result: Result) -> bool:
+        """Count a completed request; return whether the list stops with it, which is true once."""
+        error = result.error
+        if self._decided or isinstance(error, RequestCancelled | ClientClosed):
+            return False
+        if not isinstance(error, ProviderError) or error.kind not in _REPEATING:
+            self._decided = True  # an answer, or an error that the next request need not have
+            return False
+        if self._first is None or (_is_refusal(self._first) and self._first.kind is error.kind):
+            self._first = error
+        elif not _alike(self._first, error):
+            self._decided = True
+            return False
+        self._left -= 1
+        if self._left > 0:
+            return False
+        self._decided, self.reason = True, _reason(self._first)
+        return True
+
+    def unsent(self, result: Result) -> Result:
+        """Return the result of a request that was not sent as that of a list that stopped; any other result,
+        and any while the list goes on, as it is."""
+        withheld = isinstance(result.error, RequestCancelled | ClientClosed | ProviderUnavailable)
+        if self.reason is None or result.attempts or not withheld:
+            return result
+        return evolve(result, error=self.error(result.request_id), cost=0.0, route=None)
+
+    def of_the_rest(self) -> ListStopped:
+        """Return the error with which a list stops whose further requests are not known."""
+        return ListStopped(
+            f"Stopped: {self.reason}. The rest was not sent; fix that, or pass keep_going=True to send all",
+            reason=self.reason,
+        )
+
+    def error(self, request_id: str | None) -> ListStopped:
+        """Return the error of a request that is not sent."""
+        return ListStopped(
+            f"not sent, as {self.reason}; fix that and send the row again, or pass keep_going=True "
+            "(--keep-going) to send all rows",
+            request_id=request_id,
+            reason=self.reason,
+        )
+
+
+def _is_refusal(error: ProviderError) -> bool:
+    """Whether the request was not sent, as the provider cannot be used: the error of an earlier request is
+    the cause."""
+    return isinstance(error, ProviderUnavailable)
+
+
+def _alike(first: ProviderError, error: ProviderError) -> bool:
+    if _is_refusal(error):
+        return error.kind is first.kind
+    same = error.kind is first.kind and error.status == first.status
+    return same and pattern_of(error.message) == pattern_of(first.message)
+
+
+def _reason(error: ProviderError) -> str:
+    if error.status in _REASONS:
+        return _REASONS[error.status]
+    return f"the first requests all failed with the same error: {error.message}"

@@ -13,8 +13,7 @@ from operator import add, sub
 
 from attrs import define, frozen
 
-from smartbatch.core.limits.bucket import Bucket, spaced_capacity
-from smartbatch.core.limits.lease_ask import (
+from smartbatch.core.limits.shared_limit import (
     DIMENSIONS,
     Findings,
     LeaseAsk,
@@ -22,6 +21,7 @@ from smartbatch.core.limits.lease_ask import (
     MemberLimits,
     Remaining,
 )
+from smartbatch.core.limits.token_bucket import Bucket, spaced_capacity
 
 Amounts = tuple[float, float, float, float]
 """What one call needs: requests, tokens, input tokens, output tokens."""

@@ -7,7 +7,7 @@ Four things hold a call back, and the latest of them counts:
 * the **reported limits**, as the provider's answers state them: buckets that follow the server's own. A
   refusal that they explain proves nothing further;
 * the **adaptive limit** of what nobody told: a rate and a number of calls in flight, found out from refusals
-  (:mod:`~smartbatch.core.limits.adaptive`);
+  (:mod:`~smartbatch.core.limits.adaptive_limit`);
 * the **cooldown** after refusals that prove a limit or are explained by one, common to all.
 
 Where other processes share the limit, a fifth comes last: the **lease** of this one's part of it
@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import math
 
-from smartbatch.core.limits.adaptive import SPACED_SHARE, AdaptiveLimit, Evidence
-from smartbatch.core.limits.configured_limits import ConfiguredLimits
+from smartbatch.core.limits.adaptive_limit import SPACED_SHARE, AdaptiveLimit, Evidence
 from smartbatch.core.limits.cooldown import CommonCooldown, Cooldown, RandomSource
-from smartbatch.core.limits.header_limits import HeaderLimits, Reservation, Traffic, amounts_of, surplus_of
 from smartbatch.core.limits.lease import LimitLease, QuotaFacts
-from smartbatch.core.limits.lease_ask import NO_BOUND
+from smartbatch.core.limits.reported_limits import HeaderLimits, Reservation, Traffic, amounts_of, surplus_of
+from smartbatch.core.limits.shared_limit import NO_BOUND
+from smartbatch.core.limits.token_bucket import ConfiguredLimits
 from smartbatch.types import LimitReport
 
 _UNEVEN = 2

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from smartbatch.core.limits.bucket import Bucket, spaced_capacity, used_capacity, used_rate
+from smartbatch.core.limits.token_bucket import Bucket, spaced_capacity, used_capacity, used_rate
 
 _MINUTE = 60.0
 _LONGER_THAN_A_MINUTE = 66.0

@@ -16,7 +16,7 @@ import math
 
 from attrs import define, field
 
-from smartbatch.core.limits.bucket import Bucket, spaced_capacity
+from smartbatch.core.limits.token_bucket import Bucket, spaced_capacity
 
 _USUAL = 0.1
 """Share of failures up to which nothing is tried."""

@@ -25,7 +25,7 @@ import math
 from attrs import asdict, evolve, frozen
 
 from smartbatch.core.limits.cooldown import backoff
-from smartbatch.core.limits.lease_ask import LeaseAsk, MemberLimits, QuotaKind, first
+from smartbatch.core.limits.shared_limit import LeaseAsk, MemberLimits, QuotaKind, first
 from smartbatch.errors import ErrorKind, ParameterRejected, ProviderError
 from smartbatch.events import ParameterDropped
 from smartbatch.jobs.payload import decode_params, decode_request, encode_result, item_id

@@ -17,7 +17,7 @@ from typing import Any
 
 from attrs import astuple, fields_dict, frozen
 
-from smartbatch.core.limits.error_patterns import OTHERS, pattern_of
+from smartbatch.core.limits.failures import OTHER_MESSAGES, pattern_of
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.explanation import decision_of, decision_text
 from smartbatch.core.routing.outcome import ListDecision, Measured
@@ -233,7 +233,7 @@ def add_failures(tx: Transaction, failures: Iterable[Failures], at: float) -> No
     for each in failures:
         key = (each.kind, each.message)
         if key not in groups and len(groups) >= GROUPS_AT_ONCE:
-            key = (each.kind, OTHERS)
+            key = (each.kind, OTHER_MESSAGES)
         group = groups.get(key)
         if group is None:
             group = groups[key] = Failures(*key, each.model)

@@ -24,7 +24,7 @@ from smartbatch.core.batching.packing import (
     usage_weights,
 )
 from smartbatch.core.batching.prompts_about_packs import suspicious
-from smartbatch.core.limits.suspension import PackingHealth
+from smartbatch.core.limits.cooldown import PackingHealth
 from smartbatch.types import Embedding, Generation, Message, Request, Usage
 
 PACK = 10

@@ -7,9 +7,8 @@ import math
 from attrs import define, field
 
 from smartbatch.core.limits.lease import LimitLease
-from smartbatch.core.limits.lease_ask import LeaseGrant
 from smartbatch.core.limits.quota import Quota
-from smartbatch.core.limits.shared_record import SharedRecord, exchange
+from smartbatch.core.limits.shared_limit import LeaseGrant, SharedRecord, exchange
 
 ROUND_TRIP = 0.001
 EPOCH = 1_795_000_000.0  # of the back end's clock

@@ -10,8 +10,8 @@ from itertools import count
 
 from attrs import define, field
 
-from smartbatch.core.limits.header_limits import Reservation
 from smartbatch.core.limits.quota import Quota
+from smartbatch.core.limits.reported_limits import Reservation
 
 Latency = Callable[[random.Random], float]
 Admit = Callable[[float], bool]

@@ -16,8 +16,8 @@ from itertools import count
 from attrs import define, field, frozen
 from core.limits.limit_server import UPLINK, Latency
 
-from smartbatch.core.limits.header_limits import Reservation
 from smartbatch.core.limits.quota import Quota
+from smartbatch.core.limits.reported_limits import Reservation
 from smartbatch.types import LimitReport
 
 

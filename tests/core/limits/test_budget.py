@@ -1,14 +1,18 @@
-"""Money: spent and reserved never pass the limit."""
+"""A budget is never exceeded, by one client or by several that share it while exchanges fail."""
 
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
+from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.limits.budget import Budget, SpendReservation
+from smartbatch.core.limits.budget import Budget, BudgetLease, SpendReservation
+from smartbatch.core.limits.shared_limit import LateExchange, LeaseAsk, LeaseGrant, SharedRecord, exchange
+from tests.levels import sampled
 
 usd = st.floats(0.0, 10.0)
 
@@ -155,3 +159,196 @@ def test_a_limit_can_be_moved() -> None:
     budget.widen(-0.1)
     assert budget.fits(0.2)
     assert not budget.fits(0.2001)
+
+
+LIMIT = 1.0
+
+
+@define
+class Spender:
+    """A client with calls under way, and exchanges that were given up but not yet made."""
+
+    budget: Budget
+    lease: BudgetLease
+    calls: list[SpendReservation] = field(factory=list)
+    late: list[LeaseAsk] = field(factory=list)
+
+    @property
+    def holds(self) -> float:
+        return self.budget.spent + self.budget.reserved + (self.budget.left or 0.0)
+
+
+def spender(name: str, limit: float = LIMIT) -> Spender:
+    budget = Budget(0.0)
+    return Spender(budget, budget.share(limit, name, lambda: None))
+
+
+def test_a_budget_that_becomes_shared_has_what_it_holds_reserved() -> None:
+    budget = Budget()
+    reserved = budget.reserve(0.25)
+    budget.share(LIMIT, "one", lambda: None)
+    assert budget.left == 0.0
+    budget.release(reserved)
+    assert budget.left == 0.25
+
+
+def exchanged(record: SharedRecord, one: Spender, now: float, fate: str, *, leaving: bool = False) -> None:
+    """Make an exchange, of which the answer is lost, or which is given up before it is made."""
+    asked = one.lease.ask(now, leaving=leaving)
+    if fate == "late":
+        one.late.append(asked)
+    elif fate != "never":
+        grant = exchange(record, asked, now)
+        if fate == "made":
+            one.lease.adopt(grant, now)
+            return
+    one.lease.lose(now)
+
+
+def made_late(record: SharedRecord, asked: LeaseAsk, now: float) -> LeaseGrant | None:
+    try:
+        return exchange(record, asked, now)
+    except LateExchange:
+        return None
+
+
+@pytest.mark.parametrize("fate", ["never", "answer lost"])
+def test_what_is_given_back_by_an_exchange_that_fails_is_given_back_by_the_next(fate: str) -> None:
+    """Whether it was made or not, and also after the client was taken to be dead."""
+    record, one, other = SharedRecord(), spender("one"), spender("other")
+    exchanged(record, one, 0.0, "made")
+    one.lease.lack(0.4)
+    exchanged(record, one, 1.0, "made")
+    assert one.budget.left == 0.4
+    exchanged(record, one, 2.0, fate)
+    assert one.budget.left == 0.0
+    exchanged(record, other, 60.0, "made")
+    exchanged(record, one, 61.0, "made")
+    assert record.levels[0] == pytest.approx(LIMIT)
+
+
+def test_money_whose_grant_was_lost_is_there_again_once_its_client_is_heard() -> None:
+    """Until then it counts as spent: nobody knows whether the client got it."""
+    record, one = SharedRecord(), spender("one")
+    one.lease.lack(0.4)
+    exchanged(record, one, 0.0, "answer lost")
+    assert one.budget.left == 0.0
+    assert record.levels[0] == pytest.approx(0.6)
+    exchanged(record, one, 1.0, "made")
+    assert record.levels[0] == pytest.approx(LIMIT)
+
+
+def test_an_exchange_that_comes_after_a_later_one_changes_nothing() -> None:
+    """A server that stood still makes what was given up meanwhile, in any order."""
+    record, one = SharedRecord(), spender("one")
+    exchanged(record, one, 0.0, "late")
+    one.lease.lack(0.4)
+    exchanged(record, one, 1.0, "made")
+    with pytest.raises(LateExchange):
+        exchange(record, one.late.pop(), 2.0)
+    assert record.levels[0] == pytest.approx(0.6)
+    assert one.budget.left == 0.4
+
+
+def test_a_cost_that_nobody_can_lease_keeps_no_smaller_one_waiting() -> None:
+    """It waits for what others may give back; what is there goes to who needs less."""
+    record, one, large, small = SharedRecord(), *(spender(name) for name in ("one", "large", "small"))
+    one.lease.lack(0.5)
+    exchanged(record, one, 0.0, "made")
+    one.budget.reserve(0.5)
+    large.lease.lack(0.6)
+    exchanged(record, large, 1.0, "made")
+    small.lease.lack(0.1)
+    exchanged(record, small, 1.1, "made")
+    assert small.budget.left == pytest.approx(0.1)
+
+
+def test_money_that_comes_back_goes_to_who_waited_for_it() -> None:
+    record, one, large, small = SharedRecord(), *(spender(name) for name in ("one", "large", "small"))
+    one.lease.lack(0.5)
+    exchanged(record, one, 0.0, "made")
+    call = one.budget.reserve(0.5)
+    large.lease.lack(0.6)
+    exchanged(record, large, 1.0, "made")
+    one.budget.release(call)
+    exchanged(record, one, 1.1, "made", leaving=True)
+    small.lease.lack(0.5)
+    exchanged(record, small, 1.2, "made")
+    assert small.budget.left == 0.0
+    large.lease.lack(0.6)
+    exchanged(record, large, 1.5, "made")
+    assert large.budget.left == pytest.approx(0.6)
+
+
+def test_each_cost_waits_for_five_seconds_before_it_is_hopeless() -> None:
+    """Also one that is lacking right after another one was found hopeless."""
+    record, one, other = SharedRecord(), spender("one"), spender("other")
+    one.lease.lack(0.9)
+    exchanged(record, one, 0.0, "made")
+    one.budget.reserve(0.9)
+    for now in (1.0, 6.0):
+        other.lease.lack(0.5)
+        exchanged(record, other, now, "made")
+    assert other.lease.is_hopeless(0.5)
+    other.lease.lack(0.3)
+    exchanged(record, other, 6.5, "made")
+    assert not other.lease.is_hopeless(0.3)
+
+
+@pytest.mark.parametrize("seed", sampled(range(200), keep=8))
+def test_failures_neither_make_money_nor_eat_it(seed: int) -> None:
+    """Calls, exchanges with every fate, silences and deaths, in any order."""
+    rng = random.Random(seed)
+    record, now, names = SharedRecord(), 0.0, iter(range(1000))
+    living, dead = [spender(str(next(names))) for _ in range(4)], list[Spender]()
+    for _ in range(200):
+        now += rng.choice([0.0, 0.1, 0.6, 3.0, 20.0, 90.0])
+        one, cost = rng.choice(living), rng.uniform(0.0, 0.1)
+        act = rng.random()
+        if act < 0.3:
+            if one.budget.fits(cost):
+                one.calls.append(one.budget.reserve(cost))
+        elif act < 0.5 and one.calls:
+            call = one.calls.pop()
+            one.budget.settle(call, rng.uniform(0.0, call.nano / 1e9))
+        elif act < 0.95:
+            exchanged(record, one, now, rng.choice(["made", "made", "never", "late", "answer lost"]))
+            while one.late and rng.random() < 0.7:
+                made_late(record, one.late.pop(), now)
+        elif act < 0.97:
+            living.remove(one)
+            dead.append(one)
+            living.append(spender(str(next(names))))
+        held = math.fsum(each.holds for each in [*living, *dead])
+        assert held + record.levels[0] <= LIMIT + 1e-6, f"seed={seed}"
+    for one in living:
+        for call in one.calls:
+            one.budget.settle(call, 0.0)
+        exchanged(record, one, now, "made", leaving=True)
+    spent = math.fsum(one.budget.spent for one in living)
+    for one in dead:  # where no account is left, nothing of it was in doubt
+        holds = one.holds
+        account = record.accounts.get(one.lease.ask(now).member)
+        spent += holds if account is None else account.drawn - account.given
+    assert record.levels[0] == pytest.approx(LIMIT - spent, abs=1e-6), f"seed={seed}"
+
+
+def test_a_higher_budget_counts_though_a_client_that_was_told_less_is_still_there() -> None:
+    """It spent all there was, and spends no more, as the client of a worker whose list has ended."""
+    record = SharedRecord()
+    before, after = spender("before"), spender("after", 2 * LIMIT)
+    exchanged(record, before, 0.0, "made")
+    assert not before.budget.fits(LIMIT)
+    exchanged(record, before, 1.0, "made")
+    before.budget.settle(before.budget.reserve(LIMIT), LIMIT)
+    for now in (2.0, 3.0, 8.0):
+        exchanged(record, before, now, "made")
+    exchanged(record, after, 9.0, "made")
+    assert not after.budget.fits(LIMIT)
+    exchanged(record, after, 10.0, "made")
+    assert after.budget.fits(LIMIT)
+    exchanged(record, before, 13.0, "made")
+    assert not before.budget.fits(0.01)
+    exchanged(record, before, 14.0, "made")
+    assert not before.budget.fits(0.01)
+    assert record.levels[0] <= 0.0

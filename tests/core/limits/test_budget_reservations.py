@@ -11,7 +11,7 @@ from ctrl_c import interrupted_at_every_moment
 
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.budget_reservations import JobReservations, NewReservation
-from smartbatch.core.limits.shared_record import SharedRecord, exchange
+from smartbatch.core.limits.shared_limit import SharedRecord, exchange
 
 _T = TypeVar("_T")
 

@@ -1,4 +1,4 @@
-"""Waits between retries."""
+"""Pauses after failures: of requests and of features that are tried again later."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import random
 
 import pytest
 
-from smartbatch.core.limits.cooldown import backoff, exponential, jittered, jittered_minimum
+from smartbatch.core.limits.cooldown import (
+    FlexHealth,
+    Suspension,
+    backoff,
+    exponential,
+    jittered,
+    jittered_minimum,
+)
 
 
 class Most:
@@ -34,3 +41,127 @@ def test_jitter_takes_at_most_half_off_and_adds_at_most_a_tenth_or_a_second(seed
     assert 5.0 <= jittered(10.0, rng) <= 10.0
     assert 5.0 <= jittered_minimum(5.0, rng) <= 5.5
     assert 90.0 <= jittered_minimum(90.0, rng) <= 91.0
+
+
+def test_a_suspension_ends_once_and_begins_a_trial() -> None:
+    suspension = Suspension()
+    assert suspension.until(5.0) == 5.0
+    assert suspension.begin(10.0) == Suspension.FIRST
+    assert suspension.active
+    assert suspension.until(10.0) == 10.0 + Suspension.FIRST
+    assert not suspension.end(69.0)
+    assert suspension.end(70.0)
+    assert (suspension.active, suspension.trial) == (False, True)
+    assert not suspension.end(71.0)
+
+
+def test_suspensions_double_up_to_the_longest_until_one_trial_succeeds() -> None:
+    suspension, now, lengths = Suspension(), 0.0, []
+    for _ in range(8):
+        lengths.append(suspension.begin(now))
+        now = suspension.until(now)
+        assert suspension.end(now)
+    assert lengths == [60, 120, 240, 480, 960, 1920, 3600, 3600]
+    suspension.proven()
+    assert not suspension.trial
+    assert suspension.begin(now) == Suspension.FIRST
+
+
+def test_a_permanent_failure_suspends_for_the_longest_time_at_once() -> None:
+    assert Suspension().begin(0.0, longest=True) == Suspension.LONGEST
+
+
+WHY = "no capacity"
+
+
+def refused(health: FlexHealth, now: float, times: int = 1) -> str | None:
+    """Refuse so often, and return what the last refusal made of it."""
+    reasons = [health.refused(now, WHY) for _ in range(times)]
+    assert all(reason is None for reason in reasons[:-1])
+    return reasons[-1]
+
+
+def test_it_is_left_alone_after_three_refusals_in_a_row_and_says_why_and_for_how_long() -> None:
+    health = FlexHealth()
+    assert refused(health, 10.0, 2) is None
+    assert health.is_open(10.0)
+    assert refused(health, 10.0) == "no capacity; nothing goes there for 60 s"
+    assert not health.is_open(69.9)
+    assert health.is_open(70.0)
+
+
+def test_an_answer_in_between_begins_the_count_anew() -> None:
+    health = FlexHealth()
+    for _ in range(10):
+        assert refused(health, 0.0, 2) is None
+        health.answered()
+    assert health.is_open(0.0)
+
+
+def test_refusals_that_come_before_the_answers_to_calls_next_to_them_say_little() -> None:
+    """They come at once: in a wave of forty calls with a few of them, they come first, and in a row."""
+    health = FlexHealth()
+    assert all(health.refused(0.0, WHY, in_flight=in_flight) is None for in_flight in range(39, 29, -1))
+    health.answered()
+    assert health.refused(0.0, WHY, in_flight=28) is None
+    assert health.is_open(0.0)
+
+
+def test_half_of_a_wave_in_a_row_is_enough() -> None:
+    health = FlexHealth()
+    refusals = 0
+    while health.is_open(0.0):
+        refusals += 1
+        health.refused(0.0, WHY, in_flight=40)
+    assert refusals == 20
+
+
+def test_what_was_under_way_when_it_was_turned_off_changes_nothing() -> None:
+    health = FlexHealth()
+    assert refused(health, 0.0, 3)
+    for _ in range(50):
+        assert health.refused(5.0, WHY) is None
+    health.answered()
+    assert not health.is_open(59.0)
+    assert health.is_open(60.0)
+
+
+def test_it_says_once_that_the_pause_is_over() -> None:
+    health = FlexHealth()
+    assert health.resume(0.0) is None
+    refused(health, 0.0, 3)
+    assert health.resume(59.0) is None
+    assert health.resume(60.0) == "the pause is over; the next request is a trial"
+    assert health.resume(60.0) is None
+
+
+def test_a_trial_that_fails_ends_at_once_and_the_next_pause_is_twice_as_long_up_to_an_hour() -> None:
+    health, now = FlexHealth(), 0.0
+    assert refused(health, now, 3)
+    pauses = []
+    for _ in range(9):
+        began = now
+        while not health.is_open(now):
+            now += 1.0
+        pauses.append(now - began)
+        assert health.resume(now)
+        assert refused(health, now)
+    assert pauses == [60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
+
+
+def test_a_trial_that_is_answered_makes_the_next_pause_short_again() -> None:
+    health = FlexHealth()
+    refused(health, 0.0, 3)
+    health.resume(60.0)
+    refused(health, 60.0)
+    health.resume(180.0)
+    health.answered()
+    assert refused(health, 180.0, 3)
+    assert health.is_open(240.0)
+
+
+def test_a_model_without_the_tier_is_found_out_by_one_refusal_and_asked_again_after_an_hour() -> None:
+    health = FlexHealth()
+    assert health.refused(0.0, "refused", permanent=True) == "refused; nothing goes there for 3600 s"
+    assert not health.is_open(3599.0)
+    assert health.is_open(3600.0)

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.limits.bucket import Bucket
 from smartbatch.core.limits.cooldown import Cooldown
-from smartbatch.core.limits.header_limits import Reservation
 from smartbatch.core.limits.quota import Quota
+from smartbatch.core.limits.reported_limits import Reservation
+from smartbatch.core.limits.token_bucket import Bucket
 
 
 class Top:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.limits.header_limits import Reservation, Traffic
 from smartbatch.core.limits.lease import LimitLease
 from smartbatch.core.limits.quota import Quota
 from smartbatch.core.limits.reported_bucket import LimitReading, ReportedBucket, SentAround, believed_reset
-from smartbatch.core.limits.shared_record import SharedRecord, exchange
+from smartbatch.core.limits.reported_limits import Reservation, Traffic
+from smartbatch.core.limits.shared_limit import SharedRecord, exchange
 from smartbatch.types import LimitReport
 
 

@@ -12,7 +12,7 @@ import pytest
 from core.limits.limit_server import Latency, constant, lognormal
 from core.limits.metered_server import Client, Server, capped_high, capped_low, fill, steady
 
-from smartbatch.core.limits.adaptive import SPACED_SHARE
+from smartbatch.core.limits.adaptive_limit import SPACED_SHARE
 from smartbatch.core.limits.quota import Quota
 from tests.levels import sampled
 

@@ -16,9 +16,8 @@ from core.limits.limit_server import constant, lognormal
 from core.limits.metered_server import Client, SecondMeter, Server, fill
 
 from smartbatch.core.limits.lease import LimitLease, QuotaFacts
-from smartbatch.core.limits.lease_ask import NO_BOUND, Findings, LeaseAsk
 from smartbatch.core.limits.quota import Quota
-from smartbatch.core.limits.shared_record import GONE, SharedRecord, exchange
+from smartbatch.core.limits.shared_limit import GONE, NO_BOUND, Findings, LeaseAsk, SharedRecord, exchange
 from tests.levels import sampled
 
 LATENCIES = {"50 ms": constant(0.05), "400 ms": constant(0.4), "around 2 s": lognormal(2.0)}

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from smartbatch.core.batching.request_batch import Batch, BatchState, IllegalTransition
-from smartbatch.core.limits.classifiers import Classifiers
+from smartbatch.core.limits.failures import Classifiers
 from smartbatch.core.limits.model_controls import ALL_MODELS, ModelControls, Pause, name_of
 from smartbatch.core.preparation.preparer import RequestPreparer, prompt_list
 from smartbatch.core.routing.options import seconds_until

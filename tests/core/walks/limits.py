@@ -10,13 +10,12 @@ from functools import partial
 from core.limits.limit_server import bucket, constant, fixed_windows, lognormal, run, spaced
 from core.limits.metered_server import Client, Server, capped_high, capped_low, fill, steady
 
-from smartbatch.core.limits.breaker import CircuitBreaker, Outcome
 from smartbatch.core.limits.budget import Budget, SpendReservation
 from smartbatch.core.limits.budget_reservations import JobReservations, NewReservation
-from smartbatch.core.limits.cooldown import backoff
+from smartbatch.core.limits.circuit_breaker import CircuitBreaker, Outcome
+from smartbatch.core.limits.cooldown import FlexHealth, PackingHealth, backoff
 from smartbatch.core.limits.quota import Quota, Reservation
 from smartbatch.core.limits.retry import Circumstances, RetryCount, RetryPolicy, decide
-from smartbatch.core.limits.suspension import FlexHealth, PackingHealth
 from smartbatch.core.limits.throttle import AdaptiveThrottle
 from smartbatch.errors import ErrorKind
 from smartbatch.types import LimitReport

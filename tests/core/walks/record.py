@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from smartbatch.core.limits.shared_record import LateExchange
+from smartbatch.core.limits.shared_limit import LateExchange
 
 MOST_WORDS = 6
 """Different words that are counted one by one; members of an enumeration always are."""

@@ -9,8 +9,7 @@ from functools import partial
 
 from attrs import evolve
 
-from smartbatch.core.limits.budget import Budget, SpendReservation
-from smartbatch.core.limits.budget_lease import BudgetLease
+from smartbatch.core.limits.budget import Budget, BudgetLease, SpendReservation
 from smartbatch.core.limits.failures import (
     caused_by_one,
     is_for_all,
@@ -21,17 +20,18 @@ from smartbatch.core.limits.failures import (
     retry_kind,
 )
 from smartbatch.core.limits.lease import Amounts, LimitLease, QuotaFacts
-from smartbatch.core.limits.lease_ask import (
+from smartbatch.core.limits.quota import Quota, Reservation
+from smartbatch.core.limits.shared_limit import (
     NO_BOUND,
     Findings,
     LeaseAsk,
     MemberLimits,
     QuotaKind,
     Remaining,
+    SharedRecord,
     Totals,
+    exchange,
 )
-from smartbatch.core.limits.quota import Quota, Reservation
-from smartbatch.core.limits.shared_record import SharedRecord, exchange
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.types import LimitReport
 from tests.core.walks.limits import Moments, any_moment, at_eighths

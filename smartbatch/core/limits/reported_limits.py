@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from attrs import define, field, frozen
 
 from smartbatch.core.limits.lease import Amounts
-from smartbatch.core.limits.lease_ask import NO_BOUND
 from smartbatch.core.limits.reported_bucket import (
     LimitReading,
     ReportedBucket,
@@ -21,6 +20,7 @@ from smartbatch.core.limits.reported_bucket import (
     believed_count,
     believed_reset,
 )
+from smartbatch.core.limits.shared_limit import NO_BOUND
 from smartbatch.types import LimitReport
 
 _REQUESTS, _TOKENS, _INPUT, _OUTPUT = range(4)

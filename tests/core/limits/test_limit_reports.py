@@ -6,14 +6,14 @@ import math
 
 import pytest
 
-from smartbatch.core.limits.header_limits import (
+from smartbatch.core.limits.reported_limits import (
     EnforcementCheck,
     HeaderLimits,
     Reservation,
     Traffic,
     surplus_of,
 )
-from smartbatch.core.limits.lease_ask import NO_BOUND
+from smartbatch.core.limits.shared_limit import NO_BOUND
 from smartbatch.types import LimitReport
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from smartbatch.core.limits.breaker import LEGAL, BreakerPermit, BreakerState, CircuitBreaker, Outcome
+from smartbatch.core.limits.circuit_breaker import LEGAL, BreakerPermit, BreakerState, CircuitBreaker, Outcome
 from tests.levels import sampled
 
 CLOSED, OPEN, HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN

@@ -13,9 +13,9 @@ from attrs import define, field
 from core.limits.limit_server import UPLINK, Admit, Latency, bucket, constant, fixed_windows, lognormal, noisy
 from core.limits.metered_server import Client, SecondMeter, Server, fill
 
-from smartbatch.core.limits.adaptive import FIRST_CALLS
-from smartbatch.core.limits.header_limits import Reservation
+from smartbatch.core.limits.adaptive_limit import FIRST_CALLS
 from smartbatch.core.limits.quota import Quota
+from smartbatch.core.limits.reported_limits import Reservation
 from smartbatch.types import LimitReport
 from tests.levels import sampled
 

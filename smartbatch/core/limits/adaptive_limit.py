@@ -25,8 +25,8 @@ from enum import Enum
 
 from attrs import define
 
-from smartbatch.core.limits.bucket import Bucket, spaced_capacity
-from smartbatch.core.limits.header_limits import Reservation
+from smartbatch.core.limits.reported_limits import Reservation
+from smartbatch.core.limits.token_bucket import Bucket, spaced_capacity
 
 FIRST_CALLS = 10
 """Calls in flight at first contact: TCP's initial window (RFC 6928)."""

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from smartbatch.core.limits.lease_ask import LeaseAsk, LeaseGrant, MemberLimits, QuotaKind, Totals, first
-from smartbatch.core.limits.shared_record import SharedRecord, exchange
+from smartbatch.core.limits.shared_limit import (
+    LeaseAsk,
+    LeaseGrant,
+    MemberLimits,
+    QuotaKind,
+    SharedRecord,
+    Totals,
+    exchange,
+    first,
+)
 
 NOW = 1.8e9
 DAY = 86_400.0
