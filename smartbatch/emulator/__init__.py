@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 _MODULE_OF = {
     "BATCH_FAULTS": "batches.batch_settings",
-    "BatchLine": "batches.batch_ledger",
-    "BatchRecord": "batches.batch_ledger",
+    "BatchLine": "batches.batch",
+    "BatchRecord": "batches.batch",
     "Call": "ledger",
     "Emulator": "http.server",
     "EmulatorSettings": "settings",

@@ -211,8 +211,8 @@ def _exact(number: Any) -> Fraction | None:
     return Fraction(repr(number)) if isinstance(number, float) and isfinite(number) else None
 
 
+# how the library begins a prompt that holds several
 _PACK = re.compile(r'\[\{"id": "[a-z2-7]{8}", "check": "[a-z2-7]{6}", "prompt": "')
-"""How the library begins a prompt that holds several."""
 _WORD = re.compile(r"\s*\S+|\s+")
 
 
@@ -266,21 +266,13 @@ class ModelToolCall:
 
 @frozen
 class Completion:
-    """An answer without an API's JSON around it.
+    """An answer without an API's JSON around it."""
 
-    Attributes:
-        text: the answer's text.
-        finish_reason: ``stop``, ``length`` or ``tool_calls``.
-        tokens: tokens of the text, or of the calls, and of the reasoning.
-        calls: the tools that are called; then there is no text.
-        reasoning: what the model thought before, if that was asked for.
-    """
-
-    text: str
-    finish_reason: str
-    tokens: int
-    calls: tuple[ModelToolCall, ...] = ()
-    reasoning: str = ""
+    text: str  # the answer's text
+    finish_reason: str  # ``stop``, ``length`` or ``tool_calls``
+    tokens: int  # tokens of the text, or of the calls, and of the reasoning
+    calls: tuple[ModelToolCall, ...] = ()  # the tools that are called; then there is no text
+    reasoning: str = ""  # what the model thought before, if that was asked for
 
     @property
     def reasoning_tokens(self) -> int:
@@ -343,53 +335,35 @@ def packed_answers(prompt: str, answer_to: Callable[[str], str]) -> str | None:
     return json.dumps({"answers": said}, ensure_ascii=False)
 
 
-NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-"""What the name of a tool looks like."""
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # what the name of a tool looks like
 
 
 @frozen
 class OfferedTools:
-    """The tools of a request.
+    """The tools of a request."""
 
-    Attributes:
-        parameters: JSON schemas of the arguments, by the names of the tools.
-        choice: ``auto``, ``none``, ``required`` or the name of a tool.
-        answered: whether the conversation ends with results of tools, which the model answers with a text.
-    """
-
-    parameters: Mapping[str, Mapping[str, Any]]
-    choice: str = "auto"
+    parameters: Mapping[str, Mapping[str, Any]]  # JSON schemas of the arguments, by the names of the tools
+    choice: str = "auto"  # ``auto``, ``none``, ``required`` or the name of a tool
+    # whether the conversation ends with results of tools, which the model answers with a text
     answered: bool = False
 
 
 @frozen
 class ToolTurn:
-    """The calls and results of one message.
+    """The calls and results of one message."""
 
-    Attributes:
-        results: ids of calls whose results it has.
-        calls: ids of the calls that it makes.
-        results_follow: whether the results of earlier calls may continue in the next message.
-    """
-
-    results: Sequence[str] = ()
-    calls: Sequence[str] = ()
-    results_follow: bool = False
+    results: Sequence[str] = ()  # ids of calls whose results it has
+    calls: Sequence[str] = ()  # ids of the calls that it makes
+    results_follow: bool = False  # whether the results of earlier calls may continue in the next message
 
 
 @frozen
 class ToolTurnFlaw:
-    """Why turns are refused.
+    """Why turns are refused."""
 
-    Attributes:
-        place: the message, from 0: that of the calls, or that of a result without a call.
-        ids: the calls without results; empty for a result without a call.
-        unexpected: the id of a result without a call.
-    """
-
-    place: int
-    ids: tuple[str, ...] = ()
-    unexpected: str = ""
+    place: int  # the message, from 0: that of the calls, or that of a result without a call
+    ids: tuple[str, ...] = ()  # the calls without results; empty for a result without a call
+    unexpected: str = ""  # the id of a result without a call
 
 
 def flaw_of(turns: Sequence[ToolTurn]) -> ToolTurnFlaw | None:

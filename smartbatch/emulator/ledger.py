@@ -19,39 +19,22 @@ from smartbatch.errors import ConfigError
 
 @define
 class Call:
-    """One request.
+    """One request."""
 
-    Attributes:
-        index: its number in the order of arrival, from 0.
-        at: monotonic seconds of its arrival.
-        endpoint: method and path.
-        model: its model.
-        tier: its service tier; ``flex`` for the cheaper, slower one, whose tokens cost half.
-        prompt: SHA-256 (hexadecimal) of the text of the last user message.
-        text: that text, with ``keep_prompts``.
-        fault: its fault, ``outage`` and ``limit`` included.
-        admitted: True when it passed authentication, validation, outage and limits.
-        latency: seconds by which the answer was delayed.
-        status: the HTTP status that was sent; ``None`` when nothing was sent.
-        billed: billed tokens; 0 when the model did not run.
-        delivered: True when the whole answer was written to an open connection.
-        done: True when it is no longer in progress.
-    """
-
-    index: int
-    at: float
-    endpoint: str
-    model: str | None = None
-    prompt: str | None = None
-    text: str | None = None
-    fault: str | None = None
-    admitted: bool = False
-    latency: float = 0.0
-    status: int | None = None
-    billed: int = 0
-    delivered: bool = False
-    done: bool = False
-    tier: str | None = None
+    index: int  # its number in the order of arrival, from 0
+    at: float  # monotonic seconds of its arrival
+    endpoint: str  # method and path
+    model: str | None = None  # its model
+    prompt: str | None = None  # SHA-256 (hexadecimal) of the text of the last user message
+    text: str | None = None  # that text, with ``keep_prompts``
+    fault: str | None = None  # its fault, ``outage`` and ``limit`` included
+    admitted: bool = False  # True when it passed authentication, validation, outage and limits
+    latency: float = 0.0  # seconds by which the answer was delayed
+    status: int | None = None  # the HTTP status that was sent; ``None`` when nothing was sent
+    billed: int = 0  # billed tokens; 0 when the model did not run
+    delivered: bool = False  # True when the whole answer was written to an open connection
+    done: bool = False  # True when it is no longer in progress
+    tier: str | None = None  # its service tier; ``flex`` for the cheaper, slower one, whose tokens cost half
 
 
 class Ledger:

@@ -40,41 +40,27 @@ def retry_after_seconds(wait: float | None) -> str:
 
 @frozen
 class LimitExceeded:
-    """Why a request was not admitted.
+    """Why a request was not admitted."""
 
-    Attributes:
-        what: the limited quantity: ``requests``, ``tokens`` or ``output``.
-        limit: the limit per minute.
-        used: how much of it is used.
-        requested: how much the request needs.
-        wait: seconds until it would be admitted; ``None`` when the request is larger than the limit.
-        real: False for an injected fault, where no such limit is enforced: clients that learn limits from
-            errors must not learn this one.
-    """
-
-    what: str
-    limit: int
-    used: int
-    requested: int
+    what: str  # the limited quantity: ``requests``, ``tokens`` or ``output``
+    limit: int  # the limit per minute
+    used: int  # how much of it is used
+    requested: int  # how much the request needs
+    # seconds until it would be admitted; ``None`` when the request is larger than the limit
     wait: float | None
+    # False for an injected fault, where no such limit is enforced: clients that learn limits from errors must
+    # not learn this one
     real: bool = True
 
 
 @frozen
 class Level:
-    """How far a limit is used.
+    """How far a limit is used."""
 
-    Attributes:
-        what: as in :class:`LimitExceeded`.
-        limit: the limit per minute.
-        remaining: how much is left now.
-        full_in: seconds until the whole limit is available.
-    """
-
-    what: str
-    limit: int
-    remaining: int
-    full_in: float
+    what: str  # as in :class:`LimitExceeded`
+    limit: int  # the limit per minute
+    remaining: int  # how much is left now
+    full_in: float  # seconds until the whole limit is available
 
 
 class _Meter(Protocol):

@@ -38,33 +38,20 @@ class InvalidSchema(Exception):
 
 @frozen
 class ModelOutput:
-    """What a model call returns.
+    """What a model call returns."""
 
-    Attributes:
-        body: the body of a 200, or the events of a stream.
-        output_tokens: tokens that were generated; they determine the latency.
-        billed: tokens that are billed, input and output.
-    """
-
-    body: bytes | list[bytes]
-    output_tokens: int
-    billed: int
+    body: bytes | list[bytes]  # the body of a 200, or the events of a stream
+    output_tokens: int  # tokens that were generated; they determine the latency
+    billed: int  # tokens that are billed, input and output
 
 
 class ModelCall(ABC):
-    """A parsed call of a model, from a real-time request or from a line of a batch.
+    """A parsed call of a model, from a real-time request or from a line of a batch."""
 
-    Attributes:
-        model: the model's name.
-        prompt: the text that identifies the request in the ledger: that of the last user message.
-        charge: tokens that the rate limits charge at admission.
-        tier: the service tier; ``flex`` for the cheaper, slower one.
-    """
-
-    model: str
-    prompt: str
-    charge: int
-    tier: str = "default"
+    model: str  # the model's name
+    prompt: str  # the text that identifies the request in the ledger: that of the last user message
+    charge: int  # tokens that the rate limits charge at admission
+    tier: str = "default"  # the service tier; ``flex`` for the cheaper, slower one
 
     @property
     def prompt_tokens(self) -> int:
@@ -87,37 +74,22 @@ class ModelCall(ABC):
 
 @frozen
 class GenerationRequest:
-    """A text generation request, without the differences between the APIs.
+    """A text generation request, without the differences between the APIs."""
 
-    Attributes:
-        model: the model's name.
-        prompt: the text of the last user message (of the last message when there is none of a user).
-        input_tokens: tokens of all messages.
-        max_tokens: the output cap; ``None`` without one.
-        stop: stop sequences.
-        choices: number of answers.
-        schema: JSON schema of the answer; empty for any JSON object, ``None`` for text.
-        stream: True when the answer is streamed.
-        include_usage: True when the stream ends with the usage.
-        tier: the service tier.
-        tools: the tools that are offered, if any.
-        logprobs: number of alternatives of each token; ``None`` without log-probabilities.
-        reasoning: True when the answer shows reasoning.
-    """
-
-    model: str
-    prompt: str
-    input_tokens: int
-    max_tokens: int | None
-    stop: tuple[str, ...]
-    choices: int
+    model: str  # the model's name
+    prompt: str  # the text of the last user message (of the last message when there is none of a user)
+    input_tokens: int  # tokens of all messages
+    max_tokens: int | None  # the output cap; ``None`` without one
+    stop: tuple[str, ...]  # stop sequences
+    choices: int  # number of answers
+    # JSON schema of the answer; empty for any JSON object, ``None`` for text
     schema: Mapping[str, Any] | None
-    stream: bool
-    include_usage: bool
-    tier: str = "default"
-    tools: OfferedTools | None = None
-    logprobs: int | None = None
-    reasoning: bool = False
+    stream: bool  # True when the answer is streamed
+    include_usage: bool  # True when the stream ends with the usage
+    tier: str = "default"  # the service tier
+    tools: OfferedTools | None = None  # the tools that are offered, if any
+    logprobs: int | None = None  # number of alternatives of each token; ``None`` without log-probabilities
+    reasoning: bool = False  # True when the answer shows reasoning
 
     @property
     def charge(self) -> int:

@@ -65,31 +65,20 @@ def page_after(items: Sequence[Item], limit: int, after: str | None) -> tuple[li
 
 @frozen
 class ServerReply:
-    """A response, its timing, and the fault it meets on the connection.
+    """A response, its timing, and the fault it meets on the connection."""
 
-    Attributes:
-        status: HTTP status.
-        body: the body, or the events of a stream.
-        headers: all but length and type.
-        content_type: of the body.
-        delay: seconds until it is sent.
-        event_interval: seconds between the events of a stream.
-        damage: the fault of the connection: ``reset``, ``reset_before``, ``hang``, ``truncated``, ``stall``
-            or ``slow_body``; ``None`` for none.
-        billed: tokens that are billed when the delay is over.
-        call: the ledger's entry; ``None`` for the emulator's own pages.
-        delivered: called once the whole reply has been sent.
-    """
-
-    status: int
-    body: bytes | list[bytes]
-    headers: list[tuple[str, str]] = field(factory=list)
-    content_type: str = "application/json"
-    delay: float = 0.0
-    event_interval: float = 0.0
+    status: int  # HTTP status
+    body: bytes | list[bytes]  # the body, or the events of a stream
+    headers: list[tuple[str, str]] = field(factory=list)  # all but length and type
+    content_type: str = "application/json"  # of the body
+    delay: float = 0.0  # seconds until it is sent
+    event_interval: float = 0.0  # seconds between the events of a stream
+    # the fault of the connection: ``reset``, ``reset_before``, ``hang``, ``truncated``, ``stall`` or
+    # ``slow_body``; ``None`` for none
     damage: str | None = None
-    billed: int = 0
-    call: Call | None = None
+    billed: int = 0  # tokens that are billed when the delay is over
+    call: Call | None = None  # the ledger's entry; ``None`` for the emulator's own pages
+    # called once the whole reply has been sent
     delivered: Callable[[], None] | None = field(default=None, repr=False)
 
 
@@ -100,19 +89,12 @@ def json_reply(value: Mapping[str, Any]) -> ServerReply:
 
 @frozen
 class BatchContext:
-    """What the endpoints of files and batches need besides the request.
+    """What the endpoints of files and batches need besides the request."""
 
-    Attributes:
-        backend: stores the files and batches.
-        settings: those in force.
-        now: monotonic seconds; :meth:`BatchBackend.unix` converts them to Unix seconds.
-        url: the server's own address as the client calls it, without a path.
-    """
-
-    backend: BatchBackend
-    settings: EmulatorSettings
-    now: float
-    url: str
+    backend: BatchBackend  # stores the files and batches
+    settings: EmulatorSettings  # those in force
+    now: float  # monotonic seconds; :meth:`BatchBackend.unix` converts them to Unix seconds
+    url: str  # the server's own address as the client calls it, without a path
 
     @overload
     def rfc3339(self, moment: float) -> str: ...
@@ -125,11 +107,11 @@ class BatchContext:
         return datetime.fromtimestamp(self.backend.unix(moment), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
+# answers a request by its head and body; raises ``ApiError`` or ``AnswerLost``
 BatchEndpoint: TypeAlias = "Callable[[Head, bytes, BatchContext], ServerReply]"
-"""Answers a request by its head and body; raises ``ApiError`` or ``AnswerLost``."""
 
+# parses a head and a decoded body, or raises ``ApiError``
 Parse: TypeAlias = "Callable[[Head, Mapping[str, Any]], ModelCall]"
-"""Parses a head and a decoded body, or raises ``ApiError``."""
 
 
 class Api(ABC):

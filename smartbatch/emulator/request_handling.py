@@ -33,8 +33,8 @@ _HTML = b"<html><head><title>502 Bad Gateway</title></head><body><h1>502 Bad Gat
 # The first API that serves a request handles it; OpenAI's serves all paths.
 _APIS: tuple[Api, ...] = (AnthropicApi(), GeminiApi(), OpenAIApi())
 FLEX = "flex"
+# bytes of a body with a file or a batch: the limit of Gemini's API, the largest of the three
 MAX_UPLOAD = 2_000_000_000
-"""Bytes of a body with a file or a batch: the limit of Gemini's API, the largest of the three."""
 _LIMIT_SETTINGS = frozenset({"rpm", "tpm", "otpm", "burst", "enforce", "count_refused"})
 
 

@@ -28,6 +28,7 @@ FaultFor: TypeAlias = "Callable[[int, Mapping[str, Any]], str | None]"
 
 For a request about files or batches, ``body`` is ``{"method": …, "path": …}``."""
 
+# the faults of requests, with their effects
 FAULTS = {
     "500": "server error after the usual latency",
     "503": "overloaded, at once",
@@ -49,7 +50,6 @@ FAULTS = {
     "stream_end": "half of a stream's events, then its regular end; for other answers, half of the body",
     "stream_error": "half of a stream's events, then an error event; for other answers as stream_end",
 }
-"""The faults of requests, with their effects."""
 
 
 def _rates(faults: float | Mapping[str, float]) -> float | Mapping[str, float]:
@@ -286,8 +286,8 @@ def _answer_line(line: bytes, path: str | Path, number: int, prompt: str, answer
     return row[prompt], row[answer]
 
 
+# the faults of a single rate, in equal shares
 MIXED = ("500", "503", "429", "429_no_header", "reset", "hang", "truncated")
-"""The faults of a single rate, in equal shares."""
 
 _NORMAL = NormalDist()
 _SCALE = 1 / (1 << 64)

@@ -159,8 +159,8 @@ def _body(request: GenerationRequest, answer: Completion, identity: str) -> dict
     }
 
 
+# from this limit on, remaining tokens are rounded to thousands, as the service rounds them
 _ROUNDED_FROM = 20_000
-"""From this limit on, remaining tokens are rounded to thousands, as the service rounds them."""
 _NAMES = {"requests": "requests", "tokens": "input-tokens", "output": "output-tokens"}
 
 

@@ -33,12 +33,11 @@ from smartbatch.emulator.settings import EmulatorSettings
 MAX_LINES = 100_000
 MAX_BYTES = 256 * 1024 * 1024
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_UNSUPPORTED = ("stream", "speed")
-"""Parameters of a message that a batch does not accept."""
+_UNSUPPORTED = ("stream", "speed")  # parameters of a message that a batch does not accept
+# the body of a 429 when the credit is used up, in real time and in the lines of a batch
 SPEND_LIMIT_REACHED = error_body(
     429, "You have reached your enforced spend limit.", "enforced_spend_limit_reached"
 )
-"""The body of a 429 when the credit is used up, in real time and in the lines of a batch."""
 
 
 def parse_entries(

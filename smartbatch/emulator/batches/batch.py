@@ -25,64 +25,38 @@ from smartbatch.emulator.parsed_requests import ApiError
 
 @define
 class BatchLine:
-    """A line of a batch that ran.
+    """A line of a batch that ran."""
 
-    Attributes:
-        batch: the batch's id.
-        position: position of its request in the batch, from 0.
-        custom_id: its id; ``None`` without one.
-        prompt: SHA-256 (hexadecimal) of its prompt, as for real-time calls.
-        at: monotonic seconds at which it had run.
-        billed: billed tokens; 0 when it failed.
-        lost: True when its answer was billed and is missing or malformed in the results.
-        delivered: True when its whole answer was sent.
-    """
-
-    batch: str
-    position: int
-    custom_id: str | None
-    prompt: str
-    at: float
-    billed: int
-    lost: bool = False
-    delivered: bool = False
+    batch: str  # the batch's id
+    position: int  # position of its request in the batch, from 0
+    custom_id: str | None  # its id; ``None`` without one
+    prompt: str  # SHA-256 (hexadecimal) of its prompt, as for real-time calls
+    at: float  # monotonic seconds at which it had run
+    billed: int  # billed tokens; 0 when it failed
+    lost: bool = False  # True when its answer was billed and is missing or malformed in the results
+    delivered: bool = False  # True when its whole answer was sent
 
 
 @define
 class BatchRecord:
-    """A create that arrived, and its batch. Times are monotonic seconds.
+    """A create that arrived, and its batch. Times are monotonic seconds."""
 
-    Attributes:
-        id: the batch's identifier, also when no batch is created.
-        api: ``openai``, ``anthropic`` or ``gemini``.
-        index: number among the creates of its API.
-        at: when it arrived.
-        outcome: ``created`` (and answered), ``lost`` (created, the answer was lost), ``late`` (the answer was
-            lost, the batch is created later), ``fenced`` (late, and not created because its input file was
-            deleted first), ``dropped`` (not created) or ``refused``.
-        total: number of its lines.
-        label: metadata or display name given by the client.
-        custom_id: that of its first line; ``None`` without one.
-        created_at: when it was created; ``None`` when it was not.
-        cancelled_at: when it was cancelled.
-        ended_at: when it ended.
-        state: its final state.
-        lines: the lines that ran, by position.
-    """
-
-    id: str
-    api: str
-    index: int
-    at: float
+    id: str  # the batch's identifier, also when no batch is created
+    api: str  # ``openai``, ``anthropic`` or ``gemini``
+    index: int  # number among the creates of its API
+    at: float  # when it arrived
+    # ``created`` (and answered), ``lost`` (created, the answer was lost), ``late`` (the answer was lost, the
+    # batch is created later), ``fenced`` (late, and not created because its input file was deleted first),
+    # ``dropped`` (not created) or ``refused``
     outcome: str
-    total: int
-    label: Mapping[str, str]
-    custom_id: str | None
-    created_at: float | None = None
-    cancelled_at: float | None = None
-    ended_at: float | None = None
-    state: str | None = None
-    lines: dict[int, BatchLine] = field(factory=dict, repr=False)
+    total: int  # number of its lines
+    label: Mapping[str, str]  # metadata or display name given by the client
+    custom_id: str | None  # that of its first line; ``None`` without one
+    created_at: float | None = None  # when it was created; ``None`` when it was not
+    cancelled_at: float | None = None  # when it was cancelled
+    ended_at: float | None = None  # when it ended
+    state: str | None = None  # its final state
+    lines: dict[int, BatchLine] = field(factory=dict, repr=False)  # the lines that ran, by position
 
 
 class BatchLedger:
@@ -161,8 +135,8 @@ def _plain(record: BatchRecord) -> list[dict[str, Any]]:
     return [asdict(line) for _, line in sorted(record.lines.items())]
 
 
+# the largest answer that is kept; larger ones (vectors) are computed again when they are fetched
 _CACHED_BYTES = 4096
-"""The largest answer that is kept; larger ones (vectors) are computed again when they are fetched."""
 _UNDOCUMENTED_STATUS = "rebalancing"
 
 

@@ -57,22 +57,15 @@ class AnswerLost(Exception):
 
 @frozen
 class Entry:
-    """One request of a batch.
+    """One request of a batch."""
 
-    Attributes:
-        custom_id: the client's id; ``None`` without one.
-        prompt: SHA-256 (hexadecimal) of the prompt, as in the ledger.
-        charge: prompt tokens that count for the limit of enqueued tokens.
-        run: called with 24 hexadecimal digits that identify the work; returns the same output each time, or
-            raises ``ApiError``.
-        metadata: what its result repeats (Gemini's ``metadata``).
-    """
-
-    custom_id: str | None
-    prompt: str
-    charge: int
+    custom_id: str | None  # the client's id; ``None`` without one
+    prompt: str  # SHA-256 (hexadecimal) of the prompt, as in the ledger
+    charge: int  # prompt tokens that count for the limit of enqueued tokens
+    # called with 24 hexadecimal digits that identify the work; returns the same output each time, or raises
+    # ``ApiError``
     run: Callable[[str], ModelOutput] = field(repr=False)
-    metadata: Mapping[str, Any] | None = None
+    metadata: Mapping[str, Any] | None = None  # what its result repeats (Gemini's ``metadata``)
 
 
 def parse_entry(
@@ -108,43 +101,26 @@ def parse_entry(
 
 @frozen
 class InputProblem:
-    """A reason why a batch fails its validation.
+    """A reason why a batch fails its validation."""
 
-    Attributes:
-        code: for programs, such as ``duplicate_custom_id``.
-        message: for people.
-        line: number of the line, from 1; ``None`` when it is about the whole batch.
-        param: the invalid field; ``None`` when there is no single one.
-    """
-
-    code: str
-    message: str
-    line: int | None = None
-    param: str | None = None
+    code: str  # for programs, such as ``duplicate_custom_id``
+    message: str  # for people
+    line: int | None = None  # number of the line, from 1; ``None`` when it is about the whole batch
+    param: str | None = None  # the invalid field; ``None`` when there is no single one
 
 
 @frozen
 class StoredFile:
-    """A file.
+    """A file."""
 
-    Attributes:
-        id: its identifier.
-        name: its file name.
-        purpose: ``batch``, or ``batch_output`` for results.
-        data: its bytes; empty for results, which are built for each download.
-        created_at: monotonic seconds.
-        expires_at: monotonic seconds; infinite when it does not expire.
-        batch: the id of the batch whose results it has.
-        part: which of its lines; see :meth:`~smartbatch.emulator.batches.backend.BatchBackend.fetch`.
-    """
-
-    id: str
-    name: str
-    purpose: str
-    data: bytes = field(repr=False)
-    created_at: float
-    expires_at: float
-    batch: str | None = None
+    id: str  # its identifier
+    name: str  # its file name
+    purpose: str  # ``batch``, or ``batch_output`` for results
+    data: bytes = field(repr=False)  # its bytes; empty for results, which are built for each download
+    created_at: float  # monotonic seconds
+    expires_at: float  # monotonic seconds; infinite when it does not expire
+    batch: str | None = None  # the id of the batch whose results it has
+    # which of its lines; see :meth:`~smartbatch.emulator.batches.backend.BatchBackend.fetch`
     part: str | None = None
 
 
@@ -162,54 +138,31 @@ class Counts:
 
 @frozen
 class BatchSnapshot:
-    """The state of a batch at one moment. All times are monotonic seconds, ``None`` when not reached.
+    """The state of a batch at one moment. All times are monotonic seconds, ``None`` when not reached."""
 
-    Attributes:
-        id: its identifier, without the prefix of a path (Gemini's ``batches/``).
-        index: number of its create among those of its API, from 0.
-        api: ``openai``, ``anthropic`` or ``gemini``.
-        model: its model; empty where each line names its own.
-        endpoint: the endpoint of its lines.
-        label: metadata or display name given by the client.
-        file_id: its input file; ``None`` for inline requests.
-        state: ``completed``, ``failed``, ``expired`` and ``cancelled`` are final.
-        unknown_status: an undocumented status to report instead of the state (fault ``odd_status``).
-        counts: numbers of its lines by state.
-        created_at: when it was created.
-        started_at: when its first line ran.
-        finalizing_at: when its last line had run.
-        cancelling_at: when it was cancelled.
-        ended_at: when it reached a final state.
-        expires_at: when the lines that have not run expire.
-        problems: why it failed.
-        output_id: the file with the lines that succeeded; ``None`` before the end and without such lines.
-            Gemini has one file with all lines.
-        error_id: the file with the other lines, likewise.
-        input_tokens: input tokens of all lines that have run.
-        output_tokens: output tokens of all lines that have run.
-    """
-
-    id: str
-    index: int
-    api: str
-    model: str
-    endpoint: str
-    label: Mapping[str, str]
-    file_id: str | None
-    state: State
-    unknown_status: str | None
-    counts: Counts
-    created_at: float
-    started_at: float | None
-    finalizing_at: float | None
-    cancelling_at: float | None
-    ended_at: float | None
-    expires_at: float
-    problems: tuple[InputProblem, ...]
+    id: str  # its identifier, without the prefix of a path (Gemini's ``batches/``)
+    index: int  # number of its create among those of its API, from 0
+    api: str  # ``openai``, ``anthropic`` or ``gemini``
+    model: str  # its model; empty where each line names its own
+    endpoint: str  # the endpoint of its lines
+    label: Mapping[str, str]  # metadata or display name given by the client
+    file_id: str | None  # its input file; ``None`` for inline requests
+    state: State  # ``completed``, ``failed``, ``expired`` and ``cancelled`` are final
+    unknown_status: str | None  # an undocumented status to report instead of the state (fault ``odd_status``)
+    counts: Counts  # numbers of its lines by state
+    created_at: float  # when it was created
+    started_at: float | None  # when its first line ran
+    finalizing_at: float | None  # when its last line had run
+    cancelling_at: float | None  # when it was cancelled
+    ended_at: float | None  # when it reached a final state
+    expires_at: float  # when the lines that have not run expire
+    problems: tuple[InputProblem, ...]  # why it failed
+    # the file with the lines that succeeded; ``None`` before the end and without such lines. Gemini has one
+    # file with all lines
     output_id: str | None
-    error_id: str | None
-    input_tokens: int
-    output_tokens: int
+    error_id: str | None  # the file with the other lines, likewise
+    input_tokens: int  # input tokens of all lines that have run
+    output_tokens: int  # output tokens of all lines that have run
 
     @property
     def ended(self) -> bool:
@@ -219,49 +172,33 @@ class BatchSnapshot:
 
 @frozen
 class OutputLine:
-    """One line of a batch's results.
+    """One line of a batch's results."""
 
-    Attributes:
-        custom_id: its id.
-        position: position of its request, from 0; ``None`` for a line without a request.
-        outcome: its outcome.
-        body: the API's answer, or its error when ``error`` is ``refused``; else empty.
-        status: HTTP status of that body: 200 for a success, 0 without a body.
-        error: why it failed: ``refused`` (see body), ``server`` (a retry may succeed), ``invalid`` (a retry
-            cannot succeed), ``no_money``, ``zero`` (a status code of 0), or ``None``.
-        identity: 24 hexadecimal digits that identify the work.
-        damage: ``cut`` or ``garbage`` for a malformed line; ``None`` for a whole one.
-        correct: True when it is whole, has the answer of its own request, and is the first of its id.
-        metadata: that of the entry with its id.
-    """
-
-    custom_id: str | None
-    position: int | None
-    outcome: Outcome
+    custom_id: str | None  # its id
+    position: int | None  # position of its request, from 0; ``None`` for a line without a request
+    outcome: Outcome  # its outcome
+    # the API's answer, or its error when ``error`` is ``refused``; else empty
     body: bytes = field(repr=False)
-    status: int
+    status: int  # HTTP status of that body: 200 for a success, 0 without a body
+    # why it failed: ``refused`` (see body), ``server`` (a retry may succeed), ``invalid`` (a retry cannot
+    # succeed), ``no_money``, ``zero`` (a status code of 0), or ``None``
     error: str | None
-    identity: str
-    damage: str | None = None
+    identity: str  # 24 hexadecimal digits that identify the work
+    damage: str | None = None  # ``cut`` or ``garbage`` for a malformed line; ``None`` for a whole one
+    # True when it is whole, has the answer of its own request, and is the first of its id
     correct: bool = True
-    metadata: Mapping[str, Any] | None = None
+    metadata: Mapping[str, Any] | None = None  # that of the entry with its id
 
 
 @frozen
 class Download:
-    """A download of results.
+    """A download of results."""
 
-    Attributes:
-        body: bytes, or the pieces of a body without a content length.
-        delivered: called once it has been sent, for the ledger.
-    """
-
-    body: bytes | list[bytes] = field(repr=False)
-    delivered: Callable[[], None] = field(repr=False)
+    body: bytes | list[bytes] = field(repr=False)  # bytes, or the pieces of a body without a content length
+    delivered: Callable[[], None] = field(repr=False)  # called once it has been sent, for the ledger
 
 
-Account = tuple[str, str]
-"""An API's name and the key: the owner of files and batches."""
+Account = tuple[str, str]  # an API's name and the key: the owner of files and batches
 
 
 class Files:

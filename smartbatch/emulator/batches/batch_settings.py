@@ -12,12 +12,13 @@ from smartbatch._words import seconds_of
 from smartbatch.errors import ConfigError
 from smartbatch.types import Duration
 
+# ``fault_for(index, label)`` names the faults of a create and its batch; ``None`` draws them at random
 BatchFaultFor: TypeAlias = "Callable[[int, Mapping[str, str]], str | Sequence[str] | None]"
-"""``fault_for(index, label)`` names the faults of a create and its batch; ``None`` draws them at random."""
 
+# ``fault_for(index, position, custom_id)`` names the fault of a line; ``None`` draws it at random
 LineFaultFor: TypeAlias = "Callable[[int, int, str | None], str | None]"
-"""``fault_for(index, position, custom_id)`` names the fault of a line; ``None`` draws it at random."""
 
+# the faults of a create and of a whole batch, with their effects; a rate is the probability per batch
 BATCH_FAULTS = {
     "lost_create": "the batch is created, then the connection is reset before the answer",
     "dropped_create": "the connection is reset before the batch is created",
@@ -37,8 +38,8 @@ BATCH_FAULTS = {
     "odd_status": "an undocumented status during the first half of the run",
     "cancel_completes": "the batch is completed although it was cancelled",
 }
-"""The faults of a create and of a whole batch, with their effects; a rate is the probability per batch."""
 
+# the faults of single lines, with their effects; a rate is the probability per line
 LINE_FAULTS = {
     "missing_lines": "the line ran and is billed, and is in no result",
     "doubled_lines": "two results under the same id, with different answers",
@@ -51,7 +52,6 @@ LINE_FAULTS = {
     "refused_lines": "the whole batch is refused because of the line, before any line has run",
     "foreign_lines": "an additional result with an id of no request",
 }
-"""The faults of single lines, with their effects; a rate is the probability per line."""
 
 # A batch (or line) has at most one fault of each group; faults outside the groups are independent.
 _GROUPS = (

@@ -30,8 +30,7 @@ from smartbatch.emulator.batches.batch_records import (
 from smartbatch.emulator.settings import EmulatorSettings
 
 _ACCOUNT = ("sim", "")
-_BLOCK = 1000
-"""Lines of an input that are in memory at the same time."""
+_BLOCK = 1000  # lines of an input that are in memory at the same time
 
 
 class SharedBackend:

@@ -15,8 +15,7 @@ from smartbatch.emulator.settings import EmulatorSettings
 
 _NORMAL = NormalDist()
 _SCALE = 1 / (1 << 64)
-_FINALIZING = 0.1
-"""The fraction of a run after its last line, in which the results are prepared."""
+_FINALIZING = 0.1  # the fraction of a run after its last line, in which the results are prepared
 
 
 class BatchRandomness:
@@ -92,31 +91,18 @@ class BatchRandomness:
 
 @frozen
 class Timeline:
-    """The times of a batch that is not cancelled, in monotonic seconds.
+    """The times of a batch that is not cancelled, in monotonic seconds."""
 
-    Attributes:
-        created: when it exists.
-        validated: when its validation ends.
-        started: when its first line starts.
-        run_seconds: seconds that all lines take together.
-        finalizing: when its last line has run; infinite when some never run.
-        ended: when it ends; infinite when it is stuck.
-        expires: when the lines that have not run expire.
-        total: number of its lines.
-        runs: how many of them run at most.
-        final: its final state.
-    """
-
-    created: float
-    validated: float
-    started: float
-    run_seconds: float
-    finalizing: float
-    ended: float
-    expires: float
-    total: int
-    runs: int
-    final: Literal["completed", "failed", "expired", "cancelled"]
+    created: float  # when it exists
+    validated: float  # when its validation ends
+    started: float  # when its first line starts
+    run_seconds: float  # seconds that all lines take together
+    finalizing: float  # when its last line has run; infinite when some never run
+    ended: float  # when it ends; infinite when it is stuck
+    expires: float  # when the lines that have not run expire
+    total: int  # number of its lines
+    runs: int  # how many of them run at most
+    final: Literal["completed", "failed", "expired", "cancelled"]  # its final state
 
     def ran(self, now: float) -> int:
         """Return how many lines have run; they run in order."""

@@ -51,8 +51,7 @@ _STATES = {
     "cancelled": "CANCELLED",
     "expired": "EXPIRED",
 }
-_INVALID, _DEADLINE, _CANCELLED, _EXHAUSTED, _UNAVAILABLE = 3, 4, 1, 8, 14
-"""Codes of ``google.rpc.Code``."""
+_INVALID, _DEADLINE, _CANCELLED, _EXHAUSTED, _UNAVAILABLE = 3, 4, 1, 8, 14  # codes of ``google.rpc.Code``
 _RETRY = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "1s"}
 
 
@@ -196,26 +195,19 @@ def _failure(batch: BatchSnapshot) -> Mapping[str, Any] | None:
     return None
 
 
-MAX_INLINE = 20 * 1024 * 1024
-"""The most bytes of a create with inline requests."""
+MAX_INLINE = 20 * 1024 * 1024  # the most bytes of a create with inline requests
 
+# parses the ``request`` of a line, or raises ``ApiError``
 ParseRequest = Callable[[Mapping[str, Any]], ModelCall]
-"""Parses the ``request`` of a line, or raises ``ApiError``."""
 
 
 @frozen
 class ParsedCreate:
-    """A parsed create; it has either a file or inline requests.
+    """A parsed create; it has either a file or inline requests."""
 
-    Attributes:
-        display_name: empty without one.
-        file: the name of the input file, with its prefix ``files/``.
-        requests: the inline requests.
-    """
-
-    display_name: str
-    file: str | None
-    requests: list[Any] | None
+    display_name: str  # empty without one
+    file: str | None  # the name of the input file, with its prefix ``files/``
+    requests: list[Any] | None  # the inline requests
 
 
 def parse_creation(body: bytes) -> ParsedCreate:

@@ -24,8 +24,7 @@ from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.parsed_requests import ApiError
 from smartbatch.emulator.provider_api import BatchContext, ServerReply, json_reply
 
-LIFETIME = 48 * 3600.0
-"""Seconds an uploaded file is kept."""
+LIFETIME = 48 * 3600.0  # seconds an uploaded file is kept
 
 _API = "gemini"
 _UPLOAD = re.compile(r"/upload/(v1|v1beta)/files")

@@ -24,12 +24,10 @@ from smartbatch.emulator.parsed_requests import (
 )
 from smartbatch.emulator.schema_rules import gemini_flaw
 
+# the message of a 429 that names no quota
 QUOTA_EXHAUSTED = "Resource has been exhausted (e.g. check quota)."
-"""The message of a 429 that names no quota."""
-MAX_TEXTS = 100
-"""The most requests of one ``batchEmbedContents``."""
-DIMENSIONS = 3072
-"""The default and largest length of the vectors of ``gemini-embedding-001``."""
+MAX_TEXTS = 100  # the most requests of one ``batchEmbedContents``
+DIMENSIONS = 3072  # the default and largest length of the vectors of ``gemini-embedding-001``
 
 _STATUSES = {
     400: "INVALID_ARGUMENT",

@@ -15,8 +15,7 @@ from attrs import field, frozen
 
 _CACHED_HEADS = 512
 _CACHED_SIZE = 4096  # bytes; larger heads are not cached
-_MAX_PARAMETERS = 100
-"""Parameters of a query, of which no API has a tenth."""
+_MAX_PARAMETERS = 100  # parameters of a query, of which no API has a tenth
 _cache: dict[bytes, Head] = {}
 
 
@@ -36,31 +35,18 @@ class BadRequest(Exception):
 
 @frozen
 class Head:
-    """A request's head.
+    """A request's head."""
 
-    Attributes:
-        method: such as ``POST``.
-        path: without the query.
-        query: the part after the question mark.
-        length: bytes of the body; ``None`` for a chunked body.
-        keep_alive: False when the connection is closed after the answer.
-        expects_continue: True when the client waits for ``100 Continue``.
-        is_http_1_1: False for HTTP/1.0, which has no chunked bodies.
-        foreign: True when a web page of another machine sent it.
-        headers: by lower-case name.
-        raw: its bytes.
-    """
-
-    method: str
-    path: str
-    query: str
-    length: int | None
-    keep_alive: bool
-    expects_continue: bool
-    is_http_1_1: bool
-    foreign: bool
-    headers: Mapping[str, str] = field(repr=False)
-    raw: bytes = field(repr=False)
+    method: str  # such as ``POST``
+    path: str  # without the query
+    query: str  # the part after the question mark
+    length: int | None  # bytes of the body; ``None`` for a chunked body
+    keep_alive: bool  # False when the connection is closed after the answer
+    expects_continue: bool  # True when the client waits for ``100 Continue``
+    is_http_1_1: bool  # False for HTTP/1.0, which has no chunked bodies
+    foreign: bool  # True when a web page of another machine sent it
+    headers: Mapping[str, str] = field(repr=False)  # by lower-case name
+    raw: bytes = field(repr=False)  # its bytes
 
     @property
     def parameters(self) -> Mapping[str, list[str]]:

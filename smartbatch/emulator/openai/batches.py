@@ -30,24 +30,18 @@ from smartbatch.emulator.settings import EmulatorSettings
 
 MAX_LINES = 50_000
 MAX_BYTES = 200 * 1024 * 1024
+# lines of a file, its bytes, and the texts to embed in all its lines (OpenAI, guide to the Batch API)
 MAX_INPUTS = 50_000
-"""Lines of a file, its bytes, and the texts to embed in all its lines (OpenAI, guide to the Batch API)."""
 _MAX_PROBLEMS = 100
 
 
 @frozen
 class Input:
-    """The content of an input file.
+    """The content of an input file."""
 
-    Attributes:
-        entries: its valid lines.
-        problems: why its validation fails, at most 100; empty for a valid file.
-        model: the model of its lines.
-    """
-
-    entries: list[Entry]
-    problems: list[InputProblem]
-    model: str
+    entries: list[Entry]  # its valid lines
+    problems: list[InputProblem]  # why its validation fails, at most 100; empty for a valid file
+    model: str  # the model of its lines
 
 
 def read_input(data: bytes, endpoint: str, head: Head, settings: EmulatorSettings) -> Input:
@@ -153,8 +147,7 @@ class _Reader:
         return parse_entry(custom_id, parse, self.settings)
 
 
-PATH = re.compile(r"/v1/(files|batches)(?:/([^/]+)(?:/(content|cancel))?)?")
-"""The paths of files and batches."""
+PATH = re.compile(r"/v1/(files|batches)(?:/([^/]+)(?:/(content|cancel))?)?")  # the paths of files and batches
 _API = "openai"
 _STATUS_NAMES = {"queued": "in_progress", "running": "in_progress"}
 _STATUSES = {"no_such_file": 400, "enqueued": 429, "not_found": 404, "not_ended": 400, "gone": 404}

@@ -11,12 +11,12 @@ from smartbatch.emulator.openai.parsing import error_body
 from smartbatch.emulator.parsed_requests import GenerationRequest
 
 _DEFAULT_MODELS = ("gpt-5", "gpt-5-mini", "gpt-5-nano")
+# the body of a 429 when the credit is used up, in real time and in the lines of a batch
 INSUFFICIENT_QUOTA = error_body(
     "You exceeded your current quota, please check your plan and billing details.",
     type_="insufficient_quota",
     code="insufficient_quota",
 )
-"""The body of a 429 when the credit is used up, in real time and in the lines of a batch."""
 
 
 def limit_error(exceeded: LimitExceeded, model: str) -> bytes:

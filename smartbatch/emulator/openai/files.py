@@ -23,8 +23,8 @@ from smartbatch.emulator.provider_api import (
     parse_limit,
 )
 
+# seconds a file with purpose ``batch`` is kept by default (OpenAI API reference, files)
 _LIFETIME = 30 * 86_400.0
-"""Seconds a file with purpose ``batch`` is kept by default (OpenAI API reference, files)."""
 _BOUNDARY = re.compile(r'boundary="?([^";,]+)"?')
 _NAME = re.compile(rb'\bname="([^"]*)"')
 _FILE_NAME = re.compile(rb'\bfilename="([^"]*)"')

@@ -32,10 +32,9 @@ from smartbatch.emulator.parsed_requests import (
 from smartbatch.emulator.provider_api import Parse
 from smartbatch.emulator.settings import EmulatorSettings
 
+# inputs of a call, tokens of an input, tokens of a call (OpenAI API reference, embeddings)
 MAX_TEXTS, MAX_TOKENS, MAX_CALL_TOKENS = 2048, 8192, 300_000
-"""Inputs of a call, tokens of an input, tokens of a call (OpenAI API reference, embeddings)."""
-DIMENSIONS = {"text-embedding-3-large": 3072}
-"""Vector lengths of the models whose length is not 1,536."""
+DIMENSIONS = {"text-embedding-3-large": 3072}  # vector lengths of the models whose length is not 1,536
 
 
 class _Embeddings(ModelCall):
@@ -166,9 +165,9 @@ def parse_call(path: str, head: Head, body: Mapping[str, Any], settings: Emulato
     return MODEL_CALLS[path](head, body)
 
 
+# the parsers by the paths of real-time calls, which are also the endpoints of batches
 MODEL_CALLS: dict[str, Parse] = {
     "/v1/chat/completions": _chat,
     "/v1/responses": _response,
     "/v1/embeddings": parse_embeddings,
 }
-"""The parsers by the paths of real-time calls, which are also the endpoints of batches."""
