@@ -1,4 +1,4 @@
-"""A plan: how long a list would take, what it would cost, by which route and why. It can be run."""
+"""A plan: how long a list would take, what it would cost, by which route and why; and how to run it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any, Generic
 
 from attrs import asdict, evolve
 
-from smartbatch._words import money
+from smartbatch._words import duration, money, plural
 from smartbatch.core.routing.choice import Decision
-from smartbatch.core.routing.explanation import explain
+from smartbatch.core.routing.explanation import IN_PYTHON, decision_parts, explain
 from smartbatch.core.routing.options import Option
 from smartbatch.core.routing.workload import expected_usd
 from smartbatch.errors import ConfigError
 from smartbatch.interrupted import as_interrupted
 from smartbatch.results import ResultList
 from smartbatch.types import Route, T
+from smartbatch.views.model import Section, View
 
 __all__ = ["Plan"]
 
@@ -34,25 +35,26 @@ _PLAIN = (
 
 
 class Plan(Generic[T]):
-    """Made by ``client.plan``; nothing was sent for it.
+    """What ``client.plan`` returns; nothing has been sent.
 
     Attributes:
-        decision: the choice with all that it rests on.
-        route: the route that was chosen.
-        reason: why, in words.
-        p50, p95: seconds within which half and 95 of 100 such lists have their last answer.
-        cost: USD expected; ``None`` where the price is unknown.
-        cost_low, cost_high: what 90 of 100 such lists cost between; ``None`` where the price is unknown.
-        answers: what the expected lengths of answers rest on, and so the cost: how many were seen, and their
-            mean; see :class:`~smartbatch.core.routing.workload.AnswerLengths`. ``None`` where nothing is
-            generated.
-        calls, batches: how many are made.
-        first: requests of a hybrid that go individually at once.
-        requests: how many the provider has to answer, by the route that was chosen.
-        cached: further requests, which the cache answers.
-        duplicates: further requests, which share the answer of an equal one of the list.
-        quota: share of the known limits it uses while it runs; ``None`` where none is known.
-        options: every route that was open, see :class:`~smartbatch.core.routing.choice.Option`.
+        decision: the decision with everything it is based on.
+        route: the chosen route.
+        reason: why it was chosen, with the figures.
+        p50, p95: seconds within which the last answer arrives for half and for 95 of 100 such lists.
+        cost: expected USD; ``None`` if the price is unknown.
+        cost_low, cost_high: range in USD that contains the cost of 90 of 100 such lists; ``None`` if the
+            price is unknown.
+        answers: what the expected answer lengths, and so the cost, are based on: the number of observed
+            answers and their mean length; see :class:`~smartbatch.core.routing.workload.AnswerLengths`.
+            ``None`` if nothing is generated.
+        calls, batches: number of each that will be sent.
+        first: requests of a hybrid that are sent in real time at once.
+        requests: requests that the provider has to answer, by the chosen route.
+        cached: further requests that the cache answers.
+        duplicates: further requests that share the answer of an identical one in the list.
+        quota: share of the known limits that is used while the list runs; ``None`` if no limit is known.
+        options: every route that was considered, see :class:`~smartbatch.core.routing.choice.Option`.
     """
 
     def __init__(
@@ -76,23 +78,27 @@ class Plan(Generic[T]):
         self.options: tuple[Option, ...] = decision.options
 
     def __repr__(self) -> str:
-        cost = "price unknown" if self.cost is None else f"about {money(self.cost)}"
-        return f"<Plan {self.requests:,} requests, {self.route.value}, {self.p50:.0f} s, {cost}>"
+        cost = "price unknown" if self.cost is None else money(self.cost)
+        requests = plural(self.requests, "request")
+        return f"<Plan {requests}, {self.route.value}, about {duration(self.p50)}, {cost}>"
 
     def _repr_html_(self) -> str:
-        from smartbatch.core.routing.explanation import decision_parts  # late: only a notebook shows it
-        from smartbatch.views.model import Section, View
-        from smartbatch.views.notebook import in_cell
+        from smartbatch.views.notebook import in_cell  # late: only a notebook shows it
 
-        parts = tuple(decision_parts(self.decision))
+        parts = tuple(decision_parts(self.decision, voice=IN_PYTHON))
         return in_cell(View(repr(self).strip("<>"), (Section("routes", "Routes", parts),)))
 
-    def explain(self) -> str:
-        """Return the plan in words and figures that can be checked by hand."""
-        return explain(self.decision)
+    def explain(self, *, details: bool = False) -> str:
+        """Return the plan in a few sentences: what happens, how long it takes, what it costs, and why.
+
+        Args:
+            details: adds the forecast of each route (``p50``: half of such lists are done by then, ``p95``:
+                95 of 100 are), the constraints, and the figures that decided.
+        """
+        return explain(self.decision, details=details)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the plan as plain values, fit for JSON."""
+        """Return the plan as plain values that can be written as JSON."""
         constraints = self.decision.constraints
         return {
             "route": self.route.value,
@@ -113,28 +119,28 @@ class Plan(Generic[T]):
     def run(self, *, budget: float | str | None = None, progress: bool | None = None) -> ResultList[T]:
         """Run the list by the planned route.
 
-        The deadline, if there is one, counts from now. Spending stays within the plan's budget; without one,
-        a plan in real time stays within ``cost_high`` and the most that the requests in flight can cost.
-        Requests beyond that fail with ``BudgetExceeded``, and finished ones are kept. A plan with a batch has
-        no such limit, since the most that each request can cost is reserved.
+        A deadline counts from now. Spending stays within the plan's budget. Without one, a plan in real time
+        may spend ``cost_high`` plus the highest possible cost of the requests in flight; requests beyond that
+        fail with ``BudgetExceeded``, and completed ones are kept. A plan with a batch has no such limit, as
+        the highest possible cost of each request is reserved.
 
         Args:
-            budget: USD to stay within instead, or as ``"5 USD"``.
+            budget: USD to use as the budget instead, also as ``"5 USD"``.
             progress: as for :meth:`~smartbatch.BatchingClient.map`.
 
         Raises:
-            ConfigError: the budget is none, or the plan is a forecast, whose prompts were not kept.
-            AllRequestsFailed: when not one request was answered.
-            Interrupted: Ctrl-C; it has the results so far.
+            ConfigError: the budget is invalid, or the plan is a forecast whose prompts were not kept.
+            AllRequestsFailed: no request was answered.
+            Interrupted: Ctrl-C was pressed; the error has the results so far.
         """
         if self._run is None:
             raise ConfigError(
-                "this plan is a forecast: its prompts were read once and not kept; make it with "
-                "client.plan(), or store the prompts as a job by it with client.submit_run(prompts, plan)"
+                "this plan is a forecast whose prompts were not kept: use client.plan() instead, or store "
+                "the prompts as a job with client.submit_run(prompts, plan)"
             )
         decision = self.decision
         if budget is not None:
-            given: Any = budget  # checked as that of a list
+            given: Any = budget  # checked when the list is sent
             decision = evolve(decision, constraints=evolve(decision.constraints, budget=given))
         try:
             return self._run(decision, progress)

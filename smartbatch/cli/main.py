@@ -171,6 +171,7 @@ further:
 _PLAN_OUTPUT = """
 -o --output OUT.jsonl  of the run: what it has is not planned
 --json                 as JSON
+-v --verbose           also the forecast of each route and the figures that decided
 further:
 --store PLACE          of the run: it knows what was seen before
 """
@@ -384,7 +385,7 @@ def _add_plan(add: _AddParser) -> None:
     )
     _add_request_options(parser)
     add_options(parser.add_argument_group("output").add_argument, _PLAN_OUTPUT, _SPECIAL)
-    parser.set_defaults(quiet=True, verbose=False)
+    parser.set_defaults(quiet=True)
 
 
 def _add_jobs(add: _AddParser) -> None:

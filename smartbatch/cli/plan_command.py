@@ -22,6 +22,7 @@ from smartbatch.cli.messages import say
 from smartbatch.cli.route_chooser import RouteChooser
 from smartbatch.cli.standard_output import print_out
 from smartbatch.client import BatchingClient
+from smartbatch.core.routing.explanation import ON_COMMAND_LINE, explain
 from smartbatch.errors import ConfigError
 from smartbatch.plan import Plan
 from smartbatch.runs.output_file import check_output_name
@@ -40,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_out(json.dumps({**plan.as_dict(), "first_prompt": first}, indent=2))
     else:
-        print_out(plan.explain() + ("" if first is None else f"\nfirst prompt: {escape(first)}"))
+        words = explain(plan.decision, details=args.verbose, voice=ON_COMMAND_LINE)
+        print_out(words + ("" if first is None else f"\nFirst prompt: {escape(first)}"))
     return 0
 
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from typing import Any, Final
+
+from attrs import frozen
 
 from smartbatch._clock import Clock
 from smartbatch.cli.messages import say
-from smartbatch.cli.summary import decision_summary
+from smartbatch.cli.summary import outcome_lines
 from smartbatch.client import BatchingClient
+from smartbatch.core.routing.choice import Decision
+from smartbatch.core.routing.explanation import ON_COMMAND_LINE, explain, plan_lines
+from smartbatch.core.routing.outcome import ActualCost
 from smartbatch.jobs.status import JobStatus
 from smartbatch.plan import Plan
 from smartbatch.routing.announced_plan import AnnouncedPlan
@@ -19,6 +25,15 @@ from smartbatch.types import Prompt, Result
 _BATCH_STRATEGIES: Final = frozenset({"batch", "hybrid"})
 _PASSED: Final = 1e-9
 """Seconds given for a deadline that has passed, as 0 is none."""
+
+
+@frozen
+class RunOutcome:
+    """What came of the decision of a run."""
+
+    decision: Decision
+    actual: ActualCost
+    lines: tuple[str, ...]  # for the summary
 
 
 class RouteChooser:
@@ -34,7 +49,7 @@ class RouteChooser:
         self._client = client
         self._input = input
         self._clock = clock
-        self._quiet = args.quiet
+        self._quiet, self._verbose = args.quiet, getattr(args, "verbose", False)
         self._chosen: tuple[Plan, AnnouncedPlan, float] | None = None
         self._began = clock.now()
         self._constraints: dict[str, Any] = {
@@ -56,11 +71,15 @@ class RouteChooser:
         return self._client.has_batches("generate" if self._input.embedding is None else "embed")
 
     def choose(self, needed: bytearray, stopped: Callable[[], bool]) -> Plan:
-        """Return the plan as :meth:`plan` does, told to the client's observers, and print its route."""
+        """Return the plan as :meth:`plan` does, announce it to the client's observers, and print it."""
         plan = self.plan(needed, stopped)
         self._chosen = plan, self._client.announce_plan(plan), self._clock.now()
-        if not self._quiet and self._constraints["strategy"] != plan.route.value:
-            say(f"route: {plan.route.value}, {plan.reason}")
+        if not self._quiet:
+            now = datetime.fromtimestamp(self._clock.wall()).astimezone()
+            if self._verbose:
+                say(explain(plan.decision, details=True, voice=ON_COMMAND_LINE, now=now))
+            else:
+                say("\n".join(plan_lines(plan.decision, voice=ON_COMMAND_LINE, now=now)))
         return plan
 
     def add(self, result: Result) -> None:
@@ -68,20 +87,24 @@ class RouteChooser:
         if self._chosen is not None:
             self._chosen[1].add(result)
 
-    def score(self, ended: float, jobs: Sequence[JobStatus]) -> list[tuple[str, str]]:
-        """Score what was chosen, if anything was and there are answers; return its rows of the summary.
+    def score(self, ended: float, jobs: Sequence[JobStatus]) -> RunOutcome | None:
+        """Score the announced plan; return how it compares with what happened.
 
         Args:
-            ended: when the last answer came.
-            jobs: the jobs of batches of this run.
+            ended: when the last answer arrived.
+            jobs: the batch jobs of this run.
+
+        Returns:
+            ``None`` if no plan was made or there is no answer.
         """
         if self._chosen is None:
-            return []
+            return None
         plan, announced, began = self._chosen
         if announced.score(ended - began) is None:
-            return []
+            return None
         rescue = next((job.rescue for job in jobs if job.rescue), None)
-        return list(decision_summary(plan.decision, ended - began, announced.actual, rescue))
+        lines = tuple(outcome_lines(plan.decision, ended - began, announced.actual, rescue))
+        return RunOutcome(plan.decision, announced.actual, lines)
 
     def plan(self, needed: bytearray, stopped: Callable[[], bool] = lambda: False) -> Plan:
         """Return the plan for the answers with a 1 in ``needed``; they are read once, one after the other.

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from smartbatch._clock import RealClock
-from smartbatch._words import escape
+from smartbatch._words import escape, plural
 from smartbatch.cli.clients import answers_each, client_of, config_of, embedding_of, params_of, prompt_maker
 from smartbatch.cli.messages import note, say
-from smartbatch.cli.route_chooser import RouteChooser
+from smartbatch.cli.route_chooser import RouteChooser, RunOutcome
 from smartbatch.cli.run_job import JobRun
 from smartbatch.cli.standard_output import ReaderLeft, StandardOutput
 from smartbatch.cli.summary import RunSummary, amounts_of, failure_line
@@ -28,8 +28,6 @@ from smartbatch.runs.stored_rows import RowResult, Rows, skipped_row
 from smartbatch.runs.table_output import TableOutput, open_output
 from smartbatch.tables.row_source import RowSource
 from smartbatch.types import DEFECTS, Usage, evolve
-from smartbatch.views.model import Note
-from smartbatch.views.terminal import text_of_parts
 
 if TYPE_CHECKING:
     from smartbatch.cluster import Cluster
@@ -129,15 +127,15 @@ class _Run:
             self._finish(self._out, asked=job_run is not None)
         done = self._before.answered + self._summary.answered + self._summary.failed
         unanswered = asked - done
-        scores: list[tuple[str, str]] = []
+        outcome: RunOutcome | None = None
         if job_run is not None and not caught and not unanswered and self._changed is None:
             job_run.rows.forget(all_answered=not self._summary.failed)
             if job_run.rows.submitted_all:
-                scores = self._chooser.score(ended, job_run.rows.batches)
+                outcome = self._chooser.score(ended, job_run.rows.batches)
         if job_run is not None and self._reader_left:  # what was answered is paid for, printed or not
             for result in job_run.rows.stored_after(self._last_written):
                 self._summary.count(result)
-        self._print_summary(caught, unanswered, [] if job_run is None else job_run.rows.batches, scores)
+        self._print_summary(caught, unanswered, [] if job_run is None else job_run.rows.batches, outcome)
         if self._changed is not None:
             say(f"smartbatch: {self._changed.message}")
         if caught:
@@ -247,24 +245,27 @@ class _Run:
         say(f"{escape(path)}: " + ", ".join(parts))
 
     def _print_summary(
-        self, caught: int, unanswered: int, jobs: Sequence[JobStatus], scores: Sequence[tuple[str, str]]
+        self, caught: int, unanswered: int, jobs: Sequence[JobStatus], outcome: RunOutcome | None
     ) -> None:
         if self._args.quiet:
             return
-        parts = self._summary.parts(
-            wall=self._clock.now() - self._began,
-            before=self._before,
-            jobs=jobs,
-            failures=not self._args.verbose,
-            scores=scores,
-            output=self._out is not None,
+        say(
+            self._summary.render(
+                wall=self._clock.now() - self._began,
+                before=self._before,
+                jobs=jobs,
+                failures=not self._args.verbose,
+                output=self._out is not None,
+                decision=None if outcome is None else outcome.decision,
+                actual=None if outcome is None else outcome.actual,
+            )
         )
-        notes = []
+        for line in () if outcome is None else outcome.lines:
+            say(line)
         asked_texts = self._summary.failed and not (self._summary.answered or self._args.embed)
         if asked_texts and "embed" in self._args.model:  # as all models for vectors are called
-            notes.append("this looks like a model for vectors: --embed asks for them")
+            say("This looks like an embedding model: use --embed to get vectors.")
         if unanswered:
-            why = "interrupted: " if caught else ""
-            lack = "printed, as the reader left" if self._reader_left else "answered"
-            notes.append(f"{why}{unanswered:,} rows not {lack}; run the same line again to resume")
-        say(text_of_parts([*parts, *map(Note, notes)]))
+            why = "Interrupted: " if caught else ""
+            missing = "printed, as the reader closed the pipe" if self._reader_left else "answered"
+            say(f"{why}{plural(unanswered, 'row')} not {missing}. Run the same command again to resume.")

@@ -214,6 +214,7 @@ class Advisor:
             decision = choose(load, offers, batch, constraints)
         except Infeasible as error:
             raise ConfigError(str(error)) from None
+        decision = evolve(decision, calls_at_once=self._parallelism.calls)
         if rounds is None or not decision.chosen.batches or not rounds.told():
             return decision
         return evolve(decision, reason=f"{decision.reason}; {rounds.told()}")

@@ -60,11 +60,6 @@ def text_of(view: View) -> str:
     return "\n".join(line.text for line in lines_of(view, WIDE))
 
 
-def text_of_parts(parts: Iterable[Part]) -> str:
-    """Return parts of a view as text whose lines are as long as they need to be."""
-    return "\n".join(escape(line.text) for part in parts for line in _part(part, WIDE))
-
-
 def lines_of(view: View, width: int) -> list[TextLine]:
     """Return a view as lines of at most ``width`` cells. No text in it reaches a terminal as a control."""
     return [TextLine(fitted(escape(line.text), width), line.style) for line in _lines(view, width)]

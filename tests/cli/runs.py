@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import select
 import subprocess
 import sys
@@ -22,13 +21,11 @@ from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.store import open_store
 from smartbatch.runs.output_file import Recovered
 from smartbatch.testing import Emulator
-from smartbatch.views.terminal import text_of_parts
 
 __all__ = [
     "CALLS",
     "Child",
     "prompts",
-    "squeezed",
     "stored_jobs",
     "stored_prompts",
     "summary_lines",
@@ -66,14 +63,7 @@ def first_waits(request, attempt):
 
 
 def summary_lines(summary: RunSummary, *, wall: float = 1.0, **more: Any) -> list[str]:
-    """Return the lines of a summary, with single spaces."""
-    parts = summary.parts(wall=wall, **{"before": Recovered(), **more})
-    return squeezed(text_of_parts(parts)).splitlines()
-
-
-def squeezed(text: str) -> str:
-    """Return a text with single spaces between words."""
-    return re.sub(" {2,}", " ", text)
+    return summary.render(wall=wall, **{"before": Recovered(), **more}).splitlines()
 
 
 def prompts(count: int, name: str = "in.txt", word: str = "prompt") -> list[str]:

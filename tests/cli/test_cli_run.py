@@ -46,7 +46,7 @@ def test_a_text_file_is_answered_in_order(calls: Any, capfd: pytest.CaptureFixtu
     assert [row["index"] for row in rows] == [row["id"] for row in rows] == list(range(50))
     assert {row["model"] for row in rows} == {OWN}
     printed = capfd.readouterr()
-    assert "50 answered, 0 failed, 0 retried" in printed.err
+    assert "\n50 answered.\n" in printed.err
     assert printed.out == ""
 
 

@@ -39,7 +39,7 @@ def test_ctrl_c_keeps_what_is_under_way_and_asks_no_more(calls: Any, number: int
         child.process.send_signal(number)
         child.printed(b"interrupted: calls under way")
         child.release(3)
-        assert b"496 rows not answered; run the same line again" in child.printed(b"not answered")
+        assert b"496 rows not answered. Run the same command again" in child.printed(b"not answered")
         assert child.process.wait() == code
     assert sorted(first) == [row["input"]["prompt"] for row in written()] == expected[:4]
 
@@ -81,7 +81,7 @@ def test_a_reader_that_goes_away_ends_the_run_quietly(calls: Any) -> None:
         said = child.stderr.read()
     assert b"Traceback" not in said
     assert b"BrokenPipe" not in said
-    assert b"rows not printed, as the reader left; run the same line again" in said
+    assert b"rows not printed, as the reader closed the pipe. Run the same command again" in said
 
 
 @pytest.mark.full

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.runs import Child, prompts, squeezed, stored_jobs, until, use_emulator, written
+from cli.runs import Child, prompts, stored_jobs, until, use_emulator, written
 
 from smartbatch.cli.main import main
 from smartbatch.emulator.composed_answers import vector_for
@@ -75,9 +75,9 @@ def test_every_row_gets_the_vector_of_its_text(
     assert sorted(text for call in texts.calls for text in call) == sorted(expected)
     assert len(texts.calls) < 3
     assert sum(row["cost"] for row in rows) > 0
-    printed = squeezed(capfd.readouterr().err)
-    assert "3 answered, 0 failed" in printed
-    assert f"tokens {sum(row['usage']['input_tokens'] for row in rows)} in, 0 out" in printed
+    printed = capfd.readouterr().err
+    assert "\n3 answered.\n" in printed
+    assert f"Tokens: {sum(row['usage']['input_tokens'] for row in rows)} in, 0 out." in printed
     assert "one after another" not in printed
     assert stored_jobs() == []
 
@@ -319,6 +319,6 @@ def test_a_run_that_asks_a_model_for_vectors_for_texts_is_told_of_embed(
     emu.configure(fault_for=None, models=["gpt-5-mini"])
     prompts(2)
     assert main(["run", "in.txt", "--model", MODEL, "-o", "out.jsonl"]) == 1
-    assert "--embed asks for them" in capfd.readouterr().err
+    assert "use --embed to get vectors" in capfd.readouterr().err
     assert main(["run", "in.txt", "--model", "openai:gpt-6", "-o", "other.jsonl"]) == 1
     assert "--embed" not in capfd.readouterr().err

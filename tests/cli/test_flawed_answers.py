@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.runs import prompts, squeezed, written
+from cli.runs import prompts, written
 
 import smartbatch
 from smartbatch import BatchingClient, Result
@@ -83,10 +83,11 @@ def run(*more: str, tokens: int = 50, output: str = "out.jsonl") -> int:
 def test_the_summary_counts_each_defect(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
     prompts(8)
     assert run() == 0
-    told = squeezed(capfd.readouterr().err)
-    assert "answers 4 truncated, 2 empty; --resend truncated with a higher --max-tokens" in told
+    told = capfd.readouterr().err
+    advice = "Replace the truncated ones with --resend truncated and a higher --max-tokens."
+    assert f"Flawed answers: 4 truncated, 2 empty. {advice}" in told.splitlines()
     assert run() == 0  # nothing is sent, and the count stays
-    assert "answers 4 truncated, 2 empty" in squeezed(capfd.readouterr().err)
+    assert "Flawed answers: 4 truncated, 2 empty." in capfd.readouterr().err
     assert len(server.asked) == 8
 
 
@@ -106,9 +107,9 @@ def test_truncated_answers_are_sent_again_and_their_cost_stays_counted(
     assert [row["cost"] for row in rows] == pytest.approx(
         [(1 + (n % 2 == 0)) * row["cost"] for n, row in enumerate(first)]
     )
-    told = squeezed(capfd.readouterr().err)
+    told = capfd.readouterr().err
     whole, now = sum(row["cost"] for row in rows), 4 * first[0]["cost"]
-    assert f"cost {money(whole)}; paid now: {money(now)}" in told
+    assert f"Cost: {money(whole)}, of which {money(now)} in this run." in told.splitlines()
     for tokens in (500, 50):  # with the settings of either run, nothing is left
         assert run(tokens=tokens, output=output) == 0
     assert run("--resend", "truncated", tokens=500, output=output) == 0

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from cli.runs import Child, prompts, stored_jobs, until
 
+from smartbatch._words import duration, money
 from smartbatch.cli.main import main
 from tests.levels import sampled
 
@@ -54,8 +55,8 @@ def test_a_plan_needs_no_key_and_makes_no_file(model: str, capfd: pytest.Capture
     before = files()
     assert plan(model=model) == 0
     printed = capfd.readouterr()
-    assert printed.out.startswith("50 requests: about ")
-    assert "\nchosen: individual, 50 calls\nbecause: " in printed.out
+    assert printed.out.startswith("50 rows, about ")
+    assert "\nSending in real time: about " in printed.out
     assert printed.err == ""
     assert files() == before
 
@@ -74,12 +75,12 @@ def test_every_figure_of_a_plan_is_told_for_every_route(capfd: pytest.CaptureFix
     assert (batch["calls"], batch["batches"]) == (0, 1)
     assert hybrid["calls"] == hybrid["first"] > 0
     assert 0 < individual["quota"] <= 1
-    assert plan("--max-tokens", "100", "--prefer", "cost", "--max-rpm", "600") == 0
+    assert plan("--max-tokens", "100", "--prefer", "cost", "--max-rpm", "600", "-v") == 0
     table = capfd.readouterr().out
     line = next(line for line in table.splitlines() if line.startswith("> batch"))
-    assert f"{batch['p50']:.1f} s" in line
-    assert f"{batch['cost']:.6f}" in line
-    assert "because: the cheapest of 3 routes, as prefer='cost' asks" in table
+    assert re.split(" {2,}", line)[1:3] == [duration(batch["p50"]), duration(batch["p95"])]
+    assert money(batch["cost"]) in line
+    assert "Chosen: batch, 1 batch; the cheapest of 3 routes, as prefer='cost' asks." in table
 
 
 @pytest.mark.parametrize(
@@ -192,7 +193,7 @@ def test_rows_that_are_under_way_are_not_planned(calls: Any, capfd: pytest.Captu
         printed = capfd.readouterr()
         assert f"job {job.id} goes on; the 8 rows it still asks are not planned" in printed.err
         assert "the run would ask nothing" in printed.err
-        assert printed.out.startswith("0 requests")
+        assert printed.out.startswith("0 rows")
         child.release(8)
         assert child.process.wait() == 0
     assert calls.asked == []

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.runs import squeezed, use_emulator, written
+from cli.runs import use_emulator, written
 
 from smartbatch.cli.main import main
 from smartbatch.jobs.records import JobRow
@@ -67,8 +67,8 @@ def test_rows_go_as_one_job_and_come_back_in_order(capfd: pytest.CaptureFixture[
     (job,) = jobs()
     assert (job.total, job.succeeded) == (50, 50)
     printed = capfd.readouterr()
-    assert "50 answered, 0 failed" in printed.err
-    assert f"batch {job.id}: " in squeezed(printed.err)
+    assert "\n50 answered.\n" in printed.err
+    assert f"\nJob {job.id}: " in printed.err
     assert "100% 50/50" in printed.err
     assert printed.out == ""
 
@@ -206,7 +206,7 @@ def test_ctrl_c_leaves_the_job_to_the_next_run(
         (job,) = jobs()
         assert "interrupted: nothing is lost" in ended.printed
         assert f"smartbatch jobs cancel {job.id} cancels it" in ended.printed
-        assert "40 rows not answered; run the same line again to resume" in ended.printed
+        assert "40 rows not answered. Run the same command again to resume." in ended.printed
         assert not job.cancel_requested
 
         Path("in.txt").write_text("another prompt\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.runs import Child, prompts, squeezed, stored_jobs, until, use_emulator, written
+from cli.runs import Child, prompts, stored_jobs, until, use_emulator, written
 from levels import sampled
 
 from smartbatch.cli.main import main
@@ -42,11 +43,6 @@ def calls_in_real_time(emu: Emulator) -> int:
 
 def lines_of_batches(emu: Emulator) -> int:
     return sum(len(batch.lines) for batch in emu.ledger.batches)
-
-
-def row_of(printed: str, name: str) -> str:
-    """A row of the summary."""
-    return next(line for line in squeezed(printed).splitlines() if line.startswith(f"{name} "))
 
 
 # -- which route ---------------------------------------------------------------------------------------------
@@ -89,8 +85,9 @@ def test_rows_go_by_the_route_that_was_chosen(
         assert (calls_in_real_time(emu), lines_of_batches(emu)) == (alone, by_batch)
         assert emu.ledger.paid_twice(excluding_lost=False) == []
     assert [row["input"]["prompt"] for row in written()] == expected
-    assert row_of(printed, "route").split()[1].strip(",:") == planned["route"]
-    assert "route" not in capfd.readouterr().err  # there was nothing left to choose for
+    sent = {"individual": "in real time", "batch": "as a batch", "hybrid": "3 in real time and 21 as a batch"}
+    assert printed.startswith(f"Sending {sent[planned['route']]}: ")
+    assert "Sending" not in capfd.readouterr().err  # there was nothing left to choose for
 
 
 @pytest.mark.full
@@ -104,32 +101,27 @@ def test_the_choice_and_its_reason_are_told_first_and_scored_last(
         use_emulator(emu, monkeypatch)
         assert run("--deadline", "2h", "--max-tokens", "50") == 0
     printed = capfd.readouterr().err
-    assert printed.startswith("route: hybrid, strategy='hybrid' was asked for")
-    assert printed.splitlines()[1].startswith("job job-")
+    first, _, faster, job = printed.splitlines()[:4]
+    assert first.startswith("Sending 3 in real time and 27 as a batch: usually done in ")
+    assert faster == "For a faster run, use --strategy individual."
+    assert job.startswith("job job-")
     assert "30 rows are stored; the first 3 are asked at once, the others go by batch" in printed
-    assert row_of(printed, "route").startswith("route hybrid, 3 at once: strategy='hybrid' was asked for")
-    assert "; it took " in row_of(printed, "forecast")
-    individually, by_batch = [line for line in squeezed(printed).splitlines() if line.startswith("against ")]
-    assert individually.startswith("against always individually: $0.00")
-    assert " less for the same tokens, " in individually
-    assert by_batch.startswith("against always by batch: $0.00")
-    assert row_of(printed, "deadline").startswith("deadline met, ")
+    assert re.search(r"^Took [\d.]+ s \(expected up to [\d.]+ h\)\.$", printed, re.MULTILINE)
+    cost = r"^Cost: \$[\d.]+; the same tokens would have cost \$[\d.]+ in real time or \$[\d.]+ as a batch\.$"
+    assert re.search(cost, printed, re.MULTILINE)
+    assert re.search(r"^Met the deadline with [\d.]+ h to spare\.$", printed, re.MULTILINE)
 
 
 @pytest.mark.full
 def test_a_route_that_is_not_to_be_had_is_told(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    """Own calls have no Batch API, and an option allows real time; what was asked for and is to be had needs
-    no words beforehand."""
+    """Own calls have no Batch API, and an option allows real time."""
     prompts(12)
     own = "call:own_calls:ask"
     assert run("--strategy", "hybrid", "--batch-fallback", "individual", model=own) == 0
     printed = capfd.readouterr().err
-    assert printed.startswith(
-        "route: individual, strategy='hybrid' was asked for, which is not to be had here\n"
-    )
+    assert printed.startswith("Sending in real time: ")
+    assert "A batch is not possible for this list." in printed.splitlines()[0]
     assert len(calls.asked) == 12
-    assert run("--strategy", "individual", model=own, output=None) == 0
-    assert "route:" not in capfd.readouterr().err
 
 
 @pytest.mark.full
@@ -181,7 +173,7 @@ def test_a_run_whose_batch_fails_says_how_many_rows_were_sent_in_real_time_and_w
         assert calls_in_real_time(emu) == 12
     reason = "the batch failed (invalid_request): The batch could not be validated."
     counts = "12 requests were planned as a batch, 12 of them were sent in real time"
-    assert row_of(capfd.readouterr().err, "rescued") == f"rescued {counts}: {reason}"
+    assert f"{counts}: {reason}" in capfd.readouterr().err.splitlines()
     assert main(["report", "out.jsonl", "-o", "report.html"]) == 0
     assert f"requests of a batch were sent in real time instead: {reason}" in Path("report.html").read_text()
 
@@ -201,7 +193,7 @@ def test_a_run_that_has_nothing_to_ask_chooses_nothing(
     assert run("--prefer", "cost", "--deadline", "1s", model=sim, output=None) == 0
     again = capfd.readouterr()
     assert again.out == first
-    assert "route" not in again.err
+    assert "Sending" not in again.err
     assert len(stored_jobs()) == 1
 
 
@@ -241,7 +233,7 @@ def test_a_hybrid_run_that_was_killed_goes_on_and_pays_nothing_twice(
     assert [row["input"]["prompt"] for row in written()] == expected
     printed = capfd.readouterr().err
     assert f"job {job.id}: goes on; " in printed
-    assert "\nroute" not in printed  # it was chosen then
+    assert "Sending" not in printed  # the route was chosen then
 
 
 @pytest.mark.full
@@ -269,9 +261,9 @@ def test_new_rows_get_a_choice_of_their_own(
     assert [row["input"]["prompt"] for row in written()] == expected
     printed = capfd.readouterr().err
     assert "goes on; 3 of 8 rows have their results" in printed
-    assert "route: batch, " in printed
+    assert "\nSending as a batch: " in printed
     assert [job.total for job in stored_jobs()] == [22]
-    assert "against" not in printed  # time and cost of both jobs say nothing of the choice for one
+    assert "expected up to" not in printed  # time and cost of both jobs say nothing about the choice for one
 
 
 @pytest.mark.full
@@ -310,7 +302,7 @@ def test_ctrl_c_while_a_route_is_chosen_leaves_nothing(
     assert len(added) == 3
     assert stored_jobs() == []
     assert not Path("out.jsonl").exists()
-    assert "5,000 rows not answered; run the same line again" in capfd.readouterr().err
+    assert "5,000 rows not answered. Run the same command again" in capfd.readouterr().err
 
 
 @pytest.mark.full

@@ -41,8 +41,7 @@ def told(*results: Result) -> list[str]:
     summary = RunSummary()
     for index, result in enumerate(results):
         summary.add(row(index), result)
-    lines = summary_lines(summary)
-    return [line for line in lines if line.startswith(("tokens", "cost"))]
+    return [line for line in summary_lines(summary) if line.startswith(("Tokens", "Cost"))]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +60,7 @@ def told(*results: Result) -> list[str]:
     ],
 )
 def test_a_summary_says_what_is_unknown(results: list[Result], tokens: str, cost: str) -> None:
-    assert told(*results) == [f"tokens {tokens}", f"cost {cost}"]
+    assert told(*results) == [f"Cost: {cost}.", f"Tokens: {tokens}."]
 
 
 def test_a_line_says_what_is_unknown() -> None:
@@ -90,4 +89,4 @@ def test_rows_are_numbered_as_in_results() -> None:
     summary.add(row(0), Result("r", text="yes"))
     summary.add(row(1), LOST)
     last = summary_lines(summary)[-1]
-    assert last == "failed row 1: timeout: the answer is lost"
+    assert last == "Failed: row 1: timeout: the answer is lost"

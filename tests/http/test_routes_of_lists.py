@@ -90,7 +90,7 @@ def test_a_rescue_begins_when_the_plan_says(tmp_path: Path) -> None:
         planned = plan.decision.chosen.rescue_at
         assert planned is not None
         assert planned <= HOUR - rescued.left <= planned + MINUTE  # it looks every 30 s
-        (line,) = [line for line in plan.explain().splitlines() if line.startswith("rescue: ")]
+        (line,) = [line for line in plan.explain(details=True).splitlines() if line.startswith("Rescue: ")]
         assert f"after {planned:.1f} s is taken back" in line
 
 
@@ -103,7 +103,7 @@ def test_a_batch_is_chosen_if_real_time_would_miss_the_deadline(tmp_path: Path) 
             asked(w, client, [f"List {each}, row {n}" for n in range(12)], strategy="batch")
         plan = client.plan([f"Last list, row {n}" for n in range(30)], strategy="batch", deadline="45s")
         assert plan.decision.chosen.odds > 0.9
-        assert "could be late, and so could a rescue" in plan.explain()
+        assert "could be late, and so could a rescue" in plan.explain(details=True)
         assert routes(plan.run()) == {Route.BATCH: 30}
         assert not told(w, JobRescued)
 

@@ -11,6 +11,7 @@ import pytest
 from inside import inside
 
 from smartbatch import BatchingClient
+from smartbatch._words import duration, money
 from smartbatch.core.preparation.answer_length import SHAPES
 from smartbatch.events import Event, ForecastMoved, RouteChosen, RouteScored, ThresholdMoved
 from smartbatch.jobs.store import open_store
@@ -111,45 +112,36 @@ def test_the_threshold_moves_with_what_was_seen_and_says_why(
     assert re.search(r"batch answers now take .* (s|min|h) in the middle, .* (s|min|h) before", moved.reason)
 
 
-def test_every_figure_of_an_explanation_can_be_checked_by_hand(client: BatchingClient) -> None:
+def test_without_a_deadline_the_least_cost_with_waiting_wins(client: BatchingClient) -> None:
     plan = client.plan(PROMPTS, time_value=2)
-    text = plan.explain()
-    rows = re.findall(
-        r"^[> ] (\S+)(?: \([\d,]+ at once\))?\s+([\d.]+) s\s+([\d.]+) s\s+([\d.]+) s\s+([\d.]+)\s+"
-        r"([\d.]+) to ([\d.]+)\s+([\d.]+)",
-        text,
-        re.MULTILINE,
-    )
-    assert len(rows) == len(plan.options) >= 3
-    weights = {}
-    for route, p50, p95, expected, cost, low, high, weight in rows:
-        assert float(p50) <= float(p95)
-        assert float(low) <= float(cost) <= float(high)
-        assert float(weight) == pytest.approx(float(cost) + 2 * float(expected) / 3600, abs=2e-4)
-        weights[route] = float(weight)
-    chosen = re.search(r"^chosen: (\S+),", text, re.MULTILINE)
-    assert chosen is not None
-    assert chosen.group(1) == plan.route.value
-    assert weights[plan.route.value] == min(weights.values())
+    text = plan.explain(details=True)
+    assert len(plan.options) >= 3
+    for option in plan.options:
+        assert option.cost is not None
+        assert option.p50 <= option.p95
+        assert option.cost.low <= option.cost.expected <= option.cost.high
+        assert option.weight == pytest.approx(option.cost.expected + 2 * option.expected / 3600)
+        row = rf"^[> ] {option.route.value}\b.* {re.escape(duration(option.p50))} .*"
+        assert re.search(row + re.escape(money(option.weight)), text, re.MULTILINE)
+    assert plan.route is min(plan.options, key=lambda option: option.weight).route
 
 
-def test_an_explanation_with_a_deadline_shows_why_the_cheapest_that_meets_it_won(
-    client: BatchingClient,
-) -> None:
+def test_with_a_deadline_the_cheapest_that_meets_it_wins(client: BatchingClient) -> None:
     plan = client.plan(PROMPTS, deadline="12h")
-    text = plan.explain()
     costs = {option.route: option.cost.expected for option in plan.options if option.cost and option.feasible}
     assert costs[plan.route] == min(costs.values())
-    (counts,) = map(float, re.findall(r"to miss it counts ([\d.]+) USD", text))
-    figures = r"([\d.]+) +[\d.]+ to [\d.]+ +[\d.]+ +([\d.]+)% +([\d.]+)"
-    rows = re.findall(rf"^[> ] (batch|hybrid) .* {figures}$", text, re.MULTILINE)
-    assert [row[0] for row in rows] == ["batch", "hybrid"]
-    for _, cost, odds, risk in rows:
-        assert float(risk) == pytest.approx((1 - float(odds) / 100) * counts, abs=2e-6 + 1e-5 * counts)
-        assert float(cost) + float(risk) < costs[Route.INDIVIDUAL]  # else it would not be taken
-    rescue = re.search(r"after ([\d.]+) s is taken back .* ([\d.]+) s before the deadline", text)
-    if rescue:
-        assert float(rescue.group(1)) + float(rescue.group(2)) == pytest.approx(12 * 3600, abs=0.2)
+    penalty = plan.decision.late_penalty * costs[Route.INDIVIDUAL]
+    assert f"deadline 12 h (penalty if missed: {money(penalty)})" in plan.explain(details=True)
+    for option in plan.options:
+        if option.batches:
+            assert option.late_cost == pytest.approx((1 - option.odds) * penalty)
+            assert costs[option.route] + option.late_cost < costs[Route.INDIVIDUAL]
+    chosen = plan.decision.chosen
+    if chosen.rescue_at is not None:
+        assert chosen.rescue_at + chosen.rescue_needs == pytest.approx(12 * 3600)
+        assert (
+            f"Anything unfinished after {duration(chosen.rescue_at)} is sent in real time." in plan.explain()
+        )
     assert json.loads(json.dumps(plan.as_dict()))["route"] == plan.route.value
 
 

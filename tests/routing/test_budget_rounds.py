@@ -51,7 +51,7 @@ def test_a_plan_counts_the_rounds_that_a_budget_makes_of_a_list(
 
 def test_what_a_plan_says_of_its_rounds_can_be_checked_by_hand(tmp_path: Path) -> None:
     with market(tmp_path) as (_, client):
-        text = client.plan(texts(60), strategy="batch", budget="0.5 USD").explain()
+        text = client.plan(texts(60), strategy="batch", budget="0.5 USD").explain(details=True)
         found = re.search(
             r"up to ([\d.]+) USD is held back for each, out of ([\d.]+) USD, so (\d+) go first, and all in "
             r"(\d+) rounds",
@@ -86,8 +86,12 @@ def test_rounds_are_less_likely_in_time_than_one_batch(tmp_path: Path) -> None:
 def test_where_all_fits_at_once_nothing_is_said(tmp_path: Path) -> None:
     with market(tmp_path) as (_, client):
         for budget in (None, 5):
-            assert "held back" not in client.plan(texts(60), strategy="batch", budget=budget).explain()
-        assert "held back" not in client.plan(texts(60), strategy="individual", budget=0.9).explain()
+            assert "held back" not in client.plan(texts(60), strategy="batch", budget=budget).explain(
+                details=True
+            )
+        assert "held back" not in client.plan(texts(60), strategy="individual", budget=0.9).explain(
+            details=True
+        )
         with pytest.raises(ConfigError, match="no route meets a budget"):
             client.plan(texts(60), strategy="batch", budget=0.01)
 

@@ -72,6 +72,8 @@ class Decision:
     batch: Option | None = field(repr=False)
     # routes that were not open, with the reason; empty for a forced strategy
     closed: tuple[tuple[Route, str], ...] = field(default=(), repr=False)
+    # calls that may be in flight; 0 if unknown, as for a decision from a store
+    calls_at_once: int = field(default=0, eq=False, repr=False)
 
     @property
     def piece(self) -> int | None:

@@ -1,230 +1,317 @@
-"""A decision in words, in figures that can be checked by hand, and as the text that a store keeps."""
+"""A decision in words: first what happens, how long it takes and what it costs; on demand, all figures."""
 
 from __future__ import annotations
 
-import enum
-import json
 from collections.abc import Iterator
-from typing import Any
+from datetime import datetime, timedelta
 
-from attrs import asdict, fields_dict
+from attrs import frozen
 
-from smartbatch._words import UNKNOWN, money, share
+from smartbatch._words import UNKNOWN, duration, money, number, plural, share
 from smartbatch.core.routing.choice import Decision
-from smartbatch.core.routing.options import Constraints, Option
-from smartbatch.core.routing.workload import AnswerLengths, Cost, Load
+from smartbatch.core.routing.options import Option
+from smartbatch.core.routing.rescue import SURE
+from smartbatch.core.routing.workload import AnswerLengths, Cost
 from smartbatch.types import Route, Strategy
 from smartbatch.views.model import Cell, DataTable, Note, Part
 
-_HEAD = (
-    "route",
-    "half done in",
-    "95 of 100 in",
-    "expected",
-    "cost in USD",
-    "range",
-    "with waiting",
-    "in time",
-    "late cost",
-    "",
-)
-_OF_DEADLINE = slice(_HEAD.index("in time"), _HEAD.index("late cost") + 1)
-VERSION = 1
-"""Of the form; it grows with every change of the fields of the records in it."""
+_SAMPLE_ROWS = 20  # rows that give a good estimate of the answer length
+_BUSY_SHARE = 0.9  # of the known rate limits; from here on they determine the time
+_LONG_SECONDS = 5.0  # time in real time from which more calls at once are suggested
+_CERTAIN_SHARE = 0.945  # probability of meeting the deadline that needs no warning
 
 
-def explain(decision: Decision) -> str:
-    """Return the options as a table, the choice, and its reason.
+@frozen
+class Voice:
+    """How a text addresses its reader."""
 
-    ``with waiting`` is the expected cost plus ``time_value`` times the expected hours. Where there is a
-    deadline, ``in time`` is how likely it is met, and ``late cost`` what the chance of a batch to miss it
-    counts as. The last column says why a route was ruled out or not open. Seconds and USD are printed with as
-    many digits as the comparison used.
+    unit: str  # what a list consists of
+    lead: str = "Sending"  # first word of the first sentence
+    is_command: bool = False  # settings are options of the command line
+
+    def setting(self, name: str, value: str | None = None) -> str:
+        if self.is_command:
+            return f"--{name}" + (f" {value}" if value else "")
+        return name + (f'="{value}"' if value else "")
+
+
+IN_PYTHON = Voice("request")
+ON_COMMAND_LINE = Voice("row", is_command=True)
+IN_REPORTS = Voice("request", lead="Planned")
+
+
+def explain(
+    decision: Decision,
+    *,
+    details: bool = False,
+    voice: Voice = IN_PYTHON,
+    now: datetime | None = None,
+) -> str:
+    """Return a decision in a few sentences, one per line.
+
+    Args:
+        details: adds the forecast of each route, the constraints and the figures that decided.
+        now: local time; without it, later moments are given as durations.
     """
-    rows = option_rows(decision)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    table = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    lines = [*asked(decision), "", *(line.rstrip() for line in table), "", *chosen_words(decision)]
+    lines = [
+        f"{load_in_words(decision, voice)}.",
+        *plan_lines(decision, voice=voice, now=now),
+    ]
+    if details:
+        lines += ["", *_detail_lines(decision)]
     return "\n".join(lines)
 
 
-def asked(decision: Decision) -> Iterator[str]:
-    """Yield what the list is, and what was asked for it, in words."""
-    load, constraints = decision.load, decision.constraints
-    cached = f", {load.cached:,} more from the cache" if load.cached else ""
-    equal = f", {load.duplicates:,} more equal to one of them" if load.duplicates else ""
-    if load.repeats:
-        equal += f", {load.repeats:,} of them equal to one far ahead, which a job pays once"
-    yield (
-        f"{load.requests:,} requests{equal}{cached}: about {load.tokens_in:,.0f} tokens in, "
-        f"{load.tokens_out:,.0f} out"
-    )
+def plan_lines(decision: Decision, *, voice: Voice = IN_PYTHON, now: datetime | None = None) -> Iterator[str]:
+    """Yield what will happen, next to the alternative; what is uncertain; and what would be faster."""
+    if not decision.load.requests:
+        yield f"Nothing to send: every {voice.unit} is already answered."
+        return
+    yield " ".join(_headline(decision, voice, now))
+    if (answers := decision.load.answers) is not None and (words := _lengths(decision, answers, voice)):
+        yield words
+    if words := _faster(decision, voice):
+        yield words
+
+
+def load_in_words(decision: Decision, voice: Voice = IN_PYTHON) -> str:
+    """Return what the list consists of."""
+    load = decision.load
+    words = f"{plural(load.requests, voice.unit)}, about {load.tokens_in:,.0f} input tokens"
     if load.answers is not None:
-        yield f"answers: {_lengths(load.answers)}"
-    deadline = "no deadline"
-    if constraints.deadline is not None:
-        cost = decision.alone.cost
-        counts = (
-            "" if cost is None else f" (to miss it counts {decision.late_penalty * cost.expected:.6f} USD)"
-        )
-        deadline = f"deadline in {constraints.deadline:.1f} s{counts}"
-    budget = "no budget" if constraints.budget is None else f"budget {constraints.budget:g} USD"
-    yield (
-        f"strategy {constraints.strategy.value}, prefer {constraints.prefer}, {deadline}, {budget}, "
-        f"an hour of waiting is worth {constraints.time_value:g} USD"
-    )
+        words += f" and {load.tokens_out:,.0f} output tokens"
+    if load.repeats:
+        words += f"; {number(load.repeats)} of them are repeated, and a job pays for those once"
+    if load.duplicates:
+        words += f"; {number(load.duplicates)} more are duplicates and share an answer"
+    if load.cached:
+        words += f"; {number(load.cached)} more are answered from the cache"
+    return words
 
 
-def _lengths(answers: AnswerLengths) -> str:
-    """Say what the expected lengths of answers, and with them the costs and their ranges, rest on."""
-    if answers.seen:
-        return f"{answers.seen:,} seen, of {answers.tokens:,.0f} tokens on average"
-    if answers.by_schema:
-        return f"none seen yet: {answers.tokens:,.0f} tokens each are expected by the schema"
-    if answers.unlimited:
-        return f"no max_tokens and none seen yet: {answers.tokens:,.0f} tokens each are assumed"
-    return f"none seen yet: {answers.tokens:,.0f} tokens each are assumed, or max_tokens where that is less"
+def _headline(decision: Decision, voice: Voice, now: datetime | None) -> Iterator[str]:
+    chosen, deadline = decision.chosen, decision.constraints.deadline
+    if chosen.batches:
+        usually = f"usually done in {duration(chosen.p50)}, almost certainly "
+        if chosen.rescue_at is not None and chosen.rescue_at < chosen.p50:
+            usually = "almost certainly done "
+        yield f"{voice.lead} {_route_in_words(decision)}: {usually}within {duration(chosen.p95)}."
+        if chosen.rescue_at is not None:
+            yield f"Anything unfinished {_moment(chosen.rescue_at, now)} is sent in real time."
+        if chosen.untried:
+            yield "No batch has been observed yet, so these times are assumptions."
+        yield _against_real_time(decision)
+    else:
+        cost = "price unknown" if chosen.cost is None else money(chosen.cost.expected)
+        yield f"{voice.lead} {_route_in_words(decision)}: about {duration(chosen.p50)}, {cost}."
+        yield _against_batch(decision, voice)
+    if deadline is not None and chosen.odds < min(SURE, _CERTAIN_SHARE):
+        yield f"The deadline may be missed: the chance of meeting it is {share(chosen.odds)}."
+    budget = decision.constraints.budget
+    if budget is not None and chosen.cost is not None and chosen.cost.high > budget:
+        yield f"This may cost more than the budget of {money(budget)}; sending stops before it is exceeded."
 
 
-def option_rows(decision: Decision) -> list[tuple[str, ...]]:
-    """Return the table of the options, its head first."""
-    rows = [_HEAD, *(_row(option, option is decision.chosen) for option in decision.options)]
-    rows += [(f"  {route.value}", *[""] * (len(_HEAD) - 2), why) for route, why in decision.closed]
-    if decision.constraints.deadline is None:
-        rows = [(*row[: _OF_DEADLINE.start], *row[_OF_DEADLINE.stop :]) for row in rows]
-    return rows
+def _route_in_words(decision: Decision) -> str:
+    chosen = decision.chosen
+    batches = "a batch" if chosen.batches == 1 else f"{number(chosen.batches)} batches"
+    if chosen.first:
+        rest = decision.load.by_job - chosen.first
+        return f"{number(chosen.first)} in real time and {number(rest)} as {batches}"
+    if chosen.batches:
+        return f"as {batches}"
+    return {
+        Route.PACKED: "in real time, several per call",
+        Route.FLEX: "in real time on the flex tier",
+    }.get(chosen.route, "in real time")
 
 
-def _row(option: Option, chosen: bool) -> tuple[str, ...]:
-    first = f" ({option.first:,} at once)" if option.first else ""
-    return (
-        f"{'> ' if chosen else '  '}{option.route.value}{first}",
-        f"{option.p50:.1f} s",
-        f"{option.p95:.1f} s",
-        f"{option.expected:.1f} s",
-        "unknown" if option.cost is None else f"{option.cost.expected:.6f}",
-        _range(option.cost),
-        f"{option.weight:.6f}",
-        f"{option.odds:.3%}",
-        f"{option.late_cost:.6f}",
-        option.problem or option.ruled_out,
-    )
+def _against_real_time(decision: Decision) -> str:
+    """Return what a batch costs, and why its requests are not sent in real time.
 
-
-def _range(cost: Cost | None) -> str:
-    return "" if cost is None else f"{cost.low:.6f} to {cost.high:.6f}"
-
-
-def chosen_words(decision: Decision) -> Iterator[str]:
-    """Yield what was chosen, and why."""
-    option = decision.chosen
-    sent = [f"{option.calls:,} calls"] if option.calls else []
-    sent += [f"{option.batches:,} batches" if option.batches > 1 else "1 batch"] if option.batches else []
-    yield f"chosen: {option.route.value}, {' and '.join(sent) or 'no call'}"
-    yield f"because: {decision.reason}"
-    if option.quota is not None:
-        yield f"quota: {option.quota:.0%} of what the limits allow in that time"
-    if option.rescue_at is not None:
-        yield (
-            f"rescue: what has not come after {option.rescue_at:.1f} s is taken back and asked in real time, "
-            f"{option.rescue_needs:.1f} s before the deadline"
-        )
-
-
-def decision_text(decision: Decision) -> str:
-    """Return a decision as ASCII text, a kilobyte or two; fields that have their default are left out."""
-    options = list(decision.options)
-    form = {
-        "version": VERSION,
-        "load": _form(decision.load),
-        "constraints": _form(decision.constraints),
-        "options": [_form(option) for option in options],
-        "chosen": _place(decision.chosen, options),
-        "alone": _place(decision.alone, options),
-        "batch": None if decision.batch is None else _place(decision.batch, options),
-        "closed": [[route.value, why] for route, why in decision.closed],
-        "reason": decision.reason,
-    }
-    return json.dumps(form, separators=(",", ":"))
-
-
-def decision_of(text: str) -> Decision | None:
-    """Return the decision of :func:`decision_text`; ``None`` where a newer release wrote it, or it is
-    damaged: it is only shown, so nothing depends on it.
+    1. Real time would be too late, or too expensive.
+    2. It costs more; how long it takes, shows what the wait is worth.
     """
-    try:
-        form = json.loads(text)
-        if form["version"] > VERSION:
-            return None
-        load, constraints = form["load"], form["constraints"]
-        if "answers" in load:
-            load["answers"] = AnswerLengths(**load["answers"])
-        if "strategy" in constraints:
-            constraints["strategy"] = Strategy(constraints["strategy"])
-        options = [_option(each) for each in form["options"]]
-        batch = form["batch"]
-        return Decision(
-            load=Load(**load),
-            constraints=Constraints(**constraints),
-            options=tuple(options),
-            chosen=_at(form["chosen"], options),
-            reason=str(form["reason"]),
-            alone=_at(form["alone"], options),
-            batch=None if batch is None else _at(batch, options),
-            closed=tuple((Route(route), str(why)) for route, why in form["closed"]),
-        )
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError):
-        return None
+    chosen, other, deadline = decision.chosen, decision.alone, decision.constraints.deadline
+    takes = f"take about {duration(other.p50)}"
+    if chosen.cost is None or other.cost is None:
+        return f"The price is unknown; real time would {takes}."
+    cost, price = money(chosen.cost.expected), money(other.cost.expected)
+    if deadline is not None and other.p95 > deadline:
+        why = f"{takes}, too long for the deadline"
+    elif (budget := decision.constraints.budget) is not None and other.cost.low > budget:
+        why = f"cost {price}, more than the budget"
+    else:
+        why = f"{takes} {'but' if other.p50 < chosen.p50 else 'and'} cost {price}"
+    return f"This costs {cost}; real time would {why}."
 
 
-def _form(record: Any) -> dict[str, Any]:
-    """Return what is not as by default of a record, and of the records in it."""
-    defaults = {name: attribute.default for name, attribute in fields_dict(type(record)).items()}
-    plain = asdict(record, value_serializer=_plain)
-    return {name: value for name, value in plain.items() if getattr(record, name) != defaults[name]}
+def _against_batch(decision: Decision, voice: Voice) -> str:
+    """Return why a list sent in real time is not a batch.
+
+    1. There is no Batch API for it, or the list is too short for one.
+    2. A batch is too late or too expensive.
+    3. It saves too little for its risk or for the wait.
+    """
+    load, asked, chosen, batch = decision.load, decision.constraints, decision.chosen, decision.batch
+    if any(route is Route.BATCH for route, _ in decision.closed) or batch is None:
+        if load.requests <= asked.at_once:
+            return f"Lists of up to {plural(asked.at_once, voice.unit)} are never sent as a batch."
+        if asked.strategy is Strategy.INDIVIDUAL:
+            return f"Batches are ruled out by {voice.setting('strategy', 'individual')}."
+        if batch is None:
+            return "A batch is not possible for this list."
+        return f"Lists of fewer than {plural(asked.threshold, voice.unit)} are never sent as a batch."
+    listed = next((each for each in decision.options if each.route is Route.BATCH), batch)
+    if asked.budget is not None and batch.cost is not None and batch.cost.low > asked.budget:
+        return "A batch would exceed the budget, too."
+    saving = None
+    if chosen.cost is not None and batch.cost is not None:
+        saving = chosen.cost.expected - batch.cost.expected
+    if saving is None:
+        gain = "A batch would"
+    elif money(saving) == "$0" or saving < 0:
+        gain = "A batch would save nothing and"
+    else:
+        gain = f"A batch would save {money(saving)} but"
+    if asked.deadline is not None and (listed.ruled_out or not listed.feasible):
+        return f"{gain} risk missing the deadline."
+    if batch.p50 > chosen.p50:
+        return f"{gain} take {duration(batch.p50)} or more."
+    return f"{gain} take up to {duration(batch.p95)}."
 
 
-def _plain(_record: object, _field: object, value: Any) -> Any:
-    return value.value if isinstance(value, enum.Enum) else value
+def _lengths(decision: Decision, answers: AnswerLengths, voice: Voice) -> str:
+    """Return on what the costs rest if no answer has been observed yet."""
+    if answers.seen:
+        return ""
+    tokens = plural(round(answers.tokens), "token")
+    if answers.by_schema:
+        words = f"Answer length estimated from the schema: {tokens}."
+    elif answers.unlimited:
+        words = f"Answer length unknown; assuming {tokens}."
+    else:
+        words = f"Answer length unknown; assuming {tokens}, or max_tokens if that is less."
+    if decision.load.requests > _SAMPLE_ROWS:
+        words += f" Run {_SAMPLE_ROWS} {voice.unit}s first for a better estimate."
+    return words
 
 
-def _place(option: Option, options: list[Option]) -> int | dict[str, Any]:
-    """Return which of the options it is, or what it is, where it is none of them."""
-    return options.index(option) if option in options else _form(option)
+def _faster(decision: Decision, voice: Voice) -> str:
+    """Return what would make the list faster.
+
+    1. It waits for a batch: real time, if that is sooner and within the budget.
+    2. It is sent on the slower tier: the standard one.
+    3. Its calls use up the known limits: higher limits.
+    4. It has more calls than may be in flight at once: more of them.
+    """
+    chosen, other, asked = decision.chosen, decision.alone, decision.constraints
+    if chosen.batches:
+        if other.p50 >= chosen.p50:
+            return ""
+        if asked.budget is not None and other.cost is not None and other.cost.expected > asked.budget:
+            return "For a faster run, raise the budget."
+        forced = asked.strategy is not Strategy.AUTO
+        setting = voice.setting("strategy", "individual") if forced else voice.setting("prefer", "speed")
+        return f"For a faster run, use {setting}."
+    if chosen.route is Route.FLEX:
+        return f"For a faster run, use {voice.setting('prefer', 'speed')}."
+    if chosen.quota is not None and chosen.quota >= _BUSY_SHARE:
+        return "The rate limit determines the time; a higher one would make this faster."
+    if 0 < decision.calls_at_once < chosen.calls and chosen.p50 >= _LONG_SECONDS:
+        calls = number(decision.calls_at_once)
+        return f"For a faster run, allow more than {calls} calls at once ({voice.setting('parallelism')})."
+    return ""
 
 
-def _at(place: int | dict[str, Any], options: list[Option]) -> Option:
-    return options[place] if isinstance(place, int) else _option(place)
+def _moment(seconds: float, now: datetime | None) -> str:
+    if now is None:
+        return f"after {duration(seconds)}"
+    at = now + timedelta(seconds=seconds)
+    return f"at {at:%H:%M}" if at.date() == now.date() else f"at {at:%H:%M on %d %b}"
 
 
-def _option(form: dict[str, Any]) -> Option:
-    cost = form.get("cost")
-    return Option(**{**form, "route": Route(form["route"]), "cost": None if cost is None else Cost(**cost)})
+# -- details -------------------------------------------------------------------------------------------------
 
 
-def decision_parts(decision: Decision) -> Iterator[Part]:
-    """Yield the words and the table of a decision, for a page."""
-    yield from map(Note, asked(decision))
+def decision_parts(decision: Decision, voice: Voice = IN_REPORTS) -> Iterator[Part]:
+    """Yield the parts of a view: the decision in words, the table of routes, and the figures that decided."""
+    yield Note(f"{load_in_words(decision)}.")
+    yield from map(Note, plan_lines(decision, voice=voice))
+    yield _table(decision)
+    yield from map(Note, _figures(decision))
+
+
+def _detail_lines(decision: Decision) -> Iterator[str]:
+    from smartbatch.views.terminal import WIDE, table_lines  # late: only details need it
+
+    table = _table(decision)
+    marked = [
+        (f"{'> ' if at == table.chosen else '  '}{first}", *rest)
+        for at, (first, *rest) in enumerate(table.rows)
+    ]
+    yield from table_lines(table.columns, marked, WIDE)
+    yield ""
+    yield from _figures(decision)
+
+
+def _table(decision: Decision) -> DataTable:
     with_deadline = decision.constraints.deadline is not None
-    rows: list[tuple[Cell, ...]] = []
-    for option in decision.options:
-        at_once = f" ({option.first:,} at once)" if option.first else ""
-        cost = option.cost
-        rows.append(
-            (
-                f"{option.route.value}{at_once}",
-                option.p50,
-                option.p95,
-                UNKNOWN if cost is None else cost.expected,
-                None if cost is None else f"{money(cost.low)} to {money(cost.high)}",
-                *((share(option.odds),) if with_deadline else ()),
-                option.problem or option.ruled_out or None,
-            )
-        )
-    empty = (None,) * (5 if with_deadline else 4)
-    rows += [(route.value, *empty, why) for route, why in decision.closed]
+    columns = "route, p50:duration, p95:duration, mean:duration, cost:money, range"
+    columns += ", in time, late penalty:money, note" if with_deadline else ", cost with waiting:money, note"
+    rows = [_row(option, with_deadline=with_deadline) for option in decision.options]
+    rows += [(route.value, *((None,) * (7 if with_deadline else 6)), why) for route, why in decision.closed]
     chosen = next((at for at, option in enumerate(decision.options) if option is decision.chosen), None)
-    columns = "route, p50:duration, p95:duration, cost:money, range"
-    columns += ", in time" if with_deadline else ""
-    yield DataTable.of("Routes and their forecasts", f"{columns}, note", rows, chosen=chosen)
-    yield from map(Note, chosen_words(decision))
+    return DataTable.of("Routes and their forecasts", columns, rows, chosen=chosen)
+
+
+def _row(option: Option, *, with_deadline: bool) -> tuple[Cell, ...]:
+    first = f" ({number(option.first)} at once)" if option.first else ""
+    cost = option.cost
+    weighed: tuple[Cell, ...] = (share(option.odds), option.late_cost) if with_deadline else (option.weight,)
+    return (
+        f"{option.route.value}{first}",
+        option.p50,
+        option.p95,
+        option.expected,
+        UNKNOWN if cost is None else cost.expected,
+        None if cost is None else _range(cost),
+        *weighed,
+        option.problem or option.ruled_out or None,
+    )
+
+
+def _range(cost: Cost) -> str:
+    return f"{money(cost.low)} to {money(cost.high)}"
+
+
+def _figures(decision: Decision) -> Iterator[str]:
+    """Yield the constraints, the reason with its figures, the share of the limits, and the latest rescue."""
+    chosen, asked = decision.chosen, decision.constraints
+    parts = [f"strategy {asked.strategy.value}", f"prefer {asked.prefer}"]
+    if asked.deadline is None:
+        parts.append("no deadline")
+    else:
+        cost = decision.alone.cost
+        penalty = (
+            "" if cost is None else f" (penalty if missed: {money(decision.late_penalty * cost.expected)})"
+        )
+        parts.append(f"deadline {duration(asked.deadline)}{penalty}")
+    parts.append("no budget" if asked.budget is None else f"budget {money(asked.budget)}")
+    parts.append(f"time value {money(asked.time_value)} per hour")
+    yield f"Constraints: {', '.join(parts)}."
+    if decision.load.answers is not None and (seen := decision.load.answers.seen):
+        yield (
+            f"Answer length: {plural(round(decision.load.answers.tokens), 'token')} on average in "
+            f"{plural(seen, 'answer')}."
+        )
+    sent = [plural(chosen.calls, "call")] if chosen.calls else []
+    sent += [plural(chosen.batches, "batch", "batches")] if chosen.batches else []
+    yield f"Chosen: {chosen.route.value}, {' and '.join(sent) or 'no call'}; {decision.reason}."
+    if chosen.quota is not None:
+        yield f"Limits: uses {share(chosen.quota)} of what the known limits allow in that time."
+    if chosen.rescue_at is not None:
+        yield (
+            f"Rescue: requests not answered after {duration(chosen.rescue_at)} "
+            f"({duration(chosen.rescue_needs)} before the deadline) are withdrawn and sent in real time."
+        )

@@ -9,11 +9,11 @@ import pytest
 
 from smartbatch.core.forecast import Forecaster
 from smartbatch.core.routing.choice import Decision, choose
-from smartbatch.core.routing.explanation import decision_of, decision_text
+from smartbatch.core.routing.decision_text import decision_of, decision_text
+from smartbatch.core.routing.explanation import explain
 from smartbatch.core.routing.offers import BatchOffer, Offer, Throughput
 from smartbatch.core.routing.options import Constraints
 from smartbatch.core.routing.workload import AnswerLengths, Cost, Load
-from smartbatch.plan import explain
 from smartbatch.routing.history import BATCH, CALL
 from smartbatch.types import Route, Strategy
 
@@ -46,7 +46,7 @@ def test_a_decision_comes_back_with_its_table_and_its_reason(asked: dict[str, ob
     assert again == made
     assert again is not None
     assert any(option is again.chosen for option in again.options)
-    assert explain(again) == explain(made)
+    assert explain(again, details=True) == explain(made, details=True)
     assert text.isascii()
     assert len(text) < 4_000
 
@@ -56,15 +56,6 @@ def test_what_takes_for_ever_comes_back_too() -> None:
     endless = type(made.alone)(Route.INDIVIDUAL, math.inf, math.inf, math.inf, None, 3, 1.0)
     changed = Decision(made.load, made.constraints, made.options, made.chosen, "é ☃ <b>", endless, None)
     assert decision_of(decision_text(changed)) == changed
-
-
-def test_an_explanation_says_when_a_late_batch_is_taken_back() -> None:
-    made = decision(400, deadline=90_000.0)
-    assert made.chosen.rescue_at is not None
-    told = f"rescue: what has not come after {made.chosen.rescue_at:.1f} s is taken back"
-    assert told in explain(made)
-    assert f"{made.chosen.rescue_needs:.1f} s before the deadline" in explain(made)
-    assert "rescue: what" not in explain(decision(2))
 
 
 @pytest.mark.parametrize(

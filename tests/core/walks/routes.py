@@ -11,7 +11,6 @@ from attrs import evolve
 from smartbatch.core.forecast import ForecastAt, Forecaster, Observation, Prior, RunningBatch, remaining
 from smartbatch.core.preparation.tokens import OUTPUT_TOKENS, Calibration
 from smartbatch.core.routing.choice import break_even, choose
-from smartbatch.core.routing.explanation import explain
 from smartbatch.core.routing.offers import BatchOffer, Offer, Throughput
 from smartbatch.core.routing.options import Constraints
 from smartbatch.core.routing.rescue import (
@@ -138,7 +137,6 @@ def choices(rng: random.Random, record: Record) -> None:
             record.note(
                 "chosen", decision.chosen.route, piece=decision.piece, late_penalty=decision.late_penalty
             )
-            record.note("explained", explain(decision))
         if batch is not None:
             record.tried("break even", break_even, load, offers, batch, constraints)
         throughput = offers[0].throughput
