@@ -283,7 +283,7 @@ def test_the_first_prompt_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
     options = ("--template", "Say {text}", "--on-missing", "skip")
     rows = "text\n \nhello\x1b[31m\n"
     assert run(rows, *options, command="plan") == 0
-    assert "first prompt: Say hello\\x1b[31m" in capfd.readouterr().out
+    assert "First prompt: Say hello\\x1b[31m" in capfd.readouterr().out
     assert run(rows, *options, "--json", command="plan") == 0
     assert json.loads(capfd.readouterr().out)["first_prompt"] == "Say hello\x1b[31m"
     assert run(rows, *options, "-v", "-o", "out.jsonl") == 0

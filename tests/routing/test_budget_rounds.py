@@ -61,7 +61,7 @@ def test_what_a_plan_says_of_its_rounds_can_be_checked_by_hand(tmp_path: Path) -
         each, room, fit, rounds = (float(figure) for figure in found.groups())
         assert room == 0.5
         assert fit == math.floor(room / each)
-        assert f"chosen: batch, {rounds:.0f} batches" in text
+        assert f"Chosen: batch, {rounds:.0f} batches;" in text
 
 
 def test_a_budget_of_the_client_makes_rounds_as_one_of_the_list_does(tmp_path: Path) -> None:

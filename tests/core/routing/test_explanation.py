@@ -236,7 +236,7 @@ def test_details_add_every_route_and_the_figures_that_decided() -> None:
     assert told[4:] == [
         "route            p50   p95    mean   cost  range           in time  late penalty  note",
         "  individual    15 s  40 s    20 s  $0.04  $0.03 to $0.06  100 %              $0  -",
-        "> batch       24 min   2 h  33 min  $0.02  $0.01 to $0.03  100 %        $0.00030  -",
+        "> batch       24 min   2 h  33 min  $0.02  $0.01 to $0.03  100 %         $0.0003  -",
         "  packed           -     -       -      -  -               -                   -  it is off",
         "",
         "Constraints: strategy auto, prefer balanced, deadline 6 h (penalty if missed: $0.10), budget $2.00, "
