@@ -131,7 +131,7 @@ class RunSummary:
         self.sequential += result.latency
         self.together += result.route in (Route.BATCH, Route.SHARED)
 
-    def parts(
+    def render(
         self,
         *,
         wall: float,
