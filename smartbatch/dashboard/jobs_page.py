@@ -8,7 +8,7 @@ from smartbatch.dashboard.page import Page, Query, no_store_yet, number_of, page
 from smartbatch.dashboard.source import Source
 from smartbatch.jobs.records import JobState
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.store.job_overview import COUNTED, JobFilter
+from smartbatch.jobs.store.job_overview import MAX_COUNTED, JobFilter
 from smartbatch.views.model import Field, Form, Section, Tile, View
 
 PAGE = 40
@@ -64,7 +64,7 @@ def _tiles(store: SqlStore, query: Query) -> tuple[Tile, ...]:
 
 def count_in_words(count: int) -> str:
     """Return a number; of more jobs than are counted, that there are more."""
-    return f"{COUNTED:,}+" if count > COUNTED else f"{count:,}"
+    return f"{MAX_COUNTED:,}+" if count > MAX_COUNTED else f"{count:,}"
 
 
 def _filter(query: Query) -> Form:

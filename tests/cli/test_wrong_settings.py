@@ -109,9 +109,9 @@ def test_a_server_in_the_form_of_libpq_is_no_file(
 ) -> None:
     prompts(1)
     before = sorted(Path().iterdir())
-    with pytest.raises(ConfigError, match="is written as a URL, such as postgresql://user:") as refused:
+    with pytest.raises(ConfigError, match="as a URL, such as postgresql://user:") as refused:
         BatchingClient("sim:demo?latency=0", store=store)
-    with pytest.raises(ConfigError, match="is written as a URL"):
+    with pytest.raises(ConfigError, match="as a URL"):
         smartbatch.job("job-1", store=store)
     for command in (["run", "in.txt", "--model", "sim:demo?latency=0"], ["jobs"], ["dashboard"]):
         assert main([*command, "--store", store]) == 2

@@ -108,7 +108,7 @@ def test_a_model_is_paused_limited_and_goes_on(visitor: Visitor, opened: SqlStor
     page = visitor.get("/models").text
     assert "&lt;b&gt;too dear" in page
     assert "<b>" not in page
-    assert "60 requests a minute" in page
+    assert "60 requests per minute" in page
     assert "openai:m is paused by token" in visitor.get("/").text
     assert [one.model for one in opened.controls.controls().pauses.values()] == ["openai:m"]
     assert said(visitor.post("/act/unpause", fields_of(page, "unpause"))).startswith("openai:m goes on")

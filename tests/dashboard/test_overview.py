@@ -68,7 +68,7 @@ def test_counts_stop_and_say_so(
 ) -> None:
     accepted(store, bench, 4)
     assert store.overview.count(JobState.ACTIVE) == 4
-    monkeypatch.setattr(job_overview, "COUNTED", 2)
+    monkeypatch.setattr(job_overview, "MAX_COUNTED", 2)
     assert store.overview.count(JobState.ACTIVE) == 3
 
 
@@ -79,7 +79,7 @@ def test_a_model_is_looked_for_among_the_newest_jobs(
 ) -> None:
     accepted(store, bench, 2, model="gemini:g")
     newest = accepted(store, bench, 1, model="gemini:g") + accepted(store, bench, 1)
-    monkeypatch.setattr(job_overview, "COUNTED", 2)
+    monkeypatch.setattr(job_overview, "MAX_COUNTED", 2)
     assert [line.id for line in store.overview.page(JobFilter(model="gemini:g"), limit=50)] == newest[:1]
 
 
@@ -110,7 +110,7 @@ def test_jobs_that_nobody_carries_on_or_that_say_why_are_found(
     bench.let_leases_run_out()
     assert [line.id for line in store.overview.waiting(limit=20)] == [noted.id, carried.id, free]
     assert [line.id for line in store.overview.waiting(limit=1)] == [noted.id]
-    monkeypatch.setattr(job_overview, "LOOKED_AT", 2)
+    monkeypatch.setattr(job_overview, "MAX_SEARCHED", 2)
     assert [line.id for line in store.overview.waiting(limit=20)] == [noted.id, carried.id]
 
 

@@ -17,7 +17,7 @@ from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.records import IncidentRow, JobLease
-from smartbatch.jobs.store.facts import FactTable
+from smartbatch.jobs.store.sql_store import FactTable
 from smartbatch.providers.batch_api import Creation, RemoteBatch
 
 HOUR = 3600.0

@@ -19,9 +19,9 @@ import pytest
 import smartbatch.client
 import smartbatch.jobs.job
 from smartbatch import BatchingClient, JobTimeout, StoreError
-from smartbatch.jobs.store.facts import FactTable
 from smartbatch.jobs.store.jobs import JobTable
 from smartbatch.jobs.store.shards import ShardTable
+from smartbatch.jobs.store.sql_store import FactTable
 from smartbatch.observe.progress import Progress
 from tests.levels import sampled
 

@@ -27,7 +27,7 @@ from smartbatch.jobs.records import (
 )
 from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.store.job_acts import TRIM_EVERY
+from smartbatch.jobs.store.job_acts import TRIM_INTERVAL
 from smartbatch.types import Result, Usage
 
 __all__ = ["bench", "store"]  # fixtures
@@ -107,13 +107,13 @@ def test_a_limit_holds_until_it_is_taken_back(store: SqlStore) -> None:
     assert store.controls.controls().limits == {}
     assert [one.detail for one in store.controls.latest(limit=100)] == [
         "as configured",
-        "60 requests a minute",
+        "60 requests per minute",
     ]
 
 
 def test_acts_are_numbered_in_order_and_old_ones_go(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("smartbatch.jobs.store.job_acts.MAX_STORED_ACTS", 10)
-    for at in range(TRIM_EVERY):
+    for at in range(TRIM_INTERVAL):
         store.controls.set_limit("openai:m", 1.0 + at, None, BY)
     assert [one.number for one in store.controls.after(0, limit=100)] == list(range(41, 51))
     assert store.controls.last() == 50

@@ -40,7 +40,7 @@ def spoil(path: str, at: int, length: int = 200) -> None:
 def test_a_file_that_is_no_database_is_left_as_it_is(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "jobs.db"
     path.write_bytes(content)
-    with pytest.raises(StoreError, match=r"damaged|no store of jobs"):
+    with pytest.raises(StoreError, match=r"damaged|not a store of jobs"):
         open_store(str(path))
     assert path.read_bytes() == content
 
@@ -77,7 +77,7 @@ def test_an_empty_database_with_a_mark_of_somebody_else_is_left_as_it_is(tmp_pat
     with contextlib.closing(sqlite3.connect(path)) as theirs:
         theirs.execute("PRAGMA user_version = 7")
     before = digest(path)
-    with pytest.raises(StoreError, match="no store of jobs: it was not touched"):
+    with pytest.raises(StoreError, match="not a store of jobs; it was not changed"):
         open_store(path)
     assert digest(path) == before
 
@@ -88,7 +88,7 @@ def test_a_database_of_somebody_else_is_left_as_it_is(tmp_path: Path) -> None:
         theirs.execute("CREATE TABLE job (mine TEXT)")
     theirs.close()
     before = digest(path)
-    with pytest.raises(StoreError, match="no store of jobs: it was not touched"):
+    with pytest.raises(StoreError, match="not a store of jobs; it was not changed"):
         open_store(path)
     assert digest(path) == before
 
@@ -102,7 +102,7 @@ def test_an_empty_file_becomes_a_store(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_no_store(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="is a folder; name a file in it"):
+    with pytest.raises(StoreError, match="is a folder; use a file in it"):
         open_store(str(tmp_path))
 
 
@@ -111,7 +111,7 @@ def test_the_address_of_another_kind_of_server_is_no_name_of_a_file(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(StoreError, match="its address is none of sqlite:///FILE, postgresql://") as caught:
+    with pytest.raises(StoreError, match="its address must be sqlite:///FILE, postgresql://") as caught:
         open_store(place)
     assert "canary" not in str(caught.value)
     assert not list(tmp_path.iterdir())
@@ -131,13 +131,13 @@ def test_a_large_file_shows_its_damage_at_the_first_error_and_is_not_written_aft
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = filled(bench, 3_000)
-    monkeypatch.setattr(sqlite_module, "CHECKED_AT_OPEN", 0)
+    monkeypatch.setattr(sqlite_module, "MAX_CHECKED_BYTES", 0)
     for page in range(os.path.getsize(path) // 8192, os.path.getsize(path) // 4096):
         spoil(path, page * 4096 + 8)
     before = digest(path)
     store = bench.open()
     (job,) = store.jobs.latest()
-    with pytest.raises(StoreError, match=r"damaged .* keep a copy"):
+    with pytest.raises(StoreError, match=r"damaged .* make a copy"):
         store.items.results(job.id, limit=100_000)
     with pytest.raises(StoreError, match="damaged"):
         store.facts.remember("k", 1)
@@ -166,7 +166,7 @@ def test_a_log_cut_anywhere_leaves_a_whole_store_of_an_earlier_moment(bench: Ben
             cut = open_store(str(folder / "jobs.db"))
         except StoreError as error:
             # nothing was in the file itself yet: without its log it is an empty or unmarked one
-            assert "no store of jobs" in str(error)
+            assert "not a store of jobs" in str(error)
             continue
         row = cut.jobs.get(job.id)
         if row is not None:

@@ -132,7 +132,7 @@ def test_a_commit_the_disk_refused_is_never_reported_as_stored(
     before = len(connections)
     broken = writer(connections)
     broken.failing = {"COMMIT"} if rollback_works else {"COMMIT", "ROLLBACK"}
-    with pytest.raises(StoreError, match="nothing of this write counts"):
+    with pytest.raises(StoreError, match="nothing was written"):
         store.shards.plan(lease, bench.shard(0, 1))
     broken.failing = set()
     assert store.shards.of_job(job.id) == []
@@ -154,7 +154,7 @@ def test_a_job_whose_commit_was_told_as_failed_and_is_there_keeps_its_items(
         broken.failing, broken.done = {"COMMIT"}, True
         return b""
 
-    with pytest.raises(StoreError, match="nothing of this write counts"):
+    with pytest.raises(StoreError, match="nothing was written"):
         store.jobs.accept(bench.job(key="k"), new_items(5), digest=break_disk)
     writer(connections).failing = set()
     job = bench.open().jobs.get("k")

@@ -259,6 +259,6 @@ def test_an_incident_names_64_rows_in_flight_at_most(store: SqlStore, bench: Ben
     assert store.leases.claim(job.id, 60.0) is not None
     [told] = store.facts.incidents(job.id)
     more = ", …" if count > 64 else ""
-    assert told.detail.startswith(f"{count} requests were under way")
+    assert told.detail.startswith(f"{count} requests were in progress")
     assert f": rows {', '.join(map(str, range(64)))}{more} (owner 2)" in told.detail
     assert [item.tries for item in store.items.in_state(job.id, state=ItemState.REALTIME)] == [1] * count

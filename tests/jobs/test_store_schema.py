@@ -50,7 +50,7 @@ def test_a_store_of_another_version_is_refused_with_advice_and_left_as_it_is(
 ) -> None:
     bench.behind("UPDATE schema_version SET version = ?", version)
     store.close()
-    advice = rf"has version {version}, and .* uses version 1; use the release that wrote it"
+    advice = rf"has version {version}, but .* uses version 1; use the release that wrote it"
     with pytest.raises(StoreError, match=advice):
         bench.open()
     assert stored_version(bench) == version
@@ -73,7 +73,7 @@ def test_a_record_of_a_newer_release_is_refused_and_left_as_it_is(
     job_id = the_job(store).id
     newer = json.dumps(change)
     bench.behind(f"UPDATE {table} SET {column} = ?", newer)
-    with pytest.raises(StoreError, match=rf"a {kind} of the store has version 2.*update smartbatch"):
+    with pytest.raises(StoreError, match=rf"a {kind} in the store has version 2.*Update smartbatch"):
         store.shards.of_job(job_id) if table == "shard" else store.jobs.get(job_id)
     assert bench.behind(f"SELECT {column} FROM {table}") == [(newer,)]
 
@@ -84,5 +84,5 @@ def test_a_record_with_an_unknown_field_or_without_a_version_is_refused(
 ) -> None:
     job_id = the_job(store).id
     bench.behind("UPDATE job SET policy = ?", damage)
-    with pytest.raises(StoreError, match="a JobPolicy of the store is damaged"):
+    with pytest.raises(StoreError, match="a JobPolicy in the store is damaged"):
         store.jobs.get(job_id)

@@ -145,7 +145,7 @@ def test_decisions_are_read_page_by_page_newest_first(store: SqlStore) -> None:
 def test_of_decisions_on_lists_the_latest_are_kept_and_of_jobs_all(
     store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(summaries, "DECISIONS_KEPT", 3)
+    monkeypatch.setattr(summaries, "MAX_DECISIONS", 3)
     store.jobs.accept(bench.job(), new_items(1), decision=decision(99))
     for count in range(10, 16):
         write(store, ListDecision(AT, "openai:m", decision(count)))
@@ -252,7 +252,7 @@ def test_groups_are_few_whatever_providers_say(store: SqlStore, monkeypatch: pyt
     assert len(counts) == 20 + 2
     assert counts["server_error", OTHER_MESSAGES] == len(said) - 20
     assert counts["timeout", OTHER_MESSAGES] == 2
-    monkeypatch.setattr(summaries, "GROUPS_KEPT", 3)
+    monkeypatch.setattr(summaries, "MAX_GROUPS", 3)
     write(store, failures=[Failures("timeout", "latest", "m", 1, request_id="r")], at=AT + 1)
     write(store)  # a server deletes before it adds
     left = store.summaries.error_groups()

@@ -195,7 +195,7 @@ def test_a_step_that_outlives_the_grace_and_finds_the_store_closed_is_no_failure
         threads.append(threading.current_thread())
         entered.set()
         leave.wait(PATIENCE)
-        raise StoreError("the store refused a statement (Cannot operate on a closed database.)")
+        raise StoreError("the store rejected a statement (Cannot operate on a closed database.)")
 
     scene.script = step
     supervisor = scene.supervisor()

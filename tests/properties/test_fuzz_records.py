@@ -332,10 +332,10 @@ def test_a_row_whose_version_is_no_number_is_damaged(form: str) -> None:
 
 @pytest.mark.parametrize("kept", ["[" * 90_000, "{", "7"])
 def test_parts_of_rows_that_are_damaged_are_told(kept: str) -> None:
-    with pytest.raises(StoreError, match="record of earlier tries of the store is damaged"):
+    with pytest.raises(StoreError, match="record of earlier tries in the store is damaged"):
         earlier_tries((0.5, kept, b""))
     make = maker(Odd, value=lambda text: tuple(json.loads(text)[0]))
-    with pytest.raises(StoreError, match="a Odd of the store is damaged"):
+    with pytest.raises(StoreError, match="a Odd in the store is damaged"):
         make((kept,))
 
 

@@ -488,7 +488,7 @@ class StoreMachine(RuleBasedStateMachine):
             dropped = self.rng.choice(left)
             short = [[ix for ix in way if ix != dropped] for way in (opened, direct)]
             rest = [result for result in finals if result.ix != dropped]
-            with pytest.raises(ValueError, match="go nowhere"):
+            with pytest.raises(ValueError, match="are not assigned"):
                 store.shards.settle(lease, shard.row, opened=short[0], realtime=short[1], finals=rest, at=at)
             return
         row = store.shards.settle(

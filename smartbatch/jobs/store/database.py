@@ -1,14 +1,13 @@
-"""What a store needs of a database: rows, writes in transactions, and how values are written.
+"""The interface between a store and its database: rows, write transactions, and the encoding of values.
 
-Statements are written once, with ``?`` for every value and these words for what the dialects spell their own
-way:
+Statements are written once, with ``?`` for every value and these words for the differences between dialects:
 
 - ``{numbers}``, ``{texts}``: a set of values given as one parameter, a list;
-- ``{for_update}``, ``{skip_locked}``: lock the row for this transaction, where rows have locks.
+- ``{for_update}``, ``{skip_locked}``: lock the row for this transaction, if rows have locks.
 
-A state of items, jobs and shards is named by such a word, too: ``{open}``, ``{done}``, ``{settled}``, and so
-on. Jobs and shards keep a text, items a number, because there may be millions of them. Texts of users are
-kept as bytes, and records as JSON with a version.
+The states of items, jobs and shards are also such words: ``{open}``, ``{done}``, ``{settled}`` and so on.
+Jobs and shards store a string, items a number, because there may be millions of them. Text from users is
+stored as bytes, and records as JSON with a version.
 """
 
 from __future__ import annotations
@@ -29,26 +28,28 @@ from smartbatch.jobs.shard_records import RemoteProgress, ShardState
 STATES = {
     state.name.lower(): repr(state.value) for states in (ItemState, JobState, ShardState) for state in states
 } | {"waiting": f"state < {ItemState.SHARDED.value}"}
-"""How the states are written. ``{waiting}``: items with something left to do, in the words of the index
-``item_waiting``; only then is it used."""
+"""SQL for each state. ``{waiting}``: unfinished items, in the same words as the index ``item_waiting``, so
+that the index is used."""
 
 Row = tuple[Any, ...]
 _T = TypeVar("_T")
-SHIFT = 32
-"""Bits of an item's number that are its position in the job."""
-PAGE_BYTES = 8 << 20
-"""Bytes of contents read at a time, so that prompts and answers of any length need little memory."""
-_MASK = (1 << SHIFT) - 1
+POSITION_BITS = 32  # of an item's number: its position in the job
+PAGE_BYTES = 8 << 20  # content read at a time, so that prompts and answers of any length need little memory
+_MASK = (1 << POSITION_BITS) - 1
 DAMAGES: Final = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-"""Errors of the readers of what is stored, if it is damaged."""
+"""Errors that parsing damaged records can raise."""
 _Record = TypeVar("_Record", JobPolicy, RemoteProgress)
+
+
+REMEMBER = """INSERT INTO fact (name, value) VALUES (?, ?)
+    ON CONFLICT (name) DO UPDATE SET value = excluded.value"""
 
 
 class Reader(Protocol):
     """A database, or a transaction in it."""
 
     def rows(self, statement: str, *values: Any) -> list[Row]:
-        """Return all rows. Outside of a transaction it never waits for a writer."""
+        """Return all rows. Outside a transaction, this never waits for a writer."""
         ...
 
     def row(self, statement: str, *values: Any) -> Row | None:
@@ -58,76 +59,69 @@ class Reader(Protocol):
 
 
 class Transaction(Reader, Protocol):
-    """One write transaction. What it reads cannot change before it ends.
+    """One write transaction. What it reads cannot change before it ends."""
 
-    Attributes:
-        counted: what it added to the counts of jobs, to be told after its commit.
-    """
-
-    counted: list[StoredCounts]
+    counted: list[StoredCounts]  # additions to the counts of jobs, to be reported after the commit
 
     def change(self, statement: str, *values: Any) -> int:
-        """Return how many rows were changed."""
+        """Return the number of changed rows."""
         ...
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Row]) -> None:
-        """Insert many rows the fastest way."""
+        """Insert many rows in the fastest way."""
         ...
 
     def at_commit(self, statement: str, *values: Any) -> None:
-        """Do a statement at the end of this transaction, on the same way to the server as its commit.
+        """Run a statement at the end of this transaction, in the same round trip as its commit.
 
         For rows that many transactions change: they are locked no longer than a commit takes. The first
-        values are the key of the row: statements go in their order, so that no two transactions that commit
-        wait for each other.
+        values must be the key of the row: statements run in key order, so that two committing transactions
+        never wait for each other.
         """
         ...
 
     def lock(self, name: str) -> None:
-        """Let nobody else who asks for ``name`` go on before this transaction ends."""
+        """Wait for the lock ``name``, and hold it until this transaction ends."""
         ...
 
 
 class Database(Reader, Protocol):
-    """A database with the tables of a store. Opens its connections when they are first used.
+    """A database with the tables of a store. Connections are opened on first use.
 
-    Each method may raise StoreError: the database cannot be used.
-
-    Attributes:
-        place: where it is, for people.
+    Each method may raise ``StoreError``: the database is unavailable.
     """
 
-    place: str
+    place: str  # path or address, for people
 
     def open(self) -> None:
-        """Make what is missing, and bring the tables to the present version."""
+        """Create missing tables, and check their version."""
         ...
 
     def write(self, work: Callable[[Transaction], _T]) -> _T:
-        """Do ``work`` in a transaction and commit it durably; an exception undoes it and is raised.
+        """Run ``work`` in a transaction and commit it durably; an exception rolls it back and is raised.
 
-        A function, not a context manager: one written in Python is left as it is, with lock and transaction,
-        by a Ctrl-C between its beginning and the block.
+        This is a function, not a context manager: a Ctrl-C between the entry of a context manager written in
+        Python and its block would leave the lock and the transaction open.
 
         Raises:
-            StoreError: it cannot begin, or its commit failed: then nothing of it is there.
+            StoreError: the transaction cannot begin, or its commit failed and nothing was written.
         """
         ...
 
     def change(self, statement: str, *values: Any) -> int:
-        """Do one statement in a transaction of its own; return how many rows were changed."""
+        """Run one statement in its own transaction; return the number of changed rows."""
         return self.write(lambda tx: tx.change(statement, *values))
 
     def now(self) -> float:
-        """Return Unix seconds by the clock that all users of the database share."""
+        """Return Unix seconds by a clock that all users of the database share."""
         ...
 
-    def give_back(self) -> None:
-        """Give the room of deleted rows back to the system, as far as the database can; takes a while."""
+    def reclaim(self) -> None:
+        """Return the space of deleted rows to the system, as far as the database can; takes a while."""
         ...
 
     def give_up(self) -> None:
-        """Have everything fail that waits for the database, now and from now on; close it afterwards."""
+        """Make everything fail that waits for the database, now and later; close it afterwards."""
         ...
 
     def close(self) -> None:
@@ -135,9 +129,10 @@ class Database(Reader, Protocol):
         ...
 
     def abandon(self) -> None:
-        """Forget all connections: in a forked child without sending anything, because they are the parent's.
+        """Drop all connections without a word to the server.
 
-        In the process that opened them they are cut, as its death would cut them.
+        In a forked child, they belong to the parent. In the process that opened them, they are cut as by its
+        death.
         """
         ...
 
@@ -146,32 +141,29 @@ class Database(Reader, Protocol):
 
 
 def number(job: int, ix: int) -> int:
-    """Return the number of the item at position ``ix`` of job number ``job``."""
-    return job << SHIFT | ix
+    return job << POSITION_BITS | ix
 
 
 def first_of(job: int) -> int:
-    """Return the number of a job's first item; that of the next job is beyond its last."""
-    return job << SHIFT
+    """Return the number of a job's first item; the first item of the next job follows its last."""
+    return job << POSITION_BITS
 
 
 def position(no: int) -> int:
-    """Return an item's position in its job from its number."""
     return no & _MASK
 
 
 def encoded(text: str | None) -> bytes | None:
-    """Return a text as the bytes a store keeps, whatever characters it has, lone surrogates and NUL too."""
+    """Return text as bytes, whatever characters it contains, including lone surrogates and NUL."""
     return None if text is None else text.encode("utf-8", "surrogatepass")
 
 
 def decoded(kept: bytes | None) -> str | None:
-    """Return the text of :func:`encoded`."""
     return None if kept is None else kept.decode("utf-8", "surrogatepass")
 
 
 def fitting(sizes: Iterable[int]) -> int:
-    """Return how many of the first make a page of at most :data:`PAGE_BYTES`; one always does."""
+    """Return how many leading sizes fit into a page of :data:`PAGE_BYTES`; at least one."""
     count = size = 0
     for one in sizes:
         size += one
@@ -182,17 +174,16 @@ def fitting(sizes: Iterable[int]) -> int:
 
 
 def bare(value: Any) -> str:
-    """Return compact JSON in ASCII, which a text column of any database takes."""
+    """Return compact JSON in ASCII, which a text column of any database accepts."""
     return json.dumps(value, separators=(",", ":"))
 
 
 def packed(positions: Iterable[int]) -> bytes:
-    """Return positions as four bytes each."""
+    """Return positions as four bytes each, little-endian."""
     return _little(array("I", positions)).tobytes()
 
 
 def unpacked(kept: bytes) -> array[int]:
-    """Return the positions of :func:`packed`."""
     positions = array("I")
     positions.frombytes(kept)
     return _little(positions)
@@ -205,7 +196,7 @@ def _little(positions: array[int]) -> array[int]:
 
 
 def record_text(record: JobPolicy | RemoteProgress) -> str:
-    """Return a versioned record as the JSON a store keeps: every field by its name, and the version."""
+    """Return a versioned record as JSON: every field by its name, and the version."""
     fields = asdict(record, recurse=False, value_serializer=_plain)
     return bare({"version": record.version, **fields})
 
@@ -215,18 +206,14 @@ def _plain(_: object, __: object, value: Any) -> Any:
 
 
 def damaged(what: str) -> StoreError:
-    """Return the error of a damaged record."""
-    return StoreError(
-        f"a {what} of the store is damaged and was left as it is; restore the store from a copy"
-    )
+    return StoreError(f"a {what} in the store is damaged; it was not changed. Restore the store from a copy")
 
 
 def record_of(kind: type[_Record], kept: str) -> _Record:
-    """Return the record of :func:`record_text`.
+    """Parse the record written by :func:`record_text`.
 
     Raises:
-        StoreError: a newer release wrote it, or it is damaged. Nothing is guessed: what a newer release
-            decided, this one could not honour.
+        StoreError: it is damaged, or a newer release wrote it: this release might ignore its decisions.
     """
     try:
         stored = json.loads(kept)
@@ -236,6 +223,6 @@ def record_of(kind: type[_Record], kept: str) -> _Record:
     except DAMAGES:
         raise damaged(kind.__name__) from None
     raise StoreError(
-        f"a {kind.__name__} of the store has version {version!r:.20}, and this release knows versions up to"
-        f" {kind.version}: a newer smartbatch wrote it; update smartbatch, or name another store"
+        f"a {kind.__name__} in the store has version {version!r:.20}, but this release supports versions up"
+        f" to {kind.version}: a newer smartbatch wrote it. Update smartbatch, or use another store"
     )

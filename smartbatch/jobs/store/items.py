@@ -1,7 +1,4 @@
-"""The items of jobs: what waits, what is in flight in real time, and the results of all.
-
-The tables ``item``, ``payload``, ``result`` and ``earlier_tries``.
-"""
+"""The items of jobs and their results: tables ``item``, ``payload``, ``result`` and ``earlier_tries``."""
 
 from __future__ import annotations
 
@@ -29,10 +26,9 @@ from smartbatch.jobs.store.schema import open_item, result_row
 
 _T = TypeVar("_T")
 
-PAGE_DROPPED = 10_000
-"""Items that a cancelled job ends in one transaction."""
-# pages are ranges of numbers: with an open end, a PostgreSQL that has not counted the rows yet reads them all
-# a follower has no body of its own, but that of its leader, and the answer that was refused before it
+PAGE_DROPPED = 10_000  # items of a cancelled job that end in one transaction
+# pages are closed ranges of numbers: with an open end, PostgreSQL without statistics would read all rows.
+# A follower has no body of its own: its leader's body and earlier tries are used
 _RESULTS = """SELECT {columns} FROM result r JOIN payload p ON p.no = r.no
     LEFT JOIN follower f ON f.no = r.no LEFT JOIN result l ON l.no = f.leader
     LEFT JOIN earlier_tries e ON e.no = coalesce(f.leader, r.no)
@@ -44,28 +40,25 @@ _WHOLE = """r.no, p.user_id, r.outcome, coalesce(l.body, r.body), p.body, r.cost
 
 @frozen
 class ItemTable:
-    """The items of jobs."""
-
     db: Database
     leases: LeaseTable
 
     def in_state(
         self, job_id: str, *, state: ItemState = ItemState.OPEN, limit: int = 100_000
     ) -> list[OpenItem]:
-        """Return items in ``state``, in order."""
+        """Return items in a state, in order."""
         job = job_number(self.db, job_id)
         rows = self.db.rows(_in_state(state), state.value, first_of(job), first_of(job + 1), limit)
         return [open_item(row) for row in rows]
 
     def count(self, job_id: str, state: ItemState) -> int:
-        """Return how many items are in a state."""
         job = job_number(self.db, job_id)
         counted = f"SELECT count(*) FROM item WHERE {_where(state)}"
         [(found,)] = self.db.rows(counted, state.value, first_of(job), first_of(job + 1))
         return int(found)
 
     def bodies(self, job_id: str, positions: Collection[int]) -> dict[int, bytes]:
-        """Return requests of a job by their positions in it; ask for a few hundred at a time."""
+        """Return requests of a job by position; use a few hundred at a time."""
         job = job_number(self.db, job_id)
         items = items_by_number(self.db, (number(job, ix) for ix in positions))
         return {item.ix: item.payload for item in items.values()}
@@ -76,20 +69,20 @@ class ItemTable:
     def fail_open(
         self, tx: Transaction, job: int, positions: Collection[int], body: bytes, *, at: float
     ) -> None:
-        """End ``OPEN`` items as failed with ``body``; they cost nothing.
+        """End ``OPEN`` items as failed with ``body``, at no cost.
 
         Raises:
-            LeaseLost: also when one of them is not open.
+            LeaseLost: also if one of them is not open.
         """
         numbers = _take_open(tx, job, positions, ItemState.FINAL)
         outcomes.end_alike(tx, job, numbers, NewResult(-1, "failed", body, cost=0.0), at)
 
     @leased
     def move_to_realtime(self, tx: Transaction, job: int, positions: Collection[int]) -> None:
-        """Turn ``OPEN`` items to ``REALTIME``.
+        """Change ``OPEN`` items to ``REALTIME``.
 
         Raises:
-            LeaseLost: also when one of them is not open.
+            LeaseLost: also if one of them is not open.
         """
         _take_open(tx, job, positions, ItemState.REALTIME)
 
@@ -97,7 +90,7 @@ class ItemTable:
 
     @leased
     def claim_realtime(self, tx: Transaction, job: int, limit: int) -> list[StoredItem]:
-        """Turn ``REALTIME`` items to ``IN_FLIGHT`` and return them, in order: only then are they sent."""
+        """Change ``REALTIME`` items to ``IN_FLIGHT``, before they are sent, and return them in order."""
         return _claim(tx, job, limit)
 
     @leased
@@ -112,17 +105,17 @@ class ItemTable:
         note: JobNote | None = None,
         claim: int = 0,
     ) -> StoredResults:
-        """Store what came of ``IN_FLIGHT`` items. What it counted is told by the caller, with no lock held,
-        by :meth:`.LeaseTable.tell_counts`.
+        """Store the outcomes of ``IN_FLIGHT`` items.
 
-        ``again`` makes them ``REALTIME`` with one try more, ``unrun`` without; what those cost all
-        the same is charged. What answers cost that do not count is kept reserved, and told by an incident.
+        ``again`` makes them ``REALTIME`` with one try more, ``unrun`` with the same number of tries; their
+        costs are charged in both cases. The cost of answers that are not used stays reserved, and an incident
+        reports it. The caller reports the counts by :meth:`.LeaseTable.tell_counts`, with no lock held.
 
         Args:
-            freed: USD that were reserved for them and no longer are.
-            note: what the job waits for, or that it waits no more. Were it written later, a held job's items
-                could be claimed again before.
-            claim: up to so many items are claimed along with it, as by :meth:`claim_realtime`.
+            freed: USD of reservations to release.
+            note: what the job waits for, if anything. It belongs to this transaction, since otherwise a held
+                job's items could be claimed again before it is written.
+            claim: maximum number of items to claim, as :meth:`claim_realtime` does.
 
         Raises:
             ValueError: the job has no such item.
@@ -144,10 +137,10 @@ class ItemTable:
         return StoredResults(tuple(final), tuple(doubled), counts, claimed)
 
     def drop_unsent(self, lease: JobLease, body: bytes, *, at: float) -> int:
-        """End every ``OPEN`` and ``REALTIME`` item as cancelled with ``body``; return how many.
+        """End every ``OPEN`` and ``REALTIME`` item as cancelled with ``body``; return their number.
 
-        Some thousands a transaction: ``OPEN`` ones first, then those for real time. Where it is interrupted,
-        those already ended stay so, and the next call goes on. Items in shards or in flight are left alone.
+        Each transaction ends some thousands, ``OPEN`` ones first. After an interruption, the next call
+        continues. Items in shards or in flight are not changed.
         """
         cancelled = NewResult(-1, "cancelled", body, cost=0.0)
         dropped = count = self._drop_page(lease, cancelled, at)
@@ -169,33 +162,32 @@ class ItemTable:
     # -- results ---------------------------------------------------------------------------------------------
 
     def results(self, job_id: str, *, after: int = -1, limit: int = 1000) -> list[ResultRow]:
-        """Return up to ``limit`` results by the item's position, from the one after ``after``."""
+        """Return up to ``limit`` results by position, starting after ``after``."""
         job = job_number(self.db, job_id)
         return self._from("no", self._whole, number(job, after + 1), first_of(job + 1), limit)
 
     def fresh(self, job_id: str, *, after: int = 0, limit: int) -> list[ResultRow]:
-        """Return up to ``limit`` results by ``seq``, from the one after ``after``; none is ever skipped."""
+        """Return up to ``limit`` results by ``seq``, starting after ``after``; none is ever skipped."""
         job = job_number(self.db, job_id)
         return self._from("seq", self._whole, number(job, after + 1), first_of(job + 1), limit)
 
     def sequences(self, job_id: str, *, after: int = 0, limit: int = 10_000) -> list[tuple[int, int]]:
-        """Return ``seq`` and position of up to ``limit`` results, as :meth:`fresh`, without what they say: by
-        the index alone."""
+        """Return ``seq`` and position of results, as :meth:`fresh` does, but using the index alone."""
         job = job_number(self.db, job_id)
         return self._from("seq", self._numbers, number(job, after + 1), first_of(job + 1), limit)
 
     def last_sequence(self, job_id: str) -> int:
-        """Return the ``seq`` of the latest result of a job; 0 where there is none, or no such job."""
+        """Return the ``seq`` of the latest result of a job; 0 if there is no result or no job."""
         found = self.db.row("SELECT seq FROM job WHERE id = ?", job_id)
         return 0 if found is None else int(found[0])
 
     def _from(
         self, column: str, read: Callable[[str, int, int], list[_T]], first: int, end: int, limit: int
     ) -> list[_T]:
-        """Return the next page by a column, also where it begins after a gap.
+        """Return the next page by a column, skipping gaps.
 
-        What was no gap but not stored yet may be stored while it is looked behind: then it is there now, as
-        results are stored in the order of ``seq``.
+        A result that seemed missing may be stored while this looks behind the gap. Since results are stored
+        in the order of ``seq``, it is then found on the second try.
         """
         order, past = f"r.{column}", min(first + limit, end)
         page = read(order, first, past)
@@ -207,12 +199,11 @@ class ItemTable:
         return read(order, first, past) or read(order, behind, min(behind + limit, end))
 
     def _numbers(self, order: str, first: int, end: int) -> list[tuple[int, int]]:
-        """Return the numbers of results of a range."""
         found = f"SELECT r.seq, r.no FROM result r WHERE {order} >= ? AND {order} < ? ORDER BY {order}"
         return [(position(seq), position(no)) for seq, no in self.db.rows(found, first, end)]
 
     def _whole(self, order: str, first: int, end: int) -> list[ResultRow]:
-        """Return results of a range of numbers, or the first of them where they are large."""
+        """Return results of a range of numbers, or only the first ones if they are large."""
         sizes, whole = (
             _RESULTS.replace("{columns}", columns).replace("{order}", order) for columns in (_SIZES, _WHOLE)
         )
@@ -222,7 +213,6 @@ class ItemTable:
 
 
 def _take_open(tx: Transaction, job: int, positions: Collection[int], to: ItemState) -> list[int]:
-    """Turn open items to a state; return their numbers."""
     numbers = [number(job, ix) for ix in positions]
     take = "UPDATE item SET state = ? WHERE no IN {numbers} AND state = {open}"
     if tx.change(take, to.value, numbers) != len(numbers):
@@ -243,11 +233,10 @@ def _claim(tx: Transaction, job: int, limit: int) -> list[StoredItem]:
 
 
 def _in_state(state: ItemState) -> str:
-    """Return the statement for items in a state."""
     return f"SELECT no, size, tokens, tries FROM item WHERE {_where(state)} ORDER BY no LIMIT ?"
 
 
 def _where(state: ItemState) -> str:
-    """Return what holds for items in a state, by the index of those that wait where it has them."""
+    """Return the condition for items in a state, using the index of unfinished items if it applies."""
     indexed = "{waiting} AND " if state.value < ItemState.SHARDED.value else ""
     return f"{indexed}state = ? AND no >= ? AND no < ?"

@@ -1,8 +1,8 @@
-"""What people do from any process: acts on jobs, and pauses and limits of models.
+"""Actions of users from any process: actions on jobs, and pauses and limits of models.
 
-No act needs a lease, and each is noted in the transaction that does it. Processes learn of it by the numbers
-of the acts: these are given one after the other, so whoever has read up to a number has missed none before
-it; see :mod:`smartbatch.jobs.actions`. Who carries a job on reads its row anew where a decision uses
+No action needs a lease, and each is recorded in the transaction that performs it. Processes learn of actions
+by their consecutive numbers: whoever has read up to a number has missed none before it; see
+:mod:`smartbatch.jobs.actions`. The owner of a job reads its row again wherever a decision depends on
 it.
 """
 
@@ -45,12 +45,11 @@ from smartbatch.jobs.store.database import (
 from smartbatch.jobs.store.outcomes import job_number
 from smartbatch.jobs.store.schema import JOBS, job_row, maker
 
-NAMED_AT_ONCE = 500
-"""Rows that one incident names."""
+MAX_NAMED_ROWS = 500  # per incident
 _FAILED = """SELECT r.no, r.cost, r.body, e.no IS NOT NULL FROM result r
     LEFT JOIN follower f ON f.no = r.no LEFT JOIN earlier_tries e ON e.no = r.no
     WHERE r.outcome = 'failed' AND f.no IS NULL AND r.no >= ? AND r.no < ?{those} ORDER BY r.no LIMIT ?"""
-# rows of a batch that is still read are left: their lines may come once more
+# rows of a batch that is being read are excluded: their lines may be read again
 _REOPENABLE = """SELECT i.no, i.shard FROM item i JOIN result r ON r.no = i.no
     LEFT JOIN shard s ON s.job = ? AND s.no = i.shard
     WHERE i.no IN {numbers} AND i.state = {final} AND r.outcome = 'failed'
@@ -59,30 +58,23 @@ _KEEP = """INSERT INTO earlier_result (no, seq, outcome, digest, cost, body, ret
     SELECT no, seq, outcome, digest, cost, body, ? FROM result WHERE no IN {numbers}"""
 _GO_ON = """UPDATE job SET state = CASE WHEN state = {done} THEN {active} ELSE state END, finished_at = NULL,
     failed = failed - ?, cancel_requested = 0, policy = ? WHERE no = ?"""
-TRIM_EVERY = 50
-"""Acts after which older ones are deleted."""
+TRIM_INTERVAL = 50  # actions after which older ones are deleted
 _ACTS = "SELECT no, at, who, name, target, job_id, count, left_out, detail FROM act "
 
 
 @frozen
 class FailedRow:
-    """A row that failed, and stands for those that got its result.
-
-    Attributes:
-        cost: USD; ``None`` where it is unknown.
-        body: its result as bytes.
-        tried: tries before it were billed.
-    """
+    """A failed row that was sent; identical rows share its result."""
 
     ix: int
-    cost: float | None
-    body: bytes = field(repr=False)
-    tried: bool
+    cost: float | None  # USD; None if unknown
+    body: bytes = field(repr=False)  # its result
+    tried: bool  # earlier tries were billed
 
 
 @frozen
 class KeptResult:
-    """A result that stood before its row was asked again; followers of another row have no body."""
+    """An earlier result of a row that was sent again; followers of another row have no body."""
 
     ix: int
     seq: int
@@ -92,14 +84,12 @@ class KeptResult:
 
 @frozen
 class JobActs:
-    """Acts on jobs."""
-
     db: Database
 
     # -- by a filter -----------------------------------------------------------------------------------------
 
     def cancel(self, chosen: JobSelection, by: str) -> Acted:
-        """Ask the owners of jobs to cancel them."""
+        """Request the cancellation of jobs by their owners."""
         change = "UPDATE job SET cancel_requested = 1 WHERE no IN {numbers}"
         return self._change(chosen, "state <> {done} AND cancel_requested = 0", change, "cancel", by)
 
@@ -121,11 +111,13 @@ class JobActs:
         return self.db.write(work)
 
     def finished(self, chosen: JobSelection) -> tuple[list[str], int]:
-        """Return the ids of finished jobs, and how many more there are."""
+        """Return the ids of finished jobs, and the number of further ones."""
         return self._ids(chosen, "state = {done}")
 
     def with_failed_rows(self, chosen: JobSelection) -> tuple[list[str], int]:
-        """Return the ids of jobs that have failed rows and are not being cancelled, and how many more."""
+        """Return the ids of jobs with failed rows that are not being cancelled, and the number of further
+        ones.
+        """
         return self._ids(chosen, "failed > 0 AND (state = {done} OR cancel_requested = 0)")
 
     def _ids(self, chosen: JobSelection, eligible: str) -> tuple[list[str], int]:
@@ -137,10 +129,10 @@ class JobActs:
     def change_policy(
         self, job_id: str, change: Callable[[JobPolicy], JobPolicy], name: ActName, detail: str, by: str
     ) -> JobRow:
-        """Change what a job was submitted with; return it as it stands then.
+        """Change a job's policy; return the changed job.
 
         Raises:
-            JobNotFound: there is none.
+            JobNotFound: the job does not exist.
         """
 
         def work(tx: Transaction) -> JobRow:
@@ -156,10 +148,9 @@ class JobActs:
         return self.db.write(work)
 
     def failed(self, job_id: str, *, rows: Collection[int] | None, after: int, limit: int) -> list[FailedRow]:
-        """Return failed rows in order, from the one after ``after``.
+        """Return failed rows in order, starting after ``after``.
 
-        Args:
-            rows: these, or where they got the result of an equal row, that one; all when ``None``.
+        ``rows`` selects some of them, or the rows whose result they share; ``None`` selects all.
         """
         job = job_number(self.db, job_id)
         span = number(job, after + 1), first_of(job + 1)
@@ -181,31 +172,30 @@ class JobActs:
         by: str,
         change: Callable[[JobPolicy], JobPolicy] = lambda policy: policy,
     ) -> tuple[int, int]:
-        """Let failed rows, and those that got their results, run again; in one transaction, in this order:
+        """Run failed rows, and rows that share their results, again; in one transaction.
 
-        1. A job that is being cancelled is refused.
-        2. Rows that have not failed by now, or whose batch is still read, are left.
-        3. Their results are kept next to those that stand, what they cost stays counted, and their tries
-           begin anew: in a batch where they were in one, and else in real time.
-        4. The job goes on with its policy changed by ``change``; a deadline that has passed holds no longer.
-           Rows that may be paid for twice are named by incidents.
+        Their results are kept next to the current ones, their cost stays counted, and their tries begin anew:
+        in a batch if they were in one, otherwise in real time. A deadline that has passed is removed.
+        Incidents list rows that may be paid for twice.
 
         Args:
-            rows: by position, with what their result cost, where anything was billed for it.
-            billed: those that were, or may have been, paid for.
+            rows: positions, with the cost of their results if anything was billed.
+            billed: positions of rows that were, or may have been, billed.
+            change: changes the job's policy.
 
         Returns:
-            how many rows, and how many failed ones are left.
+            The number of rows that run again, and the number of failed rows that remain.
 
         Raises:
-            JobNotFound: there is no such job.
+            JobNotFound: the job does not exist.
             StoreError: it is being cancelled.
         """
 
         def work(tx: Transaction) -> tuple[int, int]:
             no, row = _locked(tx, self.db.place, job_id)
             if row.cancel_requested and row.state is not JobState.DONE:
-                raise StoreError(f"job {job_id} is being cancelled; ask its rows again once it has ended")
+                raise StoreError(f"job {job_id} is being cancelled; send its rows again once it has ended")
+            # rows that have not failed or whose batch is being read are left out
             found = tx.rows(_REOPENABLE, no, [number(no, ix) for ix in rows])
             if not found:
                 return 0, row.failed
@@ -218,8 +208,8 @@ class JobActs:
             policy = change(evolve(row.policy, deadline=None) if late else row.policy)
             tx.change(_GO_ON, count, record_text(policy), no)
             again = sorted(set(billed).intersection(position(each) for each, _ in found))
-            for start in range(0, len(again), NAMED_AT_ONCE):
-                _name(tx, job_id, again[start : start + NAMED_AT_ONCE], by, at)
+            for start in range(0, len(again), MAX_NAMED_ROWS):
+                _name(tx, job_id, again[start : start + MAX_NAMED_ROWS], by, at)
             act = Act(at=at, by=by, name="retry_failed", target=job_id, job_id=job_id, count=count)
             if policy.budget is not None and policy.budget != row.policy.budget:
                 act = evolve(act, detail=f"budget {money(policy.budget)}")
@@ -229,8 +219,10 @@ class JobActs:
         return self.db.write(work)
 
     def earlier_results(self, job_id: str, *, after: tuple[int, int], limit: int) -> list[KeptResult]:
-        """Return results of rows that were asked again later, by position and then by number, from the one
-        after that of a position and a number."""
+        """Return earlier results of rows that were sent again, by position and then ``seq``.
+
+        ``after`` is the position and ``seq`` of the last one read.
+        """
         job = job_number(self.db, job_id)
         ix, seq = after
         first = first_of(job) + ix
@@ -251,7 +243,7 @@ class JobActs:
 def _chosen(
     reader: Database | Transaction, chosen: JobSelection, eligible: str
 ) -> tuple[list[tuple[int, str]], int]:
-    """Return numbers and ids of jobs, oldest first, and how many more there are."""
+    """Return numbers and ids of jobs, oldest first, and the number of further ones."""
     asked = {"id IN {texts}": list(chosen.ids) or None, "state = ?": chosen.state, "model = ?": chosen.model}
     values = [value for value in asked.values() if value is not None]
     where = " AND ".join([eligible, *(each for each, value in asked.items() if value is not None)])
@@ -266,10 +258,10 @@ def _chosen(
 
 
 def _locked(tx: Transaction, place: str, job_id: str) -> tuple[int, JobRow]:
-    """Return the number of a job and its row, which nobody else changes before the transaction ends.
+    """Return the number of a job and its row, locked until the transaction ends.
 
     Raises:
-        JobNotFound: there is none.
+        JobNotFound: the job does not exist.
     """
     found = tx.row("SELECT no FROM job WHERE id = ?{for_update}", job_id)
     if found is None:
@@ -280,7 +272,9 @@ def _locked(tx: Transaction, place: str, job_id: str) -> tuple[int, JobRow]:
 
 
 def _reopen(tx: Transaction, found: Sequence[Row], at: float) -> int:
-    """Set rows, by number and shard, and their followers back to before their first try; return how many."""
+    """Reset rows, given by number and shard, and their followers to before their first try; return their
+    count.
+    """
     leaders = [no for no, _ in found]
     failed = """SELECT f.no FROM follower f JOIN result r ON r.no = f.no
         WHERE f.leader IN {numbers} AND r.outcome = 'failed'"""
@@ -297,10 +291,9 @@ def _reopen(tx: Transaction, found: Sequence[Row], at: float) -> int:
 
 
 def _name(tx: Transaction, job_id: str, rows: Sequence[int], by: str, at: float) -> None:
-    """Name rows that are asked again although they were, or may have been, paid for."""
     detail = (
-        f"{len(rows)} failed rows that were paid for, or may have been, are asked again by {by}, and may be "
-        f"paid for twice: rows {', '.join(map(str, rows))} ({at:.3f})"
+        f"{len(rows)} failed rows that were or may have been billed are sent again by {by} and may be paid"
+        f" for twice: rows {', '.join(map(str, rows))} ({at:.3f})"
     )
     outcomes.add_incident(tx, IncidentRow("asked_again", job_id, None, detail, None, at))
 
@@ -311,14 +304,14 @@ _limit = maker(ModelLimit, model=decoded, by=decoded)
 
 @frozen
 class ControlTable:
-    """Pauses and limits of models, and the acts that were done to a store."""
+    """Pauses and limits of models, and the log of actions."""
 
     db: Database
 
     # -- models ----------------------------------------------------------------------------------------------
 
     def pause(self, model: str, reason: str | None, by: str) -> Pause:
-        """Pause a model, unless it is paused; return the pause that holds then."""
+        """Pause a model, unless it is paused already; return the pause in force."""
         new = """INSERT INTO pause (model, reason, who, since) VALUES (?, ?, ?, ?)
             ON CONFLICT (model) DO NOTHING"""
 
@@ -332,7 +325,7 @@ class ControlTable:
         return self.db.write(work)
 
     def resume(self, model: str, by: str) -> bool:
-        """End the pause of a model; False where there is none."""
+        """End the pause of a model; return false if it is not paused."""
 
         def work(tx: Transaction) -> bool:
             if not tx.change("DELETE FROM pause WHERE model = ?", encoded(model)):
@@ -343,7 +336,7 @@ class ControlTable:
         return self.db.write(work)
 
     def set_limit(self, model: str, requests: float | None, tokens: float | None, by: str) -> bool:
-        """Set limits a minute of a model, or none; False where they are set so already."""
+        """Set or remove the limits per minute of a model; return false if nothing changes."""
         new = "INSERT INTO model_limit (model, requests, tokens, who, since) VALUES (?, ?, ?, ?, ?)"
 
         def work(tx: Transaction) -> bool:
@@ -370,19 +363,19 @@ class ControlTable:
             {one.model: one for one in map(_limit, self.db.rows(limits))},
         )
 
-    # -- acts ------------------------------------------------------------------------------------------------
+    # -- actions ---------------------------------------------------------------------------------------------
 
     def last(self) -> int:
-        """Return the number of the latest act; 0 before there is one."""
+        """Return the number of the latest action; 0 if there is none."""
         [(number,)] = self.db.rows("SELECT coalesce(max(no), 0) FROM act")
         return int(number)
 
     def after(self, number: int, *, limit: int) -> list[Act]:
-        """Return acts after the one of a number, oldest first."""
+        """Return actions after the given number, oldest first."""
         return [_act(row) for row in self.db.rows(f"{_ACTS}WHERE no > ? ORDER BY no LIMIT ?", number, limit)]
 
     def latest(self, *, before: int | None = None, job_id: str | None = None, limit: int) -> list[Act]:
-        """Return acts, newest first: those before the one of a number, and those on a job alone."""
+        """Return actions, newest first, before a number and on a job, if these are given."""
         asked = {"no < ?": before, "job_id = ?": job_id}
         those = [condition for condition, value in asked.items() if value is not None]
         where = f"WHERE {' AND '.join(those)} " if those else ""
@@ -391,8 +384,8 @@ class ControlTable:
 
 
 def note_act(tx: Transaction, act: Act) -> Act:
-    """Note an act in the transaction that does it, as its last statement; return it with its number."""
-    tx.lock("acts")  # so that numbers are seen in their order
+    """Record an action, at the end of the transaction that performs it; return it with its number."""
+    tx.lock("acts")  # so that numbers become visible in order
     [(number,)] = tx.rows(
         """INSERT INTO act (at, who, name, target, job_id, count, left_out, detail)
         VALUES (?, ?, ?, ?, ?, ?, ?, ?) RETURNING no""",
@@ -405,15 +398,14 @@ def note_act(tx: Transaction, act: Act) -> Act:
         act.left_out,
         encoded(act.detail),
     )
-    if number % TRIM_EVERY == 0:
+    if number % TRIM_INTERVAL == 0:
         tx.change("DELETE FROM act WHERE no <= ?", number - MAX_STORED_ACTS)
     return evolve(act, number=int(number))
 
 
 def _limits_in_words(requests: float | None, tokens: float | None) -> str:
-    """Return limits a minute for people."""
-    told = [f"{each:,.6g} {what}" for each, what in ((requests, "requests"), (tokens, "tokens")) if each]
-    return " and ".join(told) + " a minute" if told else "as configured"
+    limits = [f"{each:,.6g} {what}" for each, what in ((requests, "requests"), (tokens, "tokens")) if each]
+    return " and ".join(limits) + " per minute" if limits else "as configured"
 
 
 def _act(row: Row) -> Act:

@@ -1,7 +1,7 @@
-"""What a page shows of many jobs: by pages and by the index, without their parameters and items.
+"""Overviews of many jobs, read by page and by index, without their parameters and items.
 
-A count stops at :data:`COUNTED`, and so does a search by a column that no index has: however many jobs the
-store has, a page costs the same.
+Counts stop at :data:`MAX_COUNTED`, and so do searches without an index, so that a page costs the same for any
+number of jobs.
 """
 
 from __future__ import annotations
@@ -18,66 +18,40 @@ from smartbatch.jobs.store.database import Database, decoded, first_of, position
 from smartbatch.jobs.store.jobs import JobTable
 from smartbatch.jobs.store.schema import SHARD_COLUMNS, incident_row, job_row, shard_row
 
-COUNTED = 10_000
-"""Jobs that are counted, and looked through for a model, before a page says that there are more."""
-LOOKED_AT = 1_000
-"""Jobs among which those are looked for that wait for something."""
+MAX_COUNTED = 10_000  # jobs that are counted, or searched for a model, before a page reports "more"
+MAX_SEARCHED = 1_000  # newest jobs among which waiting ones are searched
 
 
 @frozen
 class AcceptedForecast:
-    """Seconds that a job was forecast to take.
-
-    Attributes:
-        p50, p95: within which half, and 95 of 100, jobs end.
-    """
-
-    p50: float
-    p95: float
+    p50: float  # seconds within which half of such jobs end
+    p95: float  # seconds within which 95 % of such jobs end
 
 
 @frozen
 class FailedRequest:
-    """A request that has no answer.
-
-    Attributes:
-        ix: its position in the job.
-        user_id: its own id.
-        outcome: ``failed`` or ``cancelled``.
-        body: the result as bytes, see :mod:`smartbatch.jobs.payload`.
-    """
-
-    ix: int
-    user_id: str | None
-    outcome: str
-    body: bytes = field(repr=False)
+    ix: int  # position in the job
+    user_id: str | None  # the request's own id
+    outcome: str  # "failed" or "cancelled"
+    body: bytes = field(repr=False)  # the result; see smartbatch.jobs.payload
 
 
 @frozen(kw_only=True)
 class JobFilter:
-    """Which jobs are meant.
-
-    Attributes:
-        state: only jobs in this one.
-        unfinished: only those that have not ended.
-        model: only jobs of this one, among the newest :data:`COUNTED`.
-        name: an id, or a key.
-    """
-
     state: JobState | None = None
-    unfinished: bool = False
-    model: str | None = None
-    name: str | None = None
+    unfinished: bool = False  # only jobs that have not ended
+    model: str | None = None  # only jobs of this model, among the newest MAX_COUNTED
+    name: str | None = None  # an id or a key
 
 
 _ELSEWHERE = {"key": "user_key", "params": "substr(digest, 1, 0)"}
-"""Columns of other names; parameters, which may be long, are left empty."""
+"""Columns with other names; parameters, which may be long, are left empty."""
 _COLUMNS = ", ".join(_ELSEWHERE.get(name, name) for name in fields_dict(JobRow))
 _ACCOUNTS = """WITH RECURSIVE account(scope) AS (
         SELECT min(scope) FROM shard
         UNION ALL SELECT (SELECT min(scope) FROM shard WHERE scope > account.scope)
         FROM account WHERE account.scope IS NOT NULL)"""
-"""The accounts of the store, each by one look into the index."""
+"""The accounts of the store, with one index lookup for each."""
 
 _FAILED = """SELECT r.no, p.user_id, r.outcome, coalesce(l.body, r.body)
     FROM result r JOIN payload p ON p.no = r.no
@@ -87,17 +61,11 @@ _FAILED = """SELECT r.no, p.user_id, r.outcome, coalesce(l.body, r.body)
 
 @frozen
 class JobOverview:
-    """Reads what is the same for any number of jobs and items."""
-
     db: Database
     jobs: JobTable
 
     def page(self, which: JobFilter, *, before: int | None = None, limit: int) -> list[JobRow]:
-        """Return jobs, newest first.
-
-        Args:
-            before: only jobs with a smaller number.
-        """
+        """Return jobs with a number below ``before``, newest first."""
         if which.name is not None:
             named = self.jobs.get(which.name)
             return [] if named is None else [named]
@@ -124,14 +92,14 @@ class JobOverview:
         newest = f"SELECT * FROM job WHERE {' AND '.join(conditions)}"
         if which.model is None:
             return f"({newest}) AS newest", values
-        bounded = f"({newest} ORDER BY no DESC LIMIT {COUNTED}) AS newest WHERE model = ?"
+        bounded = f"({newest} ORDER BY no DESC LIMIT {MAX_COUNTED}) AS newest WHERE model = ?"
         return bounded, [*values, which.model]
 
     def waiting(self, *, limit: int) -> list[JobRow]:
-        """Return jobs that are not carried on, or say what they wait for, among the newest that go on."""
+        """Return active jobs without an owner or with a note of what they wait for, among the newest."""
         found = self.db.rows(
             f"""SELECT {_COLUMNS} FROM
-            (SELECT * FROM job WHERE state = {{active}} ORDER BY no DESC LIMIT {LOOKED_AT}) AS newest
+            (SELECT * FROM job WHERE state = {{active}} ORDER BY no DESC LIMIT {MAX_SEARCHED}) AS newest
             WHERE note IS NOT NULL OR owner IS NULL OR lease_until < ? ORDER BY no DESC LIMIT ?""",
             self.db.now(),
             limit,
@@ -139,19 +107,19 @@ class JobOverview:
         return [job_row(row) for row in found]
 
     def forecasts(self, lines: Sequence[JobRow]) -> dict[int, AcceptedForecast]:
-        """Return what was forecast for jobs when they were accepted, by their numbers."""
+        """Return the forecasts made when jobs were accepted, by the number of the job."""
         asked = [line.no for line in lines]
         rows = self.db.rows("SELECT job, p50, p95 FROM decision WHERE job IN {numbers}", asked)
         return {no: AcceptedForecast(p50, p95) for no, p50, p95 in rows}
 
     def count(self, state: JobState) -> int:
-        """Return how many jobs are in a state, up to one more than :data:`COUNTED`."""
+        """Return the number of jobs in a state, at most one more than :data:`MAX_COUNTED`."""
         counted = "SELECT count(*) FROM (SELECT 1 FROM job WHERE state = ? LIMIT ?) AS counted"
-        [(found,)] = self.db.rows(counted, state.value, COUNTED + 1)
+        [(found,)] = self.db.rows(counted, state.value, MAX_COUNTED + 1)
         return int(found)
 
     def shards(self, jobs: Sequence[JobRow]) -> dict[str, list[ShardRow]]:
-        """Return the batches of jobs, by the ids of these and in the order of planning."""
+        """Return the shards of jobs by job id, in the order of planning."""
         found: dict[str, list[ShardRow]] = {job.id: [] for job in jobs}
         asked = f"SELECT {SHARD_COLUMNS} FROM shard WHERE job IN {{numbers}} ORDER BY job, no"
         for row in self.db.rows(asked, [job.no for job in jobs]):
@@ -160,7 +128,7 @@ class JobOverview:
         return found
 
     def unknown_creations(self, *, limit: int) -> list[ShardRow]:
-        """Return batches of which nobody knows whether the provider has them."""
+        """Return shards whose batch may or may not exist at the provider."""
         rows = self.db.rows(
             f"""{_ACCOUNTS} SELECT {SHARD_COLUMNS} FROM shard
             WHERE scope IN (SELECT scope FROM account WHERE scope IS NOT NULL)
@@ -175,8 +143,8 @@ class JobOverview:
         """Return requests of a job that ended without an answer, in order.
 
         Args:
-            first: the position from which on they are looked for.
-            cancelled: those that were cancelled, too.
+            first: the first position.
+            cancelled: include cancelled ones.
         """
         if not job.failed + (job.cancelled if cancelled else 0):
             return []

@@ -1,4 +1,4 @@
-"""The table ``job``, and ``incomplete_job``: items on their way to a job, or left by one."""
+"""The tables ``job`` and ``incomplete_job``; the latter covers items that are being stored or deleted."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from smartbatch.jobs.store import outcomes, summaries
 from smartbatch.jobs.store.database import (
     DAMAGES,
     PAGE_BYTES,
+    REMEMBER,
     Database,
     Reader,
     Transaction,
@@ -34,25 +35,19 @@ from smartbatch.jobs.store.database import (
     number,
     record_text,
 )
-from smartbatch.jobs.store.facts import REMEMBER
 from smartbatch.jobs.store.job_acts import note_act
 from smartbatch.jobs.store.leases import LeaseTable, Owner, leased
 from smartbatch.jobs.store.outcomes import delete_items, job_number
 from smartbatch.jobs.store.schema import JOBS, job_row
 
-LONGEST_KEY = 1_024
-"""Bytes of a job's key; an index of PostgreSQL takes 2,704."""
+MAX_KEY_BYTES = 1_024  # an index of PostgreSQL accepts 2,704
 PAGE_ITEMS = 5_000
-"""Items are stored by pages of this many, or of :data:`.database.PAGE_BYTES`, so that a job of any size needs
-little memory and keeps other writers waiting for a moment only."""
-MAX_JOINED_ITEMS = 1_000
-"""Named items that share a job: each job has a lease and a thread that watches it."""
-PAGE_NAMES = 500
-"""Names that are looked for at a time."""
-Digest = Callable[[], bytes] | None
-"""Returns the digest of a job once all its items were read."""
-_NAMED = "named-item "
-"""Begins the name of the fact that says where an item stands."""
+"""Items are stored in pages of this size, or of :data:`.database.PAGE_BYTES`, so that a job of any size needs
+little memory and blocks other writers only briefly."""
+MAX_JOINED_ITEMS = 1_000  # named items that share a job, since each job has a lease and a thread
+PAGE_NAMES = 500  # names that are looked up at a time
+Digest = Callable[[], bytes] | None  # returns the digest of a job once all its items were read
+_NAMED = "named-item "  # prefix of the names of facts that hold the places of named items
 _BY_ID = JOBS + "WHERE j.id = ?"
 _BY_KEY = JOBS + "WHERE j.user_key = ?"
 _JOINABLE = """SELECT no, total, seq FROM job
@@ -64,8 +59,6 @@ _EXTEND = """UPDATE job SET state = CASE WHEN state = {done} THEN {active} ELSE 
 
 @frozen
 class JobTable:
-    """Jobs as a whole."""
-
     db: Database
     leases: LeaseTable
     owner: Owner
@@ -81,33 +74,28 @@ class JobTable:
     ) -> tuple[JobRow, bool]:
         """Store a job and its items; return its row, and whether it is new.
 
-        ``items`` is read lazily and once. An empty one makes a job that is done. What ``items`` raises is
-        raised, and nothing is kept. The cases, in order:
-
-        1. The key, or the id, is known: the job that has it is returned, and ``items`` are not read.
-        2. All items fit into one page: one transaction stores them and the job.
-        3. More of them are stored page by page, in a transaction each. They belong to no job until the last
-           transaction makes one of them; where the process is killed before, nothing of the job exists, and
-           another owner deletes the items.
-        4. Another process stored the same key or id meanwhile: its job is returned, and the items go.
-        5. Another owner deletes the items meanwhile, because this one lost its lock and is taken for dead:
-           StoreError, and nothing of the job exists.
+        ``items`` is read lazily and once; if it is empty, the job is done. An exception it raises is raised
+        here, and nothing is stored.
 
         Args:
-            digest: called for the job's digest once all items were read; stored instead of ``job.digest``.
-            policy: called likewise, in no transaction; stored instead of ``job.policy``.
-            decision: by which the job goes, where its route was chosen; stored along with a new one.
+            digest: called for the job's digest once all items were read; replaces ``job.digest``.
+            policy: called likewise, outside any transaction; replaces ``job.policy``.
+            decision: the route decision of a new job, stored along with it.
 
         Raises:
             InvalidRequest: the key is too long.
-            StoreError: also in case 5.
+            StoreError: this process lost its lock, and another one deletes the items of the unfinished job.
         """
-        if len(encoded(job.key) or b"") > LONGEST_KEY:
-            raise InvalidRequest(f"a job's key has at most {LONGEST_KEY:,} bytes", field="key")
+        if len(encoded(job.key) or b"") > MAX_KEY_BYTES:
+            raise InvalidRequest(f"a job's key has at most {MAX_KEY_BYTES:,} bytes", field="key")
+        # 1. the key or the id is known: return that job, without reading the items
         if (found := _known(self.db, job)) is not None:
             return found, False
         pages = _pages_of(items)
         page, last = next(pages)
+        # 2. all items fit into one page: one transaction stores them and the job. More items are stored page
+        # by page and belong to no job until the last transaction creates it; if the process is killed before,
+        # another owner deletes them
         owner, early, total = "", 0, 0
         if not last:
             owner = self.owner.enter()
@@ -120,12 +108,14 @@ class JobTable:
                 page, last = next(pages)
             if policy is not None:
                 job = evolve(job, policy=policy())
+            # 3. another process may have stored the same key or id meanwhile: return its job, delete the
+            # items
             stored, kept = self.db.write(
                 lambda tx: _store_last(tx, early, owner, job, total, page, digest, decision)
             )
         finally:
             if early and not kept:
-                with contextlib.suppress(StoreError):  # the next owner deletes them
+                with contextlib.suppress(StoreError):  # otherwise the next owner deletes them
                     delete_items(self.db, early, owner)
         return stored, kept
 
@@ -136,14 +126,16 @@ class JobTable:
         *,
         join: str | None = None,
     ) -> tuple[JobRow | None, list[NamedPlace]]:
-        """Store the items whose names are new, in one transaction. They are added to the job ``join`` while
-        it is running and has fewer than :data:`MAX_JOINED_ITEMS` items; otherwise they become ``job``.
+        """Store the items whose names are new, in one transaction.
+
+        They are added to the job ``join`` while it is running and has fewer than :data:`MAX_JOINED_ITEMS`
+        items; otherwise they become ``job``.
 
         Args:
-            items: as few as fit into one page, each with a name, no two alike.
+            items: at most one page, each with a unique name.
 
         Returns:
-            the job that has the new items, ``None`` if there are none; and the place of each item.
+            The job with the new items (``None`` if there are none), and the place of each item.
         """
 
         def work(tx: Transaction) -> tuple[JobRow | None, list[NamedPlace]]:
@@ -178,14 +170,14 @@ class JobTable:
     ) -> JobRow | None:
         """Add items to a job, which runs again if it was done; in one transaction.
 
-        New items that follow one with a result get that result.
+        New items that follow an item with a result get that result.
 
         Args:
-            job: as it was read; its digest must still hold.
+            job: as it was read; its digest must still match.
             digest: of the job with the new items.
 
         Returns:
-            the job as it is now; ``None``, with nothing written, if it was changed or cancelled.
+            The changed job; ``None``, with nothing written, if it was changed or cancelled meanwhile.
         """
 
         def work(tx: Transaction) -> JobRow | None:
@@ -207,7 +199,7 @@ class JobTable:
 
     def get(self, id_or_key: str) -> JobRow | None:
         """Return a job by its id, else by its key."""
-        may_be_id = id_or_key.isascii() and id_or_key.isprintable()  # a text column refuses some other keys
+        may_be_id = id_or_key.isascii() and id_or_key.isprintable()  # text columns reject some other keys
         found = self.db.row(_BY_ID, id_or_key) if may_be_id else None
         found = found or self.db.row(_BY_KEY, encoded(id_or_key))
         return None if found is None else job_row(found)
@@ -218,15 +210,14 @@ class JobTable:
         return [job_row(row) for row in self.db.rows(f"{JOBS}{those}ORDER BY j.no DESC LIMIT ?", limit)]
 
     def find_named(self, names: Sequence[str]) -> dict[str, NamedPlace]:
-        """Return where the items of names stand, but for those that were cancelled, or whose job was
-        deleted."""
+        """Return the places of named items, except cancelled ones and those of deleted jobs."""
         places: dict[str, NamedPlace] = {}
         for start in range(0, len(names), PAGE_NAMES):
             places |= _named_places(self.db, names[start : start + PAGE_NAMES])
         return places
 
     def release(self, places: Mapping[str, NamedPlace]) -> None:
-        """Forget the names of items, given with their places; one that has another place keeps it."""
+        """Forget the names of items at the given places; a name with another place is not changed."""
         forget = "DELETE FROM fact WHERE name = ? AND value = ?"
 
         def work(tx: Transaction) -> None:
@@ -236,32 +227,33 @@ class JobTable:
         self.db.write(work)
 
     def forget(self, job_id: str, by: str | None = None, *, keep_decision: bool = False) -> None:
-        """Delete a finished job with everything it has, and give the room back.
+        """Delete a finished job with all its data, and reclaim the space.
 
-        The job itself goes in one transaction; its items follow in several.
+        The job itself is deleted in one transaction; its items follow in several.
 
         Args:
-            by: who asked for it, where it is to be noted.
-            keep_decision: keep the decision on its route among those on lists, under the key of the job.
+            by: the user to record, if any.
+            keep_decision: store its route decision under its key, among the decisions on lists.
 
         Raises:
-            JobNotFound: there is none.
-            StoreError: the job is not finished, so forgetting it could lose paid answers.
+            JobNotFound: the job does not exist.
+            StoreError: the job is not finished, so paid answers could be lost.
         """
         no = self.db.write(lambda tx: self._drop(tx, job_id, by, keep_decision))
         delete_items(self.db, no, "")
-        self.db.give_back()
+        self.db.reclaim()
 
     def _drop(self, tx: Transaction, job_id: str, by: str | None, keep_decision: bool) -> int:
-        """Delete a finished job but for its items; return its number."""
         found = tx.row("SELECT no, state FROM job WHERE id = ?{for_update}", job_id)
         if found is None:
-            raise JobNotFound(f"the store {self.db.place} has no job {job_id!r}; it may be forgotten already")
+            raise JobNotFound(
+                f"the store {self.db.place} has no job {job_id!r}; it may have been deleted already"
+            )
         no, state = int(found[0]), found[1]
         if state != JobState.DONE.value:
             raise StoreError(
-                f"job {job_id} is not finished: forgetting it could lose answers that are paid for;"
-                " cancel it and let it end first"
+                f"job {job_id} is not finished, and deleting it could lose paid answers; cancel it and wait"
+                " until it is done"
             )
         if keep_decision:
             summaries.keep_decision(tx, no)
@@ -274,30 +266,30 @@ class JobTable:
         ):
             tx.change(f"DELETE FROM {table} WHERE {column} = ?", no)
         tx.change("DELETE FROM incident WHERE job_id = ?", job_id)
-        # where this process is killed, the next owner goes on
+        # if this process is killed, the next owner continues
         tx.change("INSERT INTO incomplete_job (no, owner) VALUES (?, ?)", no, "")
         if by is not None:
             note_act(tx, Act(at=self.db.now(), by=by, name="forget", target=job_id, job_id=job_id))
         return no
 
     def unhold(self, job_id: str) -> None:
-        """Make a held job active again; needs no lease."""
+        """Make a held job active again, without a lease."""
         no = job_number(self.db, job_id)
         self.db.change("UPDATE job SET state = {active}, note = NULL WHERE no = ? AND state = {held}", no)
 
     @leased
     def note(self, tx: Transaction, job: int, note: str | None, *, hold: bool = False) -> None:
-        """Say what a job waits for; with ``hold`` it waits for a person."""
+        """Store what a job waits for; with ``hold`` it waits for a person."""
         held = ", state = {held} WHERE state <> {done} AND" if hold else " WHERE"
         tx.change(f"UPDATE job SET note = ?{held} no = ?", encoded(note), job)
 
     @leased
     def reserve(self, tx: Transaction, job: int, usd: float) -> None:
-        """Reserve ``usd`` of the job's budget before they may be spent; negative ones are released.
+        """Reserve ``usd`` of the job's budget before they may be spent; negative amounts are released.
 
-        By this and by :meth:`.ShardTable.plan` the cost and what is reserved never exceed the budget
-        together, as long as nothing costs more than was reserved for it. After a crash a reservation stays,
-        because nobody knows what was billed.
+        With :meth:`.ShardTable.plan`, this keeps the sum of cost and reservations within the budget, as long
+        as nothing costs more than was reserved for it. Reservations survive a crash, because the billed
+        amount is unknown.
 
         Raises:
             OverJobBudget: the budget has no room for it.
@@ -306,14 +298,13 @@ class JobTable:
 
 
 def _known(reader: Reader, job: JobRow) -> JobRow | None:
-    """Return the job that has the key of ``job``, else the one that has its id."""
+    """Return the job with the same key, or else the one with the same id."""
     found = reader.row(_BY_KEY, encoded(job.key)) if job.key is not None else None
     found = found or reader.row(_BY_ID, job.id)
     return None if found is None else job_row(found)
 
 
 def _named_places(reader: Reader, names: Sequence[str]) -> dict[str, NamedPlace]:
-    """Return where the items of names stand, but for those that were cancelled, or whose job was deleted."""
     found: dict[str, tuple[str, int, str]] = {}
     marks = ", ".join("?" * len(names))
     facts = f"SELECT name, value FROM fact WHERE name IN ({marks})"
@@ -338,7 +329,7 @@ def _named_places(reader: Reader, names: Sequence[str]) -> dict[str, NamedPlace]
 
 
 def _new_number(tx: Transaction, owner: str) -> int:
-    """Return the number of a job to be; until :func:`_store_job` its items are incomplete."""
+    """Return the number of a future job; until :func:`_store_job`, its items are incomplete."""
     [(no,)] = tx.rows("INSERT INTO incomplete_job (owner) VALUES (?) RETURNING no", owner)
     return int(no)
 
@@ -346,7 +337,7 @@ def _new_number(tx: Transaction, owner: str) -> int:
 def _store_page(
     tx: Transaction, early: int, owner: str, job: JobRow, start: int, page: Sequence[NewItem]
 ) -> None:
-    """Store items of a job to be; nobody takes its number from the owner meanwhile."""
+    # the row is locked, so that nobody takes the number from its owner meanwhile
     held = "SELECT no FROM incomplete_job WHERE no = ? AND owner = ?{for_update}"
     if tx.row(held, early, owner) is None:
         raise _swept()
@@ -354,7 +345,6 @@ def _store_page(
 
 
 def _store_items(tx: Transaction, job: int, job_id: str, start: int, page: Sequence[NewItem]) -> None:
-    """Store items at the positions from ``start`` on, with their names."""
     numbered = [(number(job, ix), item) for ix, item in enumerate(page, start)]
     tx.insert(
         "item",
@@ -376,7 +366,6 @@ def _store_items(tx: Transaction, job: int, job_id: str, start: int, page: Seque
 
 
 def _state(item: NewItem) -> ItemState:
-    """Return the state an item begins in."""
     if item.leader is not None:
         return ItemState.FOLLOWING
     return ItemState.REALTIME if item.realtime else ItemState.OPEN
@@ -392,7 +381,7 @@ def _store_last(
     digest: Digest,
     decision: Decision | None,
 ) -> tuple[JobRow, bool]:
-    """Store the last page, and make a job of all items; return what :meth:`JobTable.accept` returns."""
+    """Store the last page and create the job; return like :meth:`JobTable.accept`."""
     tx.lock("accept")
     if (found := _known(tx, job)) is not None:
         return found, False
@@ -404,15 +393,14 @@ def _store_last(
 
 
 def _swept() -> StoreError:
-    """Return the error of an owner whose items another one deletes."""
     return StoreError(
-        "this process lost its lock in the store while it stored a job, and another one took it for dead and"
-        " deletes the rows; nothing of the job is kept: submit it again"
+        "this process lost its lock in the store while it stored a job, so another process considers it dead"
+        " and deletes the rows; nothing of the job was stored: submit it again"
     )
 
 
 def _store_job(tx: Transaction, no: int, owner: str, job: JobRow, digest: Digest, total: int) -> JobRow:
-    """Make a job of the ``total`` items that are stored under its number, while that is the owner's."""
+    """Create the job of the ``total`` items that are stored under its number."""
     if not tx.change("DELETE FROM incomplete_job WHERE no = ? AND owner = ?", no, owner):
         raise _swept()
     tx.change(
@@ -433,14 +421,14 @@ def _store_job(tx: Transaction, no: int, owner: str, job: JobRow, digest: Digest
         total,
     )
     tx.change("INSERT INTO job_params (no, body) VALUES (?, ?)", no, job.params)
-    if no % summaries.TRIM_EVERY == 0:
+    if no % summaries.TRIM_INTERVAL == 0:
         summaries.trim(tx, job.created_at)
     [row] = tx.rows(_BY_ID, job.id)
     return job_row(row)
 
 
 def _pages_of(items: Iterable[NewItem]) -> Iterator[tuple[list[NewItem], bool]]:
-    """Yield pages, and whether each is the last; there is at least one."""
+    """Yield pages, at least one, and whether each is the last."""
     page: list[NewItem] = []
     size = 0
     for item in items:

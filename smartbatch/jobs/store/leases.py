@@ -1,9 +1,9 @@
-"""Who owns which job: owners and their locks, leases of jobs, and writes under them.
+"""Ownership of jobs: owners and their locks, leases, and writes under a lease.
 
-Each store object that carries jobs on is an owner: it has a row, and holds a lock that is free when its
-process dies. On one machine the lock is a ``flock`` on a file: the kernel frees it on any death, and neither
-clocks nor suspends matter. The descriptor is closed on exec, and in a forked child: a copy there would keep
-the lock of a dead parent.
+Each store object that runs jobs is an owner: it has a row, and holds a lock that is released when its process
+dies. On one machine the lock is a ``flock`` on a file: the kernel releases it on any death, and neither
+clocks nor suspends matter. The descriptor is closed on exec and in a forked child, since a copy there would
+keep the lock after the parent's death.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from smartbatch.jobs.store.outcomes import delete_items, end_in_flight
 from smartbatch.jobs.store.schema import JOBS, job_row
 
 Counted: TypeAlias = Callable[[str, StoredCounts], object]
-"""Told what was counted of a job, by the job's id."""
+"""Called with a job's id and its new counts."""
 
 _CLAIMABLE = (
     JOBS
@@ -41,16 +41,15 @@ RENEW = "UPDATE job SET lease_until = ? WHERE id = ? AND epoch = ? AND owner = ?
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-ATTEMPTS = 100
-"""Ids that are drawn before giving up; the second is needed once in 2**64."""
+MAX_ID_TRIES = 100  # the second one is needed once in 2**64
 
 
 class LeaseTable:
-    """Who owns which job, for how long.
+    """Leases of jobs.
 
     Args:
-        owner: the owner that this store object is.
-        counted: called with a job's id and what was counted of it, after each commit that stores results.
+        owner: of this store object.
+        counted: called with a job's id and its new counts after each commit that stores results.
     """
 
     def __init__(self, database: Database, owner: Owner, counted: Counted | None) -> None:
@@ -59,8 +58,9 @@ class LeaseTable:
         self._counted = counted
 
     def claimable(self) -> list[JobRow]:
-        """Return jobs with something left to do that nobody alive owns: unfinished ones, and finished ones
-        with shards to clean up. Those this store object owns already are left out."""
+        """Return jobs that need work and have no living owner: unfinished jobs, and finished jobs with shards
+        to clean up. Jobs of this store object are not included.
+        """
         now = self._db.now()
         held: dict[str | None, bool] = {}
         found: list[JobRow] = []
@@ -73,31 +73,30 @@ class LeaseTable:
         return found
 
     def claim(self, job_id: str, seconds: float, *, unknown: bytes | None = None) -> JobLease | None:
-        """Take a job for ``seconds``. The cases, in order:
+        """Take a job for ``seconds``; return ``None`` if it does not exist or has a living owner.
 
-        1. There is no such job, or another process is claiming it now: ``None``.
-        2. This store object owns it already: ``None``.
-        3. Somebody alive owns it: ``None``. Alive is whose lease runs by the database's clock, unless the
-           system knows that the process has died.
-        4. Else it is taken, with an epoch that makes every older lease invalid. Items found ``IN_FLIGHT`` are
-           set back to ``REALTIME`` with one try more, and an incident ``maybe_billed`` is written for them.
-           Batches that run are polled at once: whoever takes a job up wants to know how it stands. One whose
-           poll failed keeps its pause.
+        An owner is alive if its lease has not expired by the database's clock, unless the system knows that
+        its process died.
 
         Args:
-            unknown: the body of the result with which items found ``IN_FLIGHT`` end as failed instead, for a
-                job that sends nothing again whose outcome is unknown.
+            unknown: body of the failed result for items found ``IN_FLIGHT``, for a job that must not send
+                requests again whose outcome is unknown. Otherwise these items become ``REALTIME`` with one
+                try more. An incident reports them in both cases.
         """
         me = self._owner.enter()
 
         def work(tx: Transaction) -> tuple[JobLease | None, list[StoredCounts]]:
             found = tx.row("SELECT no, owner, lease_until FROM job WHERE id = ?{skip_locked}", job_id)
+            # 1. there is no such job, or another process is claiming it now
             if found is None:
                 return None, []
+            # 2. this store object or another living owner has it
             no, owner, lease_until = found
             now = self._db.now()
             if owner == me or (lease_until > now and self._owner.sees_alive(owner)):
                 return None, []
+            # 3. otherwise take it, with an epoch that invalidates every older lease. Running batches are
+            # polled at once, so that the state is current, except those whose last poll failed
             claim = (
                 "UPDATE job SET owner = ?, epoch = epoch + 1, lease_until = ? WHERE no = ? RETURNING epoch"
             )
@@ -112,35 +111,35 @@ class LeaseTable:
         return lease
 
     def renew(self, leases: Collection[JobLease], seconds: float) -> list[JobLease]:
-        """Prolong leases; return those that are still held."""
+        """Extend leases; return those that are still valid."""
         if not leases:
             return []
         me = self._owner.enter()
         until = self._db.now() + seconds
-        # in one order, so that two who renew never wait for each other
+        # in a fixed order, so that two processes never wait for each other
         order = sorted(leases, key=lambda lease: lease.job_id)
         return self._db.write(
             lambda tx: [lease for lease in order if tx.change(RENEW, until, lease.job_id, lease.epoch, me)]
         )
 
     def release(self, lease: JobLease) -> None:
-        """Give a job back, so that another process may take it at once. Never raises ``LeaseLost``."""
+        """Release a job, so that another process may take it at once. Never raises ``LeaseLost``."""
         given_back = "UPDATE job SET owner = NULL WHERE id = ? AND epoch = ? AND owner = ?"
         self._db.change(given_back, lease.job_id, lease.epoch, self._owner.id)
 
     def write(self, lease: JobLease, work: Callable[[Transaction, int], _T]) -> _T:
-        """Do ``work`` in a transaction that locks the job of ``lease``; it is given the job's number.
+        """Run ``work``, which gets the job's number, in a transaction that locks the job of ``lease``.
 
         Raises:
-            LeaseLost: somebody else owns it now, or nobody.
+            LeaseLost: the job has another owner now, or none.
         """
 
         def checked(tx: Transaction) -> tuple[_T, list[StoredCounts]]:
             found = tx.row(JOB_OF_LEASE, lease.job_id, lease.epoch, self._owner.id)
             if found is None:
                 raise LeaseLost(
-                    f"job {lease.job_id} was taken over or given back since lease {lease.epoch};"
-                    " nothing was written"
+                    f"job {lease.job_id} was taken over or released since lease {lease.epoch}; nothing was"
+                    " written"
                 )
             [no] = found
             return work(tx, int(no)), tx.counted
@@ -150,15 +149,13 @@ class LeaseTable:
         return done
 
     def tell_counts(self, job_id: str, counted: Iterable[StoredCounts]) -> None:
-        """Tell what transactions counted of a job, after their commit."""
+        """Report the counts of a job's transactions after their commit."""
         if self._counted is not None:
             for counts in counted:
                 self._counted(job_id, counts)
 
 
 class _Part(Protocol):
-    """A part of the store that writes under leases."""
-
     @property
     def leases(self) -> LeaseTable: ...
 
@@ -169,9 +166,9 @@ _Written = TypeVar("_Written", bound=_Part)
 def leased(
     verb: Callable[Concatenate[_Written, Transaction, int, _P], _T],
 ) -> Callable[Concatenate[_Written, JobLease, _P], _T]:
-    """Make one transaction of a method, under the lease that is given to it first.
+    """Turn a method into one transaction under the lease that is its first argument.
 
-    The method itself takes that transaction and the number of the lease's job instead.
+    The method itself gets the transaction and the number of the lease's job instead.
     """
 
     @functools.wraps(verb)
@@ -182,55 +179,47 @@ def leased(
 
 
 class OwnerLocks(Protocol):
-    """The locks of owners. At most one of them is this process's own."""
+    """The locks of owners; a process holds at most one of them."""
 
     def require_folder(self) -> None:
-        """Make the folder of the locks, where they have one.
+        """Create the folder of the locks, if they have one.
 
         Raises:
-            StoreError: it cannot be made, or is another user's.
+            StoreError: it cannot be created or belongs to another user.
         """
         ...
 
     def take(self, owner: str) -> bool:
-        """Lock ``owner`` as one's own; False when somebody has it.
+        """Take the lock of ``owner`` as the own one; return false if it is taken.
 
         Raises:
-            StoreError: the lock cannot be had.
+            StoreError: locks cannot be taken.
         """
         ...
 
     def keep(self) -> None:
-        """Make sure that the own lock is still held."""
+        """Check that the own lock is still held, and take it again if not."""
         ...
 
     def alive(self, owner: str) -> bool:
-        """Return False only when the system knows that the owner is dead."""
+        """Return false only if the system knows that the owner is dead."""
         ...
 
     def leave(self) -> None:
-        """Release the own lock, and delete what stands for it."""
+        """Release and delete the own lock."""
         ...
 
     def abandon(self) -> None:
-        """Drop the own lock without telling anybody: a forked child closes its copy of it only."""
+        """Drop the own lock silently: a forked child closes only its copy."""
         ...
 
     def sweep(self, known: Collection[str]) -> None:
-        """Delete what dead owners left, but for the ``known``."""
+        """Delete the locks of dead owners, except the ``known`` ones."""
         ...
 
 
 class Owner:
-    """The owner that one store object is, and what the table ``owner`` says of others.
-
-    Args:
-        wall: Unix seconds.
-        rng: random numbers for ids.
-
-    Attributes:
-        id: ``None`` before the first claim.
-    """
+    """The owner that a store object represents; it also reads the other rows of the table ``owner``."""
 
     def __init__(
         self, database: Database, locks: OwnerLocks, *, wall: Callable[[], float], rng: Random
@@ -240,14 +229,13 @@ class Owner:
         self._wall = wall
         self._rng = rng
         self._entering = threading.Lock()
-        self.id: str | None = None
+        self.id: str | None = None  # None before the first claim
 
     def require_folder(self) -> None:
-        """As :meth:`OwnerLocks.require_folder`."""
         self._locks.require_folder()
 
     def enter(self) -> str:
-        """Return the own id as an owner; take its lock and store its row first, if need be."""
+        """Return the own id; on first use, take its lock and store its row."""
         with self._entering:
             if self.id is None:
                 self.id = self._enter()
@@ -258,7 +246,7 @@ class Owner:
     def _enter(self) -> str:
         host, process = socket.gethostname(), os.getpid()
         entry = "INSERT INTO owner (id, host, pid, since) VALUES (?, ?, ?, ?) ON CONFLICT (id) DO NOTHING"
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_ID_TRIES):
             owner = f"{host[:40]}-{process}-{self._rng.getrandbits(64):016x}"
             if not self._locks.take(owner):
                 continue
@@ -271,15 +259,15 @@ class Owner:
                 return owner
             self._locks.leave()
         raise StoreError(
-            f"no owner's id is free in the store {self._db.place}: the random source repeats itself"
+            f"no free owner id was found in the store {self._db.place}: the random source repeats itself"
         )
 
     def _sweep(self, own: str) -> None:
-        """Delete what dead owners left: rows, locks, and items that never came to a job."""
+        """Delete rows and locks of dead owners, and items that never became part of a job."""
         with_jobs = {owner for (owner,) in self._db.rows("SELECT DISTINCT owner FROM job") if owner}
         incomplete = self._db.rows("SELECT no, owner FROM incomplete_job")
         listed = {owner for (owner,) in self._db.rows("SELECT id FROM owner")}
-        for no, owner in incomplete:  # one that left is not listed, and may have no lock left to look at
+        for no, owner in incomplete:  # an owner that left is not listed and may have no lock
             if owner != own and not (owner in listed and self._locks.alive(owner)):
                 delete_items(self._db, no, owner)
         kept = {owner for owner in listed if owner == own or owner in with_jobs or self._locks.alive(owner)}
@@ -288,22 +276,22 @@ class Owner:
         self._locks.sweep(kept | with_jobs | {own})
 
     def sees_alive(self, owner: str | None) -> bool:
-        """Whether there is an owner whose process is not known to have died."""
+        """Whether an owner exists and its process is not known to have died."""
         return owner is not None and self._locks.alive(owner)
 
     def leave(self) -> None:
-        """Give all jobs and the own lock back."""
+        """Release all jobs and the own lock."""
         own, self.id = self.id, None
         try:
             if own is not None:
                 self._db.write(lambda tx: _drop(tx, own))
         except StoreError:
-            pass  # that the lock is free says the same
+            pass  # the released lock has the same effect
         finally:
             self._locks.leave()
 
     def abandon(self) -> None:
-        """In a forked child: forget the own id without touching the parent's lock."""
+        """In a forked child, forget the own id without touching the parent's lock."""
         self._entering = threading.Lock()  # a thread of the parent may have held it
         self.id = None
         self._locks.abandon()
@@ -315,7 +303,7 @@ def _drop(tx: Transaction, owner: str) -> None:
 
 
 class FileLocks(OwnerLocks):
-    """Locks of owners on one machine, each on a file in ``folder``, inside a folder of the store's own."""
+    """Locks of owners on one machine: files in ``folder``, whose parent is private to the store."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -324,8 +312,8 @@ class FileLocks(OwnerLocks):
 
     def _not_written(self, error: OSError) -> StoreError:
         return StoreError(
-            f"the folder {self._folder} cannot be written ({error.strerror}): the store keeps its locks"
-            " there; make it writable, or name another store"
+            f"the folder {self._folder} cannot be written ({error.strerror}). It holds the locks of the"
+            " store; make it writable, or use another store"
         )
 
     def require_folder(self) -> None:
@@ -344,7 +332,9 @@ class FileLocks(OwnerLocks):
             raise self._not_written(error) from None
         try:
             lock_file(lock)
-            ours = os.fstat(lock).st_ino == os.stat(path).st_ino  # else another process deleted it meanwhile
+            ours = (
+                os.fstat(lock).st_ino == os.stat(path).st_ino
+            )  # otherwise another process deleted it meanwhile
         except OSError:
             ours = False
         if not ours:
@@ -354,16 +344,16 @@ class FileLocks(OwnerLocks):
         return True
 
     def keep(self) -> None:
-        """The kernel keeps it."""
+        """The kernel does."""
 
     def alive(self, owner: str) -> bool:
-        """Look whether the lock is free. A file that is missing proves nothing: then the lease decides."""
+        """Check whether the lock is free. A missing file proves nothing: then the lease decides."""
         try:
             lock = os.open(self._path(owner), os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return True
         try:
-            # shared: two who look at the same time must not take each other for the owner
+            # shared: two processes that check at the same time must not mistake each other for the owner
             lock_file(lock, shared=True)
             return False
         except OSError:
@@ -380,7 +370,7 @@ class FileLocks(OwnerLocks):
     def abandon(self) -> None:
         lock, self._descriptor = self._descriptor, None
         if lock is not None:
-            os.close(lock)  # never LOCK_UN: that would free the parent's lock as well
+            os.close(lock)  # not LOCK_UN, which would release the parent's lock as well
 
     def sweep(self, known: Collection[str]) -> None:
         kept = {self._path(owner) for owner in known}

@@ -1,6 +1,6 @@
-"""Items of jobs: found by their numbers, ended once, counted once, and deleted.
+"""Outcomes of items: each item ends once and is counted once.
 
-Every function but the last is part of its caller's transaction.
+Except for those at the end, each function is part of its caller's transaction.
 """
 
 from __future__ import annotations
@@ -41,15 +41,11 @@ from smartbatch.jobs.store.database import (
 from smartbatch.jobs.store.schema import earlier_tries, stored_item
 from smartbatch.types import DEFECTS, Route, Usage
 
-ROWS_NAMED = 64
-"""Rows an incident names before it only counts them; more than a client of the usual size has under way."""
-PAGE_FOLLOWERS = 10_000
-"""Followers that are ended by one statement."""
-ItemAt = tuple[int, int | None]
-"""State and shard of an item, as numbers."""
+MAX_NAMED_ROWS = 64  # rows that an incident lists; a client usually has fewer in flight
+PAGE_FOLLOWERS = 10_000  # followers that end by one statement
+ItemAt = tuple[int, int | None]  # state and shard of an item, as numbers
 _COUNTED = ("succeeded", "failed", "cancelled", "cost", "realtime_cost", "unpriced", *DEFECTS)
-_TINY = 1e-9
-"""USD by which sums of floats may miss: less than a token costs."""
+_TINY = 1e-9  # USD by which sums of floats may be inexact: less than the price of a token
 
 # -- counts and money ----------------------------------------------------------------------------------------
 
@@ -61,16 +57,15 @@ _COUNT = """UPDATE job SET seq = seq + ?,
     WHERE no = ? RETURNING seq, model"""
 _FINISH = """UPDATE job SET state = {done}, finished_at = ?, note = NULL
     WHERE no = ? AND state <> {done} AND succeeded + failed + cancelled >= total"""
-PAGE_DELETED = 10_000
-"""Rows deleted in one transaction."""
+PAGE_DELETED = 10_000  # rows deleted in one transaction
 JOB_NUMBER = "SELECT no FROM job WHERE id = ?"
 
 
 def reserve(tx: Transaction, job: int, usd: float) -> None:
-    """Reserve ``usd`` of a job's budget, or release them where they are negative.
+    """Reserve ``usd`` of a job's budget; a negative amount is released.
 
     Raises:
-        OverJobBudget: there is no room for them.
+        OverJobBudget: the budget has no room for it.
     """
     if not usd:
         return
@@ -85,12 +80,12 @@ def reserve(tx: Transaction, job: int, usd: float) -> None:
 
 
 def reserve_anyway(tx: Transaction, job: int, usd: float) -> None:
-    """Reserve what may have been spent already, so that there is nothing to refuse."""
+    """Reserve an amount that may have been spent already, whatever the budget."""
     tx.change("UPDATE job SET reserved = reserved + ? WHERE no = ?", usd, job)
 
 
 def note(tx: Transaction, job: int, noted: JobNote) -> None:
-    """Say what a job waits for. One that is held keeps its note: items under way tell nothing new."""
+    """Store what a job waits for. A held job keeps its note, since items in flight have no news."""
     held = ", state = {held} WHERE state = {active}" if noted.hold else " WHERE state <> {held}"
     tx.change(f"UPDATE job SET note = ?{held} AND no = ?", encoded(noted.text), job)
 
@@ -98,7 +93,7 @@ def note(tx: Transaction, job: int, noted: JobNote) -> None:
 def count(
     tx: Transaction, job: int, results: Sequence[NewResult], at: float, *, deduplicated: bool = False
 ) -> int:
-    """Add final results to the job's counts, and end the job with its last; return the first ``seq``."""
+    """Add final results to the job's counts, and end the job with its last one; return the first ``seq``."""
     last = _add(tx, job, results, at, deduplicated=deduplicated)
     if tx.change(_FINISH, at, job):
         summaries.measure(tx, job, at)
@@ -106,9 +101,9 @@ def count(
 
 
 def charge(tx: Transaction, job: int, results: Sequence[NewResult], at: float) -> None:
-    """Add the cost of answers that were paid and do not count, such as those that break their schema.
+    """Charge answers that were paid for but do not count, such as those that violate their schema.
 
-    Their items remember what was billed for them.
+    Their items record what was billed for them.
     """
     billed = [result for result in results if result.usage.total_tokens]
     remember(tx, {number(job, result.ix): result for result in billed})
@@ -118,7 +113,7 @@ def charge(tx: Transaction, job: int, results: Sequence[NewResult], at: float) -
 
 
 def remember(tx: Transaction, billed: Mapping[int, NewResult]) -> None:
-    """Add results that end no item to what is known of the items' earlier tries, by number."""
+    """Add results that do not end their items to the items' earlier tries, by number."""
     if not billed:
         return
     rows = tx.rows("SELECT no, cost, usage, body FROM earlier_tries WHERE no IN {numbers}", list(billed))
@@ -136,8 +131,7 @@ def remember(tx: Transaction, billed: Mapping[int, NewResult]) -> None:
 def _add(
     tx: Transaction, job: int, results: Sequence[NewResult], at: float, *, deduplicated: bool = False
 ) -> int:
-    """Add to the job's counts, to the summaries, and to what is told after the commit; return the last
-    ``seq`` of the job."""
+    """Add to the job's counts, the summaries and ``tx.counted``; return the latest ``seq``."""
     by_route: dict[tuple[Route | None, bool], StoredCounts] = {}
     for result in results:
         key = (result.route, result.in_realtime)
@@ -150,7 +144,7 @@ def _add(
             for defect in result.defects:
                 setattr(counts, defect, getattr(counts, defect) + 1)
         counts.usage += result.usage
-        if result.cost is not None:  # where the cost in real time is unknown no saving is claimed
+        if result.cost is not None:  # if the cost in real time is unknown, no saving is claimed
             counts.cost += result.cost
             counts.realtime_cost += result.cost if result.realtime_cost is None else result.realtime_cost
     sums = [sum(getattr(counts, name) for counts in by_route.values()) for name in _COUNTED]
@@ -175,7 +169,7 @@ _END_ALIKE = """INSERT INTO result (no, seq, outcome, digest, cost, body)
 
 
 def positions(reader: Reader, shard_id: str) -> tuple[int, memoryview]:
-    """Return the number of a shard's job, and the positions in it of the shard's items."""
+    """Return the number of a shard's job, and the positions of the shard's items in it."""
     found = reader.row("SELECT job, positions FROM shard_items WHERE id = ?", shard_id)
     job, kept = found or (0, b"")
     return job, memoryview(unpacked(kept))
@@ -191,10 +185,10 @@ def item_states(tx: Transaction, job: int, ixs: Iterable[int]) -> dict[int, Item
 def keep(
     tx: Transaction, job: int, items: Mapping[int, ItemAt], results: Iterable[NewResult], at: float
 ) -> tuple[list[int], list[int]]:
-    """Store final results of items that have none; pass over those that are not final.
+    """Store final results of items without a result; results that are not final are ignored.
 
     Returns:
-        The items that have their result by it, and those that had another one, which stays.
+        The items that got their result, and those that have a different one, which is not replaced.
     """
     ended = [number(job, ix) for ix, (state, _) in items.items() if state == ItemState.FINAL.value]
     finals = [result for result in results if result.final]
@@ -214,7 +208,7 @@ def keep(
 def keep_verdicts(
     tx: Transaction, job: int, results: Sequence[NewResult], final: Collection[int], at: float
 ) -> list[int]:
-    """Store what lines said of items that go again; return those of which another line said otherwise."""
+    """Store verdicts on items that are sent again; return items with a different, earlier one."""
     verdicts = [result for result in results if not result.final]
     if not verdicts:
         return []
@@ -230,10 +224,9 @@ def keep_verdicts(
 def _first_said(
     job: int, results: Iterable[NewResult], known: Iterable[Row]
 ) -> tuple[dict[int, NewResult], list[int]]:
-    """Return what is the first to be said of an item, by its number, and the items told of otherwise before.
+    """Return the first statement about each item by number, and the items with a different, earlier one.
 
-    Args:
-        known: number and digest of what was said before.
+    ``known`` contains numbers and digests of earlier statements.
     """
     digests: dict[int, set[bytes]] = {}
     for no, digest in known:
@@ -251,7 +244,7 @@ def _first_said(
 
 
 def end_alike(tx: Transaction, job: int, items: list[int], result: NewResult, at: float) -> None:
-    """End items, by number, and their followers with what one result says; its own ``ix`` does not count."""
+    """End items, by number, and their followers with the same result; its ``ix`` is ignored."""
     if items:
         _end_alike(tx, job, items, result, at)
         _end_followers(tx, job, dict.fromkeys(items, result), at)
@@ -267,10 +260,10 @@ def _end_alike(
 
 
 def _end_followers(tx: Transaction, job: int, ended: Mapping[int, NewResult], at: float) -> None:
-    """End the items that follow others, which ended with results just now, by number: free of charge.
+    """End the followers of items that ended just now, by number: free of charge.
 
-    All in one transaction, some thousands at a time, so that no follower outlives its leader. They have no
-    body: that of their leader is read for them.
+    This is part of the same transaction, some thousands at a time, so that no follower outlives its leader.
+    Followers have no body: their leader's body is read for them.
     """
     followers = "SELECT no FROM follower WHERE leader = ? AND no > ? ORDER BY no LIMIT ?"
     for (leader,) in tx.rows("SELECT DISTINCT leader FROM follower WHERE leader IN {numbers}", list(ended)):
@@ -284,7 +277,7 @@ def _end_followers(tx: Transaction, job: int, ended: Mapping[int, NewResult], at
 
 
 def end_late_followers(tx: Transaction, job: int, followers: Mapping[int, list[int]], at: float) -> None:
-    """End new items that follow others, by the leader's number, if the leader already has its result."""
+    """End new followers, by their leader's number, if the leader already has its result."""
     ended = tx.rows("SELECT no, outcome FROM result WHERE no IN {numbers}", list(followers))
     for leader, outcome in ended:
         copy = NewResult(-1, outcome, b"", cost=0.0, realtime_cost=0.0)
@@ -292,7 +285,7 @@ def end_late_followers(tx: Transaction, job: int, followers: Mapping[int, list[i
 
 
 def send_again(tx: Transaction, job: int, results: Sequence[NewResult]) -> None:
-    """Set items in flight back to real time: with one try more, unless the call was never executed."""
+    """Return items in flight to real time, with one try more unless the call was never executed."""
     for outcome, tried in (("again", 1), ("unrun", 0)):
         back = [number(job, result.ix) for result in results if result.outcome == outcome]
         if back:
@@ -301,12 +294,11 @@ def send_again(tx: Transaction, job: int, results: Sequence[NewResult]) -> None:
 
 
 def end_in_flight(tx: Transaction, lease: JobLease, job: int, unknown: bytes | None, now: float) -> None:
-    """Free the items that a former owner left in flight, and say what that may have cost.
+    """Free the items that a former owner left in flight, and record an incident about their possible cost.
 
-    Args:
-        unknown: the body of the failed result they end with, where they are not to be sent again.
+    ``unknown`` is the body of the failed result they end with, if they must not be sent again.
     """
-    # those that end as failed are to be sent for a moment of this transaction
+    # items that end as failed pass through this state within this transaction
     freed = tx.rows(
         """UPDATE item SET state = {realtime}, tries = tries + 1
         WHERE {waiting} AND state = {in_flight} AND no >= ? AND no < ? RETURNING no""",
@@ -321,21 +313,23 @@ def end_in_flight(tx: Transaction, lease: JobLease, job: int, unknown: bytes | N
     named = _named([position(no) for no in asked])
     end = "are sent again" if unknown is None else "end as failed"
     detail = (
-        f"{len(asked)} requests were under way in real time when their process ended (next, in flight, or"
-        f" answered and not stored yet), and {end}: rows {named} (owner {lease.epoch})"
+        f"{len(asked)} requests were in progress in real time when their process ended (about to be sent,"
+        f" sent, or answered but not stored), and {end}: rows {named} (owner {lease.epoch})"
     )
     add_incident(tx, IncidentRow("maybe_billed", lease.job_id, None, detail, None, now))
 
 
 def keep_paid_twice(tx: Transaction, job: int, doubled: Iterable[NewResult], at: float) -> None:
-    """Keep reserved what answers in real time cost whose items had another one already, as an orphan can give
-    it, and say so."""
+    """Record the cost of real-time answers whose items have another answer already, such as an orphan's.
+
+    It stays reserved, and an incident reports it.
+    """
     paid = [result for result in doubled if result.cost or result.usage.total_tokens]
     if not paid:
         return
     [(job_id,)] = tx.rows("SELECT id FROM job WHERE no = ?", job)
     detail = (
-        f"{len(paid)} requests had another answer already, which counts, when they were answered in real"
+        f"{len(paid)} requests had another answer already, which is used, when they were answered in real"
         f" time: rows {_named([result.ix for result in paid])}"
     )
     known = [result.cost for result in paid if result.cost is not None]
@@ -345,15 +339,14 @@ def keep_paid_twice(tx: Transaction, job: int, doubled: Iterable[NewResult], at:
 
 
 def _named(ixs: Sequence[int]) -> str:
-    """Return the first rows of an incident, in words."""
-    return ", ".join(map(str, ixs[:ROWS_NAMED])) + (", …" if len(ixs) > ROWS_NAMED else "")
+    return ", ".join(map(str, ixs[:MAX_NAMED_ROWS])) + (", …" if len(ixs) > MAX_NAMED_ROWS else "")
 
 
 def add_incident(tx: Transaction, incident: IncidentRow) -> bool:
-    """Keep an incident; False when the same kind, shard and detail is known."""
-    told = (incident.kind, incident.job_id, incident.shard_id, incident.detail)
-    digest = hashlib.blake2b(bare(told).encode(), digest_size=16).digest()
-    values = (digest, *told[:3], encoded(incident.detail), incident.money, incident.at)
+    """Store an incident; return false if one with the same kind, shard and detail exists."""
+    identity = (incident.kind, incident.job_id, incident.shard_id, incident.detail)
+    digest = hashlib.blake2b(bare(identity).encode(), digest_size=16).digest()
+    values = (digest, *identity[:3], encoded(incident.detail), incident.money, incident.at)
     new = """INSERT INTO incident (digest, kind, job_id, shard_id, detail, money, at)
         VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO NOTHING"""
     return tx.change(new, *values) > 0
@@ -363,11 +356,7 @@ def add_incident(tx: Transaction, incident: IncidentRow) -> bool:
 
 
 def job_number(db: Database, job_id: str) -> int:
-    """Return the number of a job.
-
-    Raises:
-        JobNotFound: there is none with that id.
-    """
+    """Return the number of a job; raise ``JobNotFound`` if it does not exist."""
     found = db.row(JOB_NUMBER, job_id)
     if found is None:
         raise JobNotFound(f"the store {db.place} has no job {job_id!r}; see: smartbatch jobs list")
@@ -376,7 +365,7 @@ def job_number(db: Database, job_id: str) -> int:
 
 
 def items_by_number(reader: Reader, numbers: Iterable[int]) -> dict[int, StoredItem]:
-    """Return items in the order of their numbers."""
+    """Return items in order, by number."""
     rows = reader.rows(
         """SELECT i.no, p.user_id, p.body, i.tokens, i.tries FROM item i JOIN payload p ON p.no = i.no
         WHERE i.no IN {numbers} ORDER BY i.no""",
@@ -386,10 +375,10 @@ def items_by_number(reader: Reader, numbers: Iterable[int]) -> dict[int, StoredI
 
 
 def delete_items(db: Database, job: int, owner: str) -> None:
-    """Delete the items of a number that no job has, in transactions that let others in between.
+    """Delete items that belong to no job, in several transactions that let other writers in between.
 
-    The number is taken from its owner first, so that nothing is stored under it any more. Nothing is deleted
-    where it is not that owner's: a job was made of the items, or somebody else deletes them.
+    The number is taken from its owner first, so that nothing more is stored under it. If it has another
+    owner, nothing is deleted: a job was created, or another process is deleting the items.
     """
     if not db.change("UPDATE incomplete_job SET owner = '' WHERE no = ? AND owner = ?", job, owner):
         return
@@ -405,7 +394,7 @@ def delete_items(db: Database, job: int, owner: str) -> None:
 
 
 def first_in(db: Database, table: str, start: int, end: int, *, column: str = "no") -> int | None:
-    """Return the first number in a column of a table from ``start`` on and before ``end``."""
+    """Return the first number in a column of a table from ``start`` to ``end`` (excluded)."""
     least = f"SELECT min({column}) FROM {table} WHERE {column} >= ? AND {column} < ?"
     [(found,)] = db.rows(least, start, end)
     return None if found is None else int(found)

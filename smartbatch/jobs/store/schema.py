@@ -1,8 +1,8 @@
-"""The tables of a store, and the records that their rows are read as.
+"""The tables of a store, and the conversion of rows to records.
 
-Numbers of items are ``job number * 2**32 + position``, so that one column says both, in order. What is
-written once (requests, parameters) stands apart from what changes, so that a change of state writes a few
-bytes. Texts of users and providers are bytes: a text column refuses some characters.
+The number of an item is ``job number * 2**32 + position``, so that one column contains both, in order. What
+is written once (requests, parameters) is separate from what changes, so that a change of state writes few
+bytes. Text from users and providers is stored as bytes, since text columns reject some characters.
 """
 
 from __future__ import annotations
@@ -44,13 +44,12 @@ from smartbatch.jobs.store.database import (
 from smartbatch.types import Usage
 
 _T = TypeVar("_T", bound=AttrsInstance)
-VERSION = 1
-"""Of the tables below, as each store says it."""
+VERSION = 1  # of the tables below, recorded in each store
 
 TABLES = (
-    # numbers of jobs; a row stays while items have no job: still arriving, or being deleted
+    # numbers of jobs; a row exists while items belong to no job: during storage and deletion
     "CREATE TABLE incomplete_job (no {serial}, owner TEXT NOT NULL)",
-    # reserved: USD that may be spent besides what is booked; truncated, empty, refused: counts of answers
+    # reserved: USD that may be spent in addition to the cost; truncated, empty, refused: counts of answers
     """CREATE TABLE job (
         no {key},
         id TEXT NOT NULL UNIQUE,
@@ -86,7 +85,7 @@ TABLES = (
     )""",
     "CREATE INDEX job_unfinished ON job (state, no)",
     "CREATE TABLE job_params (no {key}, body {bytes} NOT NULL)",
-    # state: 0 open, 1 direct, 2 asking, 3 sharded, 4 final; the first three wait for something to be done
+    # state: see ItemState; the first three are unfinished work
     """CREATE TABLE item (
         no {key},
         state {int} NOT NULL,
@@ -143,7 +142,7 @@ TABLES = (
         cost {real},
         body {bytes} NOT NULL
     )""",
-    # what a line said of an item that goes again; gone when its shard is settled
+    # the line of an item that is sent again; deleted when its shard is settled
     "CREATE TABLE verdict (no {key}, outcome TEXT NOT NULL, digest {bytes} NOT NULL, body {bytes} NOT NULL)",
     """CREATE TABLE incident (
         no {serial},
@@ -161,12 +160,12 @@ TABLES = (
     )""",
     "CREATE INDEX turnaround_model ON turnaround (model, no)",
     "CREATE TABLE owner (id TEXT NOT NULL PRIMARY KEY, host TEXT NOT NULL, pid {int} NOT NULL, since {real})",
-    # items that are not sent: each ends with the result of an equal one of its job, the leader
+    # items that are not sent: each ends with the result of an identical item of its job, the leader
     "CREATE TABLE follower (no {key}, leader {int} NOT NULL)",
     "CREATE INDEX follower_leader ON follower (leader, no)",
-    # what tries used that did not end their item, and the last answer among them that was refused
+    # usage of tries that did not end their item, and the last rejected answer among them
     """CREATE TABLE earlier_tries (no {key}, cost {real}, usage TEXT NOT NULL, body {bytes})""",
-    # for who looks at the store, so that no table of items is read for it
+    # summaries for overviews, which never read the tables of items
     """CREATE TABLE decision (
         no {serial},
         job {int} UNIQUE,
@@ -203,7 +202,7 @@ TABLES = (
         request_id {bytes}
     )""",
     "CREATE INDEX error_group_last ON error_group (last_at)",
-    # hour: since 1970; part: so that not all who add to an hour wait for one row
+    # hour: since 1970; part: spreads concurrent writers of an hour over several rows
     """CREATE TABLE spending (
         hour {int} NOT NULL,
         model TEXT NOT NULL,
@@ -218,7 +217,7 @@ TABLES = (
         output_tokens {int} NOT NULL,
         PRIMARY KEY (hour, model, route, part)
     )""",
-    # what people set while work runs; a model is a text of a user, as a reason is
+    # settings made while work is running; model and reason are text from users
     """CREATE TABLE pause (
         model {bytes} NOT NULL PRIMARY KEY, reason {bytes}, who {bytes} NOT NULL, since {real} NOT NULL
     )""",
@@ -238,7 +237,7 @@ TABLES = (
         detail {bytes}
     )""",
     "CREATE INDEX act_job ON act (job_id, no)",
-    # results of rows that failed and were asked again
+    # results of rows that failed and were sent again
     """CREATE TABLE earlier_result (
         no {int} NOT NULL,
         seq {int} NOT NULL,
@@ -249,7 +248,7 @@ TABLES = (
         retried_at {real} NOT NULL,
         PRIMARY KEY (no, seq)
     )""",
-    # what is looked for among millions of results, and a job's own among all incidents
+    # for searches among millions of results, and for the incidents of one job
     "CREATE INDEX result_failed ON result (no) WHERE outcome <> 'succeeded'",
     "CREATE INDEX incident_job ON incident (job_id, no)",
 )
@@ -259,10 +258,10 @@ def create_tables(database: Database, types: Mapping[str, str]) -> None:
     """Create the tables, unless another process has just done so.
 
     Args:
-        types: how the dialect spells the words in braces.
+        types: the dialect's spelling of the words in braces.
 
     Raises:
-        StoreError: another version of the tables is there; it is left as it is.
+        StoreError: the tables exist in another version; they are not changed.
     """
 
     def work(tx: Transaction) -> None:
@@ -281,13 +280,13 @@ def has_tables(reader: Reader, place: str) -> bool:
     """Whether a database has the tables of a store.
 
     Raises:
-        StoreError: they are of another version.
+        StoreError: it has another version of them.
     """
     found = reader.row("SELECT version FROM schema_version")
     if found is not None and found[0] != VERSION:
         raise StoreError(
-            f"the store {place} has version {found[0]}, and this smartbatch uses version {VERSION}; use the "
-            "release that wrote it, or name another store"
+            f"the store {place} has version {found[0]}, but this smartbatch uses version {VERSION}; use the "
+            "release that wrote it, or use another store"
         )
     return found is not None
 
@@ -296,7 +295,7 @@ def has_tables(reader: Reader, place: str) -> bool:
 
 
 def maker(record: type[_T], **converters: Callable[[Any], Any]) -> Callable[[Row], _T]:
-    """Return what makes records of rows that have a column for each field, in order."""
+    """Return a function that converts rows with a column for each field, in order, to records."""
     names = [field.name for field in fields(record)]
     converted = [(names.index(name), convert) for name, convert in converters.items()]
     make: Callable[..., _T] = record
@@ -318,10 +317,10 @@ _ELSEWHERE = {
     "params": "p.body",
     "job_id": "(SELECT j.id FROM job j WHERE j.no = shard.job)",
 }
-"""Fields of records that are no column of the same name."""
+"""Fields of records without a column of the same name."""
 _JOB_COLUMNS = ", ".join(_ELSEWHERE.get(name, f"j.{name}") for name in fields_dict(JobRow))
 JOBS = f"SELECT {_JOB_COLUMNS}, j.lease_until FROM job j JOIN job_params p ON p.no = j.no "
-"""Jobs, and when the lease of the owner of each ends."""
+"""Jobs, and the time when the lease of each expires."""
 SHARD_COLUMNS = ", ".join(_ELSEWHERE.get(name, name) for name in fields_dict(ShardRow))
 _JOB_FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "key": decoded,
@@ -331,9 +330,7 @@ _JOB_FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "cancel_requested": bool,
     "note": decoded,
 }
-"""What makes the fields of a job of its columns, where these are not the same."""
-job_row = maker(JobRow, **_JOB_FIELDS)
-"""Returns the job of a row of :data:`JOBS`."""
+job_row = maker(JobRow, **_JOB_FIELDS)  # from a row of JOBS
 shard_row = maker(
     ShardRow,
     state=ShardState,
@@ -343,12 +340,10 @@ shard_row = maker(
     cleaned_up=bool,
     note=decoded,
 )
-"""Returns the shard of a row of :data:`SHARD_COLUMNS`."""
 _result_row = maker(ResultRow, ix=position, user_id=decoded, seq=position, follower=bool)
 incident_row = maker(IncidentRow, detail=decoded)
 open_item = maker(OpenItem, ix=position)
 stored_item = maker(StoredItem, ix=position, user_id=decoded)
-"""Each returns the record of a row that has its fields, in order."""
 _FIXED = ("id", "job_id", "no", "nonce", "scope", "model", "state", "size", "tokens")
 SHARD_CHANGES: dict[str, Callable[[Any], Any]] = {
     **{name: lambda value: value for name in fields_dict(ShardRow) if name not in _FIXED},
@@ -358,17 +353,15 @@ SHARD_CHANGES: dict[str, Callable[[Any], Any]] = {
     "cleaned_up": int,
     "note": encoded,
 }
-"""Columns of a shard that may change besides its state, and how a value of each is written."""
+"""Columns of a shard that may change in addition to its state, with the encoding of each."""
 
 
 def result_row(row: Row) -> ResultRow:
-    """Return the result of a row of :mod:`.items`."""
     *own, cost, usage, body = row
     return _result_row((*own, None if usage is None else earlier_tries((cost, usage, body))))
 
 
 def earlier_tries(row: Row) -> EarlierTries:
-    """Return the record of cost, usage and body of a row of its table."""
     cost, usage, body = row
     try:
         return EarlierTries(cost, Usage(*json.loads(usage)), body)

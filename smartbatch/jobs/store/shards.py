@@ -1,7 +1,4 @@
-"""Shards: which items go together, the state of each attempt, and what came of it.
-
-The tables ``shard``, ``shard_items`` and ``verdict``.
-"""
+"""Shards, the items in them, and verdicts on these: tables ``shard``, ``shard_items`` and ``verdict``."""
 
 from __future__ import annotations
 
@@ -52,23 +49,19 @@ _NO_PROGRESS = record_text(RemoteProgress())
 
 @frozen
 class ShardTable:
-    """Shards, and the items in them."""
-
     db: Database
     leases: LeaseTable
 
     # -- reading ---------------------------------------------------------------------------------------------
 
     def get(self, shard_id: str) -> ShardRow | None:
-        """Return a shard."""
         return next(iter(self._where("id = ?", shard_id)), None)
 
     def with_nonce(self, nonce: str) -> ShardRow | None:
-        """Return the shard with that nonce."""
         return next(iter(self._where("nonce = ?", nonce)), None)
 
     def of_job(self, job_id: str, *, states: Collection[ShardState] = tuple(ShardState)) -> list[ShardRow]:
-        """Return a job's shards by number."""
+        """Return a job's shards in the order of planning."""
         asked = [state.value for state in states]
         return self._where("job = ? AND state IN {texts} ORDER BY no", job_number(self.db, job_id), asked)
 
@@ -81,23 +74,23 @@ class ShardTable:
         return [shard_row(row) for row in self.db.rows(f"{_SHARDS}WHERE {condition}", *values)]
 
     def claimed_batches(self, scope: str, batch_ids: Collection[str]) -> set[str]:
-        """Return those ids that belong to a shard of this store, or that one is proving to be its own.
+        """Return the ids that belong to a shard of this store, or that a shard is verifying as its own.
 
-        What a dead shard suspects to be its orphan is not claimed: a shard that looks for its batch comes
-        first. Nor is what another shard found foreign to itself, for it may be a third one's.
+        Candidates of dead shards are not claimed, since a shard that searches for its batch has precedence.
+        Neither are batches that another shard found to be foreign, since they may belong to a third one.
         """
         asked = list(batch_ids)
         rows = self.db.rows(_BATCHES_OWN, scope, asked, asked) if asked else []
         return {batch_id for row in rows for batch_id in row}.intersection(asked)
 
     def payloads(self, shard_id: str, *, after: int = -1, limit: int) -> dict[int, StoredItem]:
-        """Return up to ``limit`` items of a shard by position, from the one after ``after``."""
+        """Return up to ``limit`` items of a shard by position, starting after ``after``."""
         sizes = self.measures(shard_id, range(after + 1, after + 1 + limit))
         fit = fitting(size.bytes for size in sizes.values())
         return self.items_at(shard_id, list(sizes)[:fit])
 
     def measures(self, shard_id: str, asked: Iterable[int] | None = None) -> dict[int, ItemSize]:
-        """Return the size of the item at each position of the shard, or at those asked for that exist."""
+        """Return the sizes of a shard's items by position, of all or of the given positions."""
         numbers = self._numbers(shard_id, asked)
         rows = self.db.rows(
             """SELECT i.no, length(p.body), i.tokens FROM item i JOIN payload p ON p.no = i.no
@@ -108,48 +101,50 @@ class ShardTable:
         return {at: found[no] for at, no in numbers.items() if no in found}
 
     def items_at(self, shard_id: str, asked: Iterable[int]) -> dict[int, StoredItem]:
-        """Return the item at each position of the shard that exists."""
+        """Return a shard's items by position."""
         numbers = self._numbers(shard_id, asked)
         found = items_by_number(self.db, numbers.values())
         return {at: found[no] for at, no in numbers.items()}
 
     def _numbers(self, shard_id: str, asked: Iterable[int] | None) -> dict[int, int]:
-        """Return the numbers of the items at positions of a shard, or at all."""
+        """Return the numbers of a shard's items by position, of all if ``asked`` is ``None``."""
         job, ixs = positions(self.db, shard_id)
         those = range(len(ixs)) if asked is None else asked
         return {at: number(job, ixs[at]) for at in those if 0 <= at < len(ixs)}
 
     def unsettled(self, shard_id: str) -> list[UnsettledItem]:
-        """Return the items of a shard that have no result, by position."""
+        """Return the items of a shard that have no result, in order."""
         job, ixs = positions(self.db, shard_id)
         numbered = [(ix, number(job, ix)) for ix in ixs]
         items = "SELECT no, state, tries FROM item WHERE no IN {numbers}"
         rows = self.db.rows(items, [no for _, no in numbered])
         tries = {no: tried for no, state, tried in rows if state != ItemState.FINAL.value}
         rows = self.db.rows("SELECT no, outcome, body FROM verdict WHERE no IN {numbers}", list(tries))
-        told = {no: (outcome, body) for no, outcome, body in rows}
+        verdicts = {no: (outcome, body) for no, outcome, body in rows}
         return [
-            UnsettledItem(ix, *told.get(no, (None, None)), tries[no]) for ix, no in numbered if no in tries
+            UnsettledItem(ix, *verdicts.get(no, (None, None)), tries[no])
+            for ix, no in numbered
+            if no in tries
         ]
 
     def is_answered(self, shard: ShardRow) -> bool:
-        """Whether all items of a shard that has not ended have their results, as an orphan can give them."""
+        """Whether all items of an open shard have results, for example from an orphan."""
         return not _left(self.db, shard, limit=1)
 
     # -- states ----------------------------------------------------------------------------------------------
 
     @leased
     def plan(self, tx: Transaction, job: int, shard: NewShard) -> ShardRow:
-        """Put open items into a new shard, ``PLANNED``, and reserve the most it can cost.
+        """Put open items into a new ``PLANNED`` shard, and reserve its maximum cost.
 
         Raises:
-            LeaseLost: also when one of the items is not open.
+            LeaseLost: also if one of the items is not open.
             OverJobBudget: the job's budget has no room for it.
-            ValueError: it has no item, or one twice.
+            ValueError: it has no item, or an item twice.
         """
         size = len(shard.items)
         if not size or len(set(shard.items)) != size:
-            raise ValueError("a shard has at least one item, and each once")
+            raise ValueError("a shard has at least one item, and no item twice")
         outcomes.reserve(tx, job, shard.reserved)
         [(no,)] = tx.rows("SELECT coalesce(max(no), 0) + 1 FROM shard WHERE job = ?", job)
         take = "UPDATE item SET state = {sharded}, shard = ? WHERE no IN {numbers} AND state = {open}"
@@ -177,39 +172,42 @@ class ShardTable:
     def advance(
         self, tx: Transaction, job: int, /, shard: ShardRow, to: ShardState, **changes: Any
     ) -> ShardRow:
-        """Move a shard to a state that may follow its own (or the same), with other columns changed.
+        """Change a shard's state and other columns.
 
-        The cases, in order:
-
-        1. The state is entered by another method, together with the items: ValueError.
-        2. The transition is not in the table, or a column is not one that changes: ValueError.
-        3. The job or the shard has moved on since it was read: LeaseLost.
-        4. Else state and columns are written; a change of ``reserved`` changes the job's as well, and is
-           never refused: what a shard may have cost, it may have cost.
+        A change of ``reserved`` changes the job's reservation too and is never refused, since the money may
+        have been spent already.
 
         Args:
-            shard: as it was read; its state is the guard.
+            shard: as it was read; its state guards the change.
+            to: the same state, or one that may follow it.
             changes: columns of :class:`ShardRow` by name.
+
+        Raises:
+            ValueError: the transition is not in the table or belongs to another method, or a column cannot be
+                changed.
+            LeaseLost: the job or the shard has changed since it was read.
         """
         if to is not shard.state:
             if to in _OWN_METHODS:
-                raise ValueError(f"a shard becomes {to.value} by {_OWN_METHODS[to]}, with its items")
+                raise ValueError(
+                    f"use {_OWN_METHODS[to]} to make a shard {to.value}: its items change as well"
+                )
             if shard.state is ShardState.READY and to is ShardState.SUBMITTING:
-                raise ValueError("a shard becomes submitting by mark_submitting")
+                raise ValueError("use mark_submitting to make a shard submitting")
         return _move(tx, job, shard, to, changes)
 
     @leased
     def mark_submitting(
         self, tx: Transaction, job: int, /, shard: ShardRow, *, exclusive: bool, **changes: Any
     ) -> ShardRow | None:
-        """Move ``READY`` to ``SUBMITTING``: after it, and never before, the one create is sent.
+        """Change ``READY`` to ``SUBMITTING``. The one create is sent afterwards, never before.
 
         Args:
-            exclusive: in the same transaction, refuse (return ``None``) while another shard of the scope is
+            exclusive: return ``None``, with nothing written, while another shard of the scope is
                 ``SUBMITTING``, ``UNCERTAIN`` or ``PROVISIONAL``.
         """
         if shard.state is not ShardState.READY:
-            raise ValueError(f"only a ready shard can be submitted, and this one is {shard.state.value}")
+            raise ValueError(f"only a ready shard can be submitted, but this one is {shard.state.value}")
         if exclusive:
             tx.lock(f"scope {shard.scope}")
             if tx.rows(_UNRESOLVED, shard.scope, shard.id) != [(0,)]:
@@ -231,18 +229,18 @@ class ShardTable:
         ended: Sequence[NewResult] = (),
         orphan: str | None = None,
     ) -> ShardRow:
-        """End a shard as ``DEAD`` and free its items, or end some of them.
+        """End a shard as ``DEAD``, and free or end its items.
 
         Args:
-            items: ``OPEN`` or ``REALTIME``: what its items without a result become.
-            tried: count it as a try of theirs.
+            items: new state of its items without a result, ``OPEN`` or ``REALTIME``.
+            tried: count this shard as one of their tries.
             at: Unix seconds.
-            maybe_billed: what was reserved for it stays so: nobody can say that it was not run.
-            orphan: id of its batch, which goes on; what comes of it is handled as of any orphan.
+            maybe_billed: keep its reservation, because the batch may have been billed.
             ended: results of items that end with it, because the provider refused them.
+            orphan: id of its batch if that is still running; it is then handled like any orphan.
         """
         if items not in (ItemState.OPEN, ItemState.REALTIME):
-            raise ValueError("the items of a discarded shard become open or real time")
+            raise ValueError("the items of a discarded shard must become open or real time")
         changes: dict[str, Any] = {
             "note": note,
             "died_at": at,
@@ -264,7 +262,7 @@ class ShardTable:
     def fail(
         self, tx: Transaction, job: int, shard: ShardRow, body: bytes, *, note: str, at: float
     ) -> ShardRow:
-        """End a shard as ``DEAD`` and its items without a result as failed with ``body``."""
+        """End a shard as ``DEAD``, and its items without a result as failed with ``body``."""
         changes = {"note": note, "died_at": at, "reserved": 0.0}
         failed = _move(tx, job, shard, ShardState.DEAD, changes)
         outcomes.end_alike(tx, job, _left(tx, shard), NewResult(-1, "failed", body, cost=0.0), at)
@@ -276,19 +274,21 @@ class ShardTable:
     def ingest(
         self, tx: Transaction, job: int, shard: ShardRow, results: Sequence[NewResult], *, at: float
     ) -> StoredResults:
-        """Store up to a thousand results of a shard. The cases, in order:
+        """Store up to a thousand results of a shard.
 
-        1. The shard is neither ``INGESTING`` nor ``DEAD``, or an item was never in it: ValueError.
-        2. The shard has moved on since it was read: LeaseLost.
-        3. The item has no result: this one is kept, and counted.
-        4. It has the same one, by its digest: nothing, because results may be read twice.
-        5. It has another one: that stays, and the item is returned as doubled.
-        6. A result that is not final (``again``, ``unrun``) is kept as a verdict until the shard is settled.
+        - If an item has no result, the new one is stored and counted.
+        - If it has the same one (by digest), nothing changes, since results may be read twice.
+        - If it has a different one, that is not replaced, and the item is returned as doubled.
+        - Results that are not final (``again``, ``unrun``) are stored as verdicts until the shard is settled.
 
-        Results of a ``DEAD`` shard are of its orphan: paid answers are used for items that are still open.
+        The results of a ``DEAD`` shard come from its orphan: its paid answers are used for open items.
+
+        Raises:
+            ValueError: the shard is neither ``INGESTING`` nor ``DEAD``, or an item was never in it.
+            LeaseLost: also if the shard has changed since it was read.
         """
         if shard.state not in (ShardState.INGESTING, ShardState.DEAD):
-            raise ValueError(f"a shard that is {shard.state.value} has no results to take")
+            raise ValueError(f"results of a {shard.state.value} shard cannot be stored")
         if tx.row("SELECT state FROM shard WHERE id = ? AND job = ?", shard.id, job) != (shard.state.value,):
             raise LeaseLost(f"shard {shard.id} is no longer {shard.state.value}; nothing was written")
         items = outcomes.item_states(tx, job, [result.ix for result in results])
@@ -313,25 +313,24 @@ class ShardTable:
         at: float,
         **changes: Any,
     ) -> ShardRow:
-        """End a shard as ``SETTLED``. Every item without a result goes one of four ways:
-
-        1. into a new shard, with one try more (``opened``);
-        2. into a new shard, with as many tries as before (``untried``);
-        3. into real time, with one try more (``realtime``);
-        4. it ends with a result (``finals``).
+        """End a shard as ``SETTLED``.
 
         Args:
-            changes: as in :meth:`advance`; ``reserved`` is 0 unless it is given: results say what it cost.
+            opened: items that go into a new shard, with one try more.
+            untried: items that go into a new shard, with the same number of tries.
+            realtime: items that are sent in real time, with one try more.
+            finals: final results of items.
+            changes: as in :meth:`advance`; ``reserved`` becomes 0 by default, since results contain the cost.
 
         Raises:
-            ValueError: an item without a result goes none of these ways, or an item goes two.
+            ValueError: an item without a result is in none of these collections, or an item is in two.
         """
         if not all(result.final for result in finals):
-            raise ValueError("results that settle a shard are final")
+            raise ValueError("results that settle a shard must be final")
         ends = {result.ix for result in finals}
         ways = (ends, set(opened), set(untried), set(realtime))
         if sum(map(len, ways)) != len(set().union(*ways)):
-            raise ValueError("an item of a settled shard goes one way only")
+            raise ValueError("an item of a settled shard must be in one collection only")
         changes = {"reserved": 0.0, **changes, "settled_at": at}
         settled = _move(tx, job, shard, ShardState.SETTLED, changes)
         for state, ixs in ((ItemState.OPEN, opened), (ItemState.REALTIME, realtime)):
@@ -342,18 +341,20 @@ class ShardTable:
             _check_members(tx, shard, items, finals)
             outcomes.keep(tx, job, items, finals, at)
         if left := _left(tx, shard):
-            raise ValueError(f"{len(left)} items of shard {shard.id} go nowhere: row {position(left[0])}, …")
+            raise ValueError(
+                f"{len(left)} items of shard {shard.id} are not assigned: row {position(left[0])}, …"
+            )
         _, ixs = positions(tx, shard.id)
         tx.change("DELETE FROM verdict WHERE no IN {numbers}", [number(job, ix) for ix in ixs])
         return settled
 
 
 def _move(tx: Transaction, job: int, shard: ShardRow, to: ShardState, changes: Mapping[str, Any]) -> ShardRow:
-    """Change a shard that is still in the state it was read in, and what its job has reserved for it.
+    """Change a shard that is still in the state it was read in, and its job's reservation.
 
     Raises:
         ValueError: see :func:`check_change`.
-        LeaseLost: the shard has moved on.
+        LeaseLost: the shard has changed.
     """
     check_change(shard, to, changes)
     written = {name: write(changes[name]) for name, write in SHARD_CHANGES.items() if name in changes}
@@ -370,33 +371,31 @@ def _move(tx: Transaction, job: int, shard: ShardRow, to: ShardState, changes: M
 
 
 def check_change(shard: ShardRow, to: ShardState, changes: Mapping[str, Any]) -> None:
-    """Raise ValueError when the transition is not in the table, or a column cannot be changed."""
+    """Raise ``ValueError`` if the transition is not in the table or a column cannot be changed."""
     if to is not shard.state and to not in TRANSITIONS[shard.state]:
-        raise ValueError(f"a shard that is {shard.state.value} does not become {to.value}")
+        raise ValueError(f"a {shard.state.value} shard cannot become {to.value}")
     unknown = changes.keys() - SHARD_CHANGES.keys()
     if unknown:
-        raise ValueError(f"these do not change with a shard's state: {', '.join(sorted(unknown))}")
+        raise ValueError(f"columns of a shard that cannot be changed: {', '.join(sorted(unknown))}")
 
 
 def _check_members(
     tx: Transaction, shard: ShardRow, items: Mapping[int, outcomes.ItemAt], results: Sequence[NewResult]
 ) -> None:
-    """Raise ValueError for a result of an item that was never in the shard."""
+    """Raise ``ValueError`` for a result of an item that was never in the shard."""
     unexpected = {result.ix for result in results if items.get(result.ix, (0, None))[1] != shard.no}
     if unexpected and (foreign := unexpected.difference(positions(tx, shard.id)[1])):
         raise ValueError(f"item {min(foreign)} is not in shard {shard.id}")
 
 
 def _free(tx: Transaction, shard: ShardRow, to: ItemState, numbers: list[int], *, tried: bool) -> None:
-    """Free items that are still in a shard."""
     free = """UPDATE item SET state = ?, tries = tries + ?, shard = NULL
         WHERE no IN {numbers} AND shard = ? AND state = {sharded}"""
     tx.change(free, to.value, int(tried), numbers, shard.no)
 
 
 def _left(reader: Reader, shard: ShardRow, *, limit: int | None = None) -> list[int]:
-    """Return the numbers of the items that are still in a shard, or of the first ``limit`` of them: all lie
-    between its first and its last."""
+    """Return the numbers of the items that are still in a shard, or of the first ``limit`` of them."""
     job, ixs = positions(reader, shard.id)
     span = number(job, min(ixs)), number(job, max(ixs))
     still = """SELECT no FROM item WHERE no >= ? AND no <= ? AND shard = ? AND state = {sharded}

@@ -1,38 +1,43 @@
-"""The store of jobs on an SQL database.
+"""The store of jobs in an SQL database.
 
-Rules of all operations:
+Rules for all operations:
 
-- A method of a part is one transaction, unless it says otherwise. What it returned from is on disk. An error
-  at a commit is looked up, never guessed.
-- Every write to a job names the writer's :class:`~smartbatch.jobs.records.JobLease`. When another process
-  took the job over meanwhile, nothing is written and :class:`~smartbatch.jobs.records.LeaseLost` is raised.
-- A change of a shard's state is guarded by the state it was read in: the second writer gets ``LeaseLost``.
-- Pages of requests and results end early where these are large, because some megabytes are read at a time,
-  and at gaps; only behind the last one there is none.
+- A method of a table is one transaction unless its docstring says otherwise. When it returns, its changes are
+  on disk. An error at a commit is looked up, never guessed.
+- Every write to a job names the writer's :class:`~smartbatch.jobs.records.JobLease`. If another process has
+  taken over the job, nothing is written and :class:`~smartbatch.jobs.records.LeaseLost` is raised.
+- A change of a shard's state is guarded by the state it was read in: a second writer gets ``LeaseLost``.
+- Pages of requests and results may be short, because they are limited to some megabytes and end at gaps; only
+  an empty page is the last one.
 - A job becomes ``DONE`` in the transaction that stores its last result.
-- Every method may raise StoreError: the database cannot be used, and nothing was written.
+- Every method may raise ``StoreError``: the database is unavailable, and nothing was written.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
+
+from attrs import frozen
 
 from smartbatch._database import Address
 from smartbatch._files import own_folder, resolved_file, state_folder
 from smartbatch._fork import on_fork
 from smartbatch.errors import ConfigError, StoreError
-from smartbatch.jobs.store.database import Database
-from smartbatch.jobs.store.facts import FactTable
+from smartbatch.jobs.records import IncidentRow
+from smartbatch.jobs.store import outcomes
+from smartbatch.jobs.store.database import DAMAGES, REMEMBER, Database, Transaction, bare, damaged, encoded
 from smartbatch.jobs.store.items import ItemTable
 from smartbatch.jobs.store.job_acts import ControlTable, JobActs
 from smartbatch.jobs.store.job_overview import JobOverview
 from smartbatch.jobs.store.jobs import JobTable
-from smartbatch.jobs.store.leases import Counted, FileLocks, LeaseTable, Owner, OwnerLocks
+from smartbatch.jobs.store.leases import Counted, FileLocks, LeaseTable, Owner, OwnerLocks, leased
+from smartbatch.jobs.store.schema import incident_row
 from smartbatch.jobs.store.shards import ShardTable
 from smartbatch.jobs.store.summaries import SummaryTable
 from smartbatch.setting import revealed
@@ -42,25 +47,20 @@ _KEYWORD_FORM = re.compile(
     r"\s*(host|hostaddr|port|dbname|user|password|passfile|service|options|sslmode)\s*=|.*\bpassword\s*=",
     re.S,
 )
-"""An address as libpq also takes it, such as ``host=db.example dbname=jobs``."""
+"""The other form of addresses that libpq accepts, such as ``host=db.example dbname=jobs``."""
 
 
 class SqlStore:
-    """Durable jobs. Safe to use from several threads and, with others like it, several processes.
+    """Durable jobs. Safe to use from several threads and, with other stores on the same place, processes.
 
     Args:
-        database: where it is.
-        locks: of those who own jobs.
-        spool: the folder for files on their way.
-        wall: Unix seconds, for what needs no agreement between machines.
+        spool: folder for temporary files.
+        wall: Unix seconds, where machines need not agree.
         rng: random numbers for ids of owners.
-        counted: called with a job's id and what was counted of it, after each commit that stores results.
+        counted: called with a job's id and its new counts after each commit that stores results.
 
     Attributes:
-        place: where it is, for people: a path or a DSN without its password.
-        jobs, leases, items, shards, facts, summaries, controls, acts: its parts, each with the verbs of some
-            tables.
-        overview: what a page shows of many jobs.
+        place: the path, or the DSN without its password, for people.
     """
 
     def __init__(
@@ -95,41 +95,41 @@ class SqlStore:
 
     @property
     def spool(self) -> str:
-        """A folder of this store, on the local disk, for files on their way; this user's alone, mode 0700."""
+        """The folder for temporary files, on the local disk and private to this user (mode 0700)."""
         try:
             own_folder(self._spool)
         except OSError as error:
             raise StoreError(
-                f"the folder {self._spool} cannot be made ({error.strerror}): files on their way to and from"
-                " the provider lie there; make room for it, or name another store"
+                f"the folder {self._spool} cannot be created ({error.strerror}). It holds files that are sent"
+                " to and received from the provider; make it possible, or use another store"
             ) from None
         return self._spool
 
     def require_folders(self) -> str:
-        """Make the folders that jobs need, where they are not there; return that for files on their way.
+        """Create the folders that jobs need if they are missing; return the folder for temporary files.
 
         Raises:
-            StoreError: one cannot be made, or is another user's.
+            StoreError: a folder cannot be created or belongs to another user.
         """
         self._owner.require_folder()
         return self.spool
 
     def give_up(self) -> None:
-        """Have whatever waits for the database fail at once: it does not answer, and the process is to end.
+        """Make whatever waits for the database fail at once, because it hangs and the process must end.
 
-        What is owned is released when the process has ended, or its leases are over.
+        Jobs owned by this store are released when the process ends or its leases expire.
         """
         self._db.give_up()
 
     def close(self) -> None:
-        """Release everything held and close. May be called twice."""
+        """Release all jobs and close. May be called twice."""
         self._owner.leave()
         self._db.close()
 
     def abandon(self) -> None:
-        """In a forked child: forget connections, locks and leases without touching the parent's.
+        """Drop connections, locks and leases without a word: in a forked child, since they are the parent's.
 
-        In the process that opened it, leave it as a killed process would.
+        In the process that opened the store, this leaves it as a killed process would.
         """
         self._owner.abandon()
         self._db.abandon()
@@ -145,19 +145,18 @@ def open_store(
     counted: Counted | None = None,
     **database: Any,
 ) -> SqlStore:
-    """Open the store at ``place``, and make it when it is not there.
+    """Open the store at ``place``, and create it if it is missing.
 
     Args:
-        place: a path, or ``sqlite:///path``; or ``postgresql://…`` for several machines, where
-            ``?schema=name`` says which of the database's schemas (default ``smartbatch``). ``None`` is
-            :func:`default_place`.
+        place: a path, or ``sqlite:///path``; or ``postgresql://…`` for several machines, with an optional
+            ``?schema=name`` (default ``smartbatch``). ``None`` is :func:`default_place`.
         wall: Unix seconds.
-        rng: random numbers for owners' ids.
+        rng: random numbers for ids of owners.
         counted: as for :class:`SqlStore`.
-        database: further arguments of the database, in tests.
+        database: further arguments of the database, for tests.
 
     Raises:
-        StoreError: it cannot be used; the text says why and what to do, and never the password.
+        StoreError: it cannot be opened; the text says why and what to do, and never contains the password.
         ConfigError: the address of a server is malformed, or ``postgresql://`` needs the extra ``postgres``,
             which is not installed.
     """
@@ -179,25 +178,25 @@ def open_store(
 
 
 def is_server(place: str) -> bool:
-    """Whether a place is the address of a server, and not a file."""
+    """Whether a place is the address of a server rather than a file."""
     return place.startswith(_SERVERS)
 
 
 def resolved_place(place: str | None) -> str:
-    """Return the address of a server as it is, and else the path of the file that is meant here and now.
+    """Return the address of a server unchanged, or the absolute path of a file.
 
     Raises:
-        StoreError: no file can have the name, or it is the address of another kind of server.
-        ConfigError: it is the address of a server in another form.
+        StoreError: no file can have that name, or it is the address of another kind of server.
+        ConfigError: it is the address of a PostgreSQL server in another form.
     """
     place = revealed(place or default_place())
     if "\0" in place:
-        raise StoreError("the store cannot be used: its name contains a NUL character; name another file")
+        raise StoreError("the store cannot be used: its name contains a NUL character; use another name")
     if is_server(place):
         return place
     if _KEYWORD_FORM.match(place):  # a file of that name would show the password
         raise ConfigError(
-            "store: the address of a PostgreSQL server is written as a URL, such as "
+            "store: write the address of a PostgreSQL server as a URL, such as "
             "postgresql://user:password@host:5432/database?schema=smartbatch, with special characters "
             "written as %XX"
         )
@@ -205,22 +204,86 @@ def resolved_place(place: str | None) -> str:
     path = place.removeprefix("sqlite:///")
     if "://" in path:  # another kind of server: a file of that name would show the password
         raise StoreError(
-            "the store cannot be used: its address is none of sqlite:///FILE, postgresql://HOST/DATABASE, or "
-            "the path of a file"
+            "the store cannot be used: its address must be sqlite:///FILE, postgresql://HOST/DATABASE, or the"
+            " path of a file"
         )
     return resolved_file(path)
 
 
 def check_place(place: str) -> None:
-    """Check the name of a store, without opening it.
+    """Check the name of a store without opening it.
 
     Raises:
-        ConfigError, StoreError: as :func:`open_store`, as far as the name and the installed packages say.
+        ConfigError, StoreError: as :func:`open_store`, judging by the name and the installed packages.
     """
     if is_server(address := resolved_place(place)):
         Address.of(address)
 
 
 def default_place() -> str:
-    """Return the path of the store of a user who names none."""
+    """Return the path of the default store."""
     return os.path.join(state_folder(), "jobs.db")
+
+
+# -- small tables ------------------------------------------------------------------------------------------
+
+MAX_TURNAROUNDS = 500  # stored batches per model; a forecast uses a hundred
+TRIM_INTERVAL = 50  # batches after which older ones are deleted
+
+
+@frozen
+class FactTable:
+    """Incidents, turnarounds of batches and facts: the tables ``incident``, ``turnaround`` and ``fact``."""
+
+    db: Database
+    leases: LeaseTable
+
+    @leased
+    def add_incident(self, tx: Transaction, _: int, incident: IncidentRow) -> bool:
+        """Store an incident; return false if one with the same kind, shard and detail exists."""
+        return outcomes.add_incident(tx, incident)
+
+    def incidents(self, job_id: str) -> list[IncidentRow]:
+        """Return the incidents of a job, oldest first."""
+        columns = "kind, job_id, shard_id, detail, money, at"
+        rows = self.db.rows(f"SELECT {columns} FROM incident WHERE job_id = ? ORDER BY no", job_id)
+        return [incident_row(row) for row in rows]
+
+    def observe_turnarounds(self, model: str, seen: Sequence[tuple[int, float, float]]) -> None:
+        """Store size, seconds and end time of batches, for forecasts."""
+        new = "INSERT INTO turnaround (model, size, seconds, at) VALUES (?, ?, ?, ?) RETURNING no"
+        trim = """DELETE FROM turnaround WHERE model = ? AND no <= (
+            SELECT no FROM turnaround WHERE model = ? ORDER BY no DESC LIMIT 1 OFFSET ?)"""
+
+        def work(tx: Transaction) -> None:
+            rows = [tx.rows(new, model, *each) for each in seen]
+            if any(no % TRIM_INTERVAL == 0 for [(no,)] in rows):
+                tx.change(trim, model, model, MAX_TURNAROUNDS)
+
+        self.db.write(work)
+
+    def turnarounds(self, model: str, *, limit: int) -> list[tuple[int, float, float]]:
+        """Return size, seconds and end time of the latest batches of ``model``, newest first."""
+        latest = "SELECT size, seconds, at FROM turnaround WHERE model = ? ORDER BY no DESC LIMIT ?"
+        return [(size, seconds, at) for size, seconds, at in self.db.rows(latest, model, limit)]
+
+    def topics(self, *, limit: int = 1000) -> list[str]:
+        """Return the names under which turnarounds are stored, in order, with one index lookup for each."""
+        each = """WITH RECURSIVE topic (name) AS (
+            SELECT min(model) FROM turnaround
+            UNION ALL SELECT (SELECT min(model) FROM turnaround WHERE model > topic.name)
+            FROM topic WHERE topic.name IS NOT NULL)
+            SELECT name FROM topic WHERE name IS NOT NULL LIMIT ?"""
+        return [name for (name,) in self.db.rows(each, limit)]
+
+    def remember(self, key: str, value: Any) -> None:
+        """Store a small JSON-serializable value, such as a discovered limit."""
+        self.db.change(REMEMBER, encoded(key), bare(value))
+
+    def recall(self, key: str) -> Any:
+        """Return a stored value or ``None``; raise ``StoreError`` if it is damaged."""
+        found = self.db.row("SELECT value FROM fact WHERE name = ?", encoded(key))
+        try:
+            return None if found is None else json.loads(found[0])
+        except DAMAGES:
+            raise damaged("fact") from None

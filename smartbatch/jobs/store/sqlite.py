@@ -1,10 +1,10 @@
-"""A store's database in one SQLite file: one machine, any number of processes and threads.
+"""A store's database in one SQLite file, for any number of processes and threads on one machine.
 
-Write-ahead log with ``synchronous=FULL``: what was committed survives a loss of power. Every write begins
-with ``BEGIN IMMEDIATE``: a read that turns into a write would be refused at once when somebody else wrote
+It uses a write-ahead log with ``synchronous=FULL``: committed data survives a loss of power. Every write
+begins with ``BEGIN IMMEDIATE``: a read that becomes a write would be refused if another process wrote
 meanwhile.
 
-The file is never opened but by SQLite: closing any descriptor of it would drop the locks of this process.
+Only SQLite opens the file: closing any other descriptor of it would drop the locks of this process.
 """
 
 from __future__ import annotations
@@ -21,25 +21,20 @@ from typing import Any, Literal, TypeVar
 from smartbatch._clock import RealClock
 from smartbatch._database import SqliteConnections, connect_sqlite
 from smartbatch._files import check_logs, check_own, inode_of, lock_file, new_file, private_folder
+from smartbatch._words import duration
 from smartbatch.errors import StoreError, scrub
 from smartbatch.jobs.records import StoredCounts
 from smartbatch.jobs.store.database import STATES, Database, Row, Transaction
 from smartbatch.jobs.store.schema import create_tables, has_tables
 
-BUSY_TIMEOUT = 10.0
-"""Seconds that a write waits for other writers."""
-LOOK = 0.1
-"""Seconds of these that SQLite itself waits, where nobody can reach it: between two of them the wait is given
-up when the store is."""
-APPLICATION = 0x736D6A62
-"""``smjb``: marks the file as a store of jobs, in the header's field for that."""
-OLDEST = (3, 35, 0)
-"""The first SQLite with ``RETURNING``."""
-CHECKED_AT_OPEN = 8 << 20
-"""Bytes up to which a file is checked as a whole when it is opened; a larger one is checked after the first
-error, because the check reads all of it."""
-VACUUM_PAGES = 5_000
-"""Pages given back to the system in one transaction."""
+BUSY_SECONDS = 10.0  # time that a write waits for other writers
+RETRY_SECONDS = 0.1  # of these, in one wait of SQLite; between two of them, a closed store stops waiting
+APPLICATION_ID = 0x736D6A62  # "smjb" in the file's header marks it as a store of jobs
+MIN_SQLITE = (3, 35, 0)  # the first version with RETURNING
+MAX_CHECKED_BYTES = 8 << 20
+"""Files up to this size are checked completely when they are opened; larger ones after the first error,
+because the check reads the whole file."""
+VACUUM_PAGES = 5_000  # returned to the system in one transaction
 
 _TYPES = {
     "key": "INTEGER PRIMARY KEY",
@@ -57,18 +52,18 @@ _WORDS = STATES | {
 
 
 _T = TypeVar("_T")
-NETWORKED = re.compile(
+NETWORK_FILE_SYSTEMS = re.compile(
     r"9p|afs|beegfs|ceph|cifs|gfs2|glusterfs|gpfs|lustre|ncpfs|nfs4?|ocfs2|orangefs|panfs|smb3|smbfs|vboxsf"
     r"|fuse\.(ceph|cephfs|gcsfuse|glusterfs|juicefs|mount\.glusterfs|rclone|s3fs|sshfs)"
 )
-"""File systems whose locks and shared memory do not hold between machines, which the log of SQLite needs
+"""File systems without locks and shared memory across machines, which the log of SQLite needs
 (sqlite.org/wal.html: "all processes using a database must be on the same host computer")."""
 GONE = (
-    "the store's file {path} was deleted or replaced while it was in use: nothing was written and nothing is"
-    " sent; bring the file back together with its -wal file, or start again with another store"
+    "the store's file {path} was deleted or replaced while it was in use: nothing was written, and nothing is"
+    " sent; restore the file together with its -wal file, or restart with another store"
 )
 _MOUNTS = "/proc/self/mountinfo"
-_ESCAPED = re.compile(r"\\([0-7]{3})")  # spaces and such in the list of mounts
+_ESCAPED = re.compile(r"\\([0-7]{3})")  # such as spaces in the list of mounts
 
 
 @functools.cache
@@ -82,15 +77,15 @@ def _execute(connection: sqlite3.Connection, statement: str, values: Iterable[An
 
 
 class SqliteDatabase(Database):
-    """The file.
+    """One SQLite file.
 
     Args:
-        path: the file; made, with its folder, when it is not there.
+        path: created with its folder if it is missing.
         wall: Unix seconds.
         busy_timeout: seconds that a write waits for other writers.
     """
 
-    def __init__(self, path: str, *, wall: Callable[[], float], busy_timeout: float = BUSY_TIMEOUT) -> None:
+    def __init__(self, path: str, *, wall: Callable[[], float], busy_timeout: float = BUSY_SECONDS) -> None:
         self.place = path
         self._wall = wall
         self._busy_timeout = busy_timeout
@@ -103,11 +98,11 @@ class SqliteDatabase(Database):
     # -- opening ---------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Make or check the file and its tables."""
-        if sqlite3.sqlite_version_info < OLDEST:
+        """Create or check the file and its tables."""
+        if sqlite3.sqlite_version_info < MIN_SQLITE:
             raise StoreError(
-                f"the store needs SQLite {'.'.join(map(str, OLDEST[:2]))} or newer, and this Python has"
-                f" {sqlite3.sqlite_version}; use a newer Python, or PostgreSQL"
+                f"the store needs SQLite {'.'.join(map(str, MIN_SQLITE[:2]))} or newer, but this Python has"
+                f" {sqlite3.sqlite_version}; use a newer Python or PostgreSQL"
             )
         prepare_folder(self.place)
         try:
@@ -118,7 +113,7 @@ class SqliteDatabase(Database):
             raise self._explained(error) from None
 
     def _opened(self, *, alone: bool) -> bool:
-        """Check the file, and make it if ``alone``; return False when it is still to be made."""
+        """Check the file, and create it if ``alone``; return false if it is not created yet."""
         with self._connections.reading():
             connection = self._connect()
             try:
@@ -133,13 +128,13 @@ class SqliteDatabase(Database):
         return True
 
     def _make(self) -> None:
-        """Make the file, while no other process does."""
+        """Create the file while no other process does."""
         lock = new_file(f"{self.place}.new")
         try:
-            lock_file(lock, wait=True)  # held by others for the few milliseconds that making it takes
+            lock_file(lock, wait=True)  # other processes hold it for a few milliseconds
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(self.place, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            check_own(self.place)  # an empty file may have been put there by anybody
+            check_own(self.place)  # anybody may have put an empty file there
             self._opened(alone=True)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{self.place}.new")
@@ -149,22 +144,22 @@ class SqliteDatabase(Database):
     def _examine(
         self, connection: sqlite3.Connection, alone: bool
     ) -> Literal["unmade", "no tables", "whole"]:
-        """Return what is in the file after checking that it can be a store; making it needs ``alone``."""
+        """Return the state of the file after checking that it can be a store; creating it needs ``alone``."""
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         [(application,)] = connection.execute("PRAGMA application_id")
         [(version,)] = connection.execute("PRAGMA user_version")
         if not tables and application == version == 0:
-            if not alone:  # nothing was ever put in: it is new, or its maker died at once
+            if not alone:  # it is empty: new, or its creator died at once
                 return "unmade"
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            connection.execute("VACUUM")  # else it does not hold for a file that has its first page
-            connection.execute(f"PRAGMA application_id = {APPLICATION}")
-        elif application != APPLICATION:
+            connection.execute("VACUUM")  # otherwise it has no effect once the file has its first page
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        elif application != APPLICATION_ID:
             raise StoreError(
-                f"the file {self.place} is an SQLite database, but no store of jobs: it was not touched; name"
-                " another file as the store"
+                f"the file {self.place} is an SQLite database but not a store of jobs; it was not changed."
+                " Use another file as the store"
             )
-        if os.path.getsize(self.place) <= CHECKED_AT_OPEN:
+        if os.path.getsize(self.place) <= MAX_CHECKED_BYTES:
             check_whole(connection, self.place)
         [(mode,)] = connection.execute("PRAGMA journal_mode")
         if mode != "wal":
@@ -177,9 +172,9 @@ class SqliteDatabase(Database):
         if self._closed:
             raise StoreError(f"the store {self.place} was closed; open it again")
         check_logs(self.place)
-        connection = connect_sqlite(self.place, timeout=min(LOOK, self._busy_timeout))
+        connection = connect_sqlite(self.place, timeout=min(RETRY_SECONDS, self._busy_timeout))
         connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA journal_size_limit = 67108864")  # bytes a log that grew once may keep
+        connection.execute("PRAGMA journal_size_limit = 67108864")  # bytes to which a large log is truncated
         return connection
 
     # -- reading ---------------------------------------------------------------------------------------------
@@ -217,17 +212,19 @@ class SqliteDatabase(Database):
         if self._damage is not None:
             raise StoreError(self._damage)
         self._check_file()
-        self._connections.undo()  # what a second Ctrl-C left while the first was handled
+        self._connections.undo()  # left over by a second Ctrl-C while the first was handled
         if not self._connections.has_writer:
             self._log = None
         connection = self._connections.writer()
         self._waiting(lambda: connection.execute("BEGIN IMMEDIATE"))
-        if self._log is None:  # it is there from a connection's first transaction to its end
+        if self._log is None:  # it exists from a connection's first transaction until it is closed
             self._log = self._inode(f"{self.place}-wal")
         return connection
 
     def _waiting(self, act: Callable[[], _T]) -> _T:
-        """Do what others may hold up, again and again: up to the busy time-out, or until it is closed."""
+        """Repeat an action that other processes may block, until the busy timeout or until the store is
+        closed.
+        """
         until = RealClock.now() + self._busy_timeout
         while True:
             try:
@@ -238,14 +235,14 @@ class SqliteDatabase(Database):
                     raise
 
     def _check_file(self) -> None:
-        """Raise StoreError when the file or its log is no longer the one that was opened."""
+        """Raise ``StoreError`` if the file or its log is no longer the one that was opened."""
         log = self._log if self._connections.has_writer else None
         known = ((self.place, self._file), (f"{self.place}-wal", log))
         if any(inode is not None and self._inode(path) != inode for path, inode in known):
             raise StoreError(GONE.format(path=self.place))
 
     def _inode(self, path: str) -> tuple[int, int] | None:
-        """Return what tells a file from another of its name; ``None`` where there is none."""
+        """Return the identity of a file; ``None`` if it does not exist."""
         try:
             return inode_of(path)
         except FileNotFoundError:
@@ -254,29 +251,29 @@ class SqliteDatabase(Database):
             raise self._explained(error) from None
 
     def _explained(self, error: Exception) -> StoreError:
-        """Return what an error means for people; after a sign of damage nothing is written any more."""
-        told = explained(error, self.place, self._busy_timeout)
+        """Return an error for people; after a sign of damage, nothing more is written."""
+        problem = explained(error, self.place, self._busy_timeout)
         if is_damage(error):
-            self._damage = str(told)
-        return told
+            self._damage = str(problem)
+        return problem
 
     # -- life ------------------------------------------------------------------------------------------------
 
-    def give_back(self) -> None:
-        # somebody else may read or write: then the room is used again by what comes next
+    def reclaim(self) -> None:
+        # if another process reads or writes, this has no effect, and the space is reused later
         with self._connections.writing(), contextlib.suppress(sqlite3.Error):
             if not self._connections.has_writer:
                 return
             connection = self._connections.writer()
             free, before = connection.execute("PRAGMA freelist_count").fetchone()[0], None
             while free and free != before:
-                # as a script: it works page by page, and execute() stops after the first
+                # as a script, since execute() stops after the first page
                 connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
                 free, before = connection.execute("PRAGMA freelist_count").fetchone()[0], free
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def give_up(self) -> None:
-        self._closed = True  # who waits for a lock looks at it
+        self._closed = True  # whoever waits for a lock checks this
 
     def close(self) -> None:
         self._closed = True
@@ -287,48 +284,47 @@ class SqliteDatabase(Database):
 
 
 class SqliteTransaction(Transaction):
-    """A write to the file, over the connection that writes."""
+    """A write transaction on the writing connection."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
         self.counted: list[StoredCounts] = []
 
     def rows(self, statement: str, *values: Any) -> list[Row]:
-        # all of them: an open cursor would hold up the commit
+        # all rows: an open cursor would block the commit
         return _execute(self.connection, statement, values).fetchall()
 
     def change(self, statement: str, *values: Any) -> int:
         return _execute(self.connection, statement, values).rowcount
 
     def at_commit(self, statement: str, *values: Any) -> None:
-        self.change(statement, *values)  # a write is alone, and there is no server to go to
+        self.change(statement, *values)  # writes are exclusive, and there is no server
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Row]) -> None:
         marks = ", ".join("?" * len(columns))
         self.connection.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)
 
     def lock(self, name: str) -> None:
-        """A write is alone as it is."""
+        """Writes are exclusive anyway."""
 
 
 # -- checks and errors ---------------------------------------------------------------------------------------
 
 
 def prepare_folder(path: str, mounts: Iterable[str] | None = None) -> None:
-    """Make the folder of the file ``path`` if need be, for its owner only.
+    """Create the folder of the file ``path`` if it is missing, for its owner only.
 
-    Args:
-        mounts: lines of ``/proc/self/mountinfo``.
+    ``mounts`` are lines of ``/proc/self/mountinfo``.
 
     Raises:
-        StoreError: the folder cannot be made, or is on a network file system.
+        StoreError: the folder cannot be created, or is on a network file system.
     """
     folder = os.path.dirname(path)
     kind = file_system(folder, _mounts() if mounts is None else mounts)
-    if kind is not None and NETWORKED.fullmatch(kind):
+    if kind is not None and NETWORK_FILE_SYSTEMS.fullmatch(kind):
         raise StoreError(
-            f"the store {path} would be on a network file system ({kind}), where the locks of SQLite do not"
-            " hold and jobs could be lost or sent twice; name a path on a local disk (SMARTBATCH_STORE), or a"
+            f"the store {path} would be on a network file system ({kind}), where SQLite's locks do not work,"
+            " so that jobs could be lost or sent twice; use a path on a local disk (SMARTBATCH_STORE), or a"
             " PostgreSQL server to share jobs between machines"
         )
     try:
@@ -336,13 +332,13 @@ def prepare_folder(path: str, mounts: Iterable[str] | None = None) -> None:
     except OSError as error:
         raise explained(error, path, 0.0) from None
     if os.path.isdir(path):
-        raise StoreError(f"the store {path} is a folder; name a file in it, such as {path}/jobs.db")
+        raise StoreError(f"the store {path} is a folder; use a file in it, such as {path}/jobs.db")
 
 
 def file_system(folder: str, mounts: Iterable[str]) -> str | None:
-    """Return the kind of file system ``folder`` is or will be on; ``None`` where that is unknown.
+    """Return the type of the file system that contains ``folder``; ``None`` if it is unknown.
 
-    The lines are described in proc(5): the mount point is the fifth word, the kind the one after ``-``.
+    In the lines, described in proc(5), the mount point is the fifth word and the type follows ``-``.
     """
     folder = os.path.realpath(folder)
     best, kind = "", None
@@ -367,46 +363,47 @@ def _mounts() -> list[str]:
 
 
 def check_whole(connection: sqlite3.Connection, path: str) -> None:
-    """Raise StoreError when SQLite finds the file damaged."""
+    """Raise ``StoreError`` if SQLite finds the file damaged."""
     found = connection.execute("PRAGMA quick_check(1)").fetchone()
     if found is None or found[0] != "ok":
         raise StoreError(_damaged(path, scrub(str(found[0] if found else "no answer"))))
 
 
 def is_damage(error: Exception) -> bool:
-    """True for an error after which nothing may be written to the file."""
+    """Whether nothing may be written to the file after an error."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def _damaged(path: str, reason: str) -> str:
     return (
-        f"the store's file {path} is damaged ({reason}): it was left as it is; keep a copy of it with its"
-        " -wal file, restore a backup or try `sqlite3 FILE .recover`, and name another store meanwhile"
+        f"the store's file {path} is damaged ({reason}) and was not changed; make a copy of it with its -wal"
+        " file, restore a backup or try `sqlite3 FILE .recover`, and use another store meanwhile"
     )
 
 
 def explained(error: Exception, path: str, waited: float) -> StoreError:
-    """Return an error of SQLite or of the system as what happened and what to do.
+    """Convert an error of SQLite or of the system to one that says what happened and what to do.
 
-    Args:
-        waited: seconds the busy time-out is.
+    ``waited`` is the busy timeout in seconds.
     """
     reason = scrub(str(error))
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if isinstance(error, UnicodeEncodeError):
-        return StoreError(f"the store {path} refuses a text with half a character (a lone surrogate) in it")
+        return StoreError(f"the store {path} rejected text with a lone surrogate")
     if isinstance(error, OSError):
-        return StoreError(f"the store {path} cannot be used ({error.strerror}): check folder and rights")
+        return StoreError(
+            f"the store {path} cannot be used ({error.strerror}): check its folder and permissions"
+        )
     if is_damage(error):
         return StoreError(_damaged(path, reason))
-    told = {
-        sqlite3.SQLITE_BUSY: f"is locked: another process has been writing for more than {waited:g} s; look"
-        " for one that hangs (`fuser` names it), or try again",
-        sqlite3.SQLITE_FULL: "cannot grow: the disk is full; make room, reading works meanwhile",
-        sqlite3.SQLITE_READONLY: "is read-only: make file and folder writable, or name another store",
+    what = {
+        sqlite3.SQLITE_BUSY: f"is locked: another process has been writing for more than {duration(waited)};"
+        " find the process that hangs (`fuser` lists it), or try again",
+        sqlite3.SQLITE_FULL: "cannot grow: the disk is full; free some space. Reading still works",
+        sqlite3.SQLITE_READONLY: "is read-only: make file and folder writable, or use another store",
         sqlite3.SQLITE_CANTOPEN: "cannot be opened: check that folder and file exist and are writable",
-        sqlite3.SQLITE_PERM: "cannot be opened: make file and folder writable, or name another store",
-        sqlite3.SQLITE_IOERR: "cannot be written: the disk is full or failing, or a limit of file sizes is"
-        " reached; nothing of this write counts",
-    }.get(code, "refused a statement")
-    return StoreError(f"the store {path} {told} ({reason})")
+        sqlite3.SQLITE_PERM: "cannot be opened: make file and folder writable, or use another store",
+        sqlite3.SQLITE_IOERR: "cannot be written: the disk is full or failing, or a limit of file sizes was"
+        " reached; nothing was written",
+    }.get(code, "rejected a statement")
+    return StoreError(f"the store {path} {what} ({reason})")

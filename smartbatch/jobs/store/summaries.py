@@ -1,11 +1,11 @@
-"""Summaries for who looks at the store: the tables ``decision``, ``error_group`` and ``spending``.
+"""Summaries for overviews: the tables ``decision``, ``error_group`` and ``spending``.
 
-What concerns a job is written in the transaction that stores the job or its results, so that it is never lost
-and never counted twice; what concerns requests in real time a few seconds later. All reads go by an index and
-are bounded, however many rows jobs have.
+Summaries of a job are written in the transaction that stores the job or its results, so that nothing is lost
+or counted twice; those of requests in real time follow a few seconds later. All reads use an index and are
+bounded, however many rows jobs have.
 
-Many transactions add to the same rows. So that none waits for another longer than a commit takes, these
-statements go along with the commit, and those of jobs are spread over :data:`PARTS` rows.
+Many transactions add to the same rows. So that none waits longer than a commit takes, these statements run
+with the commit, and those of jobs are spread over :data:`SPENDING_PARTS` rows.
 """
 
 from __future__ import annotations
@@ -30,23 +30,15 @@ from smartbatch.jobs.store.schema import maker
 from smartbatch.jobs.summary_records import ErrorGroup, Failures, Spending, StoredDecision
 from smartbatch.types import Route
 
-DECISIONS_KEPT = 2_000
-"""Decisions on lists in real time that are kept; that on a job is kept as long as the job."""
-GROUPS_KEPT = 500
-"""Groups of errors that are kept: those seen last."""
-GROUPS_AT_ONCE = 20
-"""Groups that one transaction adds to; further errors of each kind are counted as one group."""
-TRIM_EVERY = 20
-"""Jobs after which what is old is deleted; requests in real time have it deleted with each write."""
-TRIMMED = 1_000
-"""Groups that are deleted at once, at most."""
+MAX_DECISIONS = 2_000  # stored decisions on lists in real time; those on jobs are stored as long as the job
+MAX_GROUPS = 500  # stored groups of errors, those seen last
+MAX_GROUPS_PER_WRITE = 20  # further errors of one transaction are counted as one group per kind
+TRIM_INTERVAL = 20  # jobs after which old rows are deleted; requests in real time delete some with each write
+MAX_TRIMMED_GROUPS = 1_000  # groups that are deleted at once
 HOUR = 3600.0
-HOURS_KEPT = 14 * 24
-"""Hours for which spending is kept."""
-PARTS = 8
-"""Rows over which the spending of an hour, model and route is spread."""
-MOST_ROWS = 20_000
-"""Rows of spending that are read at once."""
+MAX_SPENDING_HOURS = 14 * 24  # for which spending is stored
+SPENDING_PARTS = 8  # rows over which the spending of an hour, model and route is spread
+MAX_SPENDING_ROWS = 20_000  # read at once
 
 _DECISIONS = """SELECT d.no, d.at, d.model, j.id, d.route, d.requests, d.deadline, d.p50, d.p95, d.cost,
     d.individual_p50, d.individual_cost, d.batch_p50, d.batch_cost,
@@ -93,28 +85,22 @@ _spending = maker(Spending, hour=lambda kept: kept * HOUR, **dict.fromkeys(_SUMS
 
 @frozen
 class SummaryTable:
-    """Summaries. All reads are of some thousand rows at most."""
-
     db: Database
 
     # -- decisions -------------------------------------------------------------------------------------------
 
     def decision(self, job_id: str) -> StoredDecision | None:
-        """Return the decision by which a job goes; ``None`` for a job whose route nobody chose."""
+        """Return the route decision of a job; ``None`` if its route was not chosen."""
         found = self.db.row(_DECISIONS.replace("{body}", "d.body") + "WHERE j.id = ?", job_id)
         return None if found is None else _stored_decision(found)
 
     def numbered(self, no: int) -> StoredDecision | None:
-        """Return the decision of a number."""
+        """Return the decision with a number."""
         found = self.db.row(_DECISIONS.replace("{body}", "d.body") + "WHERE d.no = ?", no)
         return None if found is None else _stored_decision(found)
 
     def kept(self, beginning: str) -> list[tuple[str, StoredDecision]]:
-        """Return the latest ten decisions on jobs that are deleted, with the keys of these, newest first.
-
-        Args:
-            beginning: of the keys.
-        """
+        """Return the latest ten decisions on deleted jobs with a key prefix, newest first."""
         low = beginning.encode("utf-8", "surrogatepass")
         found = "SELECT no, name FROM decision WHERE name >= ? AND name < ? ORDER BY no DESC LIMIT 10"
         rows = self.db.rows(found, low, low + b"\xff")
@@ -122,8 +108,7 @@ class SummaryTable:
         return [(name, one) for name, one in named if one is not None]
 
     def decisions(self, *, before: int | None = None, limit: int) -> list[StoredDecision]:
-        """Return decisions, newest first, from the one before number ``before``; without what they rest on,
-        so that there may be many."""
+        """Return decisions with a number below ``before``, newest first, without their details."""
         page = _DECISIONS.replace("{body}", "NULL")
         if before is None:
             rows = self.db.rows(f"{page}ORDER BY d.no DESC LIMIT ?", limit)
@@ -133,17 +118,13 @@ class SummaryTable:
 
     # -- errors and spending ---------------------------------------------------------------------------------
 
-    def error_groups(self, *, limit: int = GROUPS_KEPT) -> list[ErrorGroup]:
-        """Return groups of errors, those seen last first."""
+    def error_groups(self, *, limit: int = MAX_GROUPS) -> list[ErrorGroup]:
+        """Return groups of errors, most recent first."""
         return [_error_group(row) for row in self.db.rows(_GROUPS, limit)]
 
     def spending(self, since: float) -> list[Spending]:
-        """Return what was spent by hour, model and route, oldest first.
-
-        Args:
-            since: Unix seconds; the hour that holds them is the first.
-        """
-        return [_spending(row) for row in self.db.rows(_SPENDING, _hour(since), MOST_ROWS)]
+        """Return spending by hour, model and route, oldest first, from the hour that contains ``since``."""
+        return [_spending(row) for row in self.db.rows(_SPENDING, _hour(since), MAX_SPENDING_ROWS)]
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -156,19 +137,19 @@ class SummaryTable:
         at: float,
         part: int,
     ) -> None:
-        """Add what came of requests in real time, in one transaction, and delete what is old.
+        """Add the outcome of requests in real time, and delete old rows; in one transaction.
 
         Args:
-            decisions: on lists; each is given its number, and written again once it is measured.
+            decisions: on lists; each gets its number, and is written again once it is measured.
             at: Unix seconds of the errors and of the spending.
             part: a number of this process.
         """
 
         def work(tx: Transaction) -> list[int | None]:
-            tx.lock("summaries")  # processes that write at the same moment do not meet in a deadlock
+            tx.lock("summaries")  # processes that write at the same time must not deadlock
             numbers = [_write_decision(tx, each) for each in decisions]
             if decisions:
-                tx.change(_TRIM_DECISIONS, DECISIONS_KEPT)
+                tx.change(_TRIM_DECISIONS, MAX_DECISIONS)
             add_failures(tx, failures, at)
             _add_spending(tx, spent, at, part)
             trim(tx, at)
@@ -179,21 +160,21 @@ class SummaryTable:
 
 
 def store_decision(tx: Transaction, job: int | None, decision: Decision, model: str, at: float) -> None:
-    """Store the decision on a job, by its number."""
+    """Store the route decision of a job, given by number."""
     tx.at_commit(_NEW_DECISION, *_columns(job, decision, model, at))
 
 
 def keep_decision(tx: Transaction, job: int) -> None:
-    """Keep the decision on a job that is deleted, under its key, as one of those on lists."""
+    """Keep the decision of a deleted job, under its key, among the decisions on lists."""
     key = "(SELECT user_key FROM job WHERE no = ?)"
     tx.change(f"UPDATE decision SET name = {key}, job = NULL WHERE job = ?", job, job)
-    tx.change(_TRIM_DECISIONS, DECISIONS_KEPT)
+    tx.change(_TRIM_DECISIONS, MAX_DECISIONS)
 
 
 def measure(tx: Transaction, job: int, at: float) -> None:
-    """Store what a job took that ends now, with its decision; rows that run again later change nothing of it.
+    """Store duration and cost of a job that ends now with its decision, unless they are stored already.
 
-    Where nothing was answered, how soon that was known says nothing of any route.
+    If nothing was answered, the duration is not representative of any route and is not stored.
     """
     tx.at_commit(_MEASURE_JOB, at, at, job, job, job, Route.BATCH.value, job, job)
 
@@ -205,8 +186,7 @@ def add_results(
     counts: Iterable[StoredCounts],
     at: float,
 ) -> None:
-    """Add what results of a job came to, and the errors among them. ``ix`` of a result that stands for many
-    is that of one of them."""
+    """Add spending and errors of a job's results. The ``ix`` of a result for many items is that of one."""
     spent = [
         Spending(
             each.model,
@@ -228,11 +208,11 @@ def add_results(
 
 
 def add_failures(tx: Transaction, failures: Iterable[Failures], at: float) -> None:
-    """Add failures to the groups of errors; of more than :data:`GROUPS_AT_ONCE` those of a kind together."""
+    """Add failures to the groups of errors, in at most about :data:`MAX_GROUPS_PER_WRITE` groups."""
     groups: dict[tuple[str, str], Failures] = {}
     for each in failures:
         key = (each.kind, each.message)
-        if key not in groups and len(groups) >= GROUPS_AT_ONCE:
+        if key not in groups and len(groups) >= MAX_GROUPS_PER_WRITE:
             key = (each.kind, OTHER_MESSAGES)
         group = groups.get(key)
         if group is None:
@@ -240,8 +220,8 @@ def add_failures(tx: Transaction, failures: Iterable[Failures], at: float) -> No
         group.count += each.count
         group.model, group.item, group.request_id = each.model, each.item, each.request_id
     for group in groups.values():
-        told = f"{group.kind}\n{group.message}"
-        digest = hashlib.blake2b(told.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        identity = f"{group.kind}\n{group.message}"
+        digest = hashlib.blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         message, request_id = encoded(group.message), encoded(group.request_id)
         model = _text(group.model)
         values = (_text(group.kind), message, group.count, at, at, model, group.item, request_id)
@@ -249,13 +229,13 @@ def add_failures(tx: Transaction, failures: Iterable[Failures], at: float) -> No
 
 
 def trim(tx: Transaction, at: float) -> None:
-    """Delete spending and groups of errors beyond those that are kept."""
-    tx.at_commit(_TRIM_SPENDING, _hour(at) - HOURS_KEPT)
-    tx.at_commit(_TRIM_GROUPS, TRIMMED, GROUPS_KEPT)
+    """Delete old spending and groups of errors."""
+    tx.at_commit(_TRIM_SPENDING, _hour(at) - MAX_SPENDING_HOURS)
+    tx.at_commit(_TRIM_GROUPS, MAX_TRIMMED_GROUPS, MAX_GROUPS)
 
 
 def _write_decision(tx: Transaction, one: ListDecision) -> int | None:
-    """Insert a decision, or add what it took; return its number."""
+    """Insert a decision, or add its measurements; return its number."""
     no, measured = one.no, one.measured
     if no is None:
         [(no,)] = tx.rows(f"{_NEW_DECISION} RETURNING no", *_columns(None, one.decision, one.model, one.at))
@@ -286,29 +266,28 @@ def _columns(job: int | None, decision: Decision, model: str, at: float) -> tupl
 
 
 def _stored_decision(row: Row) -> StoredDecision:
-    *told, seconds, paid, individual, by_batch, body = row
+    *forecast, seconds, paid, individual, by_batch, body = row
     measured = None
     if seconds is not None:
         measured = Measured(seconds=seconds, cost=paid, individual_cost=individual, batch_cost=by_batch)
     names = fields_dict(StoredDecision)
-    values = (*told, measured, None if body is None else decision_of(body))
+    values = (*forecast, measured, None if body is None else decision_of(body))
     return StoredDecision(**dict(zip(names, values, strict=True)))
 
 
 def _failures(job: int, failed: Iterable[NewResult], model: str) -> list[Failures]:
-    """Return what failed, by the bytes of the error, which many items may share."""
+    """Return failures grouped by the bytes of the error, which many items may share."""
     by_body: dict[bytes, Failures] = {}
     for result in failed:
         known = by_body.get(result.body)
         if known is None:
-            known = by_body[result.body] = Failures(*_told(result.body), model)
+            known = by_body[result.body] = Failures(*_kind_and_pattern(result.body), model)
         known.count += 1
         known.item = number(job, result.ix)
     return list(by_body.values())
 
 
-def _told(body: bytes) -> tuple[str, str]:
-    """Return kind and message of the error in a result."""
+def _kind_and_pattern(body: bytes) -> tuple[str, str]:
     try:
         error = decode_error(body)
     except StoreError:
@@ -317,26 +296,26 @@ def _told(body: bytes) -> tuple[str, str]:
 
 
 def _error_group(row: Row) -> ErrorGroup:
-    kind, message, *told, item, request_id, job_id, user_id = row
+    kind, message, *counts, item, request_id, job_id, user_id = row
     ix = None if item is None or job_id is None else position(item)
     shown = decoded(request_id) if ix is None else item_id(job_id, ix, decoded(user_id))
-    values = (kind, decoded(message) or "", *told, job_id, ix, shown)
+    values = (kind, decoded(message) or "", *counts, job_id, ix, shown)
     return ErrorGroup(**dict(zip(fields_dict(ErrorGroup), values, strict=True)))
 
 
 def _add_spending(tx: Transaction, spent: Iterable[Spending], at: float, part: int) -> None:
     for each in spent:
         model, route, *counts, _ = astuple(each)
-        tx.at_commit(_SPEND, _hour(at), _text(model), route, part % PARTS, *counts)
+        tx.at_commit(_SPEND, _hour(at), _text(model), route, part % SPENDING_PARTS, *counts)
 
 
 def _text(value: str) -> str:
-    """Return a name as any text column takes it: what is only shown must not make a write fail."""
+    """Return a name for any text column: text that is only displayed must not make a write fail."""
     return value.encode("utf-8", "replace").decode().replace("\0", "?")
 
 
 def _known(value: float) -> float:
-    """Return a time that every database keeps: what is no number is endless."""
+    """Return a time that every database can store; NaN becomes infinity."""
     return math.inf if math.isnan(value) else value
 
 

@@ -95,7 +95,7 @@ class _Database(Database):
     def now(self) -> float:
         return self._wall()
 
-    def give_back(self) -> None:
+    def reclaim(self) -> None:
         """Memory has room."""
 
     def give_up(self) -> None:
