@@ -1,4 +1,4 @@
-"""The jobs of a store without a client: looking at them, acting on them, and carrying them on."""
+"""The jobs of a store without a client: view, manage and run them."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from smartbatch.types import Duration, Generation, Kind, Result, Route, T
 class StoredJobs:
     """The jobs of one store, whatever model they were submitted for, without a client.
 
-    Looking at them needs no key. Whoever waits for one has this process carry on the jobs of the store whose
-    accounts it has the keys for. Items that go in real time are asked within the settings given here. A
-    forked child begins anew. Every method raises :class:`StoreError` where the store cannot be used.
+    Viewing them needs no API key. Waiting for a job makes this process run the jobs of the store for whose
+    accounts it has keys. Items sent in real time follow the settings given here. A forked child starts
+    fresh. Every method raises :class:`StoreError` if the store cannot be used.
 
     Args:
-        config: settings; ``store`` names the store. From the environment when ``None``.
+        config: settings; ``store`` names the store. Read from the environment if ``None``.
         clock: time and waiting, for tests.
     """
 
@@ -66,7 +66,7 @@ class StoredJobs:
         """Return a job by its id or its key.
 
         Raises:
-            JobNotFound: the store has none.
+            JobNotFound: the store has no such job.
         """
         return self._handle(self._state.engine.find(id_or_key))
 
@@ -74,28 +74,28 @@ class StoredJobs:
         """Return jobs, newest first.
 
         Args:
-            unfinished: only those that have not ended.
-            limit: at most so many.
+            unfinished: only jobs that have not finished.
+            limit: maximum number of jobs.
         """
         rows = self._state.engine.store.jobs.latest(limit=count_of("limit", limit), unfinished=unfinished)
         return [self._handle(row) for row in rows]
 
     def kept_decisions(self, beginning: str) -> list[tuple[str, StoredDecision]]:
-        """Return decisions on jobs that were deleted but for these, with the keys of the jobs, newest first.
+        """Return the stored decisions of deleted jobs with the jobs' keys, newest first.
 
         Args:
-            beginning: of the keys.
+            beginning: prefix of the keys.
         """
         return self._state.engine.store.summaries.kept(beginning)
 
     def statuses(self, limit: int = 1000) -> list[JobStatus]:
-        """Return the statuses of jobs, newest first, by one query for all of them.
+        """Return the statuses of jobs, newest first, with a single query.
 
-        They have no batches and no incidents, and nothing that follows from batches: ``running`` is 0,
-        ``remaining`` is ``None``. :meth:`~smartbatch.Job.status` has all of that.
+        They contain no batches, no incidents and nothing derived from batches: ``running`` is 0 and
+        ``remaining`` is ``None``. :meth:`~smartbatch.Job.status` returns all of it for one job.
 
         Args:
-            limit: at most so many.
+            limit: maximum number of statuses.
         """
         engine = self._state.engine
         wall = engine.clock.wall()
@@ -109,28 +109,30 @@ class StoredJobs:
     def pause(
         self, provider: str, model: str | None = None, *, reason: str | None = None, by: str | None = None
     ) -> Pause:
-        """Have nothing new sent to a model, by any process that uses the store, until :meth:`resume`.
+        """Stop sending new requests to a model, in all processes that use the store, until :meth:`resume`.
 
-        Calls under way end, and batches that were sent are followed to their end. What waits goes on waiting,
-        within its own time-outs, and nothing is lost. A process hears of it within two seconds, and one that
-        starts later at once. A model that is paused already keeps its pause.
+        Calls in flight complete, and batches already sent are followed until they finish. Waiting requests
+        keep waiting, within their own timeouts, and nothing is lost. Running processes notice the pause
+        within two seconds. A model that is already paused keeps its pause.
 
         Args:
             provider: the name before the colon, such as ``openai``.
-            model: the name behind it; ``None`` for all models of the provider.
-            reason: for those who wait.
-            by: who acts; by default the user and the machine.
+            model: the name after it; ``None`` for all models of the provider.
+            reason: shown to whoever waits for the model.
+            by: who pauses it; by default the user and the machine.
         """
         controls = self._state.engine.store.controls
         return self._acted(controls.pause(name_of(provider, model), one_line(reason), actor(by)))
 
     def resume(self, provider: str, model: str | None = None, *, by: str | None = None) -> bool:
-        """End a pause; False where there is none. A model that was paused by its own name, and by that of its
-        provider, goes on when both have ended."""
+        """End a pause; return false if there is none.
+
+        A model that was paused both by its own name and by its provider's resumes once both pauses end.
+        """
         return self._acted(self._state.engine.store.controls.resume(name_of(provider, model), actor(by)))
 
     def paused(self) -> list[Pause]:
-        """Return the pauses that hold, oldest first."""
+        """Return the active pauses, oldest first."""
         return list(self._state.engine.store.controls.controls().pauses.values())
 
     def set_limit(
@@ -142,14 +144,15 @@ class StoredJobs:
         tokens_per_minute: float | None = None,
         by: str | None = None,
     ) -> None:
-        """Set limits of a model in place of the settings ``max_rpm`` and ``max_tpm``, for all that use the
-        store; ``None`` leaves those of the settings, or has them hold again.
+        """Replace ``max_rpm`` and ``max_tpm`` for a model, in all processes that use the store.
+
+        ``None`` keeps, or restores, the limit from the settings.
         """
         given = {"requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute}
         for field, value in given.items():
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if value is not None and not (number and 0 < value <= sys.float_info.max):
-                raise InvalidRequest(f"{field} = {value!r:.60} is no number above 0", field=field)
+                raise InvalidRequest(f"{field} = {value!r:.60} must be a number above 0", field=field)
         self._acted(
             self._state.engine.store.controls.set_limit(
                 name_of(provider, model), requests_per_minute, tokens_per_minute, actor(by)
@@ -157,33 +160,33 @@ class StoredJobs:
         )
 
     def limits(self) -> list[ModelLimit]:
-        """Return the limits that were set, oldest first."""
+        """Return the limits set with :meth:`set_limit`, oldest first."""
         return list(self._state.engine.store.controls.controls().limits.values())
 
     def cancel_jobs(self, chosen: JobSelection, *, by: str | None = None) -> Acted:
-        """Ask for jobs to be cancelled, by whoever carries them on; 1,000 at a time."""
+        """Request the cancellation of up to 1,000 jobs; the processes that run them carry it out."""
         return self._acted(self._state.engine.store.acts.cancel(chosen, actor(by)))
 
     def resume_jobs(self, chosen: JobSelection, *, by: str | None = None) -> Acted:
-        """Have held jobs go on; 1,000 at a time. This process does not carry them on by that."""
+        """Resume held jobs, up to 1,000 at a time. This does not make the present process run them."""
         return self._acted(self._state.engine.store.acts.resume(chosen, actor(by)))
 
     def forget_jobs(self, chosen: JobSelection, *, by: str | None = None) -> Acted:
-        """Delete finished jobs, their requests and their results; 1,000 at a time."""
+        """Delete finished jobs with their requests and results, up to 1,000 at a time."""
         store = self._state.engine.store
         ids, left_out = store.acts.finished(chosen)
         count = 0
         for job_id in ids:
-            with suppress(JobNotFound):  # another process was quicker
+            with suppress(JobNotFound):  # another process deleted it first
                 store.jobs.forget(job_id, actor(by))
                 count += 1
         return Acted(count, left_out)
 
     def retry_jobs(self, chosen: JobSelection, *, billed: bool = False, by: str | None = None) -> Acted:
-        """Ask the failed rows of jobs again, as :meth:`~smartbatch.Job.retry_failed`; 1,000 jobs at a time.
+        """Retry the failed rows of up to 1,000 jobs, as :meth:`~smartbatch.Job.retry_failed` does.
 
         Returns:
-            how many rows are asked again, and how many jobs are left.
+            how many rows are sent again, and how many jobs are left.
         """
         store = self._state.engine.store
         ids, left_out = store.acts.with_failed_rows(chosen)
@@ -204,7 +207,7 @@ class StoredJobs:
         return self._state.engine.store.controls.latest(before=before, job_id=job_id, limit=most)
 
     def close(self, timeout: Duration | None = None) -> None:
-        """Store what comes within ``timeout`` seconds, by default ``exit_grace``, and give the jobs back."""
+        """Release the jobs, storing results for up to ``timeout`` seconds (default: ``exit_grace``)."""
         seconds = seconds_of("timeout", timeout)
         self._state.close(self.config.exit_grace if seconds is None else seconds)
 
@@ -213,7 +216,7 @@ class StoredJobs:
         return self._states.get()
 
     def _acted(self, done: T) -> T:
-        """Have this process hear of an act at once, where it carries jobs on."""
+        # if this process runs jobs, it notices the action at once
         self._state.engine.look_at_acts()
         return done
 
@@ -225,12 +228,7 @@ class StoredJobs:
 
 
 class _StoreState:
-    """What carries on the jobs of a store in one process. Real time is made with the first item that needs
-    it.
-
-    Attributes:
-        engine: carries jobs on.
-    """
+    """Runs a store's jobs in one process; the first item sent in real time starts the real-time side."""
 
     def __init__(self, config: BatchingConfig, clock: Clock) -> None:
         self._config = config
@@ -267,18 +265,18 @@ class _StoreState:
         on_exit(self)
 
     def after_fork(self) -> None:
-        """In a forked child: end the copies of the parent's futures. The child's state is another one."""
-        error = WrongProcess("the job's futures belong to the parent process; take your own")
+        # the child has a state of its own; only the copies of the parent's futures remain to be failed
+        error = WrongProcess(
+            "the job's futures belong to the parent process; look the job up again in this process"
+        )
         if self._realtime is not None:
             self._realtime.abandon(error)
         self.engine.abandon(error)
 
     def at_exit(self, waited: float, *, interrupted: bool) -> None:  # noqa: ARG002
-        """At the interpreter's end: give the jobs back."""
         self.close(max(0.0, self._config.exit_grace - waited))
 
     def close(self, timeout: float) -> None:
-        """Store what comes within ``timeout`` seconds, and give the jobs back."""
         with self._making:
             self._closed = True
             realtime = self._realtime
@@ -311,7 +309,6 @@ class _StoreState:
             realtime.control(controls)
 
     def _speed(self, row: JobRow) -> Speed:
-        """Return how fast requests of a job are answered in real time, by what the store knows of it."""
         self._history.refresh()
         call = self._history.latency(Route.INDIVIDUAL, row.model)
         cancelling = self._history.cancelling(row.model.partition(":")[0])
@@ -321,14 +318,13 @@ class _StoreState:
     def _budget_for(self, row: JobRow) -> Budget:
         provider = self.engine.providers.provider_of(row)
         if provider is None:
-            raise ConfigError(f"the account of job {row.id} is not at hand in this process")
+            raise ConfigError(f"this process has no key for the account of job {row.id}")
         return self._realtime_for(OpenedModel(provider, row.model.partition(":")[2])).budget
 
     def _realtime_for(self, model: OpenedModel) -> Realtime:
-        """Return the real-time part; it asks for jobs of any model."""
         with self._making:
             if self._closed:
-                raise ClientClosed("the store was closed; the job can be taken up again")
+                raise ClientClosed("the store was closed; open it again to continue the job")
             if self._realtime is None:
                 preparer = RequestPreparer(Generation(), (), request_timeout=None, check=model.check)
                 setup = RealtimeSetup(
