@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     from smartbatch.types import Tool as Tool
     from smartbatch.types import ToolCall as ToolCall
     from smartbatch.types import Usage as Usage
-    from smartbatch.views.report import Report as Report
+    from smartbatch.views.html import Report as Report
 
 _NAMES_OF = {
     "client": "BatchingClient",
@@ -106,7 +106,7 @@ _NAMES_OF = {
     "jobs.job": "Job",
     "jobs.stored_result": "StoredResult",
     "jobs.status": "JobStatus",
-    "views.report": "Report",
+    "views.html": "Report",
     "results": "ResultList",
     "types": (
         "Answer Attempt ConstraintParams Embedding EmbeddingListParams EmbeddingParams Generation "

@@ -83,10 +83,10 @@ class Plan(Generic[T]):
         return f"<Plan {requests}, {self.route.value}, about {duration(self.p50)}, {cost}>"
 
     def _repr_html_(self) -> str:
-        from smartbatch.views.notebook import in_cell  # late: only a notebook shows it
+        from smartbatch.views.html import notebook  # late: only a notebook shows it
 
         parts = tuple(decision_parts(self.decision, voice=IN_PYTHON))
-        return in_cell(View(repr(self).strip("<>"), (Section("routes", "Routes", parts),)))
+        return notebook(View(repr(self).strip("<>"), (Section("routes", "Routes", parts),)))
 
     def explain(self, *, details: bool = False) -> str:
         """Return the plan in a few sentences: what happens, how long it takes, what it costs, and why.

@@ -249,15 +249,15 @@ class ResultList(list[Result[T]]):
 
     def _repr_html_(self) -> str:
         """Return the sums and the first and last results, for a notebook."""
+        from smartbatch.views.html import notebook
         from smartbatch.views.model import DataTable, Section, View  # late: most programs are no notebooks
-        from smartbatch.views.notebook import in_cell
 
         places: list[int | None] = list(range(len(self)))
         if len(self) > 2 * SHOWN + 1:
             places = [*places[:SHOWN], None, *places[-SHOWN:]]
         rows = [("…",) * 6 if at is None else (str(at), *_row(self[at])) for at in places]
         table = DataTable.of("Results", "row, answer, route, tokens, cost:money, error", rows)
-        return in_cell(View(_summary(self), (Section("results", "Results", (table,)),)))
+        return notebook(View(_summary(self), (Section("results", "Results", (table,)),)))
 
     def raise_if_all_failed(self) -> None:
         """Raise ``AllRequestsFailed`` when there are requests and not one was answered."""

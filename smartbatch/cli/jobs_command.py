@@ -25,7 +25,7 @@ from smartbatch.cli.standard_output import (
     terminal_width,
 )
 from smartbatch.config import BatchingConfig
-from smartbatch.dashboard.job_rows import jobs_table
+from smartbatch.dashboard.jobs_page import jobs_table
 from smartbatch.dashboard.page import Query
 from smartbatch.dashboard.source import Source
 from smartbatch.errors import InputError, JobNotFound, StoreError

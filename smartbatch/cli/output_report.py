@@ -23,7 +23,7 @@ from smartbatch.jobs.summary_records import StoredDecision
 from smartbatch.runs.output_lines import defects_of, figures_of, is_answer, number_of, sample_of
 from smartbatch.runs.result_tables import read_table, table_format
 from smartbatch.types import DEFECTS
-from smartbatch.views.report import Report
+from smartbatch.views.html import Report
 
 _SUBJECTS = "name the output of a run, of jobs results, or a job"
 _TOKENS = ("input_tokens", "output_tokens")

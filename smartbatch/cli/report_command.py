@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from smartbatch.cli.option_tables import add_options
 
 if TYPE_CHECKING:
-    from smartbatch.views.report import Report
+    from smartbatch.views.html import Report
 
 _HELP = """\
 Write a report of a job (its id, its key) or of the output of a run (OUT.jsonl, .csv, .parquet): one file of

@@ -1,4 +1,4 @@
-"""The dashboard: one WSGI application over a store, the processes that share limits, and a client's queue."""
+"""The dashboard: one WSGI application for a store, the processes that share limits, and a client's queue."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from smartbatch.dashboard.access import LOOPBACK, Access, TokenAccess
-from smartbatch.dashboard.application import STREAMS, Dashboard
+from smartbatch.dashboard.application import DEFAULT_STREAMS, Dashboard
 from smartbatch.dashboard.source import Source
 
 if TYPE_CHECKING:
@@ -23,25 +23,25 @@ def app(
     access: Access | None = None,
     hosts: Collection[str] = LOOPBACK,
     show_content: bool = False,
-    streams: int = STREAMS,
+    streams: int = DEFAULT_STREAMS,
 ) -> Dashboard:
-    """Return the dashboard as a WSGI application, to be mounted in any server or framework.
+    """Return the dashboard as a WSGI application that any server or framework can mount.
 
-    Nothing is opened before the first request, so it may be made before a server forks.
+    Nothing is opened before the first request, so it can be made before a server forks.
 
     Args:
-        store: the jobs that are shown: a path, or a PostgreSQL address; the client's, or the setting
-            ``store``, when ``None``.
-        shared: where processes share limits, likewise.
+        store: the store to show: a path or a PostgreSQL address. Defaults to that of the client, or to the
+            setting ``store``.
+        shared: where processes share limits, with the same defaults.
         client: a client of this process, whose queue is shown as well.
-        access: called with the WSGI environment of each request; returns ``"all"`` (look and act),
-            ``"read"`` or ``None``. Without it every request is answered 403. :class:`TokenAccess` is what
-            ``smartbatch dashboard`` uses: a token, from this machine only.
-        hosts: names in the ``Host`` header that it answers for, without a port; ``"*"`` for any, where the
-            server or the framework checks them.
+        access: called with the WSGI environment of each request; returns ``"all"`` (view and act), ``"read"``
+            (view only) or ``None`` (nothing). Without it every request is answered with 403.
+            :class:`TokenAccess` is what ``smartbatch dashboard`` uses: a token, on this machine only.
+        hosts: accepted names in the ``Host`` header, without a port; ``"*"`` for any, if the server or the
+            framework checks them.
         show_content: show prompts and answers.
-        streams: of live news at a time in a process, fewer than the server has threads; further browsers
-            ask every few seconds.
+        streams: maximum number of concurrent live connections per process; fewer than the server has
+            threads. Further browsers poll every few seconds.
 
     Raises:
         ConfigError: a setting cannot be used.

@@ -1,4 +1,4 @@
-"""*Decisions*: each decision on a route with its forecast, what it took, and what it saved or lost."""
+"""*Decisions*: each choice of a route with its forecast, its outcome, and what it saved or lost."""
 
 from __future__ import annotations
 
@@ -30,12 +30,9 @@ from smartbatch.views.model import (
     View,
 )
 
-EVERY = 2.0
-"""Seconds between two looks while somebody watches; what is shown is written every few seconds."""
-PAGE = 50
-"""Decisions of a page."""
-SUMMED = 1_000
-"""The latest decisions, which totals are made of."""
+REFRESH_SECONDS = 2.0  # the figures are written every few seconds
+DECISIONS_PER_PAGE = 50
+MAX_SUMMED_DECISIONS = 1_000  # the latest, for totals
 _COLUMNS = (
     "at (UTC), model, requests:number, route, time, cost:money, against always individual, "
     "against always batch"
@@ -44,35 +41,32 @@ _TOTALS = (
     "route, decisions:number, requests:number, cost:money, against always individual, against always batch"
 )
 _NOTE = (
-    "Routes that were not taken were not measured. Their cost is that of the tokens really used, at their "
-    "price (by tokens used), or else the forecast made when the route was chosen (by forecast); their time "
-    "is always a forecast. There is no comparison with the route that was taken, or with one that had no "
-    "forecast: there is no Batch API for it, or it was excluded."
+    "Alternatives were not run. Their cost is computed from the tokens actually used (by tokens used) or, if "
+    "that is unknown, taken from the forecast (by forecast); their duration is always a forecast. A route "
+    "without a forecast, such as a batch without a Batch API, is not compared."
 )
-_UNMEASURED = "No decision was measured yet: its requests are still running."
-_NONE = "No route was chosen yet: send a list with generate(…, deadline=…), or smartbatch run."
+_UNMEASURED = "No outcome yet: the requests are still running."
+_NONE = "No decisions yet. Send a list with generate(…, deadline=…) or smartbatch run."
 
 
 def page(source: Source, query: Query) -> Page:
-    """Return the page."""
     store = source.store
     if store is None:
         return _alone("Decisions", no_store_yet(source))
-    figures = store.summaries.decisions(limit=SUMMED)
+    figures = store.summaries.decisions(limit=MAX_SUMMED_DECISIONS)
     sections = (
         Section("calibration", "Forecasts and outcomes", _calibration(figures), empty=_UNMEASURED),
         Section("saved", "Saved and lost by route", _saved(figures), empty=_UNMEASURED),
         Section("decisions", "Decisions", _decisions(store, query), empty=_NONE),
     )
-    return Page(View("Decisions", sections, tiles=_tiles(figures)), every=EVERY)
+    return Page(View("Decisions", sections, tiles=_tiles(figures)), REFRESH_SECONDS)
 
 
 def page_of_one(source: Source, query: Query) -> Page:
-    """Return the page of one decision: its table of routes, and what it took."""
     store, no = source.store, number_of(query.argument)
     one = None if store is None or no is None else store.summaries.numbered(no)
     if one is None:
-        return _alone("Decision", "There is no such decision; of those on lists only the latest are kept.")
+        return _alone("Decision", "There is no such decision; only the latest decisions on lists are kept.")
     routes = tuple(decision_parts(one.decision)) if one.decision is not None else ()
     sections = (
         Section("outcome", "Forecast and outcome", _outcome(one, query)),
@@ -80,7 +74,7 @@ def page_of_one(source: Source, query: Query) -> Page:
             "routes",
             "Compared routes",
             routes,
-            empty="A newer smartbatch made this decision: update to see its table.",
+            empty="This decision was made by a newer smartbatch: update to see its routes.",
         ),
     )
     return Page(View(f"{one.route.capitalize()} for {one.requests:,} requests", sections, subtitle=one.model))
@@ -99,8 +93,8 @@ def _tiles(figures: Sequence[StoredDecision]) -> tuple[Tile, ...]:
     if known:
         half = sum(measured.seconds <= one.p50 for one, measured in known) / len(known)
         most = sum(measured.seconds <= one.p95 for one, measured in known) / len(known)
-        tiles.append(Tile("Within p50", share(half), "50 % is perfect"))
-        tiles.append(Tile("Within p95", share(most), "95 % is perfect"))
+        tiles.append(Tile("Within p50", share(half), "ideal: 50 %"))
+        tiles.append(Tile("Within p95", share(most), "ideal: 95 %"))
     met = [measured.seconds <= one.deadline for one, measured in known if one.deadline is not None]
     if met:
         tiles.append(Tile("Deadlines met", f"{sum(met):,} of {len(met):,}", tone="" if all(met) else "bad"))
@@ -108,34 +102,24 @@ def _tiles(figures: Sequence[StoredDecision]) -> tuple[Tile, ...]:
 
 
 def _calibration(figures: Sequence[StoredDecision]) -> tuple[Part, ...]:
-    """Return how the time taken relates to its forecast."""
     ratios = tuple(
         one.measured.seconds / one.p50 for one in figures if one.measured is not None and one.p50 > 0
     )
     if not ratios:
         return ()
     return (
-        ValueDistribution(
-            "Time taken, as a multiple of its p50 forecast", ratios, marks=(("forecast", 1.0),)
-        ),
+        ValueDistribution("Duration as a multiple of its p50 forecast", ratios, marks=(("forecast", 1.0),)),
     )
 
 
 @frozen
 class _Gain:
-    """What was saved against another route; negative where it was lost, ``None`` where nothing is known.
+    """What was saved compared with another route; negative for a loss, ``None`` if unknown."""
 
-    Attributes:
-        usd: by what the tokens that were really used cost there.
-        forecast_usd: by its forecast, where that is all there is.
-        seconds: by its forecast.
-        compared: decisions of which that is known.
-    """
-
-    usd: float | None = None
-    forecast_usd: float | None = None
-    seconds: float | None = None
-    compared: int = 0
+    usd: float | None = None  # from the tokens actually used
+    forecast_usd: float | None = None  # from the forecast, if that is all there is
+    seconds: float | None = None  # from the forecast
+    compared: int = 0  # decisions
 
     def __add__(self, other: _Gain) -> _Gain:
         return _Gain(
@@ -148,8 +132,6 @@ class _Gain:
 
 @define
 class _Sums:
-    """What decisions for one route came to, as far as it is known."""
-
     decisions: int = 0
     requests: int = 0
     paid: float = 0.0
@@ -158,7 +140,7 @@ class _Sums:
 
 
 def _gains(one: StoredDecision, measured: Measured) -> tuple[_Gain, _Gain]:
-    """Return what was saved against always-individual and against always-batch."""
+    """Return the gains compared with always-individual and with always-batch."""
     individual = measured.individual_cost, one.individual_cost, one.individual_p50
     batch = measured.batch_cost, one.batch_cost, one.batch_p50
     return _gain(one, Route.INDIVIDUAL, measured, *individual), _gain(one, Route.BATCH, measured, *batch)
@@ -172,11 +154,11 @@ def _gain(
     cost: float | None,
     p50: float | None,
 ) -> _Gain:
-    """Return what was saved against another route.
+    """Return the gain compared with another route.
 
     Args:
-        used: USD of the tokens that were really used, by that route.
-        cost, p50: forecast of it.
+        used: USD of the tokens actually used, at that route's price.
+        cost, p50: forecast of that route.
     """
     if one.route == other.value or p50 is None:
         return _Gain()
@@ -194,7 +176,6 @@ def _sum(one: float | None, other: float | None) -> float | None:
 
 
 def _saved(figures: Iterable[StoredDecision]) -> tuple[Part, ...]:
-    """Return what was saved and lost by route, compared with the plain routes."""
     by_route: dict[str, _Sums] = {}
     for one in figures:
         if one.measured is None:
@@ -219,13 +200,12 @@ def _saved(figures: Iterable[StoredDecision]) -> tuple[Part, ...]:
         )
         for route, sums in sorted(by_route.items(), key=lambda each: -each[1].decisions)
     ]
-    caption = f"Measured decisions among the latest {SUMMED:,}, by route"
+    caption = f"Measured decisions among the latest {MAX_SUMMED_DECISIONS:,}, by route"
     return DataTable.of(caption, _TOTALS, rows), Note(_NOTE)
 
 
 def _in_words(gain: _Gain, of: int = 1) -> Cell:
-    """Say what was saved and lost, and how that is known; never by a sign alone. Of several decisions also of
-    how many, where not all could be compared."""
+    """Return a gain in words with its basis; for ``of`` decisions also how many could be compared."""
     if gain.seconds is None:
         return None
     lines = []
@@ -241,19 +221,21 @@ def _in_words(gain: _Gain, of: int = 1) -> Cell:
 
 
 def _difference(saved: float, words: Callable[[float], str]) -> str:
-    told = words(abs(saved))
-    return f"{told} {'saved' if saved >= 0 else 'lost'}" if told != words(0.0) else "the same"
+    amount = words(abs(saved))
+    return f"{amount} {'saved' if saved >= 0 else 'lost'}" if amount != words(0.0) else "the same"
 
 
-# -- each ----------------------------------------------------------------------------------------------------
+# -- single decisions ----------------------------------------------------------------------------------------
 
 
 def _decisions(store: SqlStore, query: Query) -> tuple[Part, ...]:
-    """Return a page of decisions; it is named by the one before it, so it costs the same wherever it is."""
-    found = store.summaries.decisions(before=number_of(query.values.get("before")), limit=PAGE + 1)
-    rows = [_row(one, query) for one in found[:PAGE]]
+    found = store.summaries.decisions(
+        before=number_of(query.values.get("before")), limit=DECISIONS_PER_PAGE + 1
+    )
+    rows = [_row(one, query) for one in found[:DECISIONS_PER_PAGE]]
     table = DataTable.of("Decisions, newest first", _COLUMNS, rows) if rows else None
-    links = pages_of("decisions", query, "before", found[PAGE - 1].no if len(found) > PAGE else None)
+    older = found[DECISIONS_PER_PAGE - 1].no if len(found) > DECISIONS_PER_PAGE else None
+    links = pages_of("decisions", query, "before", older)
     return tuple(part for part in (table, links) if part is not None)
 
 
@@ -285,7 +267,7 @@ def _took(one: StoredDecision, measured: Measured) -> tuple[Value, ...]:
 
 
 def _against(one: StoredDecision) -> tuple[Cell, Cell]:
-    """Return the forecasts of always individual and always batch, or what was saved compared with them."""
+    """Return the forecasts of the two plain routes or, after the outcome, the gains compared with them."""
     if one.measured is not None:
         individual, batch = _gains(one, one.measured)
         return _in_words(individual), _in_words(batch)

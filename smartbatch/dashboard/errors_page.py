@@ -1,4 +1,4 @@
-"""*Errors*: what failed for good, by kind and message, since when, and one example of each."""
+"""*Errors*: final failures by kind and message, with an example of each."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ from smartbatch.dashboard.source import Source
 from smartbatch.jobs.summary_records import ErrorGroup
 from smartbatch.views.model import Cell, DataTable, Link, Links, Note, Part, Section, State, Tile, View
 
-EVERY = 2.0
-"""Seconds between two looks while somebody watches; what is shown is written every few seconds."""
+REFRESH_SECONDS = 2.0  # the figures are written every few seconds
 MAX_GROUPS = 100
-"""Groups of a page."""
 _HOUR = 3600.0
 _COLUMNS = "error, message, failed:number, first seen (UTC):time, last seen (UTC):time, model, example"
-_NOTE = "In messages # stands for a number or an id. Requests that succeeded after a retry are not counted."
+_NOTE = "In messages, # stands for a number or an id. Requests that succeeded after a retry are not counted."
 
 
 def page(source: Source, query: Query) -> Page:
-    """Return the page."""
     if source.store is None and source.client is None:
         return Page(View("Errors", (Section("errors", "Errors", (), empty=no_store_yet(source)),)))
     groups, kind = source.error_groups(), query.values.get("kind", "")
@@ -35,11 +32,10 @@ def page(source: Source, query: Query) -> Page:
         Section("kinds", "By kind", _kinds(groups, kind, query), empty="No request has failed."),
         Section("errors", "By message", _errors(shown, query), empty="Nothing to show."),
     )
-    return Page(View("Errors", sections, tiles=tiles), every=EVERY)
+    return Page(View("Errors", sections, tiles=tiles), REFRESH_SECONDS)
 
 
 def _kinds(groups: list[ErrorGroup], chosen: str, query: Query) -> tuple[Part, ...]:
-    """Return how many failed by kind; each links to its messages alone."""
     counts: Counter[str] = Counter()
     for group in groups:
         counts[group.kind] += group.count
@@ -59,15 +55,15 @@ def _errors(groups: list[ErrorGroup], query: Query) -> tuple[Part, ...]:
         return ()
     rows = [_row(group, query) for group in groups[:MAX_GROUPS]]
     left = len(groups) - MAX_GROUPS
-    more = f" {plural(left, 'more message was', 'more messages were')} seen earlier: choose a kind."
+    more = f" {plural(left, 'older message is', 'older messages are')} left out: choose a kind."
     table = DataTable.of("Errors, latest first", _COLUMNS, rows)
     return table, Note(_NOTE + (more if left > 0 else ""))
 
 
 def _row(group: ErrorGroup, query: Query) -> tuple[Cell, ...]:
-    example: Cell = group.request_id or "of a forgotten job"
+    example: Cell = group.request_id or "from a forgotten job"
     if group.job_id is not None and group.request_id is not None:
         job = Link(f"row {group.row} of {group.job_id}", query.link("jobs", group.job_id))
         example = (group.request_id, job)
-    told = group.message or "(no text)"
-    return State(group.kind, "bad"), told, group.count, group.first_at, group.last_at, group.model, example
+    message = group.message or "(no text)"
+    return State(group.kind, "bad"), message, group.count, group.first_at, group.last_at, group.model, example

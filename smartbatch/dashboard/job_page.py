@@ -1,19 +1,20 @@
-"""One job: its key figures, progress, batches, incidents, failed requests, results and actions."""
+"""One job: key figures, progress, batches, incidents, failed requests, actions, and its results as files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 
 from attrs import evolve
 
 from smartbatch._words import UNKNOWN, money
-from smartbatch.dashboard import act_forms
-from smartbatch.dashboard.downloads import formats, may_download
-from smartbatch.dashboard.job_rows import deadline_of, time_of
-from smartbatch.dashboard.outlook import Outlook, outlook, risk_of
+from smartbatch.dashboard.action_forms import job_forms
+from smartbatch.dashboard.jobs_page import Outlook, deadline_of, outlook, risk_of, time_of
 from smartbatch.dashboard.page import Page, Query, number_of, pages_of
 from smartbatch.dashboard.source import Source
 from smartbatch.errors import JobNotFound, kind_name
+from smartbatch.jobs.job import Job
 from smartbatch.jobs.payload import decode_result
 from smartbatch.jobs.progress_chart import progress_chart
 from smartbatch.jobs.records import JobRow
@@ -29,6 +30,7 @@ from smartbatch.jobs.status import (
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.job_overview import FailedRequest
 from smartbatch.results import defects_in_words
+from smartbatch.tables.result_files import stored_lines, write_stored
 from smartbatch.views.model import (
     Cell,
     DataTable,
@@ -46,20 +48,60 @@ from smartbatch.views.model import (
     View,
 )
 
+KINDS: Mapping[str, str] = {
+    "jsonl": "application/x-ndjson",
+    "csv": "text/csv",
+    "parquet": "application/vnd.apache.parquet",
+}
+"""Formats of downloads, with their media types."""
+BLOCK_BYTES = 1 << 16
 MAX_BATCHES = 100
-MAX_FAILED = 50
-"""Failed requests of a page."""
+FAILED_PER_PAGE = 50
 MAX_INCIDENTS = 50
-FORMATS = (("jsonl", "JSON lines"), ("csv", "CSV"), ("parquet", "Parquet"))
-_TINY = 1e-9
+_FORMAT_NAMES = (("jsonl", "JSON lines"), ("csv", "CSV"), ("parquet", "Parquet"))
+_MIN_USD = 1e-9  # smaller amounts come from rounding
+
+
+def may_download(source: Source, query: Query) -> bool:
+    return source.show_content or query.granted == "all"
+
+
+def formats() -> list[str]:
+    return [kind for kind in KINDS if kind != "parquet" or find_spec("pyarrow") is not None]
+
+
+def results_file(source: Source, job_id: str, format: str) -> tuple[str, Iterator[bytes]]:
+    """Return the file name and the content of a job's results, in blocks. They are never all in memory: JSON
+    lines are sent as they are read, and tables are written to a temporary file.
+
+    Raises:
+        JobNotFound: there is no such job.
+        StoreError: the store cannot be read.
+    """
+    job = source.jobs.job(job_id)
+    content = _blocks_of_lines(job) if format == "jsonl" else _blocks_of_table(job, format)
+    return f"{job.id}.{format}", content
+
+
+def _blocks_of_lines(job: Job) -> Iterator[bytes]:
+    block = bytearray()
+    for line in stored_lines(job):
+        block += line
+        if len(block) >= BLOCK_BYTES:
+            yield bytes(block)
+            block.clear()
+    yield bytes(block)
+
+
+def _blocks_of_table(job: Job, format: str) -> Iterator[bytes]:
+    with tempfile.TemporaryFile(prefix="smartbatch-") as file:
+        write_stored(format, job, file, formulas="escape")  # a spreadsheet opens it
+        file.seek(0)
+        while block := file.read(BLOCK_BYTES):
+            yield block
 
 
 def page(source: Source, query: Query) -> Page:
-    """Return the page.
-
-    Raises:
-        JobNotFound: the store has no such job.
-    """
     store = source.store
     line = None if store is None else store.jobs.get(query.argument)
     if store is None or line is None:
@@ -76,20 +118,19 @@ def page(source: Source, query: Query) -> Page:
         Section(
             "job", "Details", _details(source, store, line, status, ends, risk_of(line, shards, times, now))
         ),
-        Section("progress", "Progress", (progress_chart(line, shards, now, expected),), empty=_NO_PROGRESS),
+        Section(
+            "progress", "Progress", (progress_chart(line, shards, now, expected),), empty="No results yet."
+        ),
         Section("batches", "Batches", _batches(status), empty="No batches: requests are sent in real time."),
         Section("incidents", "Incidents", _incidents(status), empty="No incidents."),
         Section("failed", "Failed requests", _failed(store, line, query), empty="No failed requests."),
         Section("results", "Results", _downloads(source, line, query)),
-        Section("act", "Actions", act_forms.of_job(line, query), is_live=False),
+        Section("actions", "Actions", job_forms(line, query), is_live=False),
     )
     tiles = (*job_tiles(status), *_budget(line))
     title = f"Job {line.key or line.id}"
     state = shown_state(status.state, cancelling=status.cancelling, failed=status.failed)
     return Page(View(title, sections, state, _subtitle(line), tiles))
-
-
-_NO_PROGRESS = "No results yet."
 
 
 def _subtitle(line: JobRow) -> str:
@@ -100,7 +141,7 @@ def _subtitle(line: JobRow) -> str:
 def _budget(line: JobRow) -> Iterator[Tile]:
     budget = line.policy.budget
     if budget is not None:
-        reserved = f"{money(line.reserved)} reserved" if line.reserved > _TINY else ""
+        reserved = f"{money(line.reserved)} reserved" if line.reserved > _MIN_USD else ""
         bar = ProgressBar("budget of the job", line.cost, budget)
         yield Tile("Budget", money(budget), reserved, progress=bar)
 
@@ -137,7 +178,6 @@ def _details(
 
 
 def _tokens(line: JobRow) -> str:
-    """Return the tokens; never 0 if they are unknown."""
     if line.unpriced and not line.input_tokens + line.output_tokens:
         return UNKNOWN
     return f"{line.input_tokens:,} in, {line.output_tokens:,} out"
@@ -152,12 +192,11 @@ def _incidents(status: JobStatus) -> tuple[Part, ...]:
 
 
 def _failed(store: SqlStore, line: JobRow, query: Query) -> tuple[Part, ...]:
-    """Return a page of failed requests; it is named by the position at which it begins."""
     first = min(number_of(query.values.get("failed")) or 0, line.total)
-    found = store.overview.failed(line, first=first, limit=MAX_FAILED + 1)
-    more = found[MAX_FAILED].ix if len(found) > MAX_FAILED else None
-    links = pages_of("failed requests", query, "failed", more, words=("First", "Further"))
-    rows = list(_reasons(found[:MAX_FAILED]))
+    found = store.overview.failed(line, first=first, limit=FAILED_PER_PAGE + 1)
+    more = found[FAILED_PER_PAGE].ix if len(found) > FAILED_PER_PAGE else None
+    links = pages_of("failed requests", query, "failed", more, words=("First", "More"))
+    rows = list(_reasons(found[:FAILED_PER_PAGE]))
     table = DataTable.of("Failed requests", "row:number, id, error, reason", rows) if rows else None
     return tuple(part for part in (table, links) if part is not None)
 
@@ -170,13 +209,12 @@ def _reasons(rows: Sequence[FailedRequest]) -> Iterator[tuple[Cell, ...]]:
 
 
 def _downloads(source: Source, line: JobRow, query: Query) -> tuple[Part, ...]:
-    """Return links to files of results, for those who may have answers."""
     if not may_download(source, query):
-        return (Note("Only people who may act can download results, unless content is shown to all."),)
+        return (Note("You need the right to act to download results, unless content is shown to everyone."),)
     links = tuple(
         Link(name, query.link("download", line.id, format=kind), is_download=True)
-        for kind, name in FORMATS
+        for kind, name in _FORMAT_NAMES
         if kind in formats()
     )
-    told = f"{line.finished:,} of {line.total:,} requests have results."
-    return Note(told), Links("Downloads", links)
+    count = f"{line.finished:,} of {line.total:,} requests have results."
+    return Note(count), Links("Downloads", links)

@@ -1,41 +1,64 @@
-"""*Jobs*: every job, by pages, and by state, model or name."""
+"""*Jobs*: all jobs by page, state, model or name; and jobs as rows of a table, with the time left."""
 
 from __future__ import annotations
 
-from smartbatch.dashboard import act_forms
-from smartbatch.dashboard.job_rows import jobs_table
+import heapq
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from smartbatch._words import duration, money, share
+from smartbatch.core.forecast import Times
+from smartbatch.dashboard.action_forms import job_list_forms
 from smartbatch.dashboard.page import Page, Query, no_store_yet, number_of, pages_of
 from smartbatch.dashboard.source import Source
-from smartbatch.jobs.records import JobState
+from smartbatch.jobs.records import JobRow, JobState
+from smartbatch.jobs.shard_records import OPEN_SHARDS, UNSENT_SHARDS, ShardRow
+from smartbatch.jobs.status import shown_state
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.store.job_overview import MAX_COUNTED, JobFilter
-from smartbatch.views.model import Field, Form, Section, Tile, View
+from smartbatch.jobs.store.job_overview import MAX_COUNTED, AcceptedForecast, JobFilter
+from smartbatch.results import defects_in_words
+from smartbatch.views.model import (
+    Cell,
+    DataTable,
+    Field,
+    Form,
+    Link,
+    Moment,
+    ProgressBar,
+    Section,
+    State,
+    Tile,
+    Value,
+    View,
+)
 
-PAGE = 40
-"""Jobs of a page."""
-EVERY = 1.75
-"""Seconds between two looks while somebody watches: so many jobs take less than a hundredth of a core, and a
-change is seen within two seconds."""
+JOBS_PER_PAGE = 40
+REFRESH_SECONDS = 1.75  # so many jobs cost less than a hundredth of a core; changes show within two seconds
+MAX_FORECAST_BATCHES = 40  # unfinished batches whose ends are forecast: the youngest, which end last
 _STATES = (("", "all"), ("unfinished", "running"), *((state.value, state.value) for state in JobState))
 _EMPTY = "No jobs found. Show all of them, or submit one: client.submit_batch(prompts, key=…)."
+_COLUMNS = "job, model/4, state, requests, route/6, time, cost:money, deadline/5"
+_HIGH_RISK = 0.05
+_MIN_USD = 1e-9  # smaller differences come from rounding
+_MAX_SHARE = 1 - 1e-9
 
 
 def page(source: Source, query: Query) -> Page:
-    """Return the page."""
     store = source.store
     if store is None:
         return Page(View("Jobs", (Section("jobs", "All jobs", (), empty=no_store_yet(source)),)))
     chosen, before = filter_of(query), number_of(query.values.get("before"))
-    lines = store.overview.page(chosen, before=before, limit=PAGE + 1)
-    older = lines[PAGE - 1].no if len(lines) > PAGE else None
-    table = jobs_table("Jobs, newest first", lines[:PAGE], source, query)
-    forms = act_forms.of_jobs(chosen, query)
+    lines = store.overview.page(chosen, before=before, limit=JOBS_PER_PAGE + 1)
+    older = lines[JOBS_PER_PAGE - 1].no if len(lines) > JOBS_PER_PAGE else None
+    table = jobs_table("Jobs, newest first", lines[:JOBS_PER_PAGE], source, query)
+    forms = job_list_forms(chosen, query)
     sections = [
-        Section("filter", "Filter", (_filter(query),), is_live=False),
+        Section("filter", "Filter", (_filter_form(query),), is_live=False),
         Section("jobs", "Jobs", (table, pages_of("jobs", query, "before", older)), empty=_EMPTY),
-        *([Section("act", "Actions on these jobs", forms, is_live=False)] if forms else []),
+        *([Section("actions", "Actions on these jobs", forms, is_live=False)] if forms else []),
     ]
-    return Page(View("Jobs", tuple(sections), tiles=_tiles(store, query)), every=EVERY)
+    return Page(View("Jobs", tuple(sections), tiles=_tiles(store, query)), REFRESH_SECONDS)
 
 
 def filter_of(query: Query) -> JobFilter:
@@ -44,7 +67,7 @@ def filter_of(query: Query) -> JobFilter:
     return JobFilter(
         state=JobState(state) if state in {each.value for each in JobState} else None,
         unfinished=state == "unfinished",
-        model=model.replace("\0", " ") or None,  # which a text column refuses
+        model=model.replace("\0", " ") or None,  # a text column refuses NUL
         name=query.values.get("name") or None,
     )
 
@@ -54,7 +77,7 @@ def _tiles(store: SqlStore, query: Query) -> tuple[Tile, ...]:
     return tuple(
         Tile(
             state.value.capitalize(),
-            count_in_words(count),
+            f"{MAX_COUNTED:,}+" if count > MAX_COUNTED else f"{count:,}",
             tone="bad" if state is JobState.HELD and count else "",
             href=query.link("jobs", state=state.value),
         )
@@ -62,21 +85,190 @@ def _tiles(store: SqlStore, query: Query) -> tuple[Tile, ...]:
     )
 
 
-def count_in_words(count: int) -> str:
-    """Return a number; of more jobs than are counted, that there are more."""
-    return f"{MAX_COUNTED:,}+" if count > MAX_COUNTED else f"{count:,}"
-
-
-def _filter(query: Query) -> Form:
-    """Return the form that narrows the list; it works without JavaScript."""
+def _filter_form(query: Query) -> Form:
     values = query.values
     fields = (
         Field("state", "State", values.get("state", ""), kind="select", options=_STATES),
-        _search("model", "Model", "provider:model", query),
-        _search("name", "Id or key", "job-… or a key", query),
+        _search_field("model", "Model", "provider:model", query),
+        _search_field("name", "Id or key", "job-… or a key", query),
     )
     return Form(query.link("jobs"), "Show", fields, is_search=True)
 
 
-def _search(name: str, label: str, hint: str, query: Query) -> Field:
+def _search_field(name: str, label: str, hint: str, query: Query) -> Field:
     return Field(name, label, query.values.get(name, ""), hint, kind="search", is_required=False)
+
+
+# -- rows ----------------------------------------------------------------------------------------------------
+
+
+def jobs_table(caption: str, lines: Sequence[JobRow], source: Source, query: Query) -> DataTable | None:
+    """Return a table of jobs; it takes two queries, however many jobs there are."""
+    store = source.store
+    if store is None or not lines:
+        return None
+    forecasts, now = store.overview.forecasts(lines), source.now()
+    running = [line for line in lines if line.state is not JobState.DONE]
+    shards = store.overview.shards(running)
+    history = source.history
+    times = {model: history.turnaround(model) for model in {line.model for line in running}}
+    rows = []
+    for line in lines:
+        ends, risk = None, None
+        if line.id in shards:
+            of_job = shards[line.id], times[line.model], now
+            ends, risk = outlook(line, *of_job), risk_of(line, *of_job)
+        rows.append(_row(line, forecasts.get(line.no), ends, risk, now, query))
+    return DataTable.of(caption, _COLUMNS, rows)
+
+
+def _row(
+    line: JobRow,
+    forecast: AcceptedForecast | None,
+    ends: Outlook | None,
+    risk: float | None,
+    now: float,
+    query: Query,
+) -> tuple[Cell, ...]:
+    cancelling = line.cancel_requested and line.state is not JobState.DONE
+    return (
+        (Link(line.key or line.id, query.link("jobs", line.id)), Moment(line.created_at)),
+        line.model,
+        shown_state(line.state.value, cancelling=cancelling, failed=line.failed),
+        _progress(line),
+        None if line.policy.route is None else line.policy.route.value,
+        time_of(line, forecast, ends, now),
+        _cost(line),
+        deadline_of(line, risk, now),
+    )
+
+
+def _progress(line: JobRow) -> tuple[Value, ...]:
+    bar = ProgressBar(f"requests of {line.key or line.id} that have results", line.finished, line.total)
+    defects = defects_in_words(line)
+    return (
+        bar,
+        f"{line.finished:,} of {line.total:,}",
+        *([State(defects, "warn")] if defects else []),
+        *([State(f"{line.failed:,} failed", "bad")] if line.failed else []),
+    )
+
+
+def _cost(line: JobRow) -> tuple[Value, ...]:
+    saved = line.realtime_cost - line.cost
+    compared = f"{money(abs(saved))} {'saved' if saved > 0 else 'more than in real time'}"
+    return (
+        line.cost,
+        *([compared] if abs(saved) > _MIN_USD else []),
+        *([f"{line.unpriced:,} without a price"] if line.unpriced else []),
+    )
+
+
+def time_of(
+    line: JobRow, forecast: AcceptedForecast | None, ends: Outlook | None, now: float
+) -> tuple[Value, ...]:
+    """Return how long a job took or will still take, and its forecast."""
+    if line.finished_at is not None:
+        first = f"took {duration(line.finished_at - line.created_at)}"
+    elif ends is not None:
+        late = f", up to {duration(ends.late - now)}" if ends.late > ends.median + 1 else ""
+        first = f"about {duration(max(0.0, ends.median - now))} left{late}"
+    else:
+        first = f"{duration(max(0.0, now - line.created_at))} so far"
+    if forecast is None:
+        return (first,)
+    return first, f"expected {duration(forecast.p50)}, up to {duration(forecast.p95)}"
+
+
+def deadline_of(line: JobRow, risk: float | None, now: float) -> Cell:
+    """Return a job's deadline, and the risk that its batches miss it."""
+    deadline = line.policy.deadline
+    if deadline is None:
+        return None
+    if line.state is JobState.DONE:
+        late = (line.finished_at or now) - deadline
+        return State(f"missed by {duration(late)}", "bad") if late > 0 else State("met", "good")
+    if now > deadline:
+        return State(f"missed {duration(now - deadline)} ago", "bad")
+    text = f"in {duration(deadline - now)}"
+    return text if risk is None else (text, State(f"risk {share(risk)}", "warn" if risk > _HIGH_RISK else ""))
+
+
+# -- time left -----------------------------------------------------------------------------------------------
+
+
+@frozen
+class Outlook:
+    """When a job is expected to end, in Unix seconds."""
+
+    median: float
+    late: float  # the 95 % bound
+
+
+def outlook(line: JobRow, shards: Sequence[ShardRow], times: Times, now: float) -> Outlook | None:
+    """Return when a job is expected to end, from its batches rather than its rows, so that a large job costs
+    no more than a small one; ``None`` if nothing can be said.
+    """
+    # 1. It has ended, is held, or has no requests.
+    if line.state is JobState.HELD or line.total == 0 or (line.finished_at or now + 1) <= now:
+        return None
+    known = [shard for shard in shards if shard.submitted_at is not None and shard.submitted_at <= now]
+    # 2. In real time: at the throughput so far.
+    if not known and not any(shard.state in UNSENT_SHARDS for shard in shards):
+        return _by_throughput(line, now)
+    # 3. By batch: when the last batch ends. Batches of a model are slow together, so the bound of the job is
+    #    that of its slowest batch. Requests in no batch yet take one more.
+    running = [shard for shard in known if (_ended_at(shard) or now + 1) > now]
+    unsent = max(0, line.total - sum(shard.size for shard in known))
+    ages = [(now - (shard.submitted_at or now), shard.size) for shard in running]
+    ends = []
+    for part in (0.5, 0.95):
+        left = [
+            _seconds_left(times, age, size, part) for age, size in heapq.nsmallest(MAX_FORECAST_BATCHES, ages)
+        ]
+        more = times.quantile(part, max(1, min(unsent, 50_000))) if unsent else 0.0
+        ends.append(now + max(left, default=0.0) + more)
+    return Outlook(*ends)
+
+
+def risk_of(line: JobRow, shards: Sequence[ShardRow], times: Times, now: float) -> float | None:
+    """Return the probability that a job's batches miss its deadline if none is sent in real time instead;
+    ``None`` without a deadline or a forecast.
+    """
+    deadline = line.policy.deadline
+    if deadline is None or line.state is JobState.DONE:
+        return None
+    if deadline <= now:
+        return 1.0
+    running = [
+        (now - shard.submitted_at, shard.size)
+        for shard in shards
+        if shard.state in OPEN_SHARDS and shard.submitted_at is not None and _ended_at(shard) is None
+    ]
+    if not running:
+        return None
+    youngest = heapq.nsmallest(MAX_FORECAST_BATCHES, running)
+    return max(_risk(times, age, size, deadline - now) for age, size in youngest)
+
+
+def _ended_at(shard: ShardRow) -> float | None:
+    return shard.ended_at or shard.died_at
+
+
+def _seconds_left(times: Times, age: float, size: int, part: float) -> float:
+    """Return the seconds within which a part of the batches of this age end."""
+    done = times.chance(age, size)
+    return max(0.0, times.quantile(min(_MAX_SHARE, done + part * (1 - done)), size) - age)
+
+
+def _risk(times: Times, age: float, size: int, left: float) -> float:
+    done = times.chance(age, size)
+    return 1.0 if done >= 1.0 else (1 - times.chance(age + left, size)) / (1 - done)
+
+
+def _by_throughput(line: JobRow, now: float) -> Outlook | None:
+    answered, taken = line.finished, now - line.created_at
+    if not answered or taken <= 0:
+        return None
+    end = now + (line.total - answered) * taken / answered
+    return Outlook(end, end)

@@ -1,7 +1,7 @@
-"""What changed on a page while somebody looks: by Server-Sent Events, and by polling where these do not go.
+"""Live updates of a page: by Server-Sent Events, or by polling if these are unavailable.
 
-What a browser shows is named by the digests of the parts it has, the *version*. It comes with each event
-as its id, and back with each question, so the server keeps nothing of those who look.
+What a browser shows is identified by the digests of its parts, the *version*. Events carry it as their id,
+and requests send it back, so the server keeps no state per browser.
 """
 
 from __future__ import annotations
@@ -16,41 +16,35 @@ from attrs import frozen
 
 from smartbatch._clock import Clock
 from smartbatch._fork import PerProcess
-from smartbatch.dashboard.page import EVERY, TICK, Page
+from smartbatch.dashboard.page import DEFAULT_REFRESH_SECONDS, Page
 from smartbatch.errors import SmartbatchError
 from smartbatch.views.html import live_parts
 
-HEARTBEAT = 2.0
-"""Seconds after which a stream without news says that it is there. By that a browser that went away is
-noticed, so it is short: whoever goes through the pages leaves a stream on each."""
-LONGEST = 600.0
-"""Seconds of a stream; the browser opens the next one with the version it has."""
-NOTICED, SOONER_EVERY = 0.25, 5.0
-"""Seconds within which it is noticed that the store was written to after a look without news, and seconds
-between two looks for that reason, as most of what is written changes nothing that is shown."""
-RETRY = 2_000
-"""Milliseconds after which a browser opens a broken stream again."""
+HEARTBEAT_SECONDS = 2.0  # between comments in a silent stream, by which a closed browser is noticed
+MAX_STREAM_SECONDS = 600.0  # the browser then opens the next stream with the version it has
+STOP_CHECK_SECONDS = 1.0  # between two checks whether the server is stopping
+WRITE_CHECK_SECONDS = 0.25  # between two checks whether the store was written to
+MIN_EARLY_LOOK_SECONDS = 5.0  # between two looks caused by writes: most change nothing on the page
+RETRY_MILLISECONDS = 2_000  # after which a browser reopens a broken stream
 
 
 @frozen
 class Rendered:
-    """What of a page is renewed: HTML by the ids of its parts, and the seconds until the next look."""
+    """The parts of a page that are updated, as HTML by element id."""
 
     parts: Mapping[str, str]
-    every: float = EVERY
+    refresh_seconds: float = DEFAULT_REFRESH_SECONDS
 
     @classmethod
     def of(cls, page: Page) -> Rendered:
-        """Return the parts of a page."""
-        return cls(live_parts(page.view), page.every)
+        return cls(live_parts(page.view), page.refresh_seconds)
 
     @property
     def version(self) -> str:
-        """What names the present content of the parts."""
         return ".".join(map(_digest, self.parts.values()))
 
     def changed(self, seen: str) -> dict[str, str]:
-        """Return the parts that differ from the version ``seen``; all, if that is of another page."""
+        """Return the parts that differ from the version ``seen``; all of them if it is of another page."""
         known = seen.split(".")
         if len(known) != len(self.parts):
             known = [""] * len(self.parts)
@@ -61,7 +55,7 @@ class Rendered:
         }
 
     def news(self, seen: str) -> bytes:
-        """Return the answer to a question for news: the version, and what changed, as JSON."""
+        """Return the version and the changed parts as JSON, for a browser that polls."""
         return json.dumps({"version": self.version, "sections": self.changed(seen)}).encode()
 
 
@@ -72,75 +66,71 @@ def stream(
     stop: Callable[[], bool],
     written: Callable[[], int] = int,
 ) -> Iterator[bytes]:
-    """Yield events with what changed, and comments where nothing did. The next look is after the seconds that
-    the page names; sooner, where nothing had changed and the store is written to.
+    """Yield events with changed parts, and comments if nothing changes for a while. The page is looked at
+    after its ``refresh_seconds``, or sooner if nothing had changed and the store is written to.
 
     Args:
-        render: makes the page as it is now.
+        render: makes the page in its present state.
         seen: the version the browser has.
-        stop: whether the server ends.
-        written: returns what changes when the store is written to; the same where nobody can tell.
+        stop: whether the server is stopping.
+        written: returns a number that changes when the store is written to, if that can be observed.
     """
-    yield f"retry: {RETRY}\n\n".encode()
-    begun = spoke = sooner_from = clock.now()
-    while not stop() and clock.now() < begun + LONGEST:
+    yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
+    begun = sent_at = early_from = clock.now()
+    while not stop() and clock.now() < begun + MAX_STREAM_SECONDS:
         before = written()
         try:
             page = render()
-        except SmartbatchError:  # the browser asks again, and is told then
+        except SmartbatchError:  # the browser polls, and gets the reason
             return
         if news := page.changed(seen):
             seen = page.version
             yield f"id: {seen}\nevent: sections\ndata: {json.dumps(news)}\n\n".encode()
-            spoke = clock.now()
-        elif clock.now() >= spoke + HEARTBEAT:
+            sent_at = clock.now()
+        elif clock.now() >= sent_at + HEARTBEAT_SECONDS:
             yield b": here\n\n"
-            spoke = clock.now()
-        look_at = clock.now() + page.every
-        sooner = not news and clock.now() >= sooner_from
+            sent_at = clock.now()
+        look_at = clock.now() + page.refresh_seconds
+        may_be_early = not news and clock.now() >= early_from
         while not stop() and (left := look_at - clock.now()) > 0:
-            clock.sleep(min(NOTICED if sooner else TICK, left))
-            if sooner and written() != before:
-                sooner_from = clock.now() + SOONER_EVERY
+            clock.sleep(min(WRITE_CHECK_SECONDS if may_be_early else STOP_CHECK_SECONDS, left))
+            if may_be_early and written() != before:
+                early_from = clock.now() + MIN_EARLY_LOOK_SECONDS
                 break
 
 
 @final
 class OpenStreams:
-    """Counts the streams of this process, so that they never take all of a server's threads.
+    """Limits the streams of a process to ``limit``, so that they never occupy all threads of a server."""
 
-    Args:
-        most: at a time.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._states = PerProcess(_Count)
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._counts = PerProcess(_StreamCount)
 
     def take(self) -> Callable[[], None] | None:
-        """Return what gives the place of a stream back; ``None`` where there are enough."""
-        state = self._states.get()
-        with state.lock:
-            if state.open >= self._most:
+        """Return a function that releases the place of a stream; ``None`` if all places are taken."""
+        count = self._counts.get()
+        with count.lock:
+            if count.open >= self._limit:
                 return None
-            state.open += 1
-        given = threading.Lock()
+            count.open += 1
+        released = threading.Lock()
 
-        def give_back() -> None:
-            if given.acquire(blocking=False):
-                with state.lock:
-                    state.open -= 1
+        def release() -> None:
+            if released.acquire(blocking=False):
+                with count.lock:
+                    count.open -= 1
 
-        return give_back
+        return release
 
     @property
     def open(self) -> int:
-        """Streams that are open in this process."""
-        return self._states.get().open
+        """Streams open in this process."""
+        return self._counts.get().open
 
 
 @final
-class _Count:
+class _StreamCount:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.open = 0
@@ -148,11 +138,11 @@ class _Count:
 
 @final
 class Streamed:
-    """The body of a stream, which gives its place back however it ends: a server calls ``close``."""
+    """The body of a stream. It releases its place however it ends; a server always calls ``close``."""
 
-    def __init__(self, events: Iterator[bytes], give_back: Callable[[], None]) -> None:
+    def __init__(self, events: Iterator[bytes], release: Callable[[], None]) -> None:
         self._events = events
-        self._give_back = give_back
+        self._release = release
 
     def __iter__(self) -> Iterator[bytes]:
         return self
@@ -161,12 +151,11 @@ class Streamed:
         try:
             return next(self._events)
         except BaseException:
-            self._give_back()
+            self._release()
             raise
 
     def close(self) -> None:
-        """Called by the server at the end, also where the browser went away."""
-        self._give_back()
+        self._release()
 
 
 def _digest(body: str) -> str:

@@ -1,15 +1,16 @@
-"""*Now*: whether anything needs a person, what runs, how full the limits are, and what it costs."""
+"""*Now*: required actions, running jobs, limits, waiting requests, spending, failures and processes."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 
+from attrs import frozen
+
 from smartbatch._words import duration, money, number, plural
-from smartbatch.dashboard.attention import Need, needs_of
-from smartbatch.dashboard.job_rows import jobs_table
+from smartbatch.dashboard.jobs_page import jobs_table
 from smartbatch.dashboard.page import Page, Query, no_store_yet
-from smartbatch.dashboard.shared_view import SharedView, failures_of
-from smartbatch.dashboard.source import Source
+from smartbatch.dashboard.source import SharedView, Source, failures_of
 from smartbatch.jobs.records import JobRow, JobState
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.job_overview import JobFilter
@@ -35,50 +36,47 @@ from smartbatch.views.model import (
 )
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
-SHOWN = 30 * MINUTE
-"""Seconds of calls that are shown."""
-HOURS = 24
-"""Hours of spending that are shown."""
-RUNNING = 5
-"""Running jobs that are shown."""
-BUDGETS = 6
-"""Running jobs whose budgets are shown."""
-WAITS = {
+RATES_SECONDS = 30 * MINUTE  # period of calls and tokens
+SPENDING_HOURS = 24
+MAX_RUNNING_JOBS = 5
+MAX_JOB_BUDGETS = 6
+MAX_NOTICED_JOBS = 5  # jobs listed for one reason
+MIN_COOLDOWN_SECONDS = 60.0  # shorter cooldowns are not listed
+SPENT_SHARE = 0.98  # of a budget, from which it counts as spent
+MIN_FREE_BYTES = 256 << 20  # on the disk of the store
+WAIT_REASONS = {
     "pause": "a person, who paused the model",
-    "window": "the window: requests are gathered for one call",
+    "window": "the window that gathers requests for one call",
     "breaker": "the breaker: the provider is down",
-    "cooldown": "the pause after a refusal",
+    "cooldown": "the end of a cooldown",
     "budget": "the budget",
     "limit": "the limit of requests or tokens",
     "slot": "a free slot",
-    "retry": "the time between two tries",
+    "retry": "the next retry",
 }
-"""What requests wait for, in words."""
 
 
 def page(source: Source, query: Query) -> Page:
-    """Return the page."""
     shared, store = source.participants(), source.store
     status = merged([one.realtime for one in shared.found.living])
-    needs = list(needs_of(source, shared))
+    notices = list(notices_of(source, shared))
     no_jobs = no_store_yet(source) if store is None else "No job is running."
-    off = "Processes publish nothing of themselves: set shared=… to see all of them here."
+    off = "No process publishes its figures: set shared=… to see all of them here."
     sections = (
-        Section("attention", "Action required", _attention(needs, query), empty="Nothing to do."),
+        Section("attention", "Action required", _attention(notices, query), empty="Nothing to do."),
         Section("running", "Running jobs", _running(source, store, query), empty=no_jobs),
-        Section("limits", "Limits", _limits(status, shared), empty="No process publishes limits now."),
-        Section("queue", "Requests in real time", _queue(status), empty="No requests are waiting."),
+        Section("limits", "Limits", _limits(status, shared), empty="No process publishes limits."),
+        Section("queue", "Real-time requests", _queue(status), empty="No requests are waiting."),
         Section("rates", "Calls and tokens", _rates(source, status), empty="No calls in the last half hour."),
-        Section("money", "Money", _money(source, store, shared, query)),
+        Section("money", "Spending", _money(source, store, shared, query)),
         Section("failures", "Failures", _failures(shared), empty="No call has failed."),
         Section("processes", "Processes", _processes(shared), empty=off),
     )
-    state = State("action required", "bad") if needs else State("all good", "good")
+    state = State("action required", "bad") if notices else State("all good", "good")
     return Page(View("Now", sections, state, tiles=_tiles(source, store, status, query)))
 
 
 def _tiles(source: Source, store: SqlStore | None, status: RealtimeStatus, query: Query) -> tuple[Tile, ...]:
-    """Return the key figures."""
     now = source.now()
     today = now // DAY * DAY
     spent = [one for one in source.spending(today) if one.hour >= today]
@@ -89,13 +87,13 @@ def _tiles(source: Source, store: SqlStore | None, status: RealtimeStatus, query
         Tile(
             "Running",
             plural(jobs, "job"),
-            f"{status.in_flight:,} requests in flight",
+            f"{plural(status.in_flight, 'request')} in flight",
             href=query.link("jobs"),
         ),
         Tile(
             "Waiting",
             number(status.waiting),
-            f"the oldest for {duration(status.oldest_wait)}" if status.waiting else "requests in real time",
+            f"the oldest for {duration(status.oldest_wait)}" if status.waiting else "real-time requests",
         ),
         Tile("Done per minute", number(status.sent), "requests sent in the last minute"),
         Tile("Spent today", money(paid), f"{money(saved)} saved" if saved > 0.005 else "since midnight UTC"),
@@ -109,13 +107,84 @@ def _tiles(source: Source, store: SqlStore | None, status: RealtimeStatus, query
     )
 
 
-def _attention(needs: Sequence[Need], query: Query) -> tuple[Part, ...]:
-    """Return what does not continue by itself."""
+# -- required actions ----------------------------------------------------------------------------------------
+
+
+@frozen
+class Notice:
+    """Something that requires an action by a person; ``note`` follows the name of the job."""
+
+    text: str
+    job_id: str | None = None
+    job_name: str = ""
+    note: str = ""
+
+
+def notices_of(source: Source, shared: SharedView) -> Iterator[Notice]:
+    """Yield what does not continue by itself, the most urgent first."""
+    store = source.store
+    if store is not None:
+        for shard in store.overview.unknown_creations(limit=MAX_NOTICED_JOBS):
+            batch = f"batch {shard.no} ({shard.state.value})"
+            text = f"It is unclear whether the provider created {batch} of job "
+            yield Notice(text, shard.job_id, shard.job_id, f" – {shard.note or 'searching the provider'}")
+        yield from _storage(source)
+        for pause in store.controls.controls().pauses.values():
+            yield Notice(f"{pause}. Nothing new is sent to it until it is resumed.")
+        held = store.overview.page(JobFilter(state=JobState.HELD), limit=MAX_NOTICED_JOBS + 1)
+        for line in held[:MAX_NOTICED_JOBS]:
+            yield _job_notice("Held: job ", line, line.note or "resume or cancel it")
+        if len(held) > MAX_NOTICED_JOBS:
+            yield Notice("Further jobs are held: see Jobs.")
+    if shared.problem is not None:
+        yield Notice(f"The shared limits cannot be read: {shared.problem}")
+    for one in shared.found.living:
+        if one.realtime.budget and one.realtime.spent >= SPENT_SHARE * one.realtime.budget:
+            spent = f"{money(one.realtime.spent)} of {money(one.realtime.budget)}"
+            yield Notice(f"The budget of process {one.pid} on {one.host} is spent: {spent}.")
+    for lane in merged([one.realtime for one in shared.found.living]).lanes:
+        yield from _provider(lane)
+    if store is not None:
+        for line in store.overview.waiting(limit=MAX_NOTICED_JOBS):
+            if line.note is not None:
+                yield _job_notice("Waiting: job ", line, line.note)
+            elif not line.policy.attended:
+                yield _job_notice("No process is running job ", line, "resume it, or start a client")
+            else:
+                yield _job_notice("Interrupted run: job ", line, "run the same command again to continue")
+    for one in shared.found.lost:
+        silent = f"has been silent for {duration(one.age)} and has not reported its end"
+        yield Notice(f"Process {one.pid} on {one.host} {silent}.")
+
+
+def _storage(source: Source) -> Iterator[Notice]:
+    """Warn if the disk is nearly full; that of a server cannot be checked from here."""
+    if source.file is not None:
+        disk = os.statvfs(source.file)
+        free = disk.f_bavail * disk.f_frsize
+        if free < MIN_FREE_BYTES:
+            yield Notice(f"The disk of the store {source.file} has {free / 2**20:,.0f} MiB left.")
+
+
+def _provider(lane: LaneStatus) -> Iterator[Notice]:
+    if lane.breaker != "closed":
+        yield Notice(f"{lane.model}: the provider is down (breaker {lane.breaker}).")
+    if lane.cooldown >= MIN_COOLDOWN_SECONDS:
+        yield Notice(f"{lane.model}: the provider refused a call; no calls for {duration(lane.cooldown)}.")
+    if lane.is_lost:
+        yield Notice(f"{lane.model}: shared limits are unavailable; each process keeps to its own share.")
+
+
+def _job_notice(text: str, line: JobRow, note: str) -> Notice:
+    return Notice(text, line.id, line.key or line.id, f" – {note}")
+
+
+def _attention(notices: Sequence[Notice], query: Query) -> tuple[Part, ...]:
     rows: list[tuple[Value, ...]] = [
-        (need.text,)
-        if need.job_id is None
-        else (need.text, Link(need.name, query.link("jobs", need.job_id)), need.note)
-        for need in needs
+        (one.text,)
+        if one.job_id is None
+        else (one.text, Link(one.job_name, query.link("jobs", one.job_id)), one.note)
+        for one in notices
     ]
     return (Bullets(tuple(rows), "bad"),) if rows else ()
 
@@ -123,26 +192,26 @@ def _attention(needs: Sequence[Need], query: Query) -> tuple[Part, ...]:
 def _running(source: Source, store: SqlStore | None, query: Query) -> tuple[Part | None, ...]:
     if store is None:
         return ()
-    lines = store.overview.page(JobFilter(unfinished=True), limit=RUNNING + 1)
+    lines = store.overview.page(JobFilter(unfinished=True), limit=MAX_RUNNING_JOBS + 1)
     more = Links("More jobs", (Link("All running jobs", query.link("jobs", state="unfinished")),))
-    table = jobs_table("Running jobs, newest first", lines[:RUNNING], source, query)
-    return table, more if len(lines) > RUNNING else None
+    table = jobs_table("Running jobs, newest first", lines[:MAX_RUNNING_JOBS], source, query)
+    return table, more if len(lines) > MAX_RUNNING_JOBS else None
 
 
 # -- real time -----------------------------------------------------------------------------------------------
 
 
 def _limits(status: RealtimeStatus, shared: SharedView) -> tuple[Part, ...]:
-    """Return how full each limit is, and who waits for what."""
+    """Return how much of each limit is used, and how many requests wait for what."""
     if not status.lanes:
         return ()
     columns = (
-        "model, requests per minute, tokens per minute, waiting:number, in flight:number, waits for, "
-        "processes:number"
+        "model, requests per minute, tokens per minute/3, waiting:number/1, in flight:number/1, waits for/4, "
+        "processes:number/5"
     )
     left_out = sum(one.realtime.lanes_left_out for one in shared.found.living)
     more = f" {plural(left_out, 'further model is', 'further models are')} left out." if left_out else ""
-    note = "The last minute of each. A limit that was not used before allows up to twice as much at first."
+    note = "Use in the last minute. A limit that was idle before may be used up to twice as fast at first."
     table = DataTable.of(
         "Limits, and what waits for them", columns, [_limit_row(lane) for lane in status.lanes]
     )
@@ -150,16 +219,18 @@ def _limits(status: RealtimeStatus, shared: SharedView) -> tuple[Part, ...]:
 
 
 def _limit_row(lane: LaneStatus) -> tuple[Cell, ...]:
-    tokens = _fill(lane.model, "tokens", lane.tokens_used, lane.tokens_per_minute, lane.tokens_left)
+    tokens = _used_of_limit(lane.model, "tokens", lane.tokens_used, lane.tokens_per_minute, lane.tokens_left)
     if not lane.tokens_per_minute and (lane.input_tokens_per_minute or lane.output_tokens_per_minute):
-        left, right = lane.input_tokens_left, lane.output_tokens_left
+        inputs = (lane.input_tokens_used, lane.input_tokens_per_minute, lane.input_tokens_left)
+        outputs = (lane.output_tokens_used, lane.output_tokens_per_minute, lane.output_tokens_left)
         tokens = (
-            *_fill(lane.model, "tokens in", lane.input_tokens_used, lane.input_tokens_per_minute, left),
-            *_fill(lane.model, "tokens out", lane.output_tokens_used, lane.output_tokens_per_minute, right),
+            *_used_of_limit(lane.model, "input tokens", *inputs),
+            *_used_of_limit(lane.model, "output tokens", *outputs),
         )
+    requests = (lane.requests_used, lane.requests_per_minute, lane.requests_left)
     return (
         lane.model,
-        _fill(lane.model, "requests", lane.requests_used, lane.requests_per_minute, lane.requests_left),
+        _used_of_limit(lane.model, "requests", *requests),
         tokens,
         lane.waiting,
         lane.in_flight,
@@ -168,8 +239,8 @@ def _limit_row(lane: LaneStatus) -> tuple[Cell, ...]:
     )
 
 
-def _fill(model: str, what: str, used: float, limit: float, left: float) -> tuple[Value, ...]:
-    """Return what the last minute took of a limit; of a shared one also what no process has leased of it."""
+def _used_of_limit(model: str, what: str, used: float, limit: float, left: float) -> tuple[Value, ...]:
+    """Return the use of a limit in the last minute; for a shared one also the part no process has leased."""
     if not limit:
         return f"{used:,.0f}", "no known limit"
     bar = ProgressBar(f"{what} of {model} in the last minute", used, limit)
@@ -178,16 +249,16 @@ def _fill(model: str, what: str, used: float, limit: float, left: float) -> tupl
 
 
 def _waits_for(lane: LaneStatus) -> Cell:
-    words: list[Value] = []
+    values: list[Value] = []
     if lane.breaker != "closed":
-        words.append(State(f"breaker {lane.breaker}", "bad"))
+        values.append(State(f"breaker {lane.breaker}", "bad"))
     if lane.cooldown:
-        words.append(State(f"cooldown {duration(lane.cooldown)}", "warn"))
+        values.append(State(f"cooldown {duration(lane.cooldown)}", "warn"))
     if lane.is_lost:
-        words.append(State("own share only: the shared place is unavailable", "warn"))
+        values.append(State("own share only: shared limits are unavailable", "warn"))
     if lane.waits_for:
-        words.append(WAITS.get(lane.waits_for, lane.waits_for))
-    return tuple(words) if words else None
+        values.append(WAIT_REASONS.get(lane.waits_for, lane.waits_for))
+    return tuple(values) if values else None
 
 
 def _queue(status: RealtimeStatus) -> tuple[Part, ...]:
@@ -199,8 +270,8 @@ def _queue(status: RealtimeStatus) -> tuple[Part, ...]:
         ("in flight", f"{status.in_flight:,}"),
         ("oldest wait", duration(status.oldest_wait) if status.waiting else None),
         ("time left at this rate", _time_left(unfinished, status.sent)),
-        ("threads that make calls", f"{status.workers:,}"),
-        ("threads that wait for room", f"{status.blocked:,}"),
+        ("threads making calls", f"{status.workers:,}"),
+        ("threads waiting to submit", f"{status.blocked:,}"),
     ]
     priorities = [
         (name, count, status.oldest_waits.get(name)) for name, count in sorted(status.pending.items())
@@ -211,7 +282,7 @@ def _queue(status: RealtimeStatus) -> tuple[Part, ...]:
         columns = "priority, requests:number, oldest wait:duration"
         parts.append(DataTable.of("Unfinished requests by priority", columns, priorities))
     if waits:
-        rows = [(WAITS.get(name, name), count) for name, count in waits]
+        rows = [(WAIT_REASONS.get(name, name), count) for name, count in waits]
         parts.append(DataTable.of("What requests wait for", "waiting for, requests:number", rows))
     return tuple(parts)
 
@@ -224,14 +295,14 @@ def _time_left(requests: int, sent: float) -> str | None:
 
 
 def _rates(source: Source, status: RealtimeStatus) -> tuple[Part, ...]:
-    """Return calls and tokens of each minute, as processes counted them; the current minute comes last."""
+    """Return calls and tokens of each minute, as counted by the processes; the current minute comes last."""
     minute = source.now() // MINUTE * MINUTE
     calls = [(each.at, float(each.calls)) for each in status.minutes if each.at < minute]
     tokens = [(each.at, float(each.tokens)) for each in status.minutes if each.at < minute]
     if status.minutes and (lately := sum(lane.requests_used for lane in status.lanes)):
         calls.append((minute, lately))
         tokens.append((minute, sum(lane.tokens_used for lane in status.lanes)))
-    low, high = minute - SHOWN, minute + MINUTE
+    low, high = minute - RATES_SECONDS, minute + MINUTE
     return (
         BarsOverTime("Calls per minute", MINUTE, tuple(calls), low=low, high=high),
         BarsOverTime("Tokens per minute", MINUTE, tuple(tokens), low=low, high=high),
@@ -244,37 +315,36 @@ def _rates(source: Source, status: RealtimeStatus) -> tuple[Part, ...]:
 def _money(source: Source, store: SqlStore | None, shared: SharedView, query: Query) -> tuple[Part, ...]:
     """Return what was spent, by hour and from each budget."""
     status = merged([one.realtime for one in shared.found.living])
-    spending = source.spending(source.now() - HOURS * HOUR)
+    spending = source.spending(source.now() - SPENDING_HOURS * HOUR)
     paid, realtime = sum(one.usd for one in spending), sum(one.realtime_usd for one in spending)
     facts = Facts(
         (
-            (f"spent in {HOURS} hours", money(paid)),
+            (f"spent in {SPENDING_HOURS} hours", money(paid)),
             ("saved compared with real time", money(realtime - paid)),
             ("spent in real time by running processes", money(status.spent)),
         )
     )
-    lines = [] if store is None else store.overview.page(JobFilter(unfinished=True), limit=BUDGETS)
+    lines = [] if store is None else store.overview.page(JobFilter(unfinished=True), limit=MAX_JOB_BUDGETS)
     budgets = [*_budgets_of_processes(shared), *_budgets_of_jobs(lines, query)]
-    columns = "budget of, spent, budget:money, left:money, reserved:money"
+    columns = "budget of, spent, budget:money/1, left:money/2, reserved:money/3"
     table = DataTable.of("Budgets", columns, budgets)
-    return facts, _by_hour(spending, source.now()), *([table] if budgets else [])
+    return facts, _spent_by_hour(spending, source.now()), *([table] if budgets else [])
 
 
-def _by_hour(spending: Sequence[Spending], now: float) -> BarsOverTime:
+def _spent_by_hour(spending: Sequence[Spending], now: float) -> BarsOverTime:
     hours: dict[float, float] = {}
     for one in spending:
         hours[one.hour] = hours.get(one.hour, 0.0) + one.usd
     hour = now // HOUR * HOUR
-    bars = tuple(sorted(hours.items()))
-    low = hour - (HOURS - 1) * HOUR
-    return BarsOverTime("Spent per hour", HOUR, bars, "money", low=low, high=hour + HOUR)
+    low = hour - (SPENDING_HOURS - 1) * HOUR
+    return BarsOverTime("Spent per hour", HOUR, tuple(sorted(hours.items())), "money", low, hour + HOUR)
 
 
 def _budgets_of_processes(shared: SharedView) -> Iterator[tuple[Cell, ...]]:
     for one in shared.found.living:
         if one.realtime.budget:
             name = f"process {one.host} {one.pid}"
-            yield _budget(name, name, one.realtime.spent, one.realtime.budget, one.realtime.unconfirmed)
+            yield _budget_row(name, name, one.realtime.spent, one.realtime.budget, one.realtime.unconfirmed)
 
 
 def _budgets_of_jobs(lines: Iterable[JobRow], query: Query) -> Iterator[tuple[Cell, ...]]:
@@ -282,11 +352,11 @@ def _budgets_of_jobs(lines: Iterable[JobRow], query: Query) -> Iterator[tuple[Ce
         if line.policy.budget is not None:
             name = line.key or line.id
             link = Link(f"job {name}", query.link("jobs", line.id))
-            yield _budget(name, link, line.cost, line.policy.budget, line.reserved)
+            yield _budget_row(name, link, line.cost, line.policy.budget, line.reserved)
 
 
-def _budget(name: str, shown: Cell, spent: float, budget: float, reserved: float) -> tuple[Cell, ...]:
-    bar = ProgressBar(f"budget of {name} that is spent", spent, budget)
+def _budget_row(name: str, shown: Cell, spent: float, budget: float, reserved: float) -> tuple[Cell, ...]:
+    bar = ProgressBar(f"spent from the budget of {name}", spent, budget)
     return shown, (bar, money(spent)), budget, max(0.0, budget - spent), reserved
 
 
@@ -295,31 +365,34 @@ def _failures(shared: SharedView) -> tuple[Part, ...]:
         (one.kind, one.calls, one.requests, None if one.age is None else f"{duration(one.age)} ago")
         for one in failures_of(shared)
     ]
-    columns = "error, calls:number, requests failed for good:number, last"
+    columns = "error, failed calls:number, failed requests:number, last/1"
     return (DataTable.of("Failures by kind", columns, rows),) if rows else ()
 
 
 def _processes(shared: SharedView) -> tuple[Part, ...]:
-    """Return living and lost processes; those that ended are folded."""
+    """Return living and lost processes; ended ones are folded."""
     processes = shared.found.processes
     shown = [one for one in processes if not one.ended]
     ended = [one for one in processes if one.ended]
     parts: list[Part] = [_process_table("Processes", shown)] if shown else []
     if ended:
-        words = plural(len(ended), "process that ended", "processes that ended")
-        parts.append(Folded(f"{words} in the last ten minutes", (_process_table("Ended processes", ended),)))
+        count = plural(len(ended), "process", "processes")
+        summary = f"{count} ended in the last ten minutes"
+        parts.append(Folded(summary, (_process_table("Ended processes", ended),)))
     return tuple(parts)
 
 
 def _process_table(caption: str, processes: Sequence[Participant]) -> DataTable:
     rows = [_process(one) for one in processes]
-    columns = "process, state, version, waiting:number, in flight:number, spent:money"
+    columns = "process, state, version/3, waiting:number/1, in flight:number/1, spent:money/2"
     return DataTable.of(caption, columns, rows)
 
 
 def _process(one: Participant) -> tuple[Cell, ...]:
-    dead = State("ended") if one.ended else State("lost", "bad")
-    state = State("running", "good") if one.is_alive else dead
+    if one.is_alive:
+        state = State("running", "good")
+    else:
+        state = State("ended") if one.ended else State("lost", "bad")
     realtime = one.realtime
     process = f"{one.host} {one.pid}"
     return process, state, one.library, realtime.waiting, realtime.in_flight, realtime.spent

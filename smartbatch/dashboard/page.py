@@ -1,4 +1,4 @@
-"""What a page of the dashboard is, and what it is asked with."""
+"""What a page of the dashboard consists of, and the query it answers."""
 
 from __future__ import annotations
 
@@ -11,37 +11,27 @@ from attrs import field, frozen
 from smartbatch.dashboard.source import Source
 from smartbatch.views.model import Link, Links, View
 
-TICK = 1.0
-"""Seconds after which a stream notices at the latest that its server ends."""
-EVERY = 1.5
-"""Seconds between two looks at a page that is watched: a change is seen within two."""
+DEFAULT_REFRESH_SECONDS = 1.5  # between two looks at a watched page, so that changes show within two seconds
+_MAX_DIGITS = 18  # of a number in an address that a database accepts
 Granted: TypeAlias = Literal["all", "read"]
-"""What a request may do: act and look, or only look."""
+"""What a visitor may do: view and act, or view only."""
 
 
 @frozen(kw_only=True)
 class Query:
-    """What a request asks of a page.
+    """A request for a page."""
 
-    Attributes:
-        path: of the page, without the slash before it; ``""`` is the first one.
-        argument: what the path names behind the page, such as the id of a job; empty for the page itself.
-        values: of the query string, the last of each name.
-        granted: what the request may do; forms of acts are shown where it is ``"all"``.
-        root: where the application is mounted, without a slash at its end.
-    """
-
-    path: str = ""
-    argument: str = ""
-    values: Mapping[str, str] = field(factory=dict)
+    path: str = ""  # without slashes; empty for the first page
+    argument: str = ""  # the rest of the path, such as the id of a job
+    values: Mapping[str, str] = field(factory=dict)  # of the query string; the last of each name
     granted: Granted = "read"
-    root: str = ""
+    root: str = ""  # where the application is mounted, without a trailing slash
 
     def link(self, /, *path: str, **values: str | int | None) -> str:
-        """Return the address of a page of the dashboard; values that are ``None`` or empty are left out."""
-        told = {name: str(value) for name, value in values.items() if value not in (None, "")}
+        """Return the address of a page; values that are ``None`` or empty are left out."""
+        given = {name: str(value) for name, value in values.items() if value not in (None, "")}
         place = "/".join([self.root, *(quote(part, safe="") for part in path or ("",))])
-        return place + (f"?{urlencode(told)}" if told else "")
+        return place + (f"?{urlencode(given)}" if given else "")
 
     def again(self, /, **changes: str | int | None) -> str:
         """Return the address of the same page with some values changed."""
@@ -52,44 +42,35 @@ class Query:
 
 @frozen
 class Page:
-    """A page: complete on the server, also for browsers without JavaScript.
-
-    Attributes:
-        view: what it shows.
-        every: seconds between two looks at it while somebody watches; more for one that costs more to make.
-    """
+    """A page, complete on the server so that it also works without JavaScript."""
 
     view: View
-    every: float = EVERY
+    refresh_seconds: float = DEFAULT_REFRESH_SECONDS  # more for a page that costs more to make
 
 
 PageOf: TypeAlias = Callable[[Source, Query], Page]
-"""Makes a page. Raises JobNotFound where it is about a job that is not there."""
-
-
-_MAX_DIGITS = 18
-"""Digits of a number in an address that a database takes."""
+"""Makes a page. Raises JobNotFound if it is about a job that does not exist."""
 
 
 def no_store_yet(source: Source) -> str:
-    """Return what a page says where there is no store."""
-    return f"There is no store yet at {source.place}: the first job creates it."
+    return f"There is no store at {source.place} yet: the first job creates it."
 
 
 def number_of(text: str | None) -> int | None:
-    """Return a number of an address; ``None`` for anything else."""
-    is_one = text is not None and text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS
-    return int(text) if is_one and text is not None else None
+    """Return a number from an address; ``None`` for anything else."""
+    if text is not None and text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS:
+        return int(text)
+    return None
 
 
 def pages_of(
     what: str, query: Query, name: str, older: int | None, words: tuple[str, str] = ("Newest", "Older")
 ) -> Links | None:
-    """Return the links between the pages of a list; the value ``name`` of the address names the page.
+    """Return the links between the pages of a list of ``what``.
 
     Args:
-        what: is listed.
-        older: the value of the next page; ``None`` for the last.
+        name: the value in the address that names a page.
+        older: that value for the next page; ``None`` on the last one.
     """
     links = []
     if name in query.values:

@@ -36,7 +36,7 @@ from smartbatch.types import Deadline, Duration, Result, T
 if TYPE_CHECKING:
     from smartbatch.jobs.jobs_engine import JobsEngine
     from smartbatch.jobs.report_view import ReportedRun
-    from smartbatch.views.report import Report
+    from smartbatch.views.html import Report
 
 LAST_CALLBACKS = 1.0
 """Seconds in which callbacks hear of a job's end before waiting for it returns."""
@@ -99,10 +99,10 @@ class Job:
         try:
             return self.status(SHOWN_WITHIN)._repr_html_()
         except SmartbatchError as error:
+            from smartbatch.views.html import notebook
             from smartbatch.views.model import View  # late: only a notebook shows it
-            from smartbatch.views.notebook import in_cell
 
-            return in_cell(View(repr(self), (), subtitle=str(error)))
+            return notebook(View(repr(self), (), subtitle=str(error)))
 
     # -- looking ---------------------------------------------------------------------------------------------
 

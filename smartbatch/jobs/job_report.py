@@ -24,7 +24,7 @@ from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.job_overview import FailedRequest
 from smartbatch.jobs.summary_records import StoredDecision
 from smartbatch.types import Generation, Result
-from smartbatch.views.report import Report
+from smartbatch.views.html import Report
 
 _PAGES = 80
 """Places of a job at which results are read."""

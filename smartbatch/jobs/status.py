@@ -16,7 +16,6 @@ from smartbatch.jobs.shard_records import OPEN_SHARDS, UNSENT_SHARDS, ShardRow, 
 from smartbatch.jobs.store import SqlStore
 from smartbatch.results import defects_in_words
 from smartbatch.views.model import Cell, DataTable, Facts, Note, Part, ProgressBar, Section, State, Tile, View
-from smartbatch.views.notebook import in_cell
 from smartbatch.views.terminal import text_of
 
 _S = ShardState
@@ -139,7 +138,9 @@ class JobStatus:
         return text_of(self.view())
 
     def _repr_html_(self) -> str:
-        return in_cell(self.view(batches=NOTEBOOK_BATCHES))
+        from smartbatch.views.html import notebook  # late: only a notebook shows it
+
+        return notebook(self.view(batches=NOTEBOOK_BATCHES))
 
     def view(self, *, batches: int = MAX_BATCHES) -> View:
         """Return the status as a view of facts, batches and incidents.

@@ -415,14 +415,14 @@ class MetricsSnapshot:
         return f"<MetricsSnapshot {self.submitted:,} submitted: {counts}; {money(self.cost)}>"
 
     def _repr_html_(self) -> str:
+        from smartbatch.views.html import notebook
         from smartbatch.views.model import DataTable, Section, View  # late: only a notebook shows it
-        from smartbatch.views.notebook import in_cell
 
         rows = [(one.name, getattr(self, one.name), one.help) for one in metrics_of(type(self))]
         shown = [(name, _words(value), help) for name, value, help in rows if value]
         rows_shown = [row for row in shown if row[1]]
         table = DataTable.of("Metrics", "figure, value, meaning", rows_shown)
-        return in_cell(View(repr(self).strip("<>"), (Section("metrics", "Metrics", (table,)),)))
+        return notebook(View(repr(self).strip("<>"), (Section("metrics", "Metrics", (table,)),)))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures as plain dicts, numbers and strings, including ``total`` and ``retries``."""

@@ -13,7 +13,7 @@ from smartbatch.jobs.report_view import ReportedRequests, ReportedRun, report_vi
 from smartbatch.jobs.sampling import SeenResults
 from smartbatch.results import ResultList
 from smartbatch.types import Kind, Usage
-from smartbatch.views.report import Report
+from smartbatch.views.html import Report
 
 
 def list_report(model: str, began: float, decided: ListDecision | None, results: ResultList) -> Report:

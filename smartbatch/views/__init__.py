@@ -1,1 +1,1 @@
-"""What people see of jobs, lists and processes: views, and how they are rendered."""
+"""Views of jobs, lists and processes, and their renderers."""

@@ -1,20 +1,103 @@
-"""Charts as drawings: geometry, a summary in words and the data as a table; a template makes SVG of them.
+"""Charts as drawings, which templates turn into SVG: scales, geometry, a summary in words and a data table.
 
-Of many points a chart draws a bounded number, so that a page stays small. A chart without data is none.
+A drawing has a bounded number of points, so that pages stay small. A chart without data is not drawn.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import singledispatch
-from typing import TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 from attrs import frozen
 
-from smartbatch._words import moment, number, worded
-from smartbatch.views.chart_scale import ChartScale, scale
+from smartbatch._words import Unit, moment, number, worded
 from smartbatch.views.model import BarsOverTime, Chart, Column, DataTable, ProgressOverTime, ValueDistribution
+
+AxisUnit: TypeAlias = Unit | Literal["moment", "hour"]
+
+_STEPS = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900),
+    *(1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400, 172_800, 432_000, 864_000, 2_592_000),
+)
+"""Seconds between the ticks of a time axis."""
+_FEW_STEPS = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 36_000, 86_400, 864_000)
+_SINGLE_MOMENT_SECONDS = 60.0  # shown on either side of a single moment
+
+
+@frozen
+class ChartScale:
+    """Maps values to positions, linearly or logarithmically; values out of range lie at the ends."""
+
+    unit: AxisUnit
+    low: float
+    high: float
+    start: float
+    end: float
+    is_log: bool = False
+
+    def __call__(self, value: float) -> float:
+        low, high = self.low, self.high
+        value = min(max(value, low), high)
+        part = math.log(value / low) / math.log(high / low) if self.is_log else (value - low) / (high - low)
+        return round(self.start + part * (self.end - self.start), 1)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Return about three to eight round values, with their positions and labels."""
+        return [(self(value), self.words(value)) for value in self._values()]
+
+    def words(self, value: float) -> str:
+        if self.unit == "hour":
+            return f"{value / 3600:.0f}:00"
+        if self.unit == "moment":
+            span, text = self.high - self.low, moment(value)
+            return text[11:19] if span <= 600 else text[11:16] if span <= 2 * 86_400 else text[5:10]
+        return worded(value, self.unit)
+
+    def _values(self) -> list[float]:
+        of_time = self.unit in ("duration", "moment", "hour")
+        if self.is_log and (found := _log_ticks(self.low, self.high, of_time)):
+            return found
+        span = self.high - self.low
+        if of_time:
+            least = 0.0 if self.unit == "duration" else 1.0
+            step = next((one for one in _STEPS if span / one <= 6 and one >= least), _STEPS[-1])
+            step *= max(1.0, math.ceil(span / step / 8))
+        else:
+            rough = span / 4
+            power = 10.0 ** math.floor(math.log10(rough))
+            step = next(power * part for part in (1, 2, 5, 10) if power * part >= rough * 0.999)
+        first = math.ceil(self.low / step - 1e-9)
+        return [at * step for at in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+
+def _log_ticks(low: float, high: float, of_time: bool) -> list[float]:
+    """Return powers of ten, or finer round values if these are too few; none if even those are."""
+    powers = [10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+    fine: Sequence[float] = sorted(part * power for power in powers for part in (1, 2, 5))
+    for steps in (_FEW_STEPS, _STEPS) if of_time else (powers, fine):
+        found = [step for step in steps if low <= step <= high]
+        if len(found) >= 3:
+            return found if len(found) <= 8 else found[:: math.ceil(len(found) / 8)]
+    return []
+
+
+def scale(
+    unit: AxisUnit, values: Iterable[float], start: float, end: float, *, is_log: bool = False
+) -> ChartScale:
+    """Return a scale that covers all values and is never empty."""
+    known = [value for value in values if math.isfinite(value) and (value > 0 or not is_log)]
+    low, high = (min(known), max(known)) if known else (0.0, 1.0)
+    if is_log:
+        low = low or 1.0
+        return ChartScale(unit, low / 1.3, max(high, low * 2) * 1.3, start, end, is_log=True)
+    if high <= low and unit == "moment":
+        low, high = low - _SINGLE_MOMENT_SECONDS, high + _SINGLE_MOMENT_SECONDS
+    elif high <= low:
+        high = low + (abs(low) * 0.1 or 1.0)
+    return ChartScale(unit, low, high, start, end)
+
 
 T = TypeVar("T")
 
@@ -26,7 +109,7 @@ _QUANTILES = ((0.5, "p50"), (0.95, "p95"))
 
 @frozen
 class ChartBox:
-    """A bar; browsers show its title under the pointer."""
+    """A bar; browsers show its title on hover."""
 
     x: float
     y: float
@@ -37,18 +120,14 @@ class ChartBox:
 
 @frozen
 class ChartLine:
-    """A line over points, ``x,y x,y …``; ``look`` is its class in the style sheet."""
-
-    points: str
-    look: str
-    name: str = ""  # in the key
+    points: str  # ``x,y x,y …``
+    look: str  # its class in the style sheet
+    name: str = ""  # in the legend
     dash: str | None = None
 
 
 @frozen
 class Drawing:
-    """A chart, ready to be drawn."""
-
     title: str
     summary: str
     x: ChartScale
@@ -59,22 +138,22 @@ class Drawing:
     area: str = ""
 
 
-def thinned(values: Sequence[T], most: int) -> list[T]:
-    """Return at most ``most`` values, evenly chosen, the first and the last among them."""
-    if len(values) <= most:
+def thinned(values: Sequence[T], limit: int) -> list[T]:
+    """Return at most ``limit`` evenly chosen values, including the first and the last."""
+    if len(values) <= limit:
         return list(values)
-    step = (len(values) - 1) / (most - 1)
-    return [values[round(at * step)] for at in range(most)]
+    step = (len(values) - 1) / (limit - 1)
+    return [values[round(at * step)] for at in range(limit)]
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """Return the smallest value that a share ``q`` of ``values`` does not exceed; they are sorted."""
+    """Return the smallest of the sorted ``values`` that is not exceeded by a share ``q`` of them."""
     return values[max(0, math.ceil(q * len(values)) - 1)]
 
 
 @singledispatch
 def drawing(chart: Chart) -> Drawing | None:
-    """Return a chart as a drawing; ``None`` where it has no data."""
+    """Return a chart as a drawing; ``None`` if it has no data."""
     raise TypeError(type(chart))
 
 
@@ -123,7 +202,7 @@ def _(chart: ProgressOverTime) -> Drawing | None:
         ahead = _path(across, up, [(last_at, done), (half, chart.total)])
         lines.append(ChartLine(ahead, "c1", "expected", "5 4"))
         area = _path(across, up, [(last_at, done), (half, chart.total), (late, chart.total)])
-        summary += f"; the rest is expected by {moment(half)}, with 95 % by {moment(late)}"
+        summary += f"; the rest is expected by {moment(half)}, at the latest by {moment(late)}"
     if chart.deadline is not None and chart.deadline <= across.high:
         wall = [(chart.deadline, 0.0), (chart.deadline, chart.total)]
         lines.append(ChartLine(_path(across, up, wall), "c2", "deadline", "2 3"))
@@ -147,10 +226,10 @@ def _(chart: ValueDistribution) -> Drawing | None:
     for low, high, count in bins:
         if count:
             left, top = across(low), up(count)
-            told = f"{worded(low, chart.unit)} to {worded(high, chart.unit)}"
+            bounds = f"{worded(low, chart.unit)} to {worded(high, chart.unit)}"
             width = max(1.0, round(across(high) - left - 1, 1))
-            boxes.append(ChartBox(left, top, width, round(up.start - top, 1), f"{told}: {count:,}"))
-            rows.append((told, f"{count:,}"))
+            boxes.append(ChartBox(left, top, width, round(up.start - top, 1), f"{bounds}: {count:,}"))
+            rows.append((bounds, f"{count:,}"))
     dashes = ("6 3", "2 3", "8 3 2 3")
     lines = [
         ChartLine(
@@ -165,7 +244,7 @@ def _(chart: ValueDistribution) -> Drawing | None:
 
 
 def binned(values: Sequence[float]) -> list[tuple[float, float, int]]:
-    """Return sorted values above zero in at most 30 bins of a logarithmic scale: ends and counts."""
+    """Return sorted positive values in at most 30 logarithmic bins: low end, high end and count."""
     low, high = values[0], values[-1]
     if high <= low:
         return [(low / 1.05, low * 1.05, len(values))]

@@ -1,30 +1,33 @@
-"""Views as HTML: a page of the dashboard, a report that is one file, and the output of a notebook's cell.
+"""Views as HTML: a page of the dashboard, a report in one file, and the output of a notebook cell.
 
-Templates escape every text. What cannot be shown, or would turn the text after it around, is replaced before,
-so no name, id or error text can add an element, an attribute or an address.
+Templates escape every text. Characters that cannot be shown or would reverse the direction of text are
+replaced first, so no name, id or error text can add an element, an attribute or an address.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from functools import cache
+import os
+from functools import cache, cached_property
 from importlib.resources import files
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar, final
 
+from attrs import evolve, fields_dict, frozen, has
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from smartbatch import _words as words
 from smartbatch.views import model
 from smartbatch.views.drawings import HEIGHT, WIDTH, drawing
-from smartbatch.views.model import Cell, Kind, Section, View
+from smartbatch.views.model import Cell, DataTable, Facts, Kind, Section, View
 
 _REPLACED = "\ufffd"
 _CLEAN: dict[int, str] = {
     **{code: _REPLACED for code in (*range(0x20), 0x7F) if chr(code) not in "\t\n\r"},
-    **dict.fromkeys(range(0xD800, 0xE000), _REPLACED),  # halves of a pair, which no encoding has
-    **dict.fromkeys((0x202D, 0x202E), _REPLACED),  # overrides of the direction of a text
+    **dict.fromkeys(range(0xD800, 0xE000), _REPLACED),  # lone surrogates
+    **dict.fromkeys((0x202D, 0x202E), _REPLACED),  # overrides of the text direction
 }
 _CELLS = (model.State, model.Link, model.ProgressBar, model.Moment, model.Form, tuple)
 _PARTS = (
@@ -38,29 +41,28 @@ _PARTS = (
     model.Form,
 )
 _NUMERIC = ("number", "money", "duration")
-_MAX_NOTEBOOK = 240
-"""Characters of a text in a notebook."""
+_MAX_NOTEBOOK_CHARACTERS = 240  # of one text
 
 
 def render(template: str, /, **values: Any) -> str:
-    """Return a document made of a template of ``views/templates``."""
+    """Return a document from a template in ``views/templates``."""
     return _environment().get_template(template).render(**values)
 
 
 def live_parts(view: View) -> dict[str, str]:
-    """Return what is renewed while somebody looks, by the ids of the elements whose content it is."""
+    """Return the contents of the elements that are updated while the page is open, by element id."""
     parts: Any = _environment().get_template("parts.html").module
     found = {"head": str(parts.head(view))}
     return found | {one.id: str(parts.body(one)) for one in view.sections if one.is_live}
 
 
 def report(view: View) -> str:
-    """Return a document that is one file: its style sheet is in it, and nothing is loaded or run."""
+    """Return a self-contained document that loads and runs nothing."""
     return render("report.html", view=view, styles=styles(), source=source_of(styles()))
 
 
 def notebook(view: View) -> str:
-    """Return a view for the output of a cell: plain HTML, whose few styles are in its elements."""
+    """Return a view for the output of a notebook cell: plain HTML with a few inline styles."""
     return render("notebook.html", view=view)
 
 
@@ -71,7 +73,7 @@ def styles() -> Markup:
 
 
 def source_of(text: str) -> str:
-    """Return how a policy allows a style sheet that stands in the document, and no other."""
+    """Return the source expression by which a policy allows this inline style sheet only."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -97,14 +99,12 @@ def _is_one(kind: type) -> Any:
 
 
 def _clean(value: object) -> object:
-    """Return what a template puts into a document; ``None`` is nothing."""
     if value is None:
         return ""
     return value if isinstance(value, Markup) else str(value).translate(_CLEAN)
 
 
 def _shown(value: Any, kind: Kind = "text") -> str:
-    """Return a plain value of a cell in words."""
     if value is None or value == "":
         return "–"
     if isinstance(value, str):
@@ -117,7 +117,7 @@ def _shown(value: Any, kind: Kind = "text") -> str:
 
 
 def _sort_key(cell: Cell) -> str:
-    """Return what a browser sorts the rows of a table by; empty where the text of the cell does."""
+    """Return the key by which a browser sorts rows; empty if it is the text of the cell."""
     first = cell[0] if isinstance(cell, tuple) and cell else cell
     if isinstance(first, model.ProgressBar):
         return f"{first.share:.6g}"
@@ -127,10 +127,78 @@ def _sort_key(cell: Cell) -> str:
 
 
 def _is_empty(section: Section) -> bool:
-    """Whether a section has nothing to show."""
     charts = (model.BarsOverTime, model.ProgressOverTime, model.ValueDistribution)
     return not any(not isinstance(part, charts) or drawing(part) is not None for part in section.parts)
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_NOTEBOOK else f"{text[: _MAX_NOTEBOOK - 1]}…"
+    return text if len(text) <= _MAX_NOTEBOOK_CHARACTERS else f"{text[: _MAX_NOTEBOOK_CHARACTERS - 1]}…"
+
+
+MAX_BYTES = 300_000  # of a report, whatever the size of the job
+
+_T = TypeVar("_T")
+
+
+@frozen
+class _Bounds:
+    rows: int  # of a table, or of facts
+    text: int  # characters of a name or a message
+
+
+_TRIES = (_Bounds(40, 240), _Bounds(12, 160), _Bounds(4, 60))
+
+
+@final
+class Report:
+    """A report on requests: what was sent and returned, when, by which route and why, and what it cost.
+
+    It contains no prompts and no answers, and it loads and runs nothing. Made by ``job.report()``; notebooks
+    display it.
+
+    Attributes:
+        view: its title, key figures, and sections of facts, tables and charts.
+        requests: number of requests it covers.
+    """
+
+    def __init__(self, view: View, requests: int) -> None:
+        self.view = view
+        self.requests = requests
+
+    def __repr__(self) -> str:
+        return f"<Report {self.view.title[:80]} {self.requests:,} requests>"
+
+    @cached_property
+    def html(self) -> str:
+        """The report as HTML, at most 300 kB: long tables and texts are cut."""
+        for bounds in _TRIES:
+            page = report(_bounded(self.view, bounds))
+            if len(page.encode()) <= MAX_BYTES:
+                break
+        return page
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the report to a file, replacing any existing one."""
+        Path(path).write_text(self.html, "utf-8")
+
+    def _repr_html_(self) -> str:
+        """Return the report in a frame, so that its style sheet does not affect the notebook."""
+        return render("frame.html", document=self.html)
+
+
+def _bounded(value: _T, bounds: _Bounds) -> _T:
+    found: Any = value
+    if isinstance(found, str):
+        found = found if len(found) <= bounds.text else f"{found[: bounds.text - 1]}…"
+    elif isinstance(found, tuple):
+        found = tuple(_bounded(each, bounds) for each in found)
+    elif has(type(found)):
+        left = len(found.rows) - bounds.rows if isinstance(found, DataTable | Facts) else 0
+        if left > 0:
+            found = evolve(found, rows=found.rows[: bounds.rows])
+        if left > 0 and isinstance(found, DataTable):
+            found = evolve(found, caption=f"{found.caption} (the first {bounds.rows}; {left:,} left out)")
+        texts = {name: getattr(found, name) for name in fields_dict(type(found))}
+        found = evolve(found, **{name: _bounded(each, bounds) for name, each in texts.items()})
+    result: _T = found
+    return result

@@ -1,7 +1,7 @@
-"""A view: a state, tiles with the key figures, and sections of facts, tables and charts, without any markup.
+"""Views: a state, tiles with key figures, and sections of facts, tables and charts, without markup.
 
-A view is built once and rendered as a page, a report, a text or the output of a notebook's cell. Cells hold
-plain figures; how they are written follows from the kind of their column.
+A view is built once and rendered as a page, a report, text or the output of a notebook cell. Cells hold plain
+figures, which are formatted according to the kind of their column.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def _inside(_: object, attribute: Attribute[str], value: str) -> None:
         raise ValueError(f"{attribute.name} leaves the application: {value[:80]!r}")
 
 
-# -- what a cell holds
+# -- cells
 
 
 @frozen
 class State:
-    """A state in a word or two, which a colour and a sign underline."""
+    """A state in a word or two, shown with a colour and a sign."""
 
     text: str
     tone: Tone = ""
@@ -45,52 +45,45 @@ class Link:
 
 @frozen
 class ProgressBar:
-    """How much of a total is done; ``label`` says what, for those who do not see the bar."""
-
-    label: str
+    label: str  # for screen readers
     done: float
     total: float
 
     @property
     def share(self) -> float:
-        """From 0 to 1."""
         return min(max(self.done / self.total, 0.0), 1.0) if self.total > 0 else 0.0
 
 
 @frozen
 class Moment:
-    """A time in Unix seconds."""
-
-    at: float
+    at: float  # Unix seconds
 
 
 @frozen
 class Field:
-    """A field of a form; ``value`` alone without a label is sent as it is."""
-
     name: str
     label: str = ""
     value: str = ""
     hint: str = ""
     kind: Literal["text", "search", "hidden", "checkbox", "select"] = "text"
-    options: tuple[tuple[str, str], ...] = ()  # of a select: values and what people read
+    options: tuple[tuple[str, str], ...] = ()  # of a select: values and labels
     is_required: bool = True
 
 
 @frozen
 class Form:
-    """A form: an action, or with ``is_search`` what narrows a list. ``warning`` is read before it opens."""
+    """An action, or a search that filters a list."""
 
     action: str = field(validator=_inside)
     button: str
     fields: tuple[Field, ...] = ()
-    warning: str = ""
+    warning: str = ""  # shown before the form opens
     is_search: bool = False
 
 
 Value: TypeAlias = Union[str, float, State, Link, ProgressBar, Moment, Form, None]  # noqa: UP007
 Cell: TypeAlias = Union[Value, "tuple[Value, ...]"]
-"""A value; or several, one below the other, of which the first is the main one."""
+"""A value, or several of which the first is the main one."""
 
 
 # -- parts of a section
@@ -98,7 +91,7 @@ Cell: TypeAlias = Union[Value, "tuple[Value, ...]"]
 
 @frozen
 class Note:
-    """A paragraph; one with a tone stands out."""
+    """A paragraph; a tone makes it stand out."""
 
     text: str
     tone: Tone = ""
@@ -106,7 +99,7 @@ class Note:
 
 @frozen
 class Bullets:
-    """Things that people should read one by one; each is a row of values."""
+    """A list of items, each a row of values."""
 
     rows: tuple[tuple[Value, ...], ...]
     tone: Tone = ""
@@ -114,38 +107,30 @@ class Bullets:
 
 @frozen
 class Facts:
-    """Names with what they are."""
+    """Names with values."""
 
     rows: tuple[tuple[str, Cell], ...]
 
 
 @frozen
 class Column:
-    """A column of a table.
-
-    Attributes:
-        title: above it.
-        kind: how its figures are written, and where they stand.
-        drop: columns with a higher number are left out first where a terminal is narrow; 0 stays.
-    """
-
     title: str
-    kind: Kind = "text"
-    drop: int = 0
+    kind: Kind = "text"  # how figures are formatted and aligned
+    drop: int = 0  # on a narrow terminal, columns with the highest number are left out first; never with 0
 
 
 @frozen
 class DataTable:
-    """Rows of cells; ``None`` is shown as a dash. People can sort it by any column."""
+    """Rows of cells; ``None`` is shown as a dash. A page can be sorted by any column."""
 
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
-    chosen: int | None = None  # the position of a row that is marked
+    chosen: int | None = None  # index of a highlighted row
 
     @classmethod
     def of(cls, caption: str, columns: str, rows: Sequence[tuple[Cell, ...]], **more: Any) -> DataTable:
-        """Make a table; ``columns`` is ``title, title:kind, …``, with a ``/N`` after it for ``drop``."""
+        """Make a table from columns as text: ``title, title:kind, title/drop, …``."""
         made = []
         for text in columns.split(", "):
             name, _, drop = text.partition("/")
@@ -157,55 +142,32 @@ class DataTable:
 
 @frozen
 class BarsOverTime:
-    """What came in each stretch of time.
-
-    Attributes:
-        title: with its unit.
-        width: seconds of a bar.
-        bars: Unix seconds at which each begins, and its height.
-        unit: of the heights.
-        low, high: ends of the time that is shown, whatever bars there are.
-        ticks: whether the axis says moments, or hours of a day.
-    """
-
     title: str
-    width: float
-    bars: tuple[tuple[float, float], ...]
-    unit: Unit = "number"
-    low: float | None = None
+    width: float  # seconds of a bar
+    bars: tuple[tuple[float, float], ...]  # start in Unix seconds, and height
+    unit: Unit = "number"  # of the heights
+    low: float | None = None  # Unix seconds: ends of the axis, whatever bars there are
     high: float | None = None
     ticks: Literal["moments", "hours"] = "moments"
 
 
 @frozen
 class ProgressOverTime:
-    """How many of a total were done by when, and when the rest is expected.
-
-    Attributes:
-        points: Unix seconds, and how many were done by then; in order.
-        expected: Unix seconds of the end, median and 95 % bound.
-        deadline: Unix seconds.
-    """
-
     title: str
-    points: tuple[tuple[float, float], ...]
+    points: tuple[tuple[float, float], ...]  # Unix seconds, and how many were done by then
     total: float
-    expected: tuple[float, float] | None = None
-    deadline: float | None = None
+    expected: tuple[float, float] | None = None  # end in Unix seconds: median and 95 % bound
+    deadline: float | None = None  # Unix seconds
 
 
 @frozen
 class ValueDistribution:
-    """How values are distributed, on a logarithmic scale, with their median and 95 % quantile.
-
-    Attributes:
-        marks: further named values, such as a forecast.
-    """
+    """The distribution of values on a logarithmic scale, with their median and 95 % quantile."""
 
     title: str
     values: tuple[float, ...] = field(repr=False)
     unit: Unit = "number"
-    marks: tuple[tuple[str, float], ...] = ()
+    marks: tuple[tuple[str, float], ...] = ()  # further named values, such as a forecast
 
 
 Chart: TypeAlias = BarsOverTime | ProgressOverTime | ValueDistribution
@@ -213,7 +175,7 @@ Chart: TypeAlias = BarsOverTime | ProgressOverTime | ValueDistribution
 
 @frozen
 class Folded:
-    """Parts behind a line of text that opens them."""
+    """Parts hidden behind a line that opens them."""
 
     summary: str
     parts: tuple[Part, ...]
@@ -221,7 +183,7 @@ class Folded:
 
 @frozen
 class Links:
-    """Links next to each other, such as the pages of a list."""
+    """A row of links, such as the pages of a list."""
 
     label: str
     links: tuple[Link, ...]
@@ -230,12 +192,12 @@ class Links:
 Part: TypeAlias = Union[Note, Bullets, Facts, DataTable, Chart, Folded, Links, Form]  # noqa: UP007
 
 
-# -- the whole
+# -- views
 
 
 @frozen
 class Tile:
-    """A key figure: what it is, the figure, and a word on it."""
+    """A key figure."""
 
     label: str
     figure: str
@@ -251,35 +213,15 @@ def _present(parts: Iterable[Part | None]) -> tuple[Part, ...]:
 
 @frozen
 class Section:
-    """A part of a view.
-
-    Attributes:
-        id: unique in its view; letters and dashes.
-        title: its heading.
-        parts: from top to bottom; those that are ``None`` are left out.
-        empty: what is said, and what to do, where there are no parts.
-        is_live: whether it is renewed while somebody looks; forms that are being filled in are not.
-    """
-
-    id: str
+    id: str  # unique in its view; letters and dashes
     title: str
-    parts: tuple[Part, ...] = field(converter=_present)
-    empty: str = "Nothing yet."
-    is_live: bool = True
+    parts: tuple[Part, ...] = field(converter=_present)  # without those that are ``None``
+    empty: str = "Nothing yet."  # shown if there are no parts
+    is_live: bool = True  # updated while the page is open; forms being filled in are not
 
 
 @frozen
 class View:
-    """What is shown of one thing.
-
-    Attributes:
-        title: its name.
-        sections: from top to bottom.
-        state: in a word.
-        subtitle: what it is, in a line.
-        tiles: key figures.
-    """
-
     title: str
     sections: tuple[Section, ...]
     state: State | None = None

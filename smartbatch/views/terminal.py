@@ -36,8 +36,7 @@ from smartbatch.views.model import (
 
 Style: TypeAlias = Literal["", "title", "head", "bad", "warn"]
 
-WIDE = 1_000
-"""Cells of a line where nothing limits it, as in a file."""
+WIDE = 1_000  # cells of a line in a file or a pipe
 _GAP = 2
 _MIN_FIRST_COLUMN = 8  # cells
 _BAR_WIDTH = 10  # cells of a progress bar
@@ -49,29 +48,26 @@ _PREFIXES = {"bad": "! ", "warn": "! "}
 
 @frozen
 class TextLine:
-    """A line of a view; a terminal with colours shows its style."""
-
     text: str
-    style: Style = ""
+    style: Style = ""  # shown by terminals with colours
 
 
 def text_of(view: View) -> str:
-    """Return a view as text whose lines are as long as they need to be."""
+    """Return a view as text with lines of any length."""
     return "\n".join(line.text for line in lines_of(view, WIDE))
 
 
 def lines_of(view: View, width: int) -> list[TextLine]:
-    """Return a view as lines of at most ``width`` cells. No text in it reaches a terminal as a control."""
+    """Return a view as lines of at most ``width`` cells; control characters are escaped."""
     return [TextLine(fitted(escape(line.text), width), line.style) for line in _lines(view, width)]
 
 
 def cells_of(text: str) -> int:
-    """Return how many cells of a terminal a text takes."""
     return len(text) if text.isascii() else sum(map(_cells, text))
 
 
 def fitted(text: str, width: int) -> str:
-    """Return a text that takes at most ``width`` cells; one that is cut ends in an ellipsis."""
+    """Return a text cut to ``width`` cells; an ellipsis marks the cut."""
     if cells_of(text) <= width:
         return text
     kept, room = [], max(0, width - 1)
@@ -123,7 +119,7 @@ def _main_value(cell: Cell) -> Cell:
 
 
 def cell_text(cell: Cell, kind: Kind = "text") -> str:
-    """Return the text of a cell; values below each other are separated by commas."""
+    """Return a cell as text; several values are separated by commas."""
     if isinstance(cell, tuple):
         return ", ".join(found for one in cell if (found := cell_text(one, kind)) != "-")
     return _value_text(cell, kind)
@@ -215,7 +211,6 @@ def _chart(chart: Chart) -> Iterator[TextLine]:
 
 
 def _sparks(drawn: Drawing) -> str:
-    """Return bars as one line of blocks."""
     heights = [box.height for box in thinned(drawn.boxes, _SPARK_WIDTH)]
     most = max(heights) or 1.0
     return "".join(_SPARKS[min(len(_SPARKS) - 1, int(height / most * len(_SPARKS)))] for height in heights)

@@ -14,7 +14,7 @@ from smartbatch import BatchingClient
 from smartbatch.cli import output_report, screenshot
 from smartbatch.cli.main import main
 from smartbatch.tables.result_files import FIRST, LAST, write_table
-from smartbatch.views.report import MAX_BYTES
+from smartbatch.views.html import MAX_BYTES
 from tests.hostile import HOSTILE
 from tests.hosts.browser import browser
 from tests.levels import sampled

@@ -75,7 +75,10 @@ def test_required_actions_come_first(client: BatchingClient) -> None:
     lines = frame(Source(), 110, None)
     heading = next(at for at, line in enumerate(lines) if line.style == "head")
     assert lines[heading].text == "Action required"
-    assert (lines[heading + 1].text, lines[heading + 1].style) == ("! Held: letters – nobody knows", "bad")
+    assert (lines[heading + 1].text, lines[heading + 1].style) == (
+        "! Held: job letters – nobody knows",
+        "bad",
+    )
 
 
 def test_a_client_shows_its_live_queue() -> None:
@@ -135,7 +138,7 @@ def test_in_a_pipe_it_is_one_plain_frame(
 
 def test_without_a_store_none_is_made(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", "--store", "none.db"]) == 0
-    assert "There is no store yet at" in capsys.readouterr().out
+    assert "There is no store at" in capsys.readouterr().out
     assert not (folder / "none.db").exists()
 
 
@@ -271,7 +274,7 @@ def test_it_can_be_stopped_and_goes_on(folder: Path) -> None:
     screen = Screen(80, 24)
     before = modes_of(screen)
     with top(screen) as running:
-        screen.until("There is no store yet")
+        screen.until("There is no store at")
         during = modes_of(screen)
         running.send_signal(signal.SIGTSTP)
         os.waitpid(running.pid, os.WUNTRACED)
@@ -280,7 +283,7 @@ def test_it_can_be_stopped_and_goes_on(folder: Path) -> None:
         os.set_blocking(screen.leader, True)
         screen.resize(80, 24)
         running.send_signal(signal.SIGCONT)
-        screen.until("There is no store yet")
+        screen.until("There is no store at")
         assert modes_of(screen) == during
         os.write(screen.leader, b"q")
         assert running.wait(20) == 0
@@ -292,7 +295,7 @@ def test_a_signal_leaves_the_terminal_in_order(folder: Path, number: signal.Sign
     screen = Screen(80, 24)
     before = modes_of(screen)
     with top(screen) as running:
-        screen.until("There is no store yet")
+        screen.until("There is no store at")
         running.send_signal(number)
         assert running.wait(20) == code
         assert modes_of(screen) == before

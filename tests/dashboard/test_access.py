@@ -114,8 +114,8 @@ def test_the_rule_of_a_host_application_decides(place: dict[str, Any]) -> None:
     rights: dict[str, Any] = {"ada": "all", "bob": "read"}
     visitor = Visitor(app(access=lambda environ: rights.get(environ.get("HTTP_USER", "")), **place))
     assert [visitor.get("/", User=name).status for name in ("ada", "bob", "eve")] == [200, 200, 403]
-    assert visitor.post("/act/none", {}, User="bob").status == 403
-    assert visitor.post("/act/none", {}, User="ada").status == 404
+    assert visitor.post("/action/none", {}, User="bob").status == 403
+    assert visitor.post("/action/none", {}, User="ada").status == 404
 
 
 @pytest.mark.parametrize(
@@ -131,12 +131,12 @@ def test_the_rule_of_a_host_application_decides(place: dict[str, Any]) -> None:
     ids=lambda headers: next(iter(headers.values())),
 )
 def test_a_form_of_another_site_is_refused(visitor: Visitor, headers: dict[str, str]) -> None:
-    answer = visitor.post("/act/none", {}, **headers)
+    answer = visitor.post("/action/none", {}, **headers)
     assert (answer.status, "from a page of this dashboard" in answer.text) == (403, True)
 
 
 def test_a_form_that_says_nothing_of_its_origin_is_refused(visitor: Visitor) -> None:
-    assert visitor.ask("POST", "/act/none").status == 403
+    assert visitor.ask("POST", "/action/none").status == 403
 
 
 def test_other_methods_are_refused(visitor: Visitor) -> None:
@@ -155,6 +155,6 @@ def test_every_answer_forbids_scripts_frames_and_other_hosts(visitor: Visitor) -
 
 
 def test_looking_makes_no_store(visitor: Visitor, place: dict[str, Any]) -> None:
-    assert "There is no store yet" in visitor.get("/jobs").text
+    assert "There is no store at" in visitor.get("/jobs").text
     assert visitor.get("/jobs/job-1").status == 404
     assert not Path(place["store"]).exists()

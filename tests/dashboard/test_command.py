@@ -97,7 +97,7 @@ def test_a_reader_may_not_act(shelf: Bench, opened: SqlStore) -> None:
         address, _, token = process.stdout.readline().strip().removeprefix("http://").partition("/?token=")
         connection = http.client.HTTPConnection(address, timeout=30)
         headers = {"Authorization": f"Bearer {token}", "Origin": f"http://{address}"}
-        connection.request("POST", "/act/cancel", headers=headers)
+        connection.request("POST", "/action/cancel", headers=headers)
         answer = connection.getresponse()
         assert (answer.status, b"not act" in answer.read()) == (403, True)
         process.terminate()

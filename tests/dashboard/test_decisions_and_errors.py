@@ -18,7 +18,7 @@ from smartbatch._words import duration as told
 from smartbatch._words import money as usd
 from smartbatch.core.routing.outcome import ListDecision, Measured
 from smartbatch.dashboard import app
-from smartbatch.dashboard.decisions_page import PAGE
+from smartbatch.dashboard.decisions_page import DECISIONS_PER_PAGE
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import NewResult
@@ -74,7 +74,7 @@ def test_a_page_without_a_store_says_so_and_makes_none(visitor: Visitor, place: 
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("/decisions", "No route was chosen yet"),
+        ("/decisions", "No decisions yet"),
         ("/errors", "No request has failed"),
         ("/decisions/7", "There is no such decision"),
         ("/decisions/x", "There is no such decision"),
@@ -114,7 +114,7 @@ def test_a_decision_is_shown_with_what_it_saved_and_lost_and_how_that_is_known(
     ):
         assert row in text
     assert "2023-11-14 22:13 openai:m 400 batch" in text
-    assert "Routes that were not taken were not measured" in text
+    assert "Alternatives were not run" in text
 
 
 def test_where_the_price_of_a_route_is_unknown_a_hybrid_is_held_against_its_forecast(
@@ -147,7 +147,7 @@ def test_sums_say_of_how_many_decisions_they_are(visitor: Visitor, store: SqlSto
 def test_what_is_not_measured_yet_shows_its_forecast(visitor: Visitor, store: SqlStore) -> None:
     write(store, ListDecision(AT, "openai:m", decision(strategy="individual")))
     text = read(visitor, "/decisions")
-    assert "No decision was measured yet" in text
+    assert "No outcome yet" in text
     assert "$1.00, " in text
     assert "forecast" in text
 
@@ -170,9 +170,9 @@ def test_calibration_counts_how_often_what_came_was_within_the_forecast(
     came = [0.5 * p50, 0.9 * p50, (p50 + p95) / 2, 1.5 * p95]
     write(store, *(ListDecision(AT, "openai:m", made, measured(each)) for each in came))
     text = read(visitor, "/decisions")
-    assert "Decisions 4 4 measured Within p50 50 % 50 % is perfect Within p95 75 %" in text
+    assert "Decisions 4 4 measured Within p50 50 % ideal: 50 % Within p95 75 %" in text
     assert f"Deadlines met {sum(each <= 90_000.0 for each in came)} of 4" in text
-    assert "Time taken, as a multiple of its p50 forecast" in text
+    assert "Duration as a multiple of its p50 forecast" in text
 
 
 def test_each_decision_has_a_page_with_its_table_of_routes(visitor: Visitor, store: SqlStore) -> None:
@@ -192,17 +192,17 @@ def test_a_decision_that_cannot_be_read_is_shown_without_its_table(visitor: Visi
     write(store, ListDecision(AT, "openai:m", decision()))
     store.summaries.db.change("UPDATE decision SET body = ?", '{"version": 99}')
     [found] = store.summaries.decisions(limit=50)
-    assert "A newer smartbatch made this decision" in read(visitor, f"/decisions/{found.no}")
+    assert "This decision was made by a newer smartbatch" in read(visitor, f"/decisions/{found.no}")
 
 
 def test_many_decisions_are_shown_page_by_page(visitor: Visitor, store: SqlStore) -> None:
     made = decision()
-    write(store, *(ListDecision(AT + each, "openai:m", made) for each in range(PAGE + 5)))
+    write(store, *(ListDecision(AT + each, "openai:m", made) for each in range(DECISIONS_PER_PAGE + 5)))
     first = visitor.get("/decisions").text
     [older] = re.findall(r'href="(/decisions\?before=\d+)"', first)
     second = visitor.get(html.unescape(older)).text
     rows = [len(re.findall(r'href="/decisions/\d+"', page)) for page in (first, second)]
-    assert rows == [PAGE, 5]
+    assert rows == [DECISIONS_PER_PAGE, 5]
     assert "Newest decisions" in second
 
 
@@ -240,7 +240,7 @@ def test_of_a_forgotten_job_no_example_is_left(visitor: Visitor, store: SqlStore
     store.items.answer(lease, [result(0, "failed")], at=AT)
     store.leases.release(lease)
     store.jobs.forget("job-0")
-    assert "of a forgotten job" in read(visitor, "/errors")
+    assert "from a forgotten job" in read(visitor, "/errors")
 
 
 def test_hostile_texts_are_texts(visitor: Visitor, store: SqlStore, clock: VirtualClock) -> None:

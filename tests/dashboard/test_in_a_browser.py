@@ -268,7 +268,9 @@ def test_without_the_token_nothing_is_seen_and_nothing_done(chromium: Any, serve
     context = chromium.new_context()
     tab = context.new_page()
     assert tab.goto(at(served, "/")).status == 403
-    asked = "fetch('/act/cancel', {method: 'POST', body: new URLSearchParams({job: 'job-0000000000009997'})})"
+    asked = (
+        "fetch('/action/cancel', {method: 'POST', body: new URLSearchParams({job: 'job-0000000000009997'})})"
+    )
     assert tab.evaluate(f"{asked}.then(answer => answer.status)") == 403
     context.close()
 

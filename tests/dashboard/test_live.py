@@ -11,7 +11,7 @@ import pytest
 
 from smartbatch._clock import VirtualClock
 from smartbatch.dashboard import app, live
-from smartbatch.dashboard.page import EVERY
+from smartbatch.dashboard.page import DEFAULT_REFRESH_SECONDS
 from smartbatch.dashboard.source import Source
 from smartbatch.errors import StoreError
 from smartbatch.jobs.store import SqlStore
@@ -50,7 +50,7 @@ def test_a_stream_tells_what_changed_and_that_it_is_there() -> None:
     assert next(events)["sections"] == {"b": "3"}
     began = clock.now()
     assert next(stream) == b": here\n\n"
-    assert clock.now() - began == pytest.approx(live.HEARTBEAT, abs=live.TICK)
+    assert clock.now() - began == pytest.approx(live.HEARTBEAT_SECONDS, abs=live.STOP_CHECK_SECONDS)
 
 
 def test_a_page_that_costs_more_is_looked_at_less_often() -> None:
@@ -58,7 +58,7 @@ def test_a_page_that_costs_more_is_looked_at_less_often() -> None:
 
     def render() -> live.Rendered:
         made.append(clock.now())
-        return live.Rendered({"a": str(len(made))}, every=5.0)
+        return live.Rendered({"a": str(len(made))}, refresh_seconds=5.0)
 
     events = events_of(live.stream(render, "", clock, lambda: False))
     assert [next(events)["sections"] for _ in range(3)] == [{"a": "1"}, {"a": "2"}, {"a": "3"}]
@@ -71,7 +71,7 @@ def test_what_is_written_after_a_quiet_look_is_seen_at_once_and_noise_is_not() -
 
     def render() -> live.Rendered:
         looks.append(clock.now())
-        return live.Rendered({"a": "2" if clock.now() >= began + 60.6 else "1"}, every=50.0)
+        return live.Rendered({"a": "2" if clock.now() >= began + 60.6 else "1"}, refresh_seconds=50.0)
 
     began = clock.now()
     noise = range(70, 90)
@@ -85,9 +85,9 @@ def test_what_is_written_after_a_quiet_look_is_seen_at_once_and_noise_is_not() -
         )
     )
     assert next(events)["sections"] == {"a": "2"}
-    assert clock.now() - began == pytest.approx(60.6, abs=live.NOTICED)
+    assert clock.now() - began == pytest.approx(60.6, abs=live.WRITE_CHECK_SECONDS)
     assert list(events) == []
-    assert len(looks) <= 4 + 20 / live.SOONER_EVERY
+    assert len(looks) <= 4 + 20 / live.MIN_EARLY_LOOK_SECONDS
 
 
 def test_the_time_of_the_last_write_changes_with_it(opened: SqlStore, shelf: Bench) -> None:
@@ -100,11 +100,11 @@ def test_the_time_of_the_last_write_changes_with_it(opened: SqlStore, shelf: Ben
 
 def test_a_stop_ends_a_stream_that_waits_for_its_next_look() -> None:
     clock = VirtualClock()
-    page = live.Rendered({"a": "1"}, every=1_000.0)
+    page = live.Rendered({"a": "1"}, refresh_seconds=1_000.0)
     stopped_at = clock.now() + 3.0
     began = clock.now()
     list(live.stream(lambda: page, "", clock, lambda: clock.now() >= stopped_at))
-    assert clock.now() - began <= 3.0 + live.TICK
+    assert clock.now() - began <= 3.0 + live.STOP_CHECK_SECONDS
 
 
 def test_a_browser_that_comes_back_gets_what_it_missed() -> None:
@@ -118,8 +118,8 @@ def test_a_stream_ends_by_itself_at_a_stop_and_where_nothing_can_be_read() -> No
     clock = VirtualClock()
     assert list(live.stream(lambda: page_of(a="1"), "", clock, lambda: True)) == [b"retry: 2000\n\n"]
     spoken = list(live.stream(lambda: page_of(a="1"), page_of(a="1").version, clock, lambda: False))
-    between = EVERY * math.ceil(live.HEARTBEAT / EVERY)
-    assert spoken.count(b": here\n\n") == pytest.approx(live.LONGEST / between, abs=2)
+    between = DEFAULT_REFRESH_SECONDS * math.ceil(live.HEARTBEAT_SECONDS / DEFAULT_REFRESH_SECONDS)
+    assert spoken.count(b": here\n\n") == pytest.approx(live.MAX_STREAM_SECONDS / between, abs=2)
 
     def broken() -> live.Rendered:
         raise StoreError("away")

@@ -15,8 +15,7 @@ from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.dashboard import app
 from smartbatch.dashboard.models_page import quantile
-from smartbatch.dashboard.shared_view import SharedView
-from smartbatch.dashboard.source import Source
+from smartbatch.dashboard.source import SharedView, Source
 from smartbatch.jobs.store import open_store
 from smartbatch.jobs.summary_records import DurationTopic, cancel_name, late_name, topic_of
 from smartbatch.observe.participants import LaneStatus, Participant, Participants, RealtimeStatus
@@ -68,7 +67,7 @@ def test_without_a_store_nothing_is_known(visitor: Visitor, place: str) -> None:
     text = read(visitor)
     assert "No calls yet" in text
     assert "No batch has ended yet." in text
-    assert "No model was used yet." in text
+    assert "No model was used in the last week." in text
     assert not Path(place).exists()
 
 

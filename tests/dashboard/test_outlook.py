@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 
 from smartbatch.core.forecast import Forecaster, Observation, Prior
-from smartbatch.dashboard.outlook import course, outlook, risk_of
+from smartbatch.dashboard.jobs_page import outlook, risk_of
 from smartbatch.jobs.records import JobPolicy, JobRow, JobState
 from smartbatch.jobs.shard_records import ShardRow, ShardState
 from smartbatch.jobs.store import SqlStore
@@ -46,20 +46,6 @@ def test_the_last_batch_says_when_a_job_ends(job: tuple[JobRow, list[ShardRow]])
     later = outlook(line, shards, times(600, 620, 640, 660), 2400.0)
     assert later is not None
     assert later.median >= 2400.0
-
-
-def test_a_batch_that_ended_narrows_the_band(job: tuple[JobRow, list[ShardRow]]) -> None:
-    line, [first, second] = job
-    ended = [
-        evolve(first, ended_at=1500.0, state=ShardState.SETTLED),
-        evolve(second, ended_at=1700.0, state=ShardState.SETTLED),
-    ]
-    done = evolve(line, state=JobState.DONE, finished_at=1720.0)
-    known = times(600, 620, 640, 660)
-    band = course(done, ended, known, 5000.0)
-    assert [one.at for one in band] == [1010.0, 1500.0, 1700.0]
-    assert band[-1].late - band[-1].median < band[0].late - band[0].median
-    assert band[-1].median == pytest.approx(1700.0)
 
 
 def test_the_risk_grows_towards_the_deadline(job: tuple[JobRow, list[ShardRow]]) -> None:

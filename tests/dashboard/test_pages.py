@@ -15,8 +15,7 @@ from attrs import evolve
 from smartbatch import BatchingClient, Price, participants
 from smartbatch._clock import VirtualClock
 from smartbatch.dashboard import app, jobs_page
-from smartbatch.dashboard.shared_view import SharedView
-from smartbatch.dashboard.source import Source
+from smartbatch.dashboard.source import SharedView, Source
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs.payload import encode_result
 from smartbatch.jobs.records import IncidentRow, JobPolicy
@@ -55,8 +54,8 @@ def test_unknown_creations_and_held_jobs_come_first(visitor: Visitor, shelf: Ben
     opened.jobs.note(other, "the key was refused", hold=True)
     answer = visitor.get("/")
     told = text_of(answer, "attention")
-    assert "Nobody knows whether the provider created batch 1 (uncertain)" in told
-    assert "Held: nightly – the key was refused" in told
+    assert "It is unclear whether the provider created batch 1 (uncertain)" in told
+    assert "Held: job nightly – the key was refused" in told
     assert f'href="/jobs/{unsure.id}"' in answer.text
     assert f'href="/jobs/{held.id}"' in answer.text
 
@@ -64,10 +63,10 @@ def test_unknown_creations_and_held_jobs_come_first(visitor: Visitor, shelf: Ben
 def test_a_full_disk_and_a_damaged_store_are_told(
     visitor: Visitor, opened: SqlStore, shelf: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from smartbatch.dashboard import attention
+    from smartbatch.dashboard import now_page
 
     opened.jobs.latest()
-    monkeypatch.setattr(attention, "ROOM", 1 << 80)
+    monkeypatch.setattr(now_page, "MIN_FREE_BYTES", 1 << 80)
     assert "MiB left" in text_of(visitor.get("/"), "attention")
     Path(shelf.place + "x").write_bytes(b"no database" * 100)
     broken = Visitor(app(store=shelf.place + "x", shared="off", access=LOCAL)).get("/")
@@ -220,7 +219,7 @@ def test_a_budget_that_processes_share_is_spent_only_when_nobody_can_lease_more(
     with monkeypatch.context() as later:
         later.setattr(SqliteBackEnd, "exchange", unavailable)
         alone = seen("attention")
-        assert "the place that shares the limit is unavailable" in alone
+        assert "shared limits are unavailable" in alone
         assert "budget" not in alone
     for prompt in "bcde":
         client.submit(prompt).result(60)
@@ -254,8 +253,9 @@ def test_what_one_process_finds_of_a_provider_is_not_hidden_by_another(
     monkeypatch.setattr(Source, "participants", lambda _: view)
     page = visitor.get("/")
     assert text_of(page, "attention").removeprefix("Action required ") == (
-        "sim:a: the provider is down, the breaker is open. sim:a: paused for 4.3 min after a refusal."
-        " sim:a: the place that shares the limit is unavailable; each process keeps to its own share."
+        "sim:a: the provider is down (breaker open). "
+        "sim:a: the provider refused a call; no calls for 4.3 min. "
+        "sim:a: shared limits are unavailable; each process keeps to its own share."
     )
     assert "breaker open cooldown 4.3 min own share only" in text_of(page, "limits")
 
@@ -266,7 +266,7 @@ def test_processes_that_share_limits_are_shown(shelf: Bench, tmp_path: Path) -> 
         client.submit("a").result(10)
     assert participants(place).processes != ()
     page = Visitor(app(store=shelf.place, shared=place, access=LOCAL)).get("/")
-    assert "1 process that ended in the last ten minutes" in text_of(page, "processes")
+    assert "1 process ended in the last ten minutes" in text_of(page, "processes")
     assert re.search(r'<section id="processes".*?<details><summary>1 process', page.text, re.DOTALL)
 
 
@@ -275,7 +275,7 @@ def test_a_shared_place_that_cannot_be_read_is_told(shelf: Bench, tmp_path: Path
     page = Visitor(app(store=shelf.place, shared=f"sqlite:///{tmp_path / 'limits.db'}", access=LOCAL)).get(
         "/"
     )
-    assert "The place where processes share limits cannot be read" in text_of(page, "attention")
+    assert "The shared limits cannot be read" in text_of(page, "attention")
 
 
 # -- jobs ----------------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ def test_a_shared_place_that_cannot_be_read_is_told(shelf: Bench, tmp_path: Path
 def test_jobs_are_listed_by_pages(
     visitor: Visitor, shelf: Bench, opened: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs_page, "PAGE", 2)
+    monkeypatch.setattr(jobs_page, "JOBS_PER_PAGE", 2)
     for number in range(5):
         opened.jobs.accept(shelf.job(key=f"list-{number}"), new_items(1))
     place, seen = "/jobs", []

@@ -45,15 +45,16 @@ def test_acts_are_posted_through_every_mount_and_kind_of_worker(
     program, root = MOUNTS[mount]
     with running(shelf, KINDS[kind], program) as host:
         page = host.open(f"{root}/jobs/{job.id}").read().decode()
-        assert f'action="{root}/act/cancel"' in page
+        assert f'action="{root}/action/cancel"' in page
         form = {"id": job.id, "back": f"/jobs/{job.id}"}
-        assert host.post(f"{root}/act/cancel", form, Origin="http://evil.example").status == 403
-        assert host.post(f"{root}/act/cancel", form, Authorization="Bearer wrong").status == 403
+        assert host.post(f"{root}/action/cancel", form, Origin="http://evil.example").status == 403
+        assert host.post(f"{root}/action/cancel", form, Authorization="Bearer wrong").status == 403
         assert opened.controls.latest(limit=100) == []
-        answer = host.post(f"{root}/act/cancel", form)
+        answer = host.post(f"{root}/action/cancel", form)
         assert (answer.status, b"1 job is being cancelled" in answer.read()) == (200, True)
         assert (
-            json.loads(host.open(f"{root}/news?page=/models").read())["sections"]["acts"].count("cancel") >= 1
+            json.loads(host.open(f"{root}/news?page=/models").read())["sections"]["actions"].count("cancel")
+            >= 1
         )
     found = opened.jobs.get(job.id)
     assert found is not None

@@ -19,7 +19,7 @@ from django.test import Client, RequestFactory, override_settings
 from django.urls import resolve
 from integrations.django_project import Project, StoredJob, database, project, site
 
-from smartbatch.dashboard import acts as acts_of_dashboard
+from smartbatch.dashboard import application
 from smartbatch.integrations.django import get_client
 
 __all__ = ["project"]  # a fixture
@@ -196,12 +196,12 @@ def test_who_may_look_and_who_may_act_is_for_the_project_to_say(project: Project
     statuses = [
         (
             browser.get(f"/board/jobs?user={user}").status_code,
-            browser.post(f"/board/act/no-such?user={user}", **SAME_PAGE).status_code,
+            browser.post(f"/board/action/no-such?user={user}", **SAME_PAGE).status_code,
         )
         for user in ("ada", "bob", "eve")
     ]
     assert statuses == [(200, 404), (200, 403), (403, 403)]
-    assert browser.post("/board/act/no-such?user=ada").status_code == 403
+    assert browser.post("/board/action/no-such?user=ada").status_code == 403
     assert browser.get("/board/jobs?user=ada", HTTP_HOST="evil.example").status_code == 400
 
 
@@ -209,11 +209,11 @@ def test_an_act_has_its_form_and_the_name_of_the_user(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = {"say": lambda _, asked: f"{asked.by}: {asked.form['word']}"}
-    monkeypatch.setattr(acts_of_dashboard, "ACTS", said)
+    monkeypatch.setattr(application, "ACTIONS", said)
     form = urlencode({"word": "héllo & <b>"})
-    request = RequestFactory().post("/board/act/say?user=ada", form, **FORM, **SAME_PAGE)
+    request = RequestFactory().post("/board/action/say?user=ada", form, **FORM, **SAME_PAGE)
     request.user = Person(may=())
-    reply = resolve("/board/act/say").func(request, page="act/say")
+    reply = resolve("/board/action/say").func(request, page="action/say")
     assert reply.status_code == 200
     assert "me: héllo &amp; &lt;b&gt;" in reply.content.decode()
 

@@ -338,10 +338,10 @@ def test_the_rule_of_access_is_asked_within_the_web_request(app_of: AppOf) -> No
     browser, statuses = app.test_client(), []
     for asked in ("", "?user=ada", "?user=bob", "?user=eve"):
         looked = browser.get(f"/smartbatch/dashboard/jobs{asked}").status_code
-        acted = browser.post(f"/smartbatch/dashboard/act/no-such{asked}", headers=SAME_PAGE).status_code
+        acted = browser.post(f"/smartbatch/dashboard/action/no-such{asked}", headers=SAME_PAGE).status_code
         statuses.append((looked, acted))
     assert statuses == [(401, 401), (200, 404), (200, 403), (403, 403)]
-    assert browser.post("/smartbatch/dashboard/act/no-such?user=ada").status_code == 403  # of another page
+    assert browser.post("/smartbatch/dashboard/action/no-such?user=ada").status_code == 403  # of another page
 
 
 def test_the_dashboard_needs_no_model(app_of: AppOf) -> None:

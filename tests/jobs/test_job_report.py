@@ -19,8 +19,8 @@ from smartbatch.jobs.report_view import ReportedRequests, ReportedRun, report_vi
 from smartbatch.jobs.sampling import RequestFigures, SeenResults
 from smartbatch.jobs.status import ShardStatus
 from smartbatch.jobs.store import open_store
+from smartbatch.views.html import MAX_BYTES, Report
 from smartbatch.views.model import ProgressOverTime
-from smartbatch.views.report import MAX_BYTES, Report
 from tests.hostile import HOSTILE
 from tests.levels import sampled
 

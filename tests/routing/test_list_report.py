@@ -12,7 +12,7 @@ from jobs.remote import Remote
 
 from smartbatch import BatchingClient, Price, ResultList
 from smartbatch._clock import VirtualClock
-from smartbatch.views.report import MAX_BYTES
+from smartbatch.views.html import MAX_BYTES
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
-/* Renews the sections of a page by Server-Sent Events, and by polling where these do not go. */
+/* Updates the sections of a page by Server-Sent Events, or by polling if these are unavailable. */
 "use strict";
 (() => {
-  const POLL = 5000, AGAIN = 6, SPEAK = 10000; // after so many questions a stream is tried again
+  const POLL = 5000, POLLS_PER_STREAM = 6, SPEAK = 10000; // milliseconds, and polls before a stream is tried again
   const news = document.getElementById("news");
   if (!news) return;
   const { root, page } = news.dataset;
@@ -10,7 +10,7 @@
   const address = (way) =>
     `${root}/${way}?page=${encodeURIComponent(page)}&seen=${encodeURIComponent(version)}`;
 
-  const say = (text, always) => { // screen readers hear of changes now and then, not of each
+  const say = (text, always) => { // so that screen readers do not announce every change
     const now = Date.now();
     if (always || now - spoken >= SPEAK) { spoken = now; news.textContent = text; }
   };
@@ -23,7 +23,7 @@
     const old = document.getElementById(`${id}-body`);
     if (!old) return;
     const active = document.activeElement;
-    if (old.contains(active) && active.matches("input, select, textarea")) return; // it is being filled in
+    if (old.contains(active) && active.matches("input, select, textarea")) return; // the user is filling it in
     const focus = old.contains(active) ? places(old).indexOf(active) : -1;
     const open = [...old.querySelectorAll("details")].map((one) => one.open);
     const scrolled = [...old.querySelectorAll(".scroll")].map((one) => one.scrollLeft);
@@ -78,23 +78,23 @@
     try {
       const answer = await fetch(address("news"), { headers: { Accept: "application/json" } });
       if (!answer.ok) throw new Error(answer.status);
-      const told = await answer.json();
-      take(told.sections, told.version);
+      const news = await answer.json();
+      take(news.sections, news.version);
       if (failed) say(`Connected again at ${at()}.`, true);
       failed = 0;
     } catch {
-      if (!failed) say(`Not renewed since ${at()}: the dashboard does not answer.`, true);
+      if (!failed) say(`Not updated since ${at()}: the dashboard does not respond.`, true);
       failed += 1;
     }
     asked += 1;
-    if (!document.hidden) timer = setTimeout(asked % AGAIN ? poll : listen, POLL);
+    if (!document.hidden) timer = setTimeout(asked % POLLS_PER_STREAM ? poll : listen, POLL);
   };
 
   const listen = () => {
     source = new EventSource(address("live"));
     source.addEventListener("sections", (event) => take(JSON.parse(event.data), event.lastEventId));
     source.onerror = () => {
-      if (leaving || source?.readyState !== EventSource.CLOSED) return; // else it is opened again by itself
+      if (leaving || source?.readyState !== EventSource.CLOSED) return; // the browser reopens it
       stop();
       poll();
     };
@@ -114,7 +114,7 @@
   window.addEventListener("pagehide", stop);
   window.addEventListener("pageshow", (event) => { if (event.persisted) { leaving = false; stop(); listen(); } });
   requestAnimationFrame(() => setTimeout(() => { // the page is painted first
-    say(`Renewed while you look; loaded at ${at()}.`, true);
+    say(`Updates live; loaded at ${at()}.`, true);
     stop();
     if (!document.hidden) listen();
   }));

@@ -25,7 +25,7 @@ def said(answer: Answer) -> str:
 
 def fields_of(page: str, act: str) -> dict[str, str]:
     """The hidden fields of a form of a page, as a browser sends them."""
-    [form] = re.findall(rf'<form[^>]*action="[^"]*/act/{act}"[^>]*>(.*?)</form>', page, re.S)
+    [form] = re.findall(rf'<form[^>]*action="[^"]*/action/{act}"[^>]*>(.*?)</form>', page, re.S)
     pairs = re.findall(r'<input type="hidden" name="([a-z]+)" value="([^"]*)"/>', form)
     return dict(pairs)
 
@@ -45,12 +45,12 @@ def test_a_job_is_cancelled_by_the_form_of_its_page(visitor: Visitor, opened: Sq
     job, _ = started(opened, shelf)
     fields = fields_of(visitor.get(f"/jobs/{job.id}").text, "cancel")
     assert fields == {"id": job.id, "back": f"/jobs/{job.id}"}
-    answer = visitor.post("/act/cancel", fields)
+    answer = visitor.post("/action/cancel", fields)
     assert (answer.status, said(answer).partition(" No")[0]) == (200, "1 job is being cancelled.")
     assert f'href="/jobs/{job.id}"' in answer.text
     assert opened.jobs.get(job.id).cancel_requested  # type: ignore[union-attr]
-    again = visitor.post("/act/cancel", fields)
-    assert said(again).startswith("No job was concerned")
+    again = visitor.post("/action/cancel", fields)
+    assert said(again).startswith("No job changed")
     [act] = opened.controls.latest(limit=100)
     assert (act.name, act.by, act.job_id) == ("cancel", "token", job.id)
 
@@ -58,24 +58,24 @@ def test_a_job_is_cancelled_by_the_form_of_its_page(visitor: Visitor, opened: Sq
 def test_it_says_where_nobody_carries_a_job_on(visitor: Visitor, opened: SqlStore, shelf: Bench) -> None:
     job, lease = started(opened, shelf)
     opened.leases.release(lease)
-    text = said(visitor.post("/act/cancel", {"id": job.id}))
-    assert "No living process carries the job on" in text
+    text = said(visitor.post("/action/cancel", {"id": job.id}))
+    assert "No process is running this job" in text
 
 
 def test_deadline_and_budget_are_set_and_what_is_none_is_refused(
     visitor: Visitor, opened: SqlStore, shelf: Bench
 ) -> None:
     job, _ = started(opened, shelf)
-    assert said(visitor.post("/act/deadline", {"id": job.id, "deadline": "2h"})).endswith("is in 2h.")
-    assert "neither spent nor reserved" in said(visitor.post("/act/budget", {"id": job.id, "budget": "5"}))
+    assert said(visitor.post("/action/deadline", {"id": job.id, "deadline": "2h"})).endswith("is in 2h.")
+    assert "neither spent nor reserved" in said(visitor.post("/action/budget", {"id": job.id, "budget": "5"}))
     policy = opened.jobs.get(job.id).policy  # type: ignore[union-attr]
     assert policy.budget == 5.0
     assert policy.deadline is not None
     for act, value in (("deadline", "-1s"), ("deadline", ""), ("budget", "much")):
-        answer = visitor.post(f"/act/{act}", {"id": job.id, act: value})
+        answer = visitor.post(f"/action/{act}", {"id": job.id, act: value})
         assert answer.status == 409
-    assert "no budget" in said(visitor.post("/act/budget", {"id": job.id, "budget": "none"}))
-    assert visitor.post("/act/budget", {"id": "job-none", "budget": "5"}).status == 404
+    assert "no longer has a budget" in said(visitor.post("/action/budget", {"id": job.id, "budget": "none"}))
+    assert visitor.post("/action/budget", {"id": "job-none", "budget": "5"}).status == 404
 
 
 def test_failed_requests_are_asked_again_and_a_finished_job_is_forgotten(
@@ -83,11 +83,11 @@ def test_failed_requests_are_asked_again_and_a_finished_job_is_forgotten(
 ) -> None:
     job_id = failed_job(opened, shelf)
     fields = fields_of(visitor.get(f"/jobs/{job_id}").text, "retry")
-    assert said(visitor.post("/act/retry", fields)).startswith("Failed requests that are asked again: 1.")
+    assert said(visitor.post("/action/retry", fields)).startswith("1 failed request is being retried.")
     assert opened.jobs.get(job_id).state is JobState.ACTIVE  # type: ignore[union-attr]
-    assert said(visitor.post("/act/forget", {"id": job_id})).startswith("No job was concerned")
+    assert said(visitor.post("/action/forget", {"id": job_id})).startswith("No job changed")
     other = failed_job(opened, shelf)
-    assert "1 job is forgotten" in said(visitor.post("/act/forget", {"id": other}))
+    assert "1 job is forgotten" in said(visitor.post("/action/forget", {"id": other}))
     assert opened.jobs.get(other) is None
 
 
@@ -96,25 +96,25 @@ def test_acts_on_a_list_concern_the_jobs_of_its_state(
 ) -> None:
     for model in ("openai:m", "openai:m", "openai:n"):
         started(opened, shelf, model=model)
-    assert "/act/" not in visitor.get("/jobs").text  # a list of all jobs is no selection
+    assert "/action/" not in visitor.get("/jobs").text  # a list of all jobs is no selection
     fields = fields_of(visitor.get("/jobs?state=active&model=openai:m").text, "cancel")
-    assert said(visitor.post("/act/cancel", fields)) == "2 jobs are being cancelled."
-    assert visitor.post("/act/cancel", {}).status == 409
+    assert said(visitor.post("/action/cancel", fields)) == "2 jobs are being cancelled."
+    assert visitor.post("/action/cancel", {}).status == 409
 
 
 def test_a_model_is_paused_limited_and_goes_on(visitor: Visitor, opened: SqlStore) -> None:
-    visitor.post("/act/pause", {"model": "openai:m", "reason": "<b>too dear</b>"})
-    visitor.post("/act/limit", {"model": "openai:m", "requests": "60", "tokens": ""})
+    visitor.post("/action/pause", {"model": "openai:m", "reason": "<b>too dear</b>"})
+    visitor.post("/action/limit", {"model": "openai:m", "requests": "60", "tokens": ""})
     page = visitor.get("/models").text
     assert "&lt;b&gt;too dear" in page
     assert "<b>" not in page
     assert "60 requests per minute" in page
     assert "openai:m is paused by token" in visitor.get("/").text
     assert [one.model for one in opened.controls.controls().pauses.values()] == ["openai:m"]
-    assert said(visitor.post("/act/unpause", fields_of(page, "unpause"))).startswith("openai:m goes on")
+    assert said(visitor.post("/action/unpause", fields_of(page, "unpause"))).startswith("openai:m resumes")
     assert opened.controls.controls().pauses == {}
     for wrong in ({"model": ""}, {"model": "a b:\x00"}, {"model": "openai", "requests": "1"}):
-        assert visitor.post("/act/limit", wrong).status == 409
+        assert visitor.post("/action/limit", wrong).status == 409
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_model_is_paused_limited_and_goes_on(visitor: Visitor, opened: SqlStor
 def test_an_act_that_is_refused_does_nothing(
     visitor: Visitor, opened: SqlStore, headers: dict[str, str]
 ) -> None:
-    assert visitor.post("/act/pause", {"model": "openai"}, **headers).status == 403
+    assert visitor.post("/action/pause", {"model": "openai"}, **headers).status == 403
     assert opened.controls.latest(limit=100) == []
 
 
@@ -135,20 +135,20 @@ def test_who_may_only_look_is_shown_no_form_and_does_nothing(
     job, _ = started(opened, shelf)
     reader = reader_of()
     for path in (f"/jobs/{job.id}", "/jobs?state=active", "/models"):
-        assert "/act/" not in reader.get(path).text
-    assert reader.post("/act/cancel", {"id": job.id}).status == 403
+        assert "/action/" not in reader.get(path).text
+    assert reader.post("/action/cancel", {"id": job.id}).status == 403
     assert opened.controls.latest(limit=100) == []
 
 
 def test_the_user_of_the_host_application_is_noted(opened: SqlStore, shelf: Bench) -> None:
     board = app(store=shelf.place, shared="off", access=lambda environ: "all")
-    Visitor(board, environ={"REMOTE_USER": "ada"}).post("/act/pause", {"model": "openai"})
+    Visitor(board, environ={"REMOTE_USER": "ada"}).post("/action/pause", {"model": "openai"})
     assert opened.controls.latest(limit=100)[0].by == "ada"
 
 
 def test_forms_lead_to_where_the_dashboard_is_mounted(visitor: Visitor, opened: SqlStore) -> None:
     mounted = Visitor(visitor.app, environ={"SCRIPT_NAME": "/board"})
-    assert 'action="/board/act/pause"' in mounted.get("/models").text
+    assert 'action="/board/action/pause"' in mounted.get("/models").text
     assert opened.controls.latest(limit=100) == []
 
 
@@ -166,7 +166,7 @@ def test_a_form_is_bounded_in_bytes_and_in_fields(
     visitor: Visitor, form: dict[str, str], status: int
 ) -> None:
     """What is within the bounds is read, and lacks the job."""
-    assert visitor.post("/act/cancel", form).status == status
+    assert visitor.post("/action/cancel", form).status == status
 
 
 @pytest.mark.parametrize(("values", "status"), [(50, 200), (51, 400), (10_000, 400)])
@@ -178,7 +178,7 @@ def test_an_address_is_bounded_in_values(visitor: Visitor, values: int, status: 
 
 @pytest.mark.parametrize("length", ["-1", "many", "9" * 5_000])
 def test_a_form_of_no_length_is_refused(visitor: Visitor, length: str) -> None:
-    environ = visitor._environ("POST", "/act/cancel", b"", {"Origin": "http://127.0.0.1:8137"})
+    environ = visitor._environ("POST", "/action/cancel", b"", {"Origin": "http://127.0.0.1:8137"})
     heard: list[str] = []
     visitor.app({**environ, "CONTENT_LENGTH": length}, lambda status, *_: heard.append(status) or print)  # type: ignore[func-returns-value]
     assert heard == ["413 Content Too Large"]
@@ -186,5 +186,5 @@ def test_a_form_of_no_length_is_refused(visitor: Visitor, length: str) -> None:
 
 def test_an_act_on_a_job_makes_no_store(tmp_path: object) -> None:
     board = app(store=f"{tmp_path}/none.db", shared="off", access=lambda environ: "all")
-    assert Visitor(board).post("/act/cancel", {"id": "job-1"}).status == 404
-    assert "There is no store yet" in Visitor(board).get("/models").text
+    assert Visitor(board).post("/action/cancel", {"id": "job-1"}).status == 404
+    assert "There is no store at" in Visitor(board).get("/models").text
