@@ -1,4 +1,4 @@
-"""What a user may say of a job, and what has to be there for it."""
+"""Options of a job, and the checks of what it needs."""
 
 from __future__ import annotations
 
@@ -7,77 +7,61 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from smartbatch.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from smartbatch.jobs.records import Fallback
-    from smartbatch.jobs.status import JobStatus
-from typing import TYPE_CHECKING
-
 from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig
+from smartbatch.errors import InvalidRequest
 from smartbatch.prices import PriceBook, Processing
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.types import Kind
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # these modules load much that most clients do not need
+    from smartbatch.jobs.records import Fallback
+    from smartbatch.jobs.status import JobStatus
     from smartbatch.providers.batch_api import BatchApi
 
 STATUS_TIMEOUT = 30.0
-"""Seconds that the store has to say how a job stands: it is locked by others for ten at most."""
-KEY = 512
-"""Letters of a job's key."""
+"""Seconds for the store to report a job's status; other processes lock it for ten at most."""
+MAX_KEY_CHARS = 512
 
 
 @frozen
 class JobOptions:
-    """What a caller gives a job besides its requests.
+    """What a caller gives for a job besides its requests."""
 
-    Attributes:
-        key: the caller's own name for it; the same requests under the same key are the same job.
-        metadata: labels, as texts by name.
-        fallback: where requests go that a batch has not run; the client's setting when ``None``.
-        carry_on: whether this process carries the job on from the beginning.
-    """
-
-    key: str | None = None
-    metadata: Mapping[str, str] | None = None
-    fallback: Fallback | None = None
-    carry_on: bool = True
+    key: str | None = None  # the caller's own name; the same requests under the same key are the same job
+    metadata: Mapping[str, str] | None = None  # labels
+    fallback: Fallback | None = None  # for requests that a batch did not process; None: the client's setting
+    carry_on: bool = True  # whether this process runs the job from the start
 
 
 @frozen
 class WaitOptions:
-    """How a caller waits for a job.
+    """How a caller waits for a job."""
 
-    Attributes:
-        timeout: seconds; when ``None``, ``batch_timeout``, or until the deadline where that is later.
-        on_progress: called with the status after each change.
-        progress: whether a bar is shown, or lines where there is no terminal; in a notebook when ``None``.
-    """
-
-    timeout: float | None
-    on_progress: Callable[[JobStatus], object] | None
-    progress: bool | None
+    timeout: float | None  # seconds; None: ``batch_timeout``, or until the deadline if that is later
+    on_progress: Callable[[JobStatus], object] | None  # called with the status after each change
+    progress: bool | None  # display a bar, or lines if there is no terminal; None: only in notebooks
 
 
 def checked_key(key: str | None) -> str | None:
-    """Return a job's key.
+    """Check a job's key, and return it.
 
     Raises:
         InvalidRequest: it is empty, too long, not printable, or looks like an id.
     """
     if key is None:
         return None
-    if not isinstance(key, str) or not key.strip() or len(key) > KEY or not key.isprintable():
-        raise InvalidRequest(f"key must be a printable text of 1 to {KEY} letters", field="key")
+    if not isinstance(key, str) or not key.strip() or len(key) > MAX_KEY_CHARS or not key.isprintable():
+        raise InvalidRequest(
+            f"key must be a printable string of 1 to {MAX_KEY_CHARS} characters", field="key"
+        )
     if key.startswith("job-"):
-        raise InvalidRequest("key must not begin with job-, as the ids of jobs do", field="key")
+        raise InvalidRequest("key must not begin with job-, like the ids of jobs", field="key")
     return key
 
 
 def batches_of(config: BatchingConfig, model: OpenedModel, kind: Kind) -> tuple[BatchApi | None, str | None]:
-    """Return the Batch API for a kind of request, or ``None`` and why there is none, with what to do."""
+    """Return the Batch API for a kind of request, or ``None`` with the reason and what to do."""
     name = model.provider.name
     if not config.batch_enabled:
         return None, "batches are switched off: set batch_enabled"
@@ -85,7 +69,7 @@ def batches_of(config: BatchingConfig, model: OpenedModel, kind: Kind) -> tuple[
     if api is None:
         return None, f"{name} has no Batch API: choose another provider"
     if kind not in api.abilities.kinds:
-        what = "vectors" if kind is Kind.EMBED else "texts"
+        what = "embeddings" if kind is Kind.EMBED else "texts"
         return None, f"{name} has no Batch API for {what}: choose another provider"
     return api, None
 
@@ -98,7 +82,7 @@ def check_priced(
     *,
     by_batch: bool = False,
 ) -> None:
-    """Check that a budget can be kept, also by the model that takes over.
+    """Check that a budget can be enforced, for the fallback model as well.
 
     Raises:
         ConfigError: a price is unknown.

@@ -1,5 +1,4 @@
-"""Submission of jobs: every row is checked, then all are stored in one transaction; nothing is sent
-before."""
+"""Submission of jobs: all rows are checked, then stored in one transaction, before anything is sent."""
 
 from __future__ import annotations
 
@@ -18,9 +17,10 @@ from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
 from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import ConfigError
 from smartbatch.jobs.acceptance import Items, checked_metadata
-from smartbatch.jobs.job import LAST_CALLBACKS, Job, interrupted
+from smartbatch.jobs.job import Job, interrupted
 from smartbatch.jobs.job_budget import ClientBudget, CostCeiling
 from smartbatch.jobs.job_options import JobOptions, WaitOptions, batches_of, check_priced, checked_key
+from smartbatch.jobs.job_wait import LAST_CALLBACKS_SECONDS
 from smartbatch.jobs.jobs_engine import JobsEngine
 from smartbatch.jobs.payload import Shared, encode_params
 from smartbatch.jobs.records import Fallback, ItemName, JobPolicy, JobRow, NamedPlace, NewItem
@@ -33,26 +33,17 @@ from smartbatch.types import Kind, Prompt, Prompts, Request, Strategy
 
 @frozen
 class _Draft:
-    """A job before it is stored.
-
-    Attributes:
-        kind: what all of its requests ask for.
-        requests: in order, each checked as it is read.
-        params: as they were given.
-        realtime: how many, counted from the first, go in real time from the beginning; all do where that is
-            ``None`` or there is no Batch API.
-        decision: by which it goes, where its route was chosen.
-        names: of the requests, in order; empty where none has one.
-    """
+    """A job before it is stored."""
 
     kind: Kind
-    requests: Iterator[Request]
-    params: Mapping[str, Any]
+    requests: Iterator[Request]  # in order, each checked as it is read
+    params: Mapping[str, Any]  # as given
     policy: JobPolicy
     options: JobOptions
+    # how many of the first requests are sent in real time; None: all, as without a Batch API
     realtime: int | None = field(kw_only=True)
-    decision: Decision | None = field(default=None, kw_only=True)
-    names: Sequence[ItemName | None] = field(default=(), kw_only=True)
+    decision: Decision | None = field(default=None, kw_only=True)  # by which the route was chosen
+    names: Sequence[ItemName | None] = field(default=(), kw_only=True)  # of the requests, in order
 
 
 @frozen(eq=False, repr=False)
@@ -69,7 +60,6 @@ class JobSubmission:
 
     @property
     def engine(self) -> JobsEngine:
-        """What carries the jobs on."""
         return self._engine
 
     @property
@@ -78,7 +68,6 @@ class JobSubmission:
         return self._budget.unreserved
 
     def handle(self, row: JobRow) -> Job:
-        """Return a job's handle."""
         return Job(lambda: self._engine, row)
 
     # -- submitting ------------------------------------------------------------------------------------------
@@ -88,7 +77,7 @@ class JobSubmission:
 
         Raises:
             InvalidRequest: names the row and the field.
-            ConfigError: the provider has no Batch API for this, or batches are switched off.
+            ConfigError: the provider has no Batch API for these requests, or batches are switched off.
             JobConflict: the key belongs to a job with other requests.
             StoreError: the store cannot be used.
             ClientClosed: the client was stopped.
@@ -101,7 +90,7 @@ class JobSubmission:
     def submit_by_count(
         self, requests: Iterable[Prompt], params: Mapping[str, Any], options: JobOptions
     ) -> JobRow:
-        """Store requests as a job: for real time where they are few, else for a batch; raises as
+        """Store requests as a job: in real time if they are few, otherwise by batch; raises like
         :meth:`submit`."""
         policy = self._policy(options.fallback or "individual")
         few, requests = self._few(requests, params)
@@ -119,14 +108,14 @@ class JobSubmission:
         *,
         attended: bool = False,
     ) -> JobRow:
-        """Store prepared requests, with their ``names``, as a job whose route was chosen; raises as
+        """Store prepared requests, with their ``names``, as a job whose route was chosen; raises like
         :meth:`submit`.
 
         Args:
-            decision: ``None`` for an attended job whose route nobody chose.
-            attended: it goes in real time while somebody waits for it, and only then: it is carried on by a
-                process that submits it or names it, and by no other, so a run that was interrupted costs
-                nothing more by itself. Its requests fail as they would without a job.
+            decision: ``None`` for an attended job whose route was not chosen.
+            attended: it is sent in real time, and only while a process that submitted or named it is running,
+                so that an interrupted run costs nothing more by itself. Its requests fail as they would
+                without a job.
         """
         if decision is None or attended:
             policy = self._attended_policy(decision)
@@ -139,8 +128,8 @@ class JobSubmission:
         )
 
     def submit_planned(self, requests: Iterable[Prompt], decision: Decision, options: JobOptions) -> JobRow:
-        """As :meth:`submit_decided`, for requests of one kind that were not prepared yet: attended where they
-        go in real time."""
+        """Like :meth:`submit_decided`, for requests of one kind that are not prepared yet; attended if they
+        are sent in real time."""
         attended = not decision.chosen.route.by_batch
         kind, common, rows = self._rows(requests, {}, attended=attended)
         return self.submit_decided(rows, common, decision, kind, options, attended=attended)
@@ -148,10 +137,10 @@ class JobSubmission:
     def add_rows(
         self, requests: Iterator[Request], params: Mapping[str, Any], kind: Kind, job: JobRow
     ) -> JobRow:
-        """Add the rows that follow those of a job that has a key, and return the job.
+        """Add the rows that follow those of a job with a key, and return the job.
 
-        ``requests`` are prepared and begin with the rows that the job has. Further ones go in real time,
-        unless the job goes by batch and there are enough of them for a batch.
+        ``requests`` are prepared and begin with the rows that the job has. Further rows are sent in real
+        time, unless the job uses batches and there are enough rows for one.
         """
         rows = list(requests)
         by_batch = not job.policy.attended and len(rows) - job.total >= self._config.batch_threshold
@@ -166,14 +155,14 @@ class JobSubmission:
         """Store prepared requests of one kind under their names, in an attended job.
 
         Args:
-            join: a job of this client's that takes them while it is running.
+            join: a job of this client that takes them while it is running.
 
         Returns:
             the job that has those whose names are new, ``None`` if there are none; and the place of each
             request.
 
         Raises:
-            ClientClosed, StoreError: as :meth:`submit`.
+            ClientClosed, StoreError: like :meth:`submit`.
         """
         policy = self._attended_policy(None)
         draft = _Draft(kind, iter(requests), {}, policy, JobOptions(), realtime=None, names=names)
@@ -181,29 +170,29 @@ class JobSubmission:
         return self._engine.accept_named(job, items, join=join)
 
     def digest_of(self, request: Request) -> str:
-        """Return a digest of what is sent for a request, and of who is asked; the same in every process."""
+        """Return a digest of a request's content, model and account; the same in every process."""
         return fingerprint(request, self._model.of(request).label, self._model.provider.scope).hex()
 
     def adopt(self, id_or_key: str) -> JobRow:
         """Return a job of an earlier process, and reserve in the client's budget what it can still spend.
 
         Raises:
-            JobNotFound: there is none.
+            JobNotFound: the store has none.
         """
         row = self._engine.find(id_or_key)
         self._budget.adopt(row)
         return row
 
     def results_of(self, job: Job, options: WaitOptions, began: float, prompts: Prompts) -> ResultList:
-        """Wait for the end of a job and return all results in order.
+        """Wait until a job has ended, and return all results in order.
 
         Args:
             began: monotonic seconds at which the caller began.
-            prompts: those that the job was made of, as given.
+            prompts: the ones the job was made from, as given.
 
         Raises:
-            JobTimeout, Interrupted: the time is over, or Ctrl-C. The job goes on.
-            AllRequestsFailed: when not one request was answered.
+            JobTimeout, Interrupted: the time limit has passed, or Ctrl-C; the job continues.
+            AllRequestsFailed: no request was answered.
         """
         results = ResultList()
         timeout = self._longest_wait(job) if options.timeout is None else options.timeout
@@ -212,51 +201,49 @@ class JobSubmission:
                 job.on_progress(options.on_progress)
             results.extend(job.results(timeout=timeout, progress=options.progress))
             if options.on_progress is not None:
-                self._engine.finish_listening(job.id, LAST_CALLBACKS)
+                self._engine.finish_listening(job.id, LAST_CALLBACKS_SECONDS)
         except KeyboardInterrupt:
             raise interrupted(job) from None
         results.reporter = lambda _: job.report()
         return ended(results, self._clock.now() - began, prompts)
 
-    # -- what is possible ------------------------------------------------------------------------------------
+    # -- checks ----------------------------------------------------------------------------------------------
 
     def check_batches(self, kind: Kind, fallback: str | None) -> None:
-        """Check that there is a Batch API, or that a job may do without.
+        """Check that there is a Batch API, or that a job may be sent in real time instead.
 
         Raises:
-            ConfigError: neither.
+            ConfigError: neither is true.
         """
         _, problem = batches_of(self._config, self._model, kind)
         if problem is not None and self._fallback_of(fallback) != "individual":
             raise ConfigError(f"{problem}, or allow real time with batch_fallback='individual'")
 
     def check_priced(self, *, by_batch: bool = False) -> None:
-        """Check that a budget can be kept.
+        """Check that a budget can be enforced.
 
         Raises:
             ConfigError: a price is unknown.
         """
         check_priced(self._config, self._clock, self._model, self._fallback_model, by_batch=by_batch)
 
-    # -- inside ----------------------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------------------
 
     def _accept(self, draft: _Draft) -> JobRow:
-        """Store a job within the client's budget.
-
-        Cases: the client has no budget, or the job is asked within it: stored as it is; its key names a job
-        of earlier: that one's money is held back; else as much as it may spend is held back, and what it
-        gets becomes its own budget. Of a budget that processes share a job without one of its own gets no
-        more than it can cost, which is known once its rows were read.
-        """
+        """Store a job within the client's budget."""
         key = draft.options.key
+        # 1. the client has no budget, or the job's requests pay from it directly
         if self._config.budget is None or draft.policy.attended:
             return self._stored(draft)
         self._budget.refresh()
+        # 2. its key names an earlier job: that job's money is reserved
         earlier = None if key is None else self._engine.store.jobs.get(key)
         if earlier is not None:
             self._budget.adopt(earlier)
             return self._stored(draft)
         reservations = self._budget.reservations
+        # 3. what it may spend is reserved, and becomes its own budget. If the client's budget is shared, a
+        # job without its own gets no more than it can cost, which is known once its rows were read
         by_cost = self._config.budget_scope != "client" and draft.policy.budget is None
 
         def store(reservation: NewReservation) -> JobRow:
@@ -283,17 +270,13 @@ class JobSubmission:
         named: Callable[[str], object] = lambda _: None,
         by_cost: NewReservation | None = None,
     ) -> JobRow:
-        """Store a job; ``named`` is called with its id before.
-
-        Args:
-            by_cost: becomes what the job can cost at most.
-        """
+        """Store a job; ``named`` is called with its id before, and ``by_cost`` grows to its maximum cost."""
         within = None if by_cost is None else partial(self._budget.reservations.enlarge, by_cost)
         job, items = self._rows_of(draft, within, deduplicates=True)
         return self._engine.accept(job, items, named, carry_on=draft.options.carry_on)
 
     def _most_of(self, job: JobRow) -> Callable[[NewItem], float]:
-        """Return what says how much an item of a job can cost at most, USD."""
+        """Return the function that gives an item's maximum cost in USD."""
         calibration = self._engine.wiring.calibration(job)
         ceiling = CostCeiling(job, PriceBook(self._config.prices), self._clock.wall(), calibration)
         return partial(ceiling.of_new, alone=job.policy.fallback == "individual")
@@ -305,7 +288,7 @@ class JobSubmission:
         *,
         deduplicates: bool,
     ) -> tuple[JobRow, Items]:
-        """Return a job, and what makes its items as they are read."""
+        """Return a job, and its items, which are made as they are read."""
         api, _ = batches_of(self._config, self._model, draft.kind)
         by_batch = api is not None
         if draft.policy.budget is not None:
@@ -341,11 +324,10 @@ class JobSubmission:
         return job, items
 
     def _with_models(self, draft: _Draft, model: OpenedModel, *, by_batch: bool) -> Iterator[Request]:
-        """Yield the requests of a job, each with the model that is not the job's; of a job with a budget the
-        prices of each model are known.
+        """Yield the requests of a job, each with its own model if that differs from the job's.
 
         Raises:
-            ConfigError: one is unknown.
+            ConfigError: the job has a budget, and the price of a model is unknown.
         """
         priced = {self._model.name}
         for request in draft.requests:
@@ -357,7 +339,6 @@ class JobSubmission:
             yield request if request.model == named else evolve(request, model=named)
 
     def _policy(self, fallback: str | None) -> JobPolicy:
-        """Return what the settings say of a job."""
         config = self._config
         return JobPolicy(
             fallback=self._fallback_of(fallback),
@@ -372,8 +353,8 @@ class JobSubmission:
         )
 
     def _attended_policy(self, decision: Decision | None) -> JobPolicy:
-        """Return the policy of an attended job. Its budget is that of the decision where that is tighter than
-        the client's, which it spends from in any case."""
+        """Return the policy of an attended job. It always spends from the client's budget, and has its own
+        only if the decision's is tighter."""
         policy = evolve(self._policy(None), attended=True)
         if decision is None:
             return policy
@@ -390,17 +371,13 @@ class JobSubmission:
         )
 
     def _decided_policy(self, decision: Decision, fallback: Fallback | None) -> JobPolicy:
-        """Return a job's policy. The cases of what a batch has not run, in order:
-
-        1. The job has a deadline: what is left over then has no time for a further batch.
-        2. Its caller asked for a batch, or says where the rest goes, or the settings say real time: as they
-           say.
-        3. Otherwise the batch was our choice: the rest goes in real time, as soon as the batch takes longer
-           than the plan said.
-        """
         constraints, piece = decision.constraints, decision.piece
         deadline = None if constraints.deadline is None else self._engine.wall() + constraints.deadline
+        # what happens to requests that a batch did not process:
+        # 1. with a deadline there is no time for another batch
+        # 2. otherwise the caller's choice, or the settings, decide
         policy = self._policy(fallback if deadline is None else "individual")
+        # 3. if the batch was our choice, they are sent in real time once it takes longer than planned
         ours = fallback is None and constraints.strategy is not Strategy.BATCH
         if ours and policy.fallback == "batch":
             policy = evolve(policy, fallback="individual", timeout=max(1.0, decision.chosen.p95))
@@ -424,8 +401,8 @@ class JobSubmission:
     def _rows(
         self, requests: Iterable[Prompt], params: Mapping[str, Any], *, attended: bool = False
     ) -> tuple[Kind, dict[str, Any], Iterator[Request]]:
-        """Return what the first request asks for, as a kind and as a parameter of all of them, and all,
-        checked as they are read."""
+        """Return the kind and common parameters of the requests, taken from the first one, and the requests,
+        which are checked as they are read."""
         rows = self._preparer.rows_for_job(self._preparer.admitted(requests, params), attended=attended)
         first = next(rows, None)
         if first is None:
@@ -443,7 +420,7 @@ class JobSubmission:
         return len(head) < least, chain(head, rows)
 
     def _longest_wait(self, job: Job) -> float:
-        """Return the seconds that waiting for a job lasts by default."""
+        """Return the default timeout of a wait, in seconds."""
         row = self._engine.store.jobs.get(job.id)
         deadline = None if row is None else row.policy.deadline
         left = 0.0 if deadline is None else deadline - self._engine.wall()

@@ -216,7 +216,9 @@ def test_a_time_out_is_refused_as_a_job_goes_on_for_as_long_as_it_takes(
 ) -> None:
     """It was left out in silence. The time-out that a client sets for all of its calls is no reason."""
     client = client_of(remote, store=store, request_timeout=60.0)
-    with pytest.raises(InvalidRequest, match=r"row 1 .*timeout counts the seconds .* deadline=") as raised:
+    with pytest.raises(
+        InvalidRequest, match=r"row 1 .*timeout is counted from submission.*deadline="
+    ) as raised:
         submit(client, ["a", Request("b", timeout=60.0), "c"])
     assert (raised.value.field, raised.value.row) == ("timeout", 1)
     assert client.jobs() == []
@@ -403,7 +405,7 @@ def test_a_provider_without_batches_says_so(client_of: ClientOf, clock: VirtualC
 
 def test_vectors_need_a_batch_api_that_has_them(client: BatchingClient, remote: Remote) -> None:
     """The kind of a job is that of its first row."""
-    with pytest.raises(ConfigError, match="no Batch API for vectors"):
+    with pytest.raises(ConfigError, match="no Batch API for embeddings"):
         client.submit_batch(["a"], embedding=Embedding())
     assert remote.api is not None
     assert remote.api.abilities.kinds == {Kind.GENERATE}

@@ -115,7 +115,7 @@ def test_results_stream_page_by_page_in_either_order(
     client_of: ClientOf, clock: VirtualClock, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where pages, batches and rows do not fit each other; nothing is left out or comes twice."""
-    monkeypatch.setattr("smartbatch.jobs.job.PAGE", 7)
+    monkeypatch.setattr("smartbatch.jobs.job_wait.PAGE_RESULTS", 7)
     client = client_of(Remote(clock), store=store, batch_max_requests=10)
     job = client.submit_batch(prompts(64))
     in_order = [result.text for result in job.results(timeout=LONG)]

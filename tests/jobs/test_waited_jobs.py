@@ -59,7 +59,7 @@ def test_a_job_that_is_waited_for_takes_constraints(
     ("constraints", "text"),
     [
         ({"deadline": "1 s"}, "no route meets a deadline of 1 s"),
-        ({"deadline": "soon"}, "deadline = 'soon' is no time"),
+        ({"deadline": "soon"}, "deadline = 'soon' is not a positive duration"),
         ({"budget": "5 EUR"}, "budget"),
         ({"strategy": "fast"}, "strategy"),
         ({"budget": "5 USD"}, "the price of remote:default is unknown"),
@@ -120,7 +120,7 @@ def test_a_job_is_waited_for_until_its_deadline_or_longer(
 def test_waiting_ends_and_the_job_goes_on(client_of: ClientOf, remote: Remote, store: str) -> None:
     """The error names the job; the same line with the same key takes it up again."""
     client = client_of(remote, store=store, batch_threshold=1, batch_timeout=50.0)
-    with pytest.raises(JobTimeout, match=r"goes on.*smartbatch.job") as caught:
+    with pytest.raises(JobTimeout, match=r"continues.*smartbatch.job") as caught:
         client.submit_and_wait(["a", "b"], key="k", batch_fallback="batch")
     assert caught.value.job_id == client.job("k").id
     assert client.submit_and_wait(["a", "b"], key="k", timeout=LONG).texts == ["by batch: a", "by batch: b"]
