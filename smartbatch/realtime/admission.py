@@ -1,4 +1,4 @@
-"""Admission of requests: their ids, what makes two identical, and what the cache answers without a call."""
+"""Admission of requests: ids, keys of equal requests, and answers from the cache."""
 
 from __future__ import annotations
 
@@ -19,15 +19,7 @@ from smartbatch.types import Answer, Request, Result, Route, answer_fields
 
 
 class Admission:
-    """What is known of a request before it is queued. Belongs to one process; safe from any thread.
-
-    Args:
-        model: that answers unless a job names another.
-        setup: what all parts share; the wall time of its clock dates the cache's entries.
-
-    Attributes:
-        cache: answers kept from run to run; ``None`` where none is configured, or an own function answers.
-    """
+    """What is known about a request before it is queued. Belongs to one process; thread-safe."""
 
     def __init__(self, model: OpenedModel, setup: RealtimeSetup) -> None:
         config, clock = setup.config, setup.clock
@@ -35,8 +27,8 @@ class Admission:
         self._fallback = setup.fallback
         self._hooks = setup.hooks
         self._deduplicate = config.deduplicate
-        self.cache: ResponseCache | None = None
-        if config.cache is not None and not model.provider.own_code:  # two functions may have one name
+        self.cache: ResponseCache | None = None  # None without a cache, or if the user's own function answers
+        if config.cache is not None and not model.provider.own_code:  # two functions may have the same name
             self.cache = ResponseCache(
                 config.cache,
                 ttl=config.cache_ttl,
@@ -46,15 +38,17 @@ class Admission:
                 tell=setup.tell,
             )
         self._prefix = f"req-{uuid.uuid4().hex[:8]}-"
-        self._numbers = itertools.count(1)  # no generator: Ctrl-C inside one would end it
+        self._numbers = itertools.count(1)  # not a generator: Ctrl-C inside one would end it
 
     def id_of(self, request: Request) -> str:
-        """Return the request's own id, or one that no other client and process has."""
+        """Return the request's own id, or one that no other client or process uses."""
         return request.id if request.id is not None else f"{self._prefix}{next(self._numbers)}"
 
     def keys(self, request: Request) -> tuple[bytes | None, bytes | None]:
-        """Return what identifies the answer of a request for those that share it, and for the cache; ``None``
-        where it does not share the answer, and where it does not keep it."""
+        """Return the keys under which a request shares its answer, and under which the cache stores it.
+
+        ``None`` if it does not share, or does not store, its answer.
+        """
         shares, keeps = self.shares(request), self.cache is not None
         if request.deduplicate is False or request.call is not None or not self._hooks.shareable:
             keeps = False
@@ -64,7 +58,7 @@ class Admission:
         return key if shares else None, key if keeps else None
 
     def fingerprint(self, request: Request) -> bytes | None:
-        """Return one of :meth:`keys`; ``None`` for a request that neither shares nor keeps its answer."""
+        """Return one of :meth:`keys`; ``None`` for a request that neither shares nor stores its answer."""
         shared, kept = self.keys(request)
         return shared or kept
 
@@ -73,9 +67,9 @@ class Admission:
         return self._hooks.shareable and shares_answer(request, self._deduplicate)
 
     def recalled(self, request: Request, key: bytes | None) -> Result | None:
-        """Return the result the cache has under ``key``, its :meth:`fingerprint`, if it fits its schema.
+        """Return the cached result of a request, if it fits its schema.
 
-        The result is failed where smartbatch itself cannot read the answer, which was paid for.
+        The result is failed if an internal error prevents reading the answer, which was paid for.
         """
         try:
             answer = None if self.cache is None or key is None else self.cache.get(key)
@@ -99,8 +93,7 @@ class Admission:
     def local(self, request: Request, answer: Answer) -> Result:
         """Return the result of a request that a preprocessing hook answered.
 
-        Like the answer of a provider it has to fit what was asked for; else the result is failed, and keeps
-        the text.
+        Like a provider's answer it must fit the request; else the result is failed, and keeps the text.
         """
         problem: Problem | None = None
         value = answer.value
@@ -123,10 +116,9 @@ class Admission:
         return evolve(result, error=error)
 
     def is_own(self, request: Request, result: Result) -> bool:
-        """Whether a result of one of the client's jobs is what the model of its request said, as far as the
-        result can tell.
+        """Whether a result of a job is what the model of its request answered, as far as it can be known.
 
-        By batch it always is. In real time the fallback may have answered, which may even have the same name,
+        A batch result always is. In real time the fallback may have answered, possibly under the same name,
         or a middleware may have changed the answer.
         """
         if result.route is Route.BATCH:
@@ -154,7 +146,7 @@ def _with_vector(answer: Answer, dimensions: int | None) -> tuple[Answer, Proble
     try:
         vector = None if answer.embedding is None else array("f", answer.embedding)
     except TypeError:
-        return evolve(answer, embedding=None), _wrong("its embedding is no sequence of numbers")
+        return evolve(answer, embedding=None), _wrong("its embedding is not a sequence of numbers")
     if not vector:
         return answer, _wrong("it has no vector: return Answer(embedding=[…])")
     if dimensions is not None and len(vector) != dimensions:

@@ -1,4 +1,4 @@
-"""What an answer makes of its request: a result, failed or not, or a further try."""
+"""Reads answers: each becomes a result, failed or not, or a further try."""
 
 from __future__ import annotations
 
@@ -20,46 +20,39 @@ from smartbatch.realtime.ticket import Ticket, Waiter
 from smartbatch.types import Answer, Request, Result, Route, answer_fields, evolve
 
 NO_TEMPERATURE = ("temperature", "the model takes no temperature, so the answer was repaired without one")
-"""What is left out of a repair, and why."""
+"""The parameter left out of a repair, and the reason."""
 
 
 @frozen
 class Repair:
-    """An answer that does not fit its schema, and how to ask again.
+    """An answer that does not fit its schema, and the request that asks for a better one."""
 
-    Attributes:
-        request: what is sent next.
-        error: what the request fails with when it cannot be sent.
-    """
-
-    request: Request
-    error: UnusableAnswer
+    request: Request  # to be sent next
+    error: UnusableAnswer  # for the case that it cannot be sent
 
 
 @frozen
 class Shares:
-    """The results of all who asked for one answer, each with objects of its own and after the hooks."""
+    """The results of all requests that share an answer, each with objects of its own, after the hooks."""
 
     results: Mapping[Waiter, Result]
 
     def refused(self) -> list[Waiter]:
-        """Return those whose result a hook made a failed one."""
+        """Return the waiters whose result a hook failed."""
         return [waiter for waiter, result in self.results.items() if result.error is not None]
 
 
 Reading: TypeAlias = "Result | Shares | Repair | ProviderError"
-"""What an outcome means for one request, before the queue has a say: its result, failed or not, or those of
-all who asked for it; a further try for an answer that does not fit; or the error, after which a further try
-is still to be decided."""
+"""What an outcome means for one request: a result, failed or not, or one for each waiter; a further try for
+an answer that does not fit; or an error, after which a further try is still to be decided.
+"""
 
 
 class AnswerReader:
-    """Reads answers. A worker does so while it owns the tickets of a call, so it needs no lock.
+    """Reads answers. A worker does so while it owns the tickets of a call, so no lock is needed.
 
     Args:
-        setup: what all parts share.
-        queue: told that nobody may join a request any more.
-        keep: gives an answer to the cache.
+        keep: stores an answer in the cache.
     """
 
     def __init__(
@@ -73,20 +66,16 @@ class AnswerReader:
     def read(
         self, batch: Batch[Ticket, Outcome], ticket: Ticket, answer: Answer, seconds: float, route: Route
     ) -> Result | Shares | Repair:
-        """Return what an answer makes of its request: a result, failed or not, or a further try. In order:
+        """Return what an answer means for its request.
 
-        1. It does not fit what was asked for: a further try, or a failed result where there is none left.
-        2. A text that nothing of the user's wants to see: one result, handed out when the ticket ends.
-        3. Otherwise a result for each who waits, made before any hook runs, and then put through the hooks.
-
-        What is shared and kept is what the provider said: whoever asked has an object of its own, and the
-        middleware and the hooks run for each with its own context; the hooks not for those who get their
-        result raw. In case 2 others may join until the ticket ends.
+        What is shared and stored is the provider's answer: each waiter gets an object of its own, and
+        middleware and hooks run for each with its own context; hooks not for raw results.
         """
+        # 1. It does not fit the request: a further try, or a failed result if none is left.
         verdict = _validated(ticket, answer, self._validation_retries)
         if isinstance(verdict, Repair):
             return verdict
-        is_sound = not isinstance(verdict, ValidationFailed)  # an error of our own is no verdict
+        is_sound = not isinstance(verdict, ValidationFailed)  # an internal error is no verdict
         if is_sound and self._keep is not None and not answer.kept:
             key = _cache_key(ticket)
             if key is not None:
@@ -95,12 +84,14 @@ class AnswerReader:
             result = answered(ticket, answer, seconds=seconds, parsed=None, route=route)
             return evolve(result, error=verdict)
         result = answered(ticket, answer, seconds=seconds, parsed=verdict.value, route=route)
+        # 2. A text that no hook or middleware sees: one result for all, and others may join until the end.
         replay = ticket.lane.replay
         if result.parsed is None and self._hooks.post_process is None and replay is None:
             return result
+        # 3. Otherwise one result per waiter, all made before a hook may change one, then passed to the hooks.
         params = ticket.submission.request.params
         shares: dict[Waiter, Result] = {}
-        for waiter in self._queue.close_to_others(ticket):  # all are made before a hook may change one
+        for waiter in self._queue.close_to_others(ticket):
             own = result
             if shares and replay is not None:
                 under = waiter.variables.copy().run
@@ -118,9 +109,9 @@ class AnswerReader:
 
 
 def _validated(ticket: Ticket, answer: Answer, retries: int) -> Parsed | Repair | UnusableAnswer:
-    """Return what ``answer`` stands for: an object, or the request that asks once more, or the error.
+    """Return the object in ``answer``, or the request for a better answer, or the error.
 
-    Further tries for an answer that does not fit are a request's own, and not those of the network.
+    Further tries for an answer that does not fit are counted per request, separately from retries.
     """
     params = ticket.request.params
     if answer.value is not None:
@@ -137,7 +128,7 @@ def _validated(ticket: Ticket, answer: Answer, retries: int) -> Parsed | Repair 
         tries=tried + 1,
         usage=ticket.usage,
     )
-    if verdict.final or tried >= retries or ticket.stream is not None:  # what was streamed is out
+    if verdict.final or tried >= retries or ticket.stream is not None:  # a stream is already delivered
         return error
     was_dropped = any(field == "temperature" for field, _ in answer.dropped)
     takes_temperature = not was_dropped and _takes_temperature(ticket)
@@ -152,7 +143,7 @@ def _validated(ticket: Ticket, answer: Answer, retries: int) -> Parsed | Repair 
 def _replayed(
     replay: Call, batch: Batch[Ticket, Outcome], ticket: Ticket, waiter: Waiter, result: Result
 ) -> Result:
-    """Return ``result`` as the middleware makes it for one more who asked, with its own context."""
+    """Return ``result`` as the middleware makes it for another waiter, in its own context."""
     asked = waiter.request
     request = evolve(ticket.request, id=asked.id, context=asked.context, priority=asked.priority)
     spec = CallSpec(batch, (request,), ticket.lane.label, max(0, ticket.attempts - 1), math.inf)
@@ -170,9 +161,9 @@ def _replayed(
 
 
 def _cache_key(ticket: Ticket) -> bytes | None:
-    """Return where the cache keeps the answer of ``ticket``: under the model that gave it.
+    """Return where the cache stores the answer of ``ticket``: under the model that gave it.
 
-    That is not the one that was asked where the fallback took over.
+    If the fallback took over, that is not the requested one.
     """
     submission, lane = ticket.submission, ticket.lane
     asked = submission.lane
@@ -182,6 +173,6 @@ def _cache_key(ticket: Ticket) -> bytes | None:
 
 
 def _takes_temperature(ticket: Ticket) -> bool:
-    """Whether a repair may set a temperature. A model that takes only its own was given 1, or none."""
+    """Whether a repair may set a temperature: a model with a fixed one was given 1, or none."""
     given = ticket.submission.request.params.temperature
     return given not in (None, 1) or ticket.lane.provider.takes_temperature(ticket.lane.model)

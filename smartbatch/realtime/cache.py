@@ -1,8 +1,8 @@
-"""Answers kept from run to run: a SQLite file that spares the same request its second call.
+"""Stored answers: an SQLite file that spares equal requests of later runs their call.
 
-Off unless ``cache`` names a file. The file holds answers in the clear, so it is made readable for its owner
-only; prompts are not in it, only their fingerprints. A damaged or foreign entry counts as a miss. An
-intact entry that smartbatch fails to read because of its own error does not: its answer was paid for.
+Off unless ``cache`` names a file. The file contains answers in plain text, so only its owner may read it;
+prompts are stored as fingerprints only. A damaged or foreign entry counts as a miss. An intact entry that
+smartbatch cannot read because of an internal error does not: its answer was paid for.
 """
 
 from __future__ import annotations
@@ -29,18 +29,17 @@ from smartbatch.providers.answer_parts import from_base64, to_base64
 from smartbatch.types import Answer
 
 VERSION = 1
-"""Form of the table and of its entries; a file of another version is refused, not overwritten."""
-PATIENCE = 2.0
-"""Seconds that a write waits for another process: a worker waits with it, and its answer is there."""
-PAUSE = 30.0
-"""Seconds without writes after one that failed: each would cost a worker the same wait."""
-WHOLE = ("stop", "tool_calls")
-"""Finish reasons of the answers that are kept."""
+"""Version of the table and its entries; a file of another version is rejected, not overwritten."""
+WRITE_WAIT_SECONDS = 2.0
+"""How long a write waits for another process; a worker waits with it, after its answer has arrived."""
+WRITE_PAUSE_SECONDS = 30.0
+"""Pause after a failed write: each further one would cost a worker the same wait."""
+STORED_FINISH_REASONS = ("stop", "tool_calls")
 TRIM_EVERY = 100
-"""Writes over a connection from one look at the size, which reads the whole index, to the next. The first
-looks, as many processes may write a few answers each."""
+"""Writes per check of the size, which reads the whole index. The first write checks, since many processes may
+write a few answers each."""
 TRIM_TO = 0.9
-"""Part of the allowed size that is left after trimming, so that not every write trims."""
+"""Share of the allowed size that remains after trimming, so that not every write trims."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS answers (
@@ -55,18 +54,18 @@ CREATE INDEX IF NOT EXISTS by_age ON answers (created);
 
 
 class ResponseCache:
-    """Whole answers by fingerprint. Safe from any thread and process.
+    """Complete answers by fingerprint. Thread- and process-safe.
 
     Args:
-        path: the file; made when it is not there, in a folder that is.
-        ttl: seconds after which an answer counts no more.
-        max_bytes: most bytes of answers; the oldest go first.
+        path: the file; created in an existing folder if missing.
+        ttl: seconds after which an answer expires.
+        max_bytes: maximum total size of answers; the oldest are deleted first.
         wall: Unix seconds, for the ages of answers.
         now: monotonic seconds.
-        tell: takes an event when the file cannot be read or written, or has a damaged entry; never raises.
+        tell: gets an event when the file cannot be read or written, or has a damaged entry; never raises.
 
     Raises:
-        ConfigError: the file cannot be used: its folder is missing, it is not a cache, or it is damaged.
+        ConfigError: the file cannot be used: its folder is missing, or it is damaged or not a cache.
     """
 
     def __init__(
@@ -100,8 +99,9 @@ class ResponseCache:
             ) from None
 
     def get(self, key: bytes) -> Answer | None:
-        """Return the answer kept under ``key``, or ``None``. A damaged entry, or a file that cannot be read,
-        counts as a miss and is reported once.
+        """Return the answer stored under ``key``, or ``None``.
+
+        A damaged entry, or a file that cannot be read, counts as a miss and is reported once.
 
         Raises:
             AnswerUnread: the entry is intact, but an internal error of smartbatch prevents reading it.
@@ -111,14 +111,14 @@ class ResponseCache:
             with self._connections.reading():
                 found = self._connections.reader().execute(statement, (key,)).fetchone()
         except (OSError, sqlite3.Error, ValueError) as error:
-            # not its text, which may quote the answer
+            # without its text, which may quote the answer
             return self._missed(getattr(error, "sqlite_errorname", type(error).__name__))
         if found is None:
             return None
         created, digest, body = found
         if not (isinstance(created, float) and isinstance(body, bytes)):
             return self._missed("it is damaged")
-        # kept in the future: the clock was set back since, and must not have it paid for again
+        # dated in the future: the clock was set back since, and the answer is not paid for again
         if abs(self._wall() - created) >= self._ttl:
             return None
         if hashlib.sha256(key + body).digest() != digest:
@@ -133,13 +133,12 @@ class ResponseCache:
             except Exception as error:
                 failure = type(error).__name__
         raise AnswerUnread(
-            f"smartbatch itself failed while it read a kept answer ({failure}), which stays in the cache "
+            f"an internal error ({failure}) prevented reading a cached answer, which stays in the cache "
             f"{self._path}; the request was not sent again. Please report this as a fault of smartbatch. For "
             "another answer, send the request with deduplicate=False or delete the file"
         )
 
     def _missed(self, reason: str) -> Answer | None:
-        """Tell once why an entry counts as a miss."""
         if not self._told_of_damage:
             self._told_of_damage = True
             told = f"an entry cannot be read ({reason}); requests of such entries are sent again"
@@ -147,17 +146,17 @@ class ResponseCache:
         return None
 
     def put(self, key: bytes, answer: Answer) -> bool:
-        """Keep ``answer``; False when it is not to be kept (cut, refused, an object) or could not be.
+        """Store ``answer``; False if it is not to be stored (cut, refused, an object) or could not be.
 
-        After a write that failed the file is left alone for a while: it must not slow what it is to spare.
+        After a failed write the file is left alone for a while: it must not slow down what it is to spare.
         """
-        whole = answer.finish_reason in WHOLE and answer.value is None
+        whole = answer.finish_reason in STORED_FINISH_REASONS and answer.value is None
         if not whole or self._now() < self._paused_until:
             return False
         body = _written(answer)
         row = (key, self._wall(), len(body), hashlib.sha256(key + body).digest(), body)
         with self._connections.writing():
-            if self._now() < self._paused_until:  # looked at again: others waited while one failed
+            if self._now() < self._paused_until:  # check again: others waited while one failed
                 return False
             try:
                 if not self._connections.has_writer:
@@ -167,7 +166,7 @@ class ResponseCache:
                 return True
             except (OSError, sqlite3.Error) as error:
                 first, self._failing = not self._failing, True
-                self._paused_until = self._now() + PAUSE
+                self._paused_until = self._now() + WRITE_PAUSE_SECONDS
                 reason = f"{type(error).__name__}: {error}"
         if first:  # once, until a write succeeds
             self._tell(CacheUnavailable(at=self._now(), path=str(self._path), reason=reason))
@@ -184,19 +183,19 @@ class ResponseCache:
             raise
 
     def _connect(self) -> sqlite3.Connection:
-        # one that is there is opened by SQLite only, see its locks
+        # an existing file is opened by SQLite only, because of its locks
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         try:
             check_logs(str(self._path))
         except StoreError as error:
             raise OSError(error.message) from None
-        connection = connect_sqlite(str(self._path), timeout=PATIENCE)
+        connection = connect_sqlite(str(self._path), timeout=WRITE_WAIT_SECONDS)
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if version != VERSION and (version or tables):
             connection.close()
-            raise sqlite3.DatabaseError(f"it is no cache of version {VERSION}")
+            raise sqlite3.DatabaseError(f"it is not a cache of version {VERSION}")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")  # a lost entry costs one call, no more
         connection.executescript(_SCHEMA)
@@ -204,9 +203,9 @@ class ResponseCache:
         return connection
 
     def _trim(self, connection: sqlite3.Connection) -> None:
-        """Delete what counts no more, then the oldest until the size is right.
+        """Delete expired answers, then the oldest until the size is right.
 
-        Those of the future go first: they were kept before the clock was set, and are older than they say.
+        Entries dated in the future come first: they were stored before the clock was set back, and are older.
         """
         wall = self._wall()
         uncounted = "DELETE FROM answers WHERE created < ? OR created >= ?"
@@ -242,7 +241,7 @@ def _written(answer: Answer) -> bytes:
 
 
 def _form(body: bytes) -> dict[str, Any] | None:
-    """Return an entry as the data it was written from; ``None`` for what :func:`_written` never wrote."""
+    """Return an entry as a dictionary; ``None`` for anything that :func:`_written` never writes."""
     try:
         kept = json.loads(body)
     except (ValueError, RecursionError):

@@ -34,41 +34,31 @@ from smartbatch.realtime.text_stream import ChunkBox
 from smartbatch.types import Answer, Attempt, LimitReport, Request, Usage, evolve, own_parts
 
 STOPPED: Final = frozenset({"refusal", "content_filter"})
-"""Ends of a packed call that one prompt may have caused for all: then each is sent alone."""
+"""Finish reasons of a packed call that one prompt may have caused: each is then sent alone."""
 
 Outcome: TypeAlias = "Answer | ProviderError | None"
-"""What became of one request of a call; ``None`` where a shared answer lacks it."""
+"""The outcome of one request of a call; ``None`` if a shared answer lacks it."""
 
 
 @frozen
 class CallSpec:
-    """One call to be made.
+    """One call to make."""
 
-    Attributes:
-        batch: the container it is made for; its items may be others than ``requests`` below a middleware.
-        requests: what it carries, one or several.
-        model: ``provider:model``.
-        attempt: 0 for the first call of these requests.
-        deadline: monotonic seconds at which the call must have ended.
-        feed: takes the pieces of a streamed answer; ``None`` for all others.
-    """
-
-    batch: Batch[Any, Outcome]
+    batch: Batch[Any, Outcome]  # its items may be others than requests, below a middleware
     requests: tuple[Request, ...]
-    model: str
-    attempt: int
-    deadline: float
-    feed: ChunkBox | None = None
+    model: str  # provider:model
+    attempt: int  # 0 for the first call of these requests
+    deadline: float  # monotonic seconds by which the call must have ended
+    feed: ChunkBox | None = None  # takes the pieces of a streamed answer; None for all others
 
     @property
     def batch_id(self) -> str:
-        """What names it in events and errors."""
         return self.batch.id
 
 
 Call: TypeAlias = "Callable[[CallSpec], Sequence[Outcome]]"
 Middleware: TypeAlias = "Callable[[CallSpec, Call], Sequence[Outcome]]"
-"""``middleware(spec, proceed)`` calls ``proceed(spec)`` and returns one outcome for each request."""
+"""``middleware(spec, proceed)`` calls ``proceed(spec)`` and returns one outcome per request."""
 
 
 def build_call(
@@ -82,10 +72,10 @@ def build_call(
     compiler: BatchCompiler | None = None,
     tier: FlexTier | None = None,
 ) -> Call:
-    """Return the call of ``provider`` and ``model`` with its layers around it; it never raises.
+    """Return the call of ``provider`` and ``model`` with its layers; it never raises.
 
-    With a ``compiler`` several requests go as one packed prompt; with a ``tier`` each asks for it. The layer
-    ``innermost`` stands below the middleware: it sees what is really sent, and what the provider said.
+    With a ``compiler``, several requests are sent as one packed prompt; with a ``tier``, each asks for it.
+    The layer ``innermost`` is below the middleware: it sees what is actually sent and answered.
     """
     call = _classified(_deadlined(provider, model, now, compiler, tier), provider, classifiers)
     if innermost is not None:
@@ -94,7 +84,7 @@ def build_call(
 
 
 def around(call: Call, provider: Provider, middleware: Sequence[Middleware]) -> Call:
-    """Return ``call`` with the middleware around it, the first of it outermost."""
+    """Return ``call`` with the middleware around it, the first one outermost."""
     for layer in reversed(middleware):
         call = _with_middleware(layer, call)
     return _guarded(call, provider) if middleware else call
@@ -108,12 +98,9 @@ def _deadlined(
     tier: FlexTier | None,
 ) -> Call:
     def call(spec: CallSpec) -> Sequence[Outcome]:
-        """Make the call in the time that is left. The cases, in order: no time is left; vectors; several
-        prompts packed into one; several requests that the provider takes in one call; an own callable; a
-        stream; one request, of the slower tier where the lane has it."""
         timeout = spec.deadline - now()
         if timeout <= 0:
-            raise ProviderError("the time for the call was over before it began", kind=ErrorKind.TIMEOUT)
+            raise ProviderError("the call timed out before it began", kind=ErrorKind.TIMEOUT)
         if spec.requests[0].embedding is not None:
             return provider.embed(  # type: ignore[return-value]  # classified above
                 spec.requests, model=model, attempt=spec.attempt, timeout=timeout
@@ -140,14 +127,13 @@ def _deadlined(
 def _packed(
     generate: Callable[[Request], Answer], packed: Packed, requests: Sequence[Request]
 ) -> Sequence[Outcome]:
-    """Make one call for several requests of a provider that takes one prompt a call; return for each its part
-    of the answer, or a ``MissingAnswer``.
+    """Send several requests as one prompt; return each one's part of the answer, or a ``MissingAnswer``.
 
-    Usage and cost of the call are split over all of them, by the length of prompts and answers.
+    Usage and cost of the call are split by the lengths of prompts and answers.
     """
     whole = generate(packed.request)
     if not isinstance(whole, Answer) or flaw(whole) is not None:
-        raise invalid("the provider's answer to a pack is no answer")
+        raise invalid("the provider returned no usable answer to a packed call")
     texts: list[str | None] = [None] * len(requests)
     if whole.finish_reason not in STOPPED:
         texts = split(packed, whole.text or "")
@@ -173,18 +159,16 @@ def _classified(call: Call, provider: Provider, classifiers: Classifiers) -> Cal
         if own:
             verdict.usage = usage_of(error) or verdict.usage
         if own and verdict is not error:
-            # The caller's own code failed: its traceback is what they need, and it holds nothing foreign.
+            # the user's own code failed: its traceback helps, and holds nothing of the library
             verdict.__cause__ = error
             return verdict
-        # A traceback keeps the frames alive, and with them prompts and keys.
+        # a traceback keeps frames alive, and with them prompts and keys
         verdict.__traceback__ = verdict.__context__ = None
-        if not own:  # of one that was raised with a meaning the cause was given on purpose
+        if not own:  # the cause of a classified error was set on purpose
             verdict.__cause__ = None
         return verdict
 
     def classified(spec: CallSpec) -> Sequence[Outcome]:
-        """An error of the whole call is that of each request; errors in the place of answers get a meaning
-        one by one."""
         own = spec.requests[0].call is not None or provider.own_code
         try:
             outcomes = call(spec)
@@ -201,7 +185,7 @@ def _classified(call: Call, provider: Provider, classifiers: Classifiers) -> Cal
 def _fitted(
     spec: CallSpec, outcomes: object, meaning: Callable[[BaseException], object] | None = None
 ) -> Sequence[Outcome]:
-    """Return one sound outcome for each request, whatever the code below returned."""
+    """Return one sound outcome per request, whatever the code below returned."""
     size = len(spec.requests)
     if not isinstance(outcomes, list | tuple):
         return (invalid(f"the call returned {type(outcomes).__name__} instead of a list of answers"),) * size
@@ -213,7 +197,7 @@ def _fitted(
 
 
 def classify(error: BaseException, provider: Provider) -> ProviderError:
-    """Return the provider's verdict on ``error``, whatever happens while it is found."""
+    """Return the provider's verdict on ``error``; never raises."""
     if not isinstance(error, Exception):
         return ProviderError(f"the call raised {type(error).__name__}", kind=ErrorKind.UNKNOWN)
     try:
@@ -230,9 +214,9 @@ def _with_middleware(layer: Middleware, inner: Call) -> Call:
 
 
 def _guarded(call: Call, provider: Provider) -> Call:
-    """Turn what a middleware raises, or fails to return, into the outcome of every request.
+    """Turn whatever a middleware raises, or fails to return, into an outcome for every request.
 
-    A ``ProviderError`` is a verdict of its own; anything else is a mistake, and logged.
+    A ``ProviderError`` is taken as a verdict; anything else is a mistake of the middleware, and logged.
     """
 
     def guarded(spec: CallSpec) -> Sequence[Outcome]:
@@ -249,14 +233,14 @@ def _guarded(call: Call, provider: Provider) -> Call:
     return guarded
 
 
-MOST_TOKENS = 2**53
-"""Tokens of one call at most: the largest count that floats hold exactly; all beyond is a mistake."""
-MOST_COST = 1e9
-"""USD of one call at most; all beyond is a mistake."""
+MAX_CALL_TOKENS = 2**53
+"""The largest count that floats hold exactly; anything beyond is a mistake."""
+MAX_CALL_USD = 1e9
+"""Anything beyond is a mistake."""
 
 
 def checked(outcome: object) -> Answer | ProviderError | None:
-    """Return ``outcome`` if it is one of a call, or the error it is instead; mend what can be mended."""
+    """Return a valid outcome: ``outcome`` itself, a repaired one, or the error it amounts to."""
     if outcome is None:
         return None
     if isinstance(outcome, Answer):
@@ -274,16 +258,16 @@ def flaw(answer: Answer) -> str | None:
     """Return what is wrong with ``answer``, or ``None``."""
     text: object = answer.text
     if text is not None and not isinstance(text, str):
-        return f"a {type(text).__name__} as its text"
+        return f"a text of type {type(text).__name__}"
     if answer.usage is not None and not _is_usage(answer.usage):
-        return "a usage that is no Usage of whole numbers, 0 or more"
-    if answer.cost is not None and not _is_number(answer.cost, MOST_COST):
-        return "a cost that is no number, 0 or more"
+        return "an invalid usage: a Usage of whole numbers of 0 or more is needed"
+    if answer.cost is not None and not _is_number(answer.cost, MAX_CALL_USD):
+        return "an invalid cost: a number of 0 or more is needed"
     return None
 
 
 def invalid(message: str, usage: object = None) -> ProviderError:
-    """Return the error of an answer that is none, although the call was made."""
+    """Return the error for an unusable answer to a call that was made."""
     used = usage if _is_usage(usage) else None
     return ProviderError(message, kind=ErrorKind.INVALID_RESPONSE, maybe_billed=True, usage=used)
 
@@ -291,7 +275,11 @@ def invalid(message: str, usage: object = None) -> ProviderError:
 def _mended(error: ProviderError) -> ProviderError:
     if error.usage is not None and not _is_usage(error.usage):
         error.usage = None
-    if isinstance(error, MissingAnswer) and error.cost is not None and not _is_number(error.cost, MOST_COST):
+    if (
+        isinstance(error, MissingAnswer)
+        and error.cost is not None
+        and not _is_number(error.cost, MAX_CALL_USD)
+    ):
         error.cost = None
     if error.limits is not None and not isinstance(error.limits, LimitReport):
         error.limits = None
@@ -312,11 +300,11 @@ def _is_usage(usage: object) -> bool:
         usage.cache_write_tokens,
         usage.cache_write_1h_tokens,
     )
-    return all(isinstance(count, int) and 0 <= count <= MOST_TOKENS for count in counts)
+    return all(isinstance(count, int) and 0 <= count <= MAX_CALL_TOKENS for count in counts)
 
 
 def _is_number(value: object, most: float) -> bool:
-    return isinstance(value, int | float) and 0 <= value <= most  # NaN fails here, too
+    return isinstance(value, int | float) and 0 <= value <= most  # also false for NaN
 
 
 def streamed(
@@ -328,18 +316,14 @@ def streamed(
     end: float,
     timeout: float,
 ) -> Answer:
-    """Make a call and hand its pieces to ``feed``; ``timeout`` seconds, which are over at ``end``.
-
-    The cases, in order: pieces of an earlier call were read, so it cannot be asked for again; the reader has
-    gone, and nothing is sent; the provider does not stream, and the answer comes whole; a stream, which is
-    closed however it ends.
+    """Make a call and pass its pieces to ``feed``, until ``end``, which is ``timeout`` seconds away.
 
     Raises:
         Exception: as :meth:`Provider.generate <smartbatch.providers.base.Provider.generate>`.
     """
     if feed.begun:
         raise ProviderError(
-            "a part of the answer was handed on already, so it cannot be asked for again",
+            "part of the answer was already delivered, so the request cannot be sent again",
             kind=ErrorKind.CLIENT_ERROR,
         )
     if feed.over:
@@ -353,7 +337,7 @@ def streamed(
         for piece in stream:
             if not isinstance(piece, str):
                 raise ProviderError(
-                    f"the stream has a {type(piece).__name__} as a piece of text",
+                    f"the stream contains a piece of type {type(piece).__name__}, not text",
                     kind=ErrorKind.INVALID_RESPONSE,
                 )
             if piece:
@@ -369,15 +353,15 @@ def streamed(
 
 
 def cut(error: ProviderError, request: Request, feed: ChunkBox) -> ProviderError:
-    """Return what an error means for a stream: whether the provider failed, and about what was used.
+    """Return the error of a stream that broke off, with its estimated usage.
 
-    That is an estimate in any case: what was made and did not arrive is billed as well.
+    The usage is always an estimate: output that was made but did not arrive is billed as well.
     """
     if feed.over and not isinstance(error, RequestCancelled):
         error = RequestCancelled("the stream was closed before its end", maybe_billed=True)
     elif feed.held_up and error.kind is ErrorKind.TIMEOUT:
-        # No sign against the provider: it could not send what was not read.
-        error = RequestCancelled("the stream was read too slowly for its time-out", maybe_billed=True)
+        # not the fault of the provider, which could not send what was not read
+        error = RequestCancelled("the stream was read too slowly for its timeout", maybe_billed=True)
     if feed.begun or (error.maybe_billed and isinstance(error, RequestCancelled)):
         error.maybe_billed = True
         if error.usage is None:
@@ -394,11 +378,13 @@ def _estimated(request: Request, feed: ChunkBox) -> Usage:
 
 @frozen(eq=False, repr=False)
 class AnswerSharing:
-    """The layer of one provider and model.
+    """The layer that looks into the cache right before a call, and shares answers below a middleware.
 
-    Args:
-        cache: stored answers; ``None`` without a cache.
-        stores: whether it stores answers; without a middleware, the reader of answers does.
+    An equal request may have been answered since this one was looked up at its submission. From the call on,
+    equal requests join this one, so none is paid for twice.
+
+    Below a middleware it also notes the provider's answers for equal requests that share the call, and stores
+    them in the cache. The middleware then runs once for each of these requests, over the noted answers.
     """
 
     _cache: ResponseCache | None
@@ -407,9 +393,9 @@ class AnswerSharing:
     _stores: bool
 
     def __call__(self, spec: CallSpec, proceed: Call) -> Sequence[Outcome]:
-        """Answer requests from the cache, and pass on those that are not in it.
+        """Answer requests from the cache and pass the others on.
 
-        Streams pass it by, and so do requests that must not share an answer.
+        Streams and requests that must not share an answer are passed on as well.
         """
         if spec.feed is not None:
             return proceed(spec)
@@ -427,7 +413,7 @@ class AnswerSharing:
         return outcomes
 
     def said(self, spec: CallSpec) -> Sequence[Outcome]:
-        """Return what was said to the same requests in the call that ``spec.batch`` was made for."""
+        """Return the noted answers to equal requests of the batch."""
         return [self._noted(spec, request) for request in spec.requests]
 
     def _noted(self, spec: CallSpec, request: Request) -> Outcome:
@@ -436,8 +422,8 @@ class AnswerSharing:
         if isinstance(noted, Answer):
             return evolve(noted, **own_parts(noted), usage=None, cost=0.0)
         return ProviderError(
-            "a middleware that says it is shareable sent something else for this request than for an equal "
-            "one that it shares a call with",
+            "a middleware marked as shareable changed this request differently from an equal one that shares "
+            "its call",
             kind=ErrorKind.UNKNOWN,
         )
 
@@ -465,6 +451,6 @@ class AnswerSharing:
 
 
 def _fits(request: Request, answer: Answer) -> bool:
-    """Whether an answer is what was asked for; where smartbatch itself fails to tell, it is taken to be."""
+    """Whether an answer fits the request; also true if an internal error prevents the check."""
     verdict = read_answer(request.params, answer.text, answer.finish_reason)
     return isinstance(verdict, Parsed) or verdict.ours

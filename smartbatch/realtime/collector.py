@@ -1,7 +1,7 @@
-"""The collector: which batch may go now, and when to look again.
+"""The collector: which batch may be sent now, and when to look again.
 
-Its decisions are made in :meth:`Collector.take_locked`, which workers call for their next batch; its own
-thread only wakes for what no worker will notice: a first request, a window or backoff that ends, a time-out.
+Its decisions are made in :meth:`Collector.take_locked`, which workers call for their next batch. Its own
+thread only handles events that no worker notices: a first request, the end of a window or backoff, a timeout.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from smartbatch.realtime.router import ResponseRouter
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.ticket import Ticket, TicketState
 
-PASSED_OVER = 200
-"""Requests with another batch key that are passed over while a batch is filled; then it goes less full."""
+MAX_PASSED_OVER = 200
+"""Requests with another batch key to pass over while filling a batch, before it is sent less full."""
 
 
 class Collector:
-    """Chooses the next batch among all lanes, most urgent head first, and fails what cannot go any more.
+    """Chooses the next batch among all lanes, most urgent head first, and fails requests that cannot be sent.
 
     Args:
         fallback: returns the lane that takes over while another one's breaker is open, or ``None``.
@@ -61,21 +61,13 @@ class Collector:
         self._fallback = fallback
         self._numbers = itertools.count(1)
         self._parallelism = setup.parallelism
-        self._moved = False  # whether a request was moved to a lane that may have been looked at before
+        self._moved = False  # whether a request moved to a lane that may have been checked before
 
     def take_locked(self, effects: DeferredEffects) -> InFlightCall | float:
         """Return the next call with its permit taken, or when to ask again, monotonic seconds.
 
-        Retries whose backoff is over, and what its list can pay again, wait for service again. Then the lanes
-        are looked at in the order of their heads (:meth:`_place`). For each lane, in order:
-
-        1. Nothing waits, or a person paused the model: the next lane. Whoever ends the pause wakes this.
-        2. The window is not over: look again when it is; the next lane.
-        3. The head can be sent, or what it shares a call with: that call is the answer.
-        4. A gate is closed: look again when it may open; the next lane.
-        5. The head was failed, moved or set aside: look at the next head of the lane.
-
-        A request may have moved to a lane that had its turn before: then look again at once.
+        First, retries whose backoff is over and requests whose list can pay again return to service. Then the
+        lanes are checked in the order of their heads.
         """
         queue, now = self._queue, effects.now
         for ticket, waiter in queue.remove_abandoned_locked():
@@ -92,34 +84,38 @@ class Collector:
         if len(lane_queues) > 1:
             lane_queues.sort(key=self._place)
         for lane_queue in lane_queues:
+            # 1. Nothing waits, or the model is paused by a user: the next lane. Ending the pause wakes this.
             while lane_queue.waiting and lane_queue.lane.provider_health.pause is None:
+                # 2. The window is open: look again when it ends; the next lane.
                 ready = lane_queue.ready(now, flushed=queue.flushing)
                 if ready > now:
                     wake = min(wake, ready)
                     break
+                # 3. The head can be sent, alone or with others: that call is the answer.
                 found = self._try_locked(lane_queue, effects)
                 if isinstance(found, InFlightCall):
                     return found
+                # 4. A gate is closed: look again when it may open; the next lane.
                 if found > now:
                     wake = min(wake, found)
                     break
+                # 5. The head was failed, moved or set aside: look at the next head of the lane.
                 if lane_queue.unfunded and not lane_queue.waiting:
                     lane_queue.promote_funded()
         return now if self._moved else wake
 
     def _place(self, lane_queue: LaneQueue) -> float:
-        """Return what orders the lanes: the head's latest start; first where its turn is due."""
         head = lane_queue.head()
         if head is None:
             return math.inf
         return -math.inf if not head.urgent and self._queue.turns.is_due(head) else head.key
 
     def expire_locked(self, effects: DeferredEffects) -> float:
-        """Fail the requests whose own time-out is over; return when the next one's is."""
+        """Fail the requests that timed out; return when the next one will."""
         now = effects.now
         for ticket, waiter in self._queue.expired_locked(now):
             error = RequestTimeout(
-                f"the request's time-out ended after {duration(now - waiter.submitted)} and "
+                f"the request timed out after {duration(now - waiter.submitted)} and "
                 f"{ticket.attempts} finished calls; give it a longer timeout",
                 kind=ErrorKind.TIMEOUT,
                 request_id=waiter.request_id,
@@ -130,25 +126,21 @@ class Collector:
     def _try_locked(self, lane_queue: LaneQueue, effects: DeferredEffects) -> InFlightCall | float:
         """Try to send the head of a lane; a time means that nothing is sent before it.
 
-        The cases, in order; ``now`` means that something was taken out of the way: look again.
-
-        1. The head cannot be sent in this lane at all: it was failed or moved.
-        2. Calls in flight have reserved what its list may spend: it is set aside, so that only the list waits
-           for their end.
-        3. Calls are shared and a gate is closed for the head alone: wait. What would share its call would
-           have to wait, too, and is not gathered again for each newcomer.
-        4. A gate is closed for the whole batch: everything is put back.
-        5. All requests of the batch were cancelled meanwhile: the permit is given back.
-        6. The batch goes.
+        ``now`` means that the head was taken out of the way: look again.
         """
         lane, head, now = lane_queue.lane, lane_queue.head(), effects.now
         if head is None:
             return math.inf
+        # 1. The head cannot be sent in this lane at all: it was failed or moved.
         if self._fail_or_move_locked(lane_queue, head, effects):
             return now
+        # 2. Calls in flight have reserved the rest of its list's budget: set it aside, so that only the list
+        #    waits for them.
         if head.own_budget is not None and head.own_budget.must_wait(head.reserve):
             lane_queue.set_aside(head.own_budget)
             return now
+        # 3. Calls are shared and a gate is closed for the head alone: wait. Any batch would have to wait too,
+        #    and is not filled again for each new request.
         if lane.shares:
             at = self._gates.look(lane, _demand(lane, [head]), now)
             if at > now:
@@ -159,15 +151,18 @@ class Collector:
         permit = self._gates.admit(lane, demand, now)
         self._note_resumed(lane, len(tickets), effects)
         self._note_changes_locked(lane, effects)
+        # 4. A gate is closed for the whole batch: put everything back.
         if not isinstance(permit, Permit):
             for ticket in tickets:
                 lane_queue.unpop(ticket)
             return self._held_back_locked(lane_queue, head, permit, effects)
+        # 5. All requests of the batch were cancelled meanwhile: return the permit.
         starting = [ticket for ticket in tickets if self._queue.start_locked(ticket, now)]
         if not starting:
             self._gates.end(permit, Ending.DROPPED, now)
             effects.freed.append(lane.quota)
             return now
+        # 6. Send the batch.
         batch: Batch[Ticket, Outcome] = Batch(
             f"batch-{next(self._numbers)}",
             lane.label,
@@ -185,7 +180,6 @@ class Collector:
         return InFlightCall(batch, permit, now)
 
     def _note_resumed(self, lane: Lane, size: int, effects: DeferredEffects) -> None:
-        """Tell that packing, or the slower tier, is used again after a pause."""
         now = effects.now
         if lane.packing_health is not None and size > 1:
             reason = lane.packing_health.resume(now)
@@ -199,8 +193,8 @@ class Collector:
     def _fill_locked(self, lane_queue: LaneQueue, head: Ticket, now: float) -> list[Ticket]:
         """Take out the head and the requests that share its call, in the order of service.
 
-        One with another batch key or budget, or with a call of its own, is passed over and stays. The call is
-        full when the next request would be too many, too many tokens, or more than can be paid.
+        Requests with another batch key or budget, or with a call of their own, stay. The call is full when
+        the next request would exceed the size, the tokens, or the budget.
         """
         lane = lane_queue.lane
         lane_queue.take(head)
@@ -212,7 +206,7 @@ class Collector:
         if lane.packing_health is not None and not room.take(*_needs(lane, head)):
             alone = True
         most = 1 if alone else lane.accumulator.window.max_size
-        while len(tickets) < most and len(passed) < PASSED_OVER:
+        while len(tickets) < most and len(passed) < MAX_PASSED_OVER:
             ticket = lane_queue.pop()
             if ticket is None:
                 break
@@ -234,26 +228,13 @@ class Collector:
         return tickets
 
     def _fail_or_move_locked(self, lane_queue: LaneQueue, head: Ticket, effects: DeferredEffects) -> bool:
-        """Fail or move the head when it cannot be sent in this lane at all; True when it is gone.
-
-        The cases, in order:
-
-        1. The slower tier is left alone for now: on to the standard lane.
-        2. The most it can cost is more than what is left to spend: fail.
-        3. The breaker is closed, all gates let it go as a probe, or it keeps going although the provider
-           refuses the account: it stays.
-        4. A probe is due that lacks only what the client is about to lease, or no probe of this process has
-           verified yet an outage that another one told of: it stays for as long as requests wait for the end
-           of an outage. What is leased goes back soon: else there might never be a probe.
-        5. There is a fallback model: on to its lane.
-        6. The provider refused the key, the account or the model, so waiting does not help: fail.
-        7. It has waited longer for the end of the outage than requests do, or they are not to wait: fail, and
-           with it all that came before.
-        """
+        """Fail or move the head if it cannot be sent in this lane at all; True if it is gone."""
         lane, now = lane_queue.lane, effects.now
+        # 1. The slower tier is closed for now: move to the standard lane.
         if lane.standard is not None and not lane.quota.flex.is_open(now):
             self._move_locked(lane_queue, lane.standard, head, now)
             return True
+        # 2. Its maximum cost exceeds the rest of the budget: fail.
         short = self._gates.payer(head.own_budget).short(head.reserve)
         if short is not None:
             whole = head.own_budget is None or short is self._gates.budget
@@ -271,23 +252,32 @@ class Collector:
             )
             self._router.fail_locked(head, error, effects)
             return True
+        # 3. It stays if the breaker is closed, all gates accept it as a probe, or it keeps going although the
+        #    provider refuses the account.
         since = lane.provider_health.open_since
         at = now if since is None else self._gates.look(lane, _demand(lane, [head]), now)
         if since is None or at <= now or (head.keeps_going and is_refused(lane)):
             return False
+        # 4. A probe is due that only lacks a lease the client is about to get, or no probe of this process
+        #    has verified an outage reported by another: it stays as long as requests wait for the end of an
+        #    outage. Leases are returned soon, so there might never be a probe otherwise.
         leases = at == math.inf and lane.breaker.look(now) <= now and self._gates.lack_lease(lane)
         probes_first = leases or lane.breaker.is_unverified(now)
         instead = "wait" if probes_first else self._config.on_breaker_open
+        # 5. There is a fallback model: move to its lane. Vectors of two models cannot be compared, so
+        #    requests for vectors wait for this model.
         if instead == "fallback":
-            # Vectors of two models cannot be compared, so a request for one waits for this model.
             other = None if head.request.embedding else self._fallback(lane)
             if other is not None and other is not lane:
                 self._move_locked(lane_queue, other, head, now)
                 return True
+        # 6. The provider refused the key, the account or the model, so waiting does not help: fail.
         stopped = lane.breaker.stopped(now)
         if stopped is not None:
             self._router.fail_locked(head, _unavailable(lane, str(stopped), stopped), effects)
             return True
+        # 7. It has waited too long for the end of the outage, or is not to wait: fail, with all older
+        #    requests.
         failing = [head] if instead == "fail" or self._left(head, since, now) < 0 else []
         if now - since > self._config.outage_patience:
             failing += takewhile(lambda each: self._left(each, since, now) < 0, self._queue.live)
@@ -303,18 +293,15 @@ class Collector:
         self._router.fail_locked(ticket, _unavailable(ticket.lane, reason, ticket.last_error), effects)
 
     def _left(self, ticket: Ticket, since: float, now: float) -> float:
-        """Return the seconds that a ticket still waits for the end of an outage."""
         return self._config.outage_patience - ticket.down_for(since, now)
 
     def _move_locked(self, lane_queue: LaneQueue, other: Lane, head: Ticket, now: float) -> None:
-        """Let the head of a lane wait in ``other``, where it may take more tokens and cost more."""
         lane_queue.take(head)
         head.move(other, priced=self._config.budget is not None or head.own_budget is not None)
         self._queue.lanes[other].put(head, head.due, now)
         self._moved = True
 
     def _note_changes_locked(self, lane: Lane, effects: DeferredEffects) -> None:
-        """Tell of what the breaker became when it was looked at."""
         if lane.provider_health.open_since is not None:
             for change in lane.breaker.changes():
                 self._router.note_change(lane, change, effects)
@@ -322,8 +309,9 @@ class Collector:
     def _held_back_locked(
         self, lane_queue: LaneQueue, head: Ticket, at: float, effects: DeferredEffects
     ) -> float:
-        """A gate is closed until ``at``; return when to look again, ``now`` after the head was failed because
-        waiting does not help.
+        """A gate is closed until ``at``: return when to look again.
+
+        ``now`` means that the head was failed, because waiting does not help.
         """
         lane = lane_queue.lane
         refusal = self._gates.refusal(lane)
@@ -337,9 +325,6 @@ class Collector:
         return self._end_of_patience(lane, at, effects.now)
 
     def _note_wait(self, lane: Lane, at: float, effects: DeferredEffects) -> None:
-        """Note a wait for a gate, and tell of a long one for the limits; of one for the breaker or a cooldown
-        it was told already.
-        """
         now = effects.now
         lane.held_until = at
         long = math.isfinite(at) and at > max(now, lane.wait_told) + LONG_WAIT
@@ -349,8 +334,8 @@ class Collector:
         effects.tell(LongWait(at=now, scope=lane.provider.scope, model=lane.label, seconds=at - now))
 
     def _end_of_patience(self, lane: Lane, at: float, now: float) -> float:
-        """Return ``at``, or when the first of a lane has waited too long for the end of an outage, if that is
-        sooner and still to come.
+        """Return ``at``, or when the first request of a lane has waited too long for the end of an outage, if
+        that is sooner and still to come.
         """
         since = lane.provider_health.open_since
         if since is None:
@@ -364,7 +349,7 @@ class Collector:
 
 
 def _demand(lane: Lane, tickets: list[Ticket]) -> Demand:
-    """Return what one call for ``tickets`` will use, of which the first is the head."""
+    """Return what one call for ``tickets`` will use; the first of them is the head."""
     given, made = _expected(lane, tickets)
     head, cost = tickets[0], tickets[0].reserve
     if len(tickets) > 1:
@@ -382,7 +367,6 @@ def _demand(lane: Lane, tickets: list[Ticket]) -> Demand:
 
 
 def _expected(lane: Lane, tickets: list[Ticket]) -> tuple[float, float]:
-    """Return the input and the output tokens to reserve for a call, by what was learned until now."""
     calibration = lane.calibration
     given = made = 0
     for ticket in tickets:
@@ -395,13 +379,11 @@ def _expected(lane: Lane, tickets: list[Ticket]) -> tuple[float, float]:
 
 
 def _needs(lane: Lane, ticket: Ticket) -> tuple[int, int]:
-    """Return the tokens of a prompt, and those its answer needs in a pack."""
     most = ticket.request.params.max_tokens
     return ticket.input_tokens, lane.calibration.output(None) if most is None else most
 
 
 def _frame_cost(lane: Lane, tickets: Sequence[Ticket]) -> float:
-    """Return the most USD that packing ``tickets`` adds to what they can cost by themselves."""
     if lane.packing_health is None or lane.rates is None or len(tickets) < 2 or not tickets[0].reserve:
         return 0.0
     return lane.rates.cost(frame_most([ticket.request for ticket in tickets]))

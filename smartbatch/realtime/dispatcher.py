@@ -1,8 +1,8 @@
 """The dispatcher: worker threads that send batches to the provider and have the answers routed.
 
-A worker repeats one step: make the call of a batch, route what came back, take the next batch. The thread
-pool is only handed a call when fewer than all its threads are busy, so its own queue stays empty and
-priorities hold to the last moment. Workers never sleep: what has to wait, waits in the queue.
+A worker repeats one step: make the call of a batch, route its outcomes, take the next batch. The thread pool
+is only handed a call while a thread is free, so its own queue stays empty and priorities hold until the last
+moment. Workers never sleep: requests that have to wait, wait in the queue.
 """
 
 from __future__ import annotations
@@ -34,37 +34,25 @@ from smartbatch.types import NO_USAGE, Answer, Kind, Request, Route
 
 @define(eq=False)
 class _HandOver:
-    """A call on its way to a thread of the pool.
-
-    Attributes:
-        void: whether another thread was started for the call, so that the one of the pool must not make it.
-    """
-
     call: InFlightCall
-    void: bool = False
+    void: bool = False  # another thread makes the call instead
 
 
 @frozen
 class _Wait:
-    """For how long the collector waits, if nothing wakes it.
+    """How long the collector waits unless something wakes it."""
 
-    Attributes:
-        timeout: seconds; ``None`` for a notification alone.
-        idle: the time-out only ends threads that are not used.
-        holds: requests are on their way.
-    """
-
-    timeout: float | None
-    idle: bool
-    holds: bool
+    timeout: float | None  # seconds; None waits for a notification
+    idle: bool  # the timeout only ends unused threads
+    holds: bool  # requests are pending
 
 
 IDLE_SECONDS = 30.0
-"""How long nothing is in flight until the threads of the workers end; the next call starts new ones."""
+"""Time without calls after which the workers' threads end; the next call starts new ones."""
 
 
 class BatchDispatcher:
-    """A ``ThreadPoolExecutor`` of as many threads as calls in flight, and one that watches the time."""
+    """A ``ThreadPoolExecutor`` with one thread per call in flight, and a thread that watches the time."""
 
     def __init__(
         self, setup: RealtimeSetup, queue: RequestQueue, collector: Collector, router: ResponseRouter
@@ -100,18 +88,18 @@ class BatchDispatcher:
             self._monitor.notify_all()
 
     def resize(self) -> None:
-        """Follow a change of the parallelism: later calls get a pool of that size, calls under way go on."""
+        """Apply a change of the parallelism: later calls get a new pool, calls under way continue."""
         with self._monitor:
             self._end_workers_locked()
             self._wakes_at = -math.inf
             self._monitor.notify_all()
 
     def on_own_thread(self) -> bool:
-        """Whether the caller runs on the collector's thread or a worker's, in a hook of the user's."""
+        """Whether the caller runs on the collector's thread or on a worker, in a hook of the user's."""
         return getattr(self._mine, "here", False)
 
     def wake_locked(self) -> None:
-        """Have the collector look, if a worker's look will not do."""
+        """Have the collector look, unless a worker will anyway."""
         if self._busy < self._parallelism.calls:
             self._wakes_at = -math.inf
             self._monitor.notify()
@@ -130,8 +118,8 @@ class BatchDispatcher:
     def _watch(of: weakref.ref[BatchDispatcher], clock: Clock, monitor: Monitor) -> None:
         """Look, and look again when there may be something to do, until the end.
 
-        While no request is on its way this thread holds nothing of the client: one that only its own
-        observers and hooks refer to can be collected, and is stopped then.
+        While no request is pending this thread holds nothing of the client, so a client that only its own
+        observers and hooks refer to can be collected, and is then stopped.
         """
         clock.began()
         try:
@@ -155,15 +143,13 @@ class BatchDispatcher:
             clock.ended()
 
     def effects(self) -> DeferredEffects:
-        """Return what collects the effects of a look."""
         return DeferredEffects(self._queue, self._clock.now())
 
     def look_locked(self, effects: DeferredEffects) -> _Wait | InFlightCall | None:
-        """Take a step; return a call to hand over, or for how long to wait after it, where it had no effects.
-        ``None`` at the end.
+        """Take a step; return a call to hand over, or how long to wait if the step had no effects.
 
-        Whatever ends the wait, the collector looks again: with the end of a time-out a notification may have
-        come that is not told.
+        ``None`` at the end. However the wait ends, the collector looks again: a notification may have come
+        together with the timeout.
         """
         self._mine.here = True
         if self._stopping:
@@ -177,9 +163,9 @@ class BatchDispatcher:
         return self._wait_locked(found)
 
     def _wait_locked(self, wake: float) -> _Wait:
-        """Wait until ``wake`` or a notification, and if only that can come, end workers idle for long.
+        """Return how long to wait, and end workers that have been idle for long.
 
-        A worker without a next call does not wake the collector, so it looks by itself after
+        A worker without a next call does not wake the collector, so it looks again after
         :data:`IDLE_SECONDS`.
         """
         now, holds = self._clock.now(), bool(self._queue.live)
@@ -194,17 +180,16 @@ class BatchDispatcher:
         return _Wait(timeout, idle=True, holds=holds)
 
     def _end_workers_locked(self) -> None:
-        """Have the threads of the pool end, those in a call when it returns."""
         if self._pool is not None:
             self._pool.shutdown(wait=False)
             self._pool = None
 
     def _step_locked(self, effects: DeferredEffects) -> InFlightCall | float:
-        """Expire what is late; return a call that a worker is to make, or when to look again."""
+        """Expire late requests; return a call for a worker, or when to look again."""
         effects.now = self._clock.now()
         deadline = self._collector.expire_locked(effects)
         if self._busy >= self._parallelism.calls:
-            return deadline  # a worker that ends looks for itself
+            return deadline  # a worker that finishes looks by itself
         found = self._collector.take_locked(effects)
         if not isinstance(found, InFlightCall):
             return min(found, deadline)
@@ -217,15 +202,16 @@ class BatchDispatcher:
     def hand_over(self, call: InFlightCall, effects: DeferredEffects) -> None:
         """Have a worker make ``call``. Takes the monitor, but not while a thread is started.
 
-        Only this daemon thread asks the pool for threads: theirs inherit being daemons, so that a call that
+        Only this daemon thread asks the pool for threads, which inherit being daemons, so that a call that
         never returns cannot keep the interpreter from exiting. The cases, in order:
 
         1. The pool has a thread, or starts one.
-        2. It takes nothing any more, because the main thread has ended, although threads of the user and exit
-           hooks may still submit and wait: a thread of our own. A pool that could not start a thread has
-           queued the hand-over before it raised, so the hand-over is made void.
-        3. The system has no thread left, but there are workers: the batch waits again. One that is busy takes
-           it, or has ended meanwhile, and then the next try finds its thread idle.
+        2. The pool accepts nothing more, because the main thread has ended, although threads of the user and
+           exit hooks may still submit and wait: start a thread of our own. A pool that could not start a
+           thread has queued the hand-over before it raised, so the hand-over is made void.
+        3. The system has no thread left, but there are workers: the batch waits again. A busy worker takes
+        it,
+           or has finished meanwhile, and then the next try finds its thread idle.
         4. There is no worker either: the batch fails.
         """
         self._clock.spawned()
@@ -243,9 +229,9 @@ class BatchDispatcher:
                 self._router.drop_locked(call, closed, effects)
 
     def _start_worker(self, call: InFlightCall) -> RuntimeError | None:
-        """Have a thread of the pool work, or a thread of its own; return why neither could be had."""
+        """Use a thread of the pool, or a new one; return why neither could be started."""
         pool, hand_over = self._pool, _HandOver(call)
-        if pool is not None:  # else the client was stopped, or resized just now
+        if pool is not None:  # else the client was stopped or resized
             try:
                 pool.submit(self._work, hand_over)
             except RuntimeError:
@@ -263,7 +249,6 @@ class BatchDispatcher:
         return None
 
     def _work(self, hand_over: _HandOver) -> None:
-        """Make one call after the other, until there is none."""
         if hand_over.void:
             return
         self._clock.began()
@@ -278,9 +263,9 @@ class BatchDispatcher:
             self._clock.ended()
 
     def _make_call(self, call: InFlightCall, effects: DeferredEffects) -> InFlightCall | None:
-        """Make ``call``, route what came back, and return the next call.
+        """Make ``call``, route its outcomes, and return the next call.
 
-        An error of this library itself fails the requests of the call.
+        An internal error of smartbatch fails the requests of the call.
         """
         lane = call.permit.lane
         readings: Sequence[Reading]
@@ -306,7 +291,7 @@ class BatchDispatcher:
         return following
 
     def _next_locked(self, effects: DeferredEffects) -> InFlightCall | None:
-        """Take the next batch, or let this worker go; the collector is told when to look."""
+        """Take the next batch, or release this worker and tell the collector when to look."""
         if not self._stopping and self._busy <= self._parallelism.calls:
             effects.now = self._clock.now()
             found = self._collector.take_locked(effects)
@@ -321,13 +306,12 @@ class BatchDispatcher:
         return None
 
     def _send(self, call: InFlightCall) -> None:
-        """Make the call and complete the batch with what it brings."""
         batch, lane = call.batch, call.permit.lane
         batch.move(BatchState.SENDING)
         now = call.started = self._clock.now()
         deadline = now + self._call_timeout
         limits = [ticket.deadline for ticket in batch.items]
-        if None not in limits:  # the collector fails those whose time-out is over before
+        if None not in limits:  # the collector fails those that time out earlier
             deadline = min(deadline, max(limit for limit in limits if limit is not None))
         spec = CallSpec(
             batch,
@@ -363,7 +347,7 @@ class BatchDispatcher:
 
     def _finished(self, call: InFlightCall, outcomes: Sequence[Outcome]) -> CallFinished:
         now, lane, batch = self._clock.now(), call.permit.lane, call.batch
-        error: ProviderError | None = None  # the last one, where no request was answered
+        error: ProviderError | None = None  # the last one, if no request was answered
         for outcome in outcomes:
             if isinstance(outcome, Answer):
                 error = None
@@ -392,7 +376,6 @@ def _kind(request: Request) -> Kind:
 
 
 def _called_requests(call: InFlightCall) -> tuple[CalledRequest, ...]:
-    """Return those who wait for a call, for events."""
     return tuple(
         [
             CalledRequest(
@@ -409,16 +392,15 @@ def _called_requests(call: InFlightCall) -> tuple[CalledRequest, ...]:
 
 
 def _route(call: InFlightCall, outcomes: Sequence[Outcome]) -> Route | None:
-    """Return the route a call takes; ``None`` for a function of the user's, and where none was made."""
+    """Return the route of a call; ``None`` for a function of the user's, or if no call was made."""
     sent = [outcome for outcome in outcomes if not is_kept(outcome)]
-    if not sent or call.batch.items[0].request.call is not None:  # such a call has no other request
+    if not sent or call.batch.items[0].request.call is not None:  # it has no other request
         return None
     size, lane = len(sent), call.permit.lane
     return Route.PACKED if size > 1 and lane.packing_health is not None else route_of(lane, sent[0], size)
 
 
 def _internal_error(call: InFlightCall, cause: BaseException) -> ProviderError:
-    """Return the error of requests that an error of this library failed; it is logged."""
     logs.warn("internal_error", error=type(cause).__name__, batch_id=call.batch.id)
     error = ProviderError(
         f"an error inside smartbatch ({type(cause).__name__}); please report it with its cause",
@@ -430,11 +412,11 @@ def _internal_error(call: InFlightCall, cause: BaseException) -> ProviderError:
 
 
 def _unlist_threads(pool: ThreadPoolExecutor, known: int) -> int:
-    """Keep the standard library from joining these daemon threads at exit, where a call could hold it up;
-    return how many there are, of which the first ``known`` were seen to before.
+    """Keep the standard library from joining these daemon threads at exit, where a call could delay it.
 
-    ``concurrent.futures`` joins every pool thread it has listed before ``atexit`` handlers run; the client's
-    own exit handler gives pending work its grace instead.
+    ``concurrent.futures`` joins all listed pool threads before ``atexit`` handlers run; the client's own exit
+    handler gives pending work its grace period instead. Returns the number of threads, of which the first
+    ``known`` were handled before.
     """
     threads = getattr(pool, "_threads", ())
     if len(threads) == known:

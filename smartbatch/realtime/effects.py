@@ -1,4 +1,4 @@
-"""What is decided under the monitor and done after it: settling futures, telling observers."""
+"""What is decided under the monitor and done after it: completing futures and notifying observers."""
 
 from __future__ import annotations
 
@@ -20,39 +20,33 @@ from smartbatch.types import NO_USAGE, Answer, Request, Result, Route, answer_fi
 
 @define(eq=False, repr=False)
 class DeferredEffects:
-    """What to do once no lock is held.
+    """What to do once no lock is held."""
 
-    Attributes:
-        queue: whose requests it ends; a stop waits until they are settled.
-        now: the moment at which it is decided, monotonic seconds.
-        settlements: waiters to settle, with their results.
-        events: what to tell the observers, or what makes it then, and under which context variables.
-        freed: quotas of calls that were never made: there is room now that others may wait for.
-    """
-
-    queue: RequestQueue
-    now: float
-    settlements: list[tuple[Waiter, Result]] = field(factory=list)
+    queue: RequestQueue  # a stop waits until its futures are complete
+    now: float  # time of the decision, monotonic seconds
+    settlements: list[tuple[Waiter, Result]] = field(factory=list)  # waiters to complete, with their results
+    # for the observers, or what makes them; with the context
     events: list[tuple[Event | Callable[[], Event], Context | None]] = field(factory=list)
+    # quotas of calls that were never made: others may have waited for the room
     freed: list[SharedQuota] = field(factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.settlements or self.events or self.freed)
 
     def tell(self, event: Event, waiter: Waiter | None = None) -> None:
-        """Have the observers told of ``event``; under the variables of ``waiter``, whom it concerns."""
+        """Pass ``event`` to the observers, in the context of the waiter it concerns."""
         self.events.append((event, None if waiter is None else waiter.variables.copy()))
 
     def answer(self, ticket: Ticket, waiters: list[Waiter], result: Result) -> None:
-        """Settle ``waiters`` with the result of ``ticket``; the first pays, the others get it at no cost."""
+        """Complete ``waiters`` with the result of ``ticket``; the first pays, the others pay nothing."""
         for position, waiter in enumerate(waiters):
             self._settle(ticket, waiter, share_of(waiter, result, pays=position == 0))
 
     def answer_each(self, ticket: Ticket, waiters: list[Waiter], results: Mapping[Waiter, Result]) -> None:
-        """Settle each of ``waiters`` with its own result, which a hook may have failed."""
+        """Complete each waiter with its own result, which a hook may have failed."""
         for position, waiter in enumerate(waiters):
             result = results[waiter]
-            if position == 0 and result.deduplicated:  # the time-out of the one who was to pay is over
+            if position == 0 and result.deduplicated:  # the waiter that was to pay timed out
                 paid = owed(ticket)
                 result = evolve(
                     result,
@@ -72,11 +66,11 @@ class DeferredEffects:
         error: SmartbatchError,
         refused: Result | None = None,
     ) -> None:
-        """Settle ``waiters`` with an error that names each request.
+        """Complete ``waiters`` with an error that names each request.
 
-        An answer that came and was refused keeps its text next to the error: it was paid for. Where the tries
-        after it failed in another way, the error gives both reasons.
-        The first pays for the tries so far, unless another waiter of the ticket is left, who pays for all.
+        A refused answer keeps its text next to the error, since it was paid for. If later tries failed in
+        another way, the error gives both reasons. The first waiter pays for all tries, unless another waiter
+        of the ticket remains, who then pays.
         """
         left = any(waiter not in waiters and not waiter.future.cancelled() for waiter in ticket.waiters)
         last = error if isinstance(error, UnusableAnswer) else ticket.refused
@@ -113,7 +107,7 @@ class DeferredEffects:
             self._settle(ticket, waiter, result)
 
     def cancelled(self, ticket: Ticket, waiter: Waiter) -> None:
-        """Tell that a request was cancelled before its call started, or between two calls."""
+        """Report that a request was cancelled before its call started, or between two calls."""
         paid = Bill() if ticket.waiters else owed(ticket)
         result = Result(
             request_id=waiter.request_id,
@@ -126,15 +120,7 @@ class DeferredEffects:
         self._tell_end(ticket, waiter, result, cancelled=True)
 
     def perform(self, tell: Callable[[Event], None]) -> None:
-        """Settle, then tell. No lock may be held.
-
-        The cases, in order:
-
-        1. Futures are settled and sinks called, in order; then the events are told.
-        2. Something is raised in between, as by Ctrl-C on a thread of the user's: the rest is settled, and
-           the one that was interrupted once more, which does nothing if it is done. No event is told.
-        3. Either way the queue hears that its futures are settled, and other clients that there is room.
-        """
+        """Complete the futures, call the sinks, then pass the events on. No lock may be held."""
         begun = 0
         try:
             for waiter, result in self.settlements:
@@ -147,6 +133,8 @@ class DeferredEffects:
                 else:
                     variables.run(tell, event)
         except BaseException:
+            # as by Ctrl-C on a thread of the user's: complete the rest, repeating the interrupted one,
+            # which does nothing if it is complete; no event is passed on
             for waiter, result in self.settlements[max(0, begun - 1) :]:
                 waiter.end(result)
             raise
@@ -165,7 +153,6 @@ class DeferredEffects:
         self._tell_end(ticket, waiter, result)
 
     def _tell_end(self, ticket: Ticket, waiter: Waiter, result: Result, *, cancelled: bool = False) -> None:
-        """Have the end of a request told; the event is made once no lock is held."""
         model, submitted = ticket.lane.label, waiter.submitted
         make = partial(
             request_finished, waiter.request, result, model, self.now, submitted, of_job=waiter.raw
@@ -175,7 +162,6 @@ class DeferredEffects:
 
 
 def parameters_dropped(request: Request, result: Result, now: float) -> Iterator[ParameterDropped]:
-    """Yield the events that tell what was left out of a request."""
     for name, reason in result.dropped:
         yield ParameterDropped(
             at=now,
@@ -190,7 +176,6 @@ def parameters_dropped(request: Request, result: Result, now: float) -> Iterator
 def request_submitted(
     request: Request, request_id: str, model: str, now: float, *, joined: bool
 ) -> RequestSubmitted:
-    """Return the event that tells that a request was taken, at ``now`` in monotonic seconds."""
     return RequestSubmitted(
         at=now,
         request_id=request_id,
@@ -205,7 +190,6 @@ def request_submitted(
 def request_finished(
     request: Request, result: Result, model: str, now: float, submitted: float, *, of_job: bool
 ) -> RequestFinished:
-    """Return the event that tells of the end of a request; the times are monotonic seconds."""
     error = result.error
     return RequestFinished(
         at=now,
@@ -231,14 +215,15 @@ def request_finished(
 
 
 def share_of(waiter: Waiter, result: Result, *, pays: bool) -> Result:
-    """Return what ``waiter`` gets of a result that was made for the first waiter of its ticket: under its own
-    id, with its own context and vector, at no cost unless it ``pays``.
+    """Return the waiter's share of a result made for the first waiter of its ticket.
+
+    It has the waiter's own id, context and vector, and costs nothing unless the waiter ``pays``.
     """
     own_id, context = waiter.request_id, waiter.request.context
     if pays:
         if result.request_id == own_id and result.context is context:
             return result
-        return evolve(result, request_id=own_id, context=context)  # the first waiter's time-out is over
+        return evolve(result, request_id=own_id, context=context)  # the first waiter timed out
     return evolve(
         result,
         **own_parts(result),
@@ -253,7 +238,7 @@ def share_of(waiter: Waiter, result: Result, *, pays: bool) -> Result:
 
 def answered(ticket: Ticket, answer: Answer, *, seconds: float, parsed: object, route: Route) -> Result:
     """Return the result of the ticket's first waiter."""
-    waiter = next(iter(ticket.waiters), None)  # one step: a time-out may empty the list at any moment
+    waiter = next(iter(ticket.waiters), None)  # one step: a timeout may empty the list at any moment
     paid = owed(ticket)
     submitted = waiter.submitted if waiter else ticket.started
     whole = ticket.stream is not None and not ticket.stream.begun  # all of it in one chunk, at the end

@@ -1,8 +1,8 @@
 """The gates before a call: budget, breaker, throttle, cooldown and rate limits.
 
-All are looked at, then all are taken, in one critical section: taking them one by one could lose the
-breaker's only probe, or spend a request of the quota on a call that its tokens forbid. A gate never sleeps
-and never does I/O; it answers with a time. The free slot, the last gate, is the dispatcher's to know.
+All are checked and then all are taken, in one critical section: taking them one by one could lose the
+breaker's only probe, or use up a request of the quota for a call that its tokens forbid. A gate never sleeps
+and never does I/O; it answers with a time. The last gate, a free worker, is the dispatcher's.
 """
 
 from __future__ import annotations
@@ -25,78 +25,55 @@ from smartbatch.types import LimitReport
 
 
 class Ending(enum.Enum):
-    """How a call ended, as the gates need to know it."""
+    """How a call ended, as far as the gates are concerned."""
 
     SUCCESS = "success"
     REFUSED = "refused"
-    """The provider's limit: the quota pauses all requests."""
+    """By a limit of the provider: the quota pauses all requests."""
     FAILURE = "failure"
-    """The provider failed: the breaker counts it."""
+    """Of the provider: the breaker counts it."""
     IGNORED = "ignored"
-    """The request failed for itself: it says nothing about the provider's health."""
+    """A failure of this request alone: it says nothing about the provider's health."""
     DROPPED = "dropped"
-    """Never sent: everything is given back."""
+    """Never sent: everything is returned."""
 
 
 @define(eq=False)
 class Demand:
-    """What a call will use.
+    """What a call will use."""
 
-    Attributes:
-        tokens: estimated input and output tokens.
-        cost: most it can cost, USD.
-        first: whether it is the first call of its requests.
-        failures: of earlier calls of its first request, refusals for the limit aside.
-        output: the part of ``tokens`` that is output.
-        urgent: whether its first request is; then its share of a limit is leased before others.
-        own_budget: pays for it; the client's budget when ``None``.
-        keeps_going: whether it is made although the provider refuses the key, the account or the model.
-    """
-
-    tokens: float
-    cost: float
-    first: bool
-    failures: int
-    output: float
-    urgent: bool
-    own_budget: Budget | None
-    keeps_going: bool = False
+    tokens: float  # estimated, input and output
+    cost: float  # maximum, USD
+    first: bool  # whether it is the first call of its requests
+    failures: int  # of earlier calls of its first request, without refusals by a limit
+    output: float  # the part of tokens that is output
+    urgent: bool  # whether its first request is; then its share of a limit is leased first
+    own_budget: Budget | None  # pays for it; None for the client's budget
+    keeps_going: bool = False  # whether it is made although the provider refuses the key, account or model
 
 
 @frozen
 class Used:
-    """What a call really used, and what its answer said.
+    """What a call actually used, and what its answer said about limits."""
 
-    Attributes:
-        tokens: of input and output; ``None`` keeps the estimate of a success and gives back others.
-        output: the part of ``tokens`` that is output; ``None`` for the share that was expected.
-        cost: USD, as far as its bill is known.
-        unconfirmed: USD that it may have cost besides, where its bill is unknown.
-        retry_after: seconds the provider asked to wait.
-        limits: what the answer said about limits, whether it was a success or a failure.
-    """
-
+    # input and output; None keeps the estimate of a success and returns that of a failure
     tokens: float | None = None
-    output: float | None = None
-    cost: float = 0.0
-    unconfirmed: float = 0.0
-    retry_after: float | None = None
-    limits: LimitReport | None = None
+    output: float | None = None  # the part of tokens that is output; None for the expected share
+    cost: float = 0.0  # USD, as far as it is known
+    unconfirmed: float = 0.0  # USD that may have been billed besides
+    retry_after: float | None = None  # seconds the provider asked to wait
+    limits: LimitReport | None = None  # reported in the answer or the error
 
 
 NOTHING = Used()
-"""Of a call that was never made, or of which nothing is known."""
+"""A call that was never made, or about which nothing is known."""
 
 Change: TypeAlias = "Transition | Cooldown"
 
 
 @define(eq=False)
 class Permit:
-    """The right to make one call. It has one owner and ends once.
-
-    Attributes:
-        cooldown: that began as it ended, or was lengthened.
-    """
+    """The right to make one call. It has one owner and ends once."""
 
     lane: Lane
     demand: Demand
@@ -104,16 +81,11 @@ class Permit:
     through: BreakerPermit
     hold: SpendReservation
     ended: bool = False
-    cooldown: Cooldown | None = None
+    cooldown: Cooldown | None = None  # started or lengthened as the permit ended
 
 
 class Gates:
-    """Admits calls. Every method but :meth:`end_quota` expects the client's monitor to be held.
-
-    Args:
-        budget: the client's, in USD.
-        rng: random numbers for the lengths of cooldowns and breaker pauses.
-    """
+    """Admits calls. All methods but :meth:`end_quota` expect the client's monitor to be held."""
 
     def __init__(self, budget: Budget, rng: random.Random) -> None:
         self.budget = budget
@@ -121,12 +93,12 @@ class Gates:
         self._rng = rng
 
     def look(self, lane: Lane, demand: Demand, now: float) -> float:
-        """Return the earliest time at which asking for a permit makes sense: ``now`` when there is one."""
+        """Return the earliest time at which to ask for a permit: ``now`` if there is one."""
         with lane.quota.lock:
             return self._look_locked(lane, demand, now)
 
     def admit(self, lane: Lane, demand: Demand, now: float) -> Permit | float:
-        """Return a permit, or the earliest time at which asking again makes sense."""
+        """Return a permit, or the earliest time at which to ask again."""
         with lane.quota.lock:
             at = self._look_locked(lane, demand, now)
             if at > now:
@@ -139,18 +111,19 @@ class Gates:
         return Permit(lane, demand, reservation, through, self.payer(demand.own_budget).reserve(demand.cost))
 
     def refusal(self, lane: Lane) -> str:
-        """Return why the limits let no call go, where waiting does not help; else an empty text."""
+        """Return why the limits let no call through if waiting does not help; else an empty string."""
         lease = lane.quota.quota.lease
         return "" if lease is None else lease.refusal
 
     def lack_lease(self, lane: Lane) -> bool:
-        """Whether a call lacked what is leased of a limit or the budget, and more is asked for."""
+        """Whether a call lacked leased parts of a limit or the budget, and more was requested."""
         leases = (lane.quota.quota.lease, self.budget.lease)
         return any(lease is not None and lease.is_lacking for lease in leases)
 
     def lack(self, lane: Lane, waiting: int, parallelism: int) -> None:
-        """So many requests wait for a gate: of a limit that processes share as much is leased as all can use
-        that have a worker."""
+        """Note how many requests wait for a gate; the lease of a shared limit covers those that have a
+        worker.
+        """
         lease = lane.quota.quota.lease
         if lease is not None:
             lease.waiting = min(waiting, parallelism)
@@ -171,18 +144,11 @@ class Gates:
         return max(at, lane.quota.quota.look(now, demand.tokens, demand.output))
 
     def payer(self, own_budget: Budget | None) -> Budget:
-        """Return who pays for a request: the budget of its list, or else the client's budget."""
+        """Return the budget of the request's list, or else the client's."""
         return self.budget if own_budget is None else own_budget
 
     def end(self, permit: Permit, ending: Ending, now: float, used: Used = NOTHING) -> list[Change]:
-        """End ``permit`` and return what changed for all requests: the breaker, or a cooldown.
-
-        In order, each by how the call ended:
-
-        1. The quota, unless :meth:`end_quota` has ended it before.
-        2. The budget: what is known of the cost is spent, and what may have been billed besides stays held
-           back.
-        3. The throttle and the breaker: they count successes and failures of the provider.
+        """End ``permit``; return what changed for all requests: the breaker, or a cooldown.
 
         Raises:
             AssertionError: the permit has ended before.
@@ -192,14 +158,17 @@ class Gates:
         permit.ended = True
         self.permits_out -= 1
         lane, demand = permit.lane, permit.demand
+        # 1. The quota, unless end_quota has ended it before.
         if not permit.reservation.ended:
             self.end_quota(permit, ending, now, used)
         changes: list[Change] = [] if permit.cooldown is None else [permit.cooldown]
         succeeded = ending is Ending.SUCCESS
+        # 2. The budget: the known cost is spent, and what may have been billed besides stays reserved.
         self.payer(demand.own_budget).settle(permit.hold, used.cost, used.unconfirmed)
+        # 3. The throttle and the breaker, which count the provider's successes and failures.
         health = _HEALTH.get(ending, Outcome.IGNORED)
         judged = health is not Outcome.IGNORED and lane.breaker.state is BreakerState.CLOSED
-        accepted = succeeded if judged else None  # the outcome of a probe is the breaker's affair
+        accepted = succeeded if judged else None  # only the breaker judges probes
         lane.throttle.end(permit.reservation.started, now, accepted=accepted)
         transition = lane.breaker.end(
             permit.through, now, health, self._rng, first=demand.first, failures=demand.failures
@@ -210,10 +179,10 @@ class Gates:
         return changes
 
     def end_quota(self, permit: Permit, ending: Ending, now: float, used: Used) -> None:
-        """End what ``permit`` has of the quota, whose lock is enough: so the monitor is held for less long.
+        """End the quota's part of ``permit``. Its own lock suffices, which keeps the monitor free.
 
-        A success uses tokens; a refusal starts or lengthens a cooldown; a call that was never made gives all
-        back; any other failure uses what was really used. Then it learns the limits that the answer told.
+        A success uses tokens, a refusal starts or lengthens a cooldown, a call that was not made returns
+        everything, and any other failure uses its actual tokens. Limits reported in the answer are learned.
         """
         demand, reservation, quota = permit.demand, permit.reservation, permit.lane.quota.quota
         told = used.limits if ending is not Ending.REFUSED else None
@@ -233,8 +202,10 @@ class Gates:
 
 
 def is_refused(lane: Lane) -> bool:
-    """Whether the provider refuses the key, the account or the model, as far as is known; then only requests
-    of lists that keep going are sent."""
+    """Whether the provider is known to refuse the key, the account or the model.
+
+    If so, only requests of lists that keep going are sent.
+    """
     error = lane.breaker.permanent_error
     return isinstance(error, ProviderError) and is_for_all(error)
 

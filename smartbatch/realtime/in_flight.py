@@ -1,4 +1,4 @@
-"""What calls used and cost, by the prices of the tier that answered."""
+"""A call under way: what it used and cost at the prices of the tier that answered, and how it ended."""
 
 from __future__ import annotations
 
@@ -34,43 +34,29 @@ from smartbatch.types import NO_USAGE, Answer, Route, Usage
 
 @frozen
 class Bill:
-    """What an outcome of a call cost, USD.
+    """What one outcome of a call cost."""
 
-    Attributes:
-        cost: 0 where nothing was billed; ``None`` where the price, or what was used, is unknown.
-        unconfirmed: the most it can have cost, where what was used is unknown; else 0.
-        usage: its tokens; ``None`` where nothing was said of them.
-    """
-
-    cost: float | None = 0.0
-    unconfirmed: float = 0.0
-    usage: Usage | None = None
+    cost: float | None = 0.0  # USD; 0 if nothing was billed, None if price or usage is unknown
+    unconfirmed: float = 0.0  # USD, the most it can have cost if the usage is unknown; else 0
+    usage: Usage | None = None  # None if nothing was reported
 
 
 @frozen
 class CallBill:
-    """What a call used and cost.
+    """What a call used and cost."""
 
-    Attributes:
-        usage: the tokens of all its outcomes; ``None`` where nothing was said of any.
-        parts: what each outcome cost.
-        cost: USD of all of them; ``None`` where one of them is unknown.
-        known: USD of those whose cost is known.
-        unconfirmed: USD that the others may have cost.
-    """
-
-    usage: Usage | None = None
-    parts: Sequence[Bill] = ()
-    cost: float | None = 0.0
-    known: float = 0.0
-    unconfirmed: float = 0.0
+    usage: Usage | None = None  # of all outcomes; None if none was reported
+    parts: Sequence[Bill] = ()  # one per outcome
+    cost: float | None = 0.0  # USD of all outcomes; None if one is unknown
+    known: float = 0.0  # USD of the outcomes with a known cost
+    unconfirmed: float = 0.0  # USD that the others may have cost
 
 
 NO_BILL = CallBill()
 
 
 def bill(lane: Lane, tickets: Sequence[Ticket], outcomes: Sequence[Outcome]) -> CallBill:
-    """Add up what the outcomes of a call for ``tickets`` used and cost."""
+    """Add up what the outcomes of a call used and cost."""
     parts: list[Bill] = []
     whole: Usage | None = None
     known, unconfirmed, complete = 0.0, 0.0, True
@@ -86,8 +72,8 @@ def bill(lane: Lane, tickets: Sequence[Ticket], outcomes: Sequence[Outcome]) -> 
 
 
 def _usages(tickets: Sequence[Ticket], outcomes: Sequence[Outcome]) -> list[Usage | None]:
-    """Return the tokens of each outcome. An error of the whole call has those of the call: they are split by
-    the lengths of the prompts.
+    """Return the tokens of each outcome. An error of the whole call reports the tokens of all requests;
+    they are split by the lengths of the prompts.
     """
     first = outcomes[0]
     usages = [None if outcome is None else outcome.usage for outcome in outcomes]
@@ -99,7 +85,7 @@ def _usages(tickets: Sequence[Ticket], outcomes: Sequence[Outcome]) -> list[Usag
 
 
 def account(ticket: Ticket, outcome: Outcome, bill: Bill) -> None:
-    """Add what the call used and cost to the ticket's totals, failed attempts included."""
+    """Add what a call used and cost to the ticket's totals, which include failed attempts."""
     usage = _usage_of(ticket, outcome, bill)
     ticket.calling = False
     ticket.usage = ticket.usage + usage if ticket.attempts > 1 else usage
@@ -112,8 +98,10 @@ def account(ticket: Ticket, outcome: Outcome, bill: Bill) -> None:
 
 
 def owed(ticket: Ticket) -> Bill:
-    """Return what the calls of a ticket cost as far as their bills are known, and what the others may have
-    cost: a call under way among them, whose answer the ticket does not wait for any more."""
+    """Return what the calls of a ticket cost as far as it is known, and what the others may have cost.
+
+    That includes a call under way whose answer the ticket no longer waits for.
+    """
     lane = ticket.lane
     unconfirmed, cost = ticket.unconfirmed, ticket.cost
     if ticket.calling and lane.provider.capabilities.priced and ticket.request.call is None:
@@ -123,7 +111,6 @@ def owed(ticket: Ticket) -> Bill:
 
 
 def _usage_of(ticket: Ticket, outcome: Outcome, bill: Bill) -> Usage:
-    """Return the tokens of an outcome; estimated for an answer without them, unknown for a lost one."""
     usage = bill.usage
     if usage is not None or bill.cost is not None or ticket.request.call is not None:
         return usage or NO_USAGE
@@ -133,17 +120,13 @@ def _usage_of(ticket: Ticket, outcome: Outcome, bill: Bill) -> Usage:
 
 
 def _bill_of(lane: Lane, ticket: Ticket, outcome: Outcome, usage: Usage | None) -> Bill:
-    """Return what one outcome cost. The cases, in order:
-
-    1. The provider says it, or costs nothing.
-    2. It does not say what was used, or only in part, as for a stream that was cut: an estimate would stand
-       in for the bill. All it can have cost may have been billed; nothing for an error that says otherwise.
-    3. The price of what was used, where that is known.
-    """
+    # 1. The provider reports the cost, or costs nothing.
     if isinstance(outcome, Answer | MissingAnswer) and outcome.cost is not None:
         return Bill(outcome.cost, usage=usage)
     if not lane.provider.capabilities.priced:
         return Bill(usage=usage)
+    # 2. The usage is missing or incomplete, as of a cut stream: up to the maximum cost may have been billed,
+    #    unless the error rules that out.
     rates = _rates(lane, outcome)
     if usage is None or usage.estimated:
         is_missing = isinstance(outcome, MissingAnswer)
@@ -151,6 +134,7 @@ def _bill_of(lane: Lane, ticket: Ticket, outcome: Outcome, usage: Usage | None) 
             return Bill()
         least = 0.0 if usage is None or rates is None else rates.cost(usage)
         return Bill(None, max(least, _most_cost(lane, ticket)), usage)
+    # 3. The price of the usage, if it is known.
     return Bill(None if rates is None else rates.cost(usage), usage=usage)
 
 
@@ -159,7 +143,7 @@ def _most_cost(lane: Lane, ticket: Ticket) -> float:
 
 
 def route_of(lane: Lane, outcome: Outcome, size: int) -> Route:
-    """Return the route of one request's result, among ``size`` that shared its call."""
+    """Return the route of one request among ``size`` that shared its call."""
     if is_kept(outcome):
         return Route.CACHED
     if lane.standard is not None and not _upgraded(lane, outcome):
@@ -168,59 +152,50 @@ def route_of(lane: Lane, outcome: Outcome, size: int) -> Route:
 
 
 def is_kept(outcome: Outcome) -> bool:
-    """Whether no call was made for it: it came from the cache, below a middleware."""
+    """Whether no call was made because the answer came from the cache."""
     return isinstance(outcome, Answer) and outcome.kept
 
 
 def _rates(lane: Lane, outcome: Outcome) -> RateCard | None:
-    """Return the prices that hold for an outcome: billed is the tier that answered, not the one asked for."""
     return lane.standard.rates if lane.standard is not None and _upgraded(lane, outcome) else lane.rates
 
 
 def _upgraded(lane: Lane, outcome: Outcome) -> bool:
-    """Whether a lane of the slower tier got its answer from another one, as the answer itself says."""
     return lane.tier is not None and isinstance(outcome, Answer) and outcome.tier not in (None, FLEX)
 
 
 class FlexRefusal(enum.Enum):
-    """Why a request leaves the slower tier, in the words of the event that tells of it."""
+    """Why a request leaves the slower tier, as its event words it."""
 
     FULL = "the flex tier has no capacity"
     DECLINED = "the flex tier was refused for this model"
     REJECTED = "requests were refused in the flex tier"
-    """For a reason that may be their own: then they are refused at the standard price too, and not billed."""
+    """Possibly because of the request; then the standard tier rejects it too, and nothing is billed."""
     LATE = "the flex tier does not answer within call_timeout"
 
 
 @frozen
 class CallEnd:
-    """How a call ended as a whole: for the gates, by the error that says so, and with what it used."""
+    """How a call ended as a whole."""
 
     ending: Ending
-    worst: ProviderError | None
+    worst: ProviderError | None  # the error that decided how it ended
     used: Used
 
 
 @define(eq=False)
 class InFlightCall:
-    """A batch whose call is under way, from its permit to its routing. Owned by one worker.
-
-    Attributes:
-        started: when the call began, monotonic seconds; until then when the permit was taken.
-        bill: what it used and cost, once it has ended.
-        end: how it ended, once its outcomes are there.
-        requests: those who wait for it, as events name them.
-    """
+    """A batch whose call is under way, from its permit to its routing. Owned by one worker."""
 
     batch: Batch[Ticket, Outcome]
     permit: Permit
-    started: float
+    started: float  # monotonic seconds; until the call begins, when the permit was taken
     bill: CallBill = NO_BILL
-    end: CallEnd | None = None
-    requests: tuple[CalledRequest, ...] = ()
+    end: CallEnd | None = None  # once its outcomes have arrived
+    requests: tuple[CalledRequest, ...] = ()  # its waiters, as events name them
 
     def variables(self) -> Context:
-        """Return a copy of the context variables of the first who waits for it, for one call."""
+        """Return a copy of the context variables of its first waiter, for one call."""
         for ticket in self.batch.items:
             for waiter in list(ticket.waiters):
                 return waiter.variables.copy()
@@ -228,15 +203,15 @@ class InFlightCall:
 
 
 def end_of(call: InFlightCall) -> CallEnd:
-    """Return how a call ended; limits and breaker ignore an error of the slower tier: it says nothing of the
-    model.
+    """Return how a call ended. Limits and breaker ignore errors of the slower tier, which say nothing
+    about the model.
     """
     outcomes = call.batch.outcomes
     ending, worst = _ending(outcomes)
     if worst is not None and flex_refusal(call.permit.lane, worst) is not None:
         ending = Ending.IGNORED
     usage, unconfirmed = call.bill.usage, call.bill.unconfirmed
-    if unconfirmed:  # also of what was reserved for the call as a whole
+    if unconfirmed:  # the reservation of the whole call may be higher
         unconfirmed = max(unconfirmed, call.permit.demand.cost - call.bill.known)
     used = Used(
         tokens=usage.total_tokens if usage is not None else None,
@@ -250,7 +225,6 @@ def end_of(call: InFlightCall) -> CallEnd:
 
 
 def _ending(outcomes: Sequence[Outcome]) -> tuple[Ending, ProviderError | None]:
-    """Return how the call as a whole ended, and the error that says so."""
     if all(map(is_kept, outcomes)):
         return Ending.DROPPED, None
     errors = [outcome for outcome in outcomes if isinstance(outcome, ProviderError)]
@@ -263,7 +237,7 @@ def _ending(outcomes: Sequence[Outcome]) -> tuple[Ending, ProviderError | None]:
 
 
 def flex_refusal(lane: Lane, error: ProviderError) -> FlexRefusal | None:
-    """Return why a request that failed in ``lane`` goes to the standard lane; ``None`` when it does not."""
+    """Return why a request that failed in ``lane`` moves to the standard lane; ``None`` if it stays."""
     if lane.tier is None or isinstance(error, ParameterRejected):
         return None
     if lane.tier.full(error):

@@ -30,90 +30,67 @@ from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.shared_quota import SharedQuota, shared_quota
 from smartbatch.types import Embedding, Kind, Request
 
-_WEIGHT = 0.2
-"""Of the latest call in :attr:`Lane.latency`, a moving average of some five calls."""
+_LATENCY_WEIGHT = 0.2
+"""Weight of the latest call in :attr:`Lane.latency`, a moving average over some five calls."""
 
 
 @define(eq=False)
 class ProviderHealth:
-    """What is known of a provider and model besides the state of their breaker; all their lanes share it.
+    """What is known about a provider and model besides their breaker; shared by all their lanes."""
 
-    Attributes:
-        answered: whether the provider gave any answer at all, an error included.
-        open_since: when the breaker opened, monotonic seconds; ``None`` while it is closed.
-        outages: changes that other processes told of, as far as the breaker followed them.
-        pause: a person's, during which no call begins; ``None`` for none.
-    """
-
-    answered: bool = False
-    open_since: float | None = None
-    outages: int = 0
-    pause: Pause | None = None
+    answered: bool = False  # whether the provider ever answered, even with an error
+    open_since: float | None = None  # when the breaker opened, monotonic seconds; None while it is closed
+    outages: int = 0  # changes reported by other processes, as far as the breaker followed them
+    pause: Pause | None = None  # set by a user; no call begins meanwhile
 
 
 @define(eq=False, repr=False)
 class Lane:
-    """The gates, the window and the call that requests of one kind share. Guarded by the client's monitor.
+    """The gates, the window and the call of one kind of request. Guarded by the client's monitor.
 
-    Attributes:
-        label: ``provider:model``, as events and errors name it.
-        breaker: of this provider and model, as are ``provider_health`` and ``throttle``.
-        quota: shared by all clients of the process that share the provider's limits.
-        rates: prices, or ``None`` when they are unknown.
-        calibration: what calls of this kind have taught about token counts.
-        call: the provider's call with its layers around it.
-        replay: runs the middleware for one more who asked, over what the provider said; ``None`` where there
-            is no middleware, or it must not share.
-        max_tokens: most estimated input tokens of one call.
-        batch_key: what must be equal for requests to share a call.
-        packing_health: in a lane whose calls are packed prompts, whether packing pays; ``None`` elsewhere.
-        packed: the lane in which packable requests of the same model gather, where there is one.
-        tier: in a lane whose calls ask for the provider's slower tier, how they do; ``None`` elsewhere.
-        standard: in such a lane, the one of the same model at the standard price.
-        in_flight: requests whose call is under way.
-        last_size: requests of the call that ended last.
-        last_finished: when that was, monotonic seconds.
-        latency: seconds a call takes; 0 while unknown.
-        held_until: until when a gate was closed when the collector looked last, monotonic seconds.
-        wait_told: until when the limits hold all calls, as was told, monotonic seconds.
+    Breaker, health and throttle belong to the provider and model, the quota to all clients of the process
+    that share the provider's limits.
     """
 
     provider: Provider
     model: str
-    label: str
+    label: str  # provider:model, for events and errors
     accumulator: BatchAccumulator
     breaker: CircuitBreaker
     provider_health: ProviderHealth
     throttle: AdaptiveThrottle
     quota: SharedQuota
-    rates: RateCard | None
-    calibration: Calibration
-    call: Call
-    replay: Call | None
-    max_tokens: float
-    batch_key: Callable[[Request], Hashable]
-    packing_health: PackingHealth | None
-    tier: FlexTier | None
-    packed: Lane | None = None
-    standard: Lane | None = None
-    in_flight: int = field(default=0, init=False)
-    _under_way: dict[str, tuple[float, int]] = field(factory=dict, init=False)  # when each began, its size
-    last_size: int = field(default=0, init=False)
-    last_finished: float = field(default=-math.inf, init=False)
-    latency: float = field(default=0.0, init=False)
+    rates: RateCard | None  # None if the prices are unknown
+    calibration: Calibration  # learned token counts
+    call: Call  # the provider's call with its layers
+    replay: Call | None  # runs shareable middleware for further waiters; None without
+    max_tokens: float  # maximum estimated input tokens per call
+    batch_key: Callable[[Request], Hashable]  # equal for requests that may share a call
+    packing_health: PackingHealth | None  # whether packing pays; None in lanes without packed prompts
+    tier: FlexTier | None  # the slower tier of this lane; None elsewhere
+    packed: Lane | None = None  # the lane of packable requests of the same model, if there is one
+    standard: Lane | None = None  # in the slower tier, the lane at the standard price
+    in_flight: int = field(default=0, init=False)  # requests whose call is under way
+    # start and size by batch
+    _under_way: dict[str, tuple[float, int]] = field(factory=dict, init=False)
+    last_size: int = field(default=0, init=False)  # requests of the call that ended last
+    last_finished: float = field(default=-math.inf, init=False)  # monotonic seconds
+    latency: float = field(default=0.0, init=False)  # seconds per call; 0 while unknown
+    # end of the closed gate seen last, monotonic seconds
     held_until: float = field(default=-math.inf, init=False)
+    # end of the last reported wait for limits, monotonic seconds
     wait_told: float = field(default=-math.inf, init=False)
 
     @property
     def shares(self) -> bool:
-        """Whether one call can carry several requests."""
+        """Whether one call can send several requests."""
         return self.accumulator.window.max_size > 1
 
     def demand(self, request: Request, estimated: int, *, priced: bool) -> tuple[int, float]:
-        """Return the tokens ``request`` takes here and, where ``priced``, the most it can cost, USD.
+        """Return the tokens of ``request`` and, if ``priced``, its maximum cost, USD.
 
-        In the slower tier that is the standard price: the tier may refuse it, and then it is sent there.
-        ``estimated`` are its input tokens, from its text alone.
+        In the slower tier that is the standard price: if the tier refuses the request, it is sent there.
+        ``estimated`` are its input tokens, from the text alone.
         """
         given = self.calibration.input(estimated)
         made = 0 if request.embedding else self.calibration.output(request.params.max_tokens)
@@ -123,8 +100,7 @@ class Lane:
         return given + made, rates.cost(rates.expected_usage(*self.calibration.most(request)))
 
     def most_cost(self, request: Request) -> float:
-        """Return the most one call for ``request`` can have cost whose answer is lost, USD; 0 where no price
-        is known."""
+        """Return the maximum cost of a call whose answer is lost, USD; 0 if no price is known."""
         rates = self.rates if self.standard is None else self.standard.rates
         if rates is None or request.call is not None:
             return 0.0
@@ -135,9 +111,8 @@ class Lane:
     def lane_for(self, request: Request, now: float) -> Lane:
         """Return the lane in which ``request`` waits.
 
-        In this order: the standard lane, for a request that the slower tier does not take now or that names a
-        tier by itself; the lane for packed prompts, while packing pays and the request can be packed; this
-        one.
+        The standard lane, for a request that the slower tier does not accept now or that names a tier itself;
+        the lane for packed prompts, while packing pays and the request can be packed; or this one.
         """
         if self.standard is not None and not self._takes(request, now):
             return self.standard.lane_for(request, now)
@@ -145,26 +120,26 @@ class Lane:
         return self if packed is None or packed.packing_paused(now) or not packable(request) else packed
 
     def packing_paused(self, now: float) -> bool:
-        """Whether this is a lane for packed prompts and packing is off for the time being."""
+        """Whether this is a lane for packed prompts and packing is off for now."""
         return self.packing_health is not None and self.packing_health.off_until(now) > now
 
     def started(self, batch_id: str, size: int, now: float) -> None:
-        """Note that a call of ``size`` requests starts."""
+        """Note the start of a call of ``size`` requests."""
         self.in_flight += size
         if self.shares:
             self._under_way[batch_id] = now, size
 
     def finished(self, batch_id: str, size: int, seconds: float, now: float) -> None:
-        """Note that a call of ``size`` requests has ended, after ``seconds``."""
+        """Note the end of a call of ``size`` requests after ``seconds``."""
         self.in_flight -= size
         self._under_way.pop(batch_id, None)
         self.last_size = size
         self.last_finished = now
-        self.latency += (seconds - self.latency) * (_WEIGHT if self.latency else 1.0)
+        self.latency += (seconds - self.latency) * (_LATENCY_WEIGHT if self.latency else 1.0)
 
     @property
     def calls(self) -> list[tuple[float, int]]:
-        """Of each call in flight, when it is expected to end, and its requests; where calls are shared."""
+        """When each call in flight is expected to end, and its size; only if calls are shared."""
         return [(began + self.latency, size) for began, size in self._under_way.values()]
 
     def _takes(self, request: Request, now: float) -> bool:
@@ -177,8 +152,6 @@ _Place = tuple[str, str]
 
 @frozen(eq=False, repr=False)
 class _ModelState:
-    """What all lanes of one provider and model share."""
-
     breaker: CircuitBreaker
     provider_health: ProviderHealth
     throttle: AdaptiveThrottle
@@ -186,19 +159,16 @@ class _ModelState:
 
 @frozen(eq=False, repr=False)
 class _Knowledge:
-    """What was read of one model: its prices and its tokens."""
-
     rates: RateCard | None
     calibration: Calibration
 
 
 class LaneFactory:
-    """Builds a lane of one engine when it is first needed, and remembers it.
+    """Builds each lane of an engine when it is first needed.
 
     Args:
-        setup: what all parts share.
-        opened: told of each new lane, so that the engine serves it.
-        cache: answers kept from run to run; ``None`` where there is none.
+        opened: called with each new lane, so that the engine serves it.
+        cache: stored answers; ``None`` without a cache.
     """
 
     def __init__(
@@ -211,7 +181,7 @@ class LaneFactory:
         self._opened = opened
         self._cache = cache
         self._prices = PriceBook(config.prices)
-        # Ids in packed prompts are secrets, so they do not come from random numbers a user may seed.
+        # ids in packed prompts are secrets, so they do not come from a generator the user may seed
         self._words = partial(random_word, random.SystemRandom())
         self._building = threading.Lock()
         self._lanes: dict[tuple[_Place, str, Embedding | None, bool], Lane] = {}
@@ -221,15 +191,11 @@ class LaneFactory:
     def of(
         self, provider: Provider, model: str, embedding: Embedding | None = None, *, flex: bool = False
     ) -> Lane:
-        """Return the lane for generating with ``model``, or for vectors of one kind. The cases, in order:
+        """Return the lane for generating with ``model``, or for embeddings of one kind.
 
-        1. It is there.
-        2. ``flex`` asks for the lane of the provider's slower tier: a new one over the standard lane, or that
-           itself where there is no such tier, or no price of ``model`` in it.
-        3. A new one; where prompts are packed, with a second one for these.
-
-        Prices and token counts are read before the factory's lock is taken. A caller that holds a lock of its
-        own calls :meth:`read` before it takes that lock.
+        With ``flex``, the lane of the provider's slower tier, or the standard lane if there is no such tier
+        or no price of ``model`` in it. Prices and token counts are read before the factory's lock is taken; a
+        caller that holds a lock of its own calls :meth:`read` before it takes that lock.
 
         Raises:
             ConfigError: there is a budget and the model's price is unknown.
@@ -252,12 +218,13 @@ class LaneFactory:
                     lane.packed = self._build(provider, model, None, known, packed=True)
                     self._opened(lane.packed)
                 self._opened(lane)
-                self._lanes[key] = lane  # last, so that no Ctrl-C can leave a lane here that nobody serves
+                self._lanes[key] = lane  # last: a Ctrl-C must not leave a lane here that is not served
         return lane
 
     def read(self, provider: Provider, model: str, kind: Kind = Kind.GENERATE) -> _Knowledge:
-        """Read the prices of a model and what is known of its tokens, once, and wait until its provider can
-        be called. No lock may be held.
+        """Read a model's prices and token counts once, and wait until its provider can be called.
+
+        No lock may be held.
 
         Raises:
             ConfigError: there is a budget and the model's price is unknown.
@@ -272,7 +239,6 @@ class LaneFactory:
         return known
 
     def _flex_lane(self, standard: Lane, known: _Knowledge, rates: RateCard) -> Lane:
-        """Return a lane for the slower tier of the model of ``standard``."""
         provider, model = standard.provider, standard.model
         lane = self._build(provider, model, None, known, tier=provider.flex(model))
         lane.standard, lane.rates = standard, rates
@@ -280,7 +246,7 @@ class LaneFactory:
         return lane
 
     def _packs(self, provider: Provider) -> bool:
-        """Whether prompts are packed: it was asked for, and the provider cannot share calls by itself."""
+        """Whether prompts are packed: it is configured, and the provider cannot share calls itself."""
         return self._config.packing and self._config.max_batch_size > 1 >= provider.capabilities.max_shared
 
     def _build(
@@ -293,20 +259,14 @@ class LaneFactory:
         packed: bool = False,
         tier: FlexTier | None = None,
     ) -> Lane:
-        """Return a lane. How many requests may share one of its calls, in order:
-
-        1. Vectors: as many texts as the provider takes.
-        2. ``packed`` prompts: as many as the settings allow.
-        3. The slower ``tier``: one, since each request asks for it by itself.
-        4. Otherwise as many as the provider and the settings allow.
-        """
+        # how many requests may share one of its calls
         abilities = provider.capabilities
         if embedding is not None:
             most = abilities.max_texts
         elif packed:
             most = self._config.max_batch_size
         elif tier is not None:
-            most = 1
+            most = 1  # each request names the tier itself
         else:
             most = min(abilities.max_shared, self._config.max_batch_size)
         state = self._models.setdefault((_place(provider), model), self._new_state())
@@ -375,12 +335,12 @@ class LaneFactory:
         return self._prices.rates(provider.name, model, wall)
 
     def _flex_rates(self, provider: Provider, model: str) -> RateCard | None:
-        """Return the prices of the slower tier; ``None`` where there is no such tier, or no price for it."""
+        """Return the prices of the slower tier; ``None`` if it or its price does not exist."""
         if provider.flex(model) is None or not provider.capabilities.priced:
             return None
         return self._prices.rates(provider.name, model, self._clock.wall(), "flex")
 
 
 def _place(provider: Provider) -> _Place:
-    """Return what tells servers and accounts apart: two of them may have the same models, and one name."""
+    """Return what distinguishes servers and accounts: two of them may use one name and the same models."""
     return provider.name, provider.scope

@@ -1,4 +1,4 @@
-"""The tickets that wait in one lane: in order of service, between two tries, for money, for the window."""
+"""The tickets that wait in one lane: in order of service, for their next try, for money, for the window."""
 
 from __future__ import annotations
 
@@ -16,61 +16,51 @@ from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.ticket import Ticket, TicketState
 
 _sequence = itertools.count(1)
-_SPARE = 64
-"""Invalid entries a heap may hold in addition to as many as there are requests waiting."""
+_SPARE_ENTRIES = 64
+"""Invalid entries a heap may hold, beyond one per waiting request."""
 
-_SHARE = 0.05 + 1e-9
-"""Of the calls that urgent requests give up; what is added keeps 20 of them from making less than one."""
+_SHARE_OF_TURNS = 0.05 + 1e-9
+"""Share of calls that urgent requests give up; slightly more, so that 20 shares add up to at least one."""
 
 _Heap: TypeAlias = "list[tuple[float, int, Ticket]]"
-"""Entries by a moment; an entry is valid while its number is that of its ticket."""
+"""Entries by time; an entry is valid while its number equals that of its ticket."""
 
 
 @define
 class Turns:
-    """The slots that urgent requests give up, so that nobody starves behind a stream of them.
+    """The calls that urgent requests give up, so that a stream of them starves nobody.
 
-    Of 20 calls that urgent requests could have, one goes to a request whose latest start has passed. All
-    lanes of a client share it.
-
-    Attributes:
-        now: the moment of the present look, monotonic seconds.
-        credit: turns that are due; a started urgent call adds a twentieth, up to one.
+    Of 20 calls that urgent requests could use, one goes to a request whose latest start has passed. All lanes
+    of a client share it.
     """
 
-    now: float = -math.inf
-    credit: float = 0.0
+    now: float = -math.inf  # time of the present look, monotonic seconds
+    credit: float = 0.0  # turns that are due; each urgent call adds a twentieth, up to one
 
     def is_due(self, ticket: Ticket) -> bool:
-        """Whether ``ticket``, which is not urgent, goes before urgent ones."""
+        """Whether ``ticket``, which is not urgent, is served before urgent ones."""
         return self.credit >= 1.0 and ticket.key <= self.now
 
     def started(self, *, urgent: bool, before_urgent: bool) -> None:
-        """Count a call by its head, and whether urgent requests waited while another one started."""
+        """Count a call by its head ticket, and whether urgent requests waited while another one started."""
         if urgent:
-            self.credit = min(1.0, self.credit + _SHARE)
+            self.credit = min(1.0, self.credit + _SHARE_OF_TURNS)
         elif before_urgent:
             self.credit -= 1.0
 
 
 class LaneQueue:
-    """Waiting tickets of one lane: urgent ones first, then in order of their latest start. Guarded by the
-    client's monitor.
+    """The waiting tickets of one lane: urgent ones first, then by latest start. Guarded by the monitor.
 
-    So of the ``queue.PriorityQueue`` the heap is used and not the lock, which Ctrl-C could leave locked. A
-    ticket that leaves early leaves its entries in the heaps, to be passed over when they come up.
-
-    Attributes:
-        waiting: tickets that could be served now.
-        delayed: retries whose backoff is not over, by its end.
-        unfunded: tickets that wait until calls in flight give money back, by the budget of their list.
+    A ticket that leaves early leaves invalid entries in the heaps, which are skipped when they come up.
     """
 
     def __init__(self, lane: Lane, turns: Turns) -> None:
         self.lane = lane
         self._turns = turns
-        self.waiting = 0
-        self.delayed: _Heap = []
+        self.waiting = 0  # tickets that could be served now
+        self.delayed: _Heap = []  # retries in backoff, by its end
+        # tickets that wait until calls in flight return money, by budget
         self.unfunded: dict[Budget, _Heap] = {}
         self._ordered: PriorityQueue[tuple[float, int, Ticket]] = PriorityQueue()
         self._urgent_first: _Heap = []
@@ -78,7 +68,7 @@ class LaneQueue:
         self._by_arrival: _Heap = []
         self._urgent = 0
         self._newest = self._met_at = -math.inf
-        self._met = 0  # how many waited when the last call ended
+        self._met = 0  # tickets that waited when the last call ended
         self._shares = lane.shares
 
     def put(self, ticket: Ticket, due: float, now: float) -> None:
@@ -94,7 +84,6 @@ class LaneQueue:
         self._push(ticket, entry)
 
     def remove(self, ticket: Ticket) -> None:
-        """Take a waiting ticket out, wherever it waits."""
         urgent = self._shares and _skips_window(ticket)
         if ticket.entry > 0 and not ticket.paused:
             self.waiting -= 1
@@ -103,31 +92,28 @@ class LaneQueue:
         self._compact()
 
     def head(self) -> Ticket | None:
-        """The ticket that is served next, or ``None``. In order: one whose turn is due; an urgent one; the
-        one with the earliest latest start.
-        """
+        """The next ticket: one whose turn is due, an urgent one, or the one with the earliest start."""
         urgent, other = _first(self._urgent_first), _first(self._ordered.queue)
         return other if urgent is None or (other is not None and self._turns.is_due(other)) else urgent
 
     @property
     def urgent_waits(self) -> bool:
-        """Whether an urgent ticket could be served now."""
         return _first(self._urgent_first) is not None
 
     @property
     def waiting_for_money(self) -> int:
-        """How many tickets are in :attr:`unfunded`, with those that have ended since the last look."""
+        """Number of tickets in :attr:`unfunded`, including any that finished since the last look."""
         return sum(len(heap) for heap in self.unfunded.values())
 
     def pop(self) -> Ticket | None:
-        """Take the head out; :meth:`unpop` can put it back at the same place."""
+        """Take the head out; :meth:`unpop` can put it back in the same place."""
         ticket = self.head()
         if ticket is not None:
             self.take(ticket)
         return ticket
 
     def take(self, head: Ticket) -> None:
-        """Take out what :meth:`head` just returned."""
+        """Take out the ticket that :meth:`head` just returned."""
         heapq.heappop(self._heap_of(head))
         self.waiting -= 1
         if self._shares:
@@ -135,7 +121,7 @@ class LaneQueue:
         head.entry = -head.entry
 
     def unpop(self, ticket: Ticket) -> None:
-        """Put back a ticket that was popped a moment ago."""
+        """Put back a ticket that was just popped."""
         ticket.entry = -ticket.entry
         self.waiting += 1
         heapq.heappush(self._heap_of(ticket), (ticket.key, ticket.entry, ticket))
@@ -150,7 +136,7 @@ class LaneQueue:
             heapq.heappush(self.unfunded.setdefault(budget, []), (ticket.key, -ticket.entry, ticket))
 
     def flush(self, now: float) -> None:
-        """End the window of what waits now; what comes later is gathered as always."""
+        """End the window of the tickets that wait now; later ones are gathered as usual."""
         if self._shares:
             for _, entry, ticket in (*self._ordered.queue, *self._urgent_first):
                 if ticket.entry == entry and ticket.must_start > now:
@@ -158,7 +144,7 @@ class LaneQueue:
                     heapq.heappush(self._by_window_end, (ticket.must_start, entry, ticket))
 
     def promote(self, now: float) -> float:
-        """Let retries whose backoff is over wait for service; return when the next one's is."""
+        """Let retries whose backoff is over wait for service; return when the next one is due."""
         while self.delayed:
             due, entry, ticket = self.delayed[0]
             if ticket.entry != entry:
@@ -171,8 +157,10 @@ class LaneQueue:
         return math.inf
 
     def promote_funded(self) -> None:
-        """Let tickets wait for service again for which their budget has room, or will never have; of each
-        budget as many as one call takes, so that a call that ends does not move all that wait for it."""
+        """Return tickets to service if their budget has room, or never will.
+
+        Of each budget at most as many as one call takes, so that a call that ends does not move all of them.
+        """
         most = self.lane.accumulator.window.max_size
         for budget, heap in list(self.unfunded.items()):
             promoted = 0
@@ -188,11 +176,11 @@ class LaneQueue:
                 del self.unfunded[budget]
 
     def ready(self, now: float, *, flushed: bool) -> float:
-        """Ask the accumulator when what waits here may go; once ``flushed``, windows do not count."""
+        """When the waiting tickets may be sent, according to the window; ``flushed`` windows do not count."""
         lane = self.lane
         if not self._shares or lane.packing_paused(now):
             return now if self.waiting else math.inf
-        if lane.last_finished > self._met_at:  # its worker asks before its callers can submit again
+        if lane.last_finished > self._met_at:  # its worker looks before its callers can submit again
             self._met_at, self._met = lane.last_finished, self.waiting
         view = Waiting(
             count=self.waiting,
@@ -209,7 +197,7 @@ class LaneQueue:
         return lane.accumulator.ready(now, view)
 
     def _push(self, ticket: Ticket, entry: int) -> None:
-        """Let ``ticket`` be served. It counts last and with no call, so Ctrl-C leaves all or nothing."""
+        """Let ``ticket`` be served. Counts change last, without a call, so Ctrl-C leaves all or nothing."""
         self._compact()
         urgent = False
         if self._shares:
@@ -228,8 +216,8 @@ class LaneQueue:
         return self._urgent_first if ticket.urgent else self._ordered.queue
 
     def _compact(self) -> None:
-        """Throw out invalid entries once they are most of a heap: they hold memory."""
-        most = 2 * self.waiting + _SPARE
+        """Drop invalid entries once they make up most of a heap: they hold memory."""
+        most = 2 * self.waiting + _SPARE_ENTRIES
         if len(self._ordered.queue) > most:
             self._ordered.queue = _valid(self._ordered.queue)
         if len(self._urgent_first) > most:
@@ -243,7 +231,6 @@ def _skips_window(ticket: Ticket) -> bool:
 
 
 def _first(heap: _Heap) -> Ticket | None:
-    """The ticket of the first valid entry."""
     while heap:
         _, entry, ticket = heap[0]
         if ticket.entry == entry:
@@ -253,14 +240,12 @@ def _first(heap: _Heap) -> Ticket | None:
 
 
 def _earliest(heap: _Heap) -> float:
-    """The moment of the first valid entry."""
     while heap and heap[0][2].entry != heap[0][1]:
         heapq.heappop(heap)
     return heap[0][0] if heap else math.inf
 
 
 def _valid(heap: _Heap) -> _Heap:
-    """Return a new heap of the entries that are valid, each of them once."""
     valid = list({item for item in heap if item[2].entry == item[1]})
     heapq.heapify(valid)
     return valid

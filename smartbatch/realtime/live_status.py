@@ -1,4 +1,4 @@
-"""How the requests of a client stand now, for those that look: what waits, how long, and for what."""
+"""The present status of a client's requests: what waits, how long, and for what."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.ticket import Ticket, TicketState
 from smartbatch.types import Priority
 
-_LOOKED_AT = 10_000
-"""The oldest requests among which those that wait longest are looked for, without the monitor: it takes about
-a millisecond."""
+_MAX_SEARCHED = 10_000
+"""Oldest requests to search for the longest waits, without the monitor; takes about a millisecond."""
 
-_A_MINUTE = 60.0
+_MINUTE_SECONDS = 60.0
 
 
 def status_of(
     queue: RequestQueue, budget: Budget, now: float, hide: Callable[[str], str], *, budget_scope: str
 ) -> RealtimeStatus:
-    """Return the status; takes the monitor for a moment, however many requests there are.
+    """Return the status; takes the monitor only briefly, however many requests there are.
 
     Args:
-        hide: makes a name that says nothing of a quota or a budget.
-        budget_scope: names the budget where processes share it.
+        hide: returns a name that reveals nothing about a quota or a budget.
+        budget_scope: names the budget if processes share it.
     """
     waits: dict[str, int] = {}
     lanes = []
@@ -67,7 +66,7 @@ def status_of(
             unleased=unleased,
             lanes=tuple(lanes),
         )
-        tickets = list(itertools.islice(queue.live, _LOOKED_AT))
+        tickets = list(itertools.islice(queue.live, _MAX_SEARCHED))
     oldest = _oldest(tickets, now)
     return evolve(status, oldest_wait=max(oldest.values(), default=0.0), oldest_waits=oldest)
 
@@ -77,10 +76,9 @@ def _whole(budget: Budget, left: float) -> float:
 
 
 def _oldest(tickets: list[Ticket], now: float) -> dict[str, float]:
-    """Return how long the oldest request waits by priority, of those that have one that waits."""
     found: dict[Priority, float] = {}
     for ticket in tickets:
-        waiter = next(iter(ticket.waiters), None)  # one step: the list may become empty at any moment
+        waiter = next(iter(ticket.waiters), None)  # one step: the list may become empty at any time
         if ticket.state is TicketState.WAITING and waiter is not None:
             found.setdefault(waiter.request.priority, waiter.submitted)
             if len(found) == len(Priority):
@@ -89,16 +87,7 @@ def _oldest(tickets: list[Ticket], now: float) -> dict[str, float]:
 
 
 def _cause(lane_queue: LaneQueue, facts: QuotaFacts, budget: Budget, now: float, *, flushed: bool) -> str:
-    """Return what the first request of a lane waits for; empty where none waits. The cases, in order:
-
-    1. A person paused the model.
-    2. The window is not over.
-    3. The provider is down.
-    4. The pause after a refusal is not over.
-    5. There is too little money left for it now.
-    6. The limits let no call go, when the collector looked last.
-    7. Otherwise for a free slot.
-    """
+    """Return what the first request of a lane waits for; an empty string if none waits."""
     lane, head = lane_queue.lane, lane_queue.head()
     if head is None:
         return ""
@@ -119,7 +108,6 @@ def _cause(lane_queue: LaneQueue, facts: QuotaFacts, budget: Budget, now: float,
 def _status_of_lane(
     lane_queue: LaneQueue, cause: str, name: str, facts: QuotaFacts, lease: LimitLease | None, now: float
 ) -> LaneStatus:
-    """Return the status of a lane; the limits are those of all processes, where they share them."""
     lane = lane_queue.lane
     grant = None if lease is None else lease.grant
     rates: Sequence[float] = facts.rates if grant is None else grant.rates
@@ -131,15 +119,15 @@ def _status_of_lane(
         in_flight=lane.in_flight,
         waits_for=cause,
         breaker=lane.breaker.state.value,
-        requests_per_minute=_short(rates[0] * _A_MINUTE),
-        tokens_per_minute=_short(rates[1] * _A_MINUTE),
-        input_tokens_per_minute=_short(rates[2] * _A_MINUTE),
-        output_tokens_per_minute=_short(rates[3] * _A_MINUTE),
+        requests_per_minute=_short(rates[0] * _MINUTE_SECONDS),
+        tokens_per_minute=_short(rates[1] * _MINUTE_SECONDS),
+        input_tokens_per_minute=_short(rates[2] * _MINUTE_SECONDS),
+        output_tokens_per_minute=_short(rates[3] * _MINUTE_SECONDS),
         requests_left=_short(left[0]),
         tokens_left=_short(left[1]),
         input_tokens_left=_short(left[2]),
         output_tokens_left=_short(left[3]),
-        spaced_per_minute=_short(facts.spaced * _A_MINUTE),
+        spaced_per_minute=_short(facts.spaced * _MINUTE_SECONDS),
         cooldown=_short(max(0.0, facts.cool_until - now)),
         processes=1 if grant is None else max(1, grant.members),
         is_lost=lease is not None and lease.lost,
@@ -148,5 +136,4 @@ def _status_of_lane(
 
 
 def _short(number: float) -> float:
-    """Return a number with three digits after the point."""
     return round(number, 3) if math.isfinite(number) else 0.0

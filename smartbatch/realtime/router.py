@@ -1,7 +1,7 @@
-"""The router: it turns what came back from a call into what becomes of each of its requests.
+"""The router: decides what happens to each request of a call.
 
-That is one of: done; again at a time; again alone; on in another lane; failed. The router loops over the
-requests, never over the answers: a request that has no answer is sent again, alone.
+A request is done, is tried again at some time, alone, or in another lane, or has failed. The router loops
+over the requests, never over the answers: a request without an answer is sent again, alone.
 """
 
 from __future__ import annotations
@@ -56,21 +56,18 @@ from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.ticket import Ticket, TicketState, latest_start
 from smartbatch.types import Answer, Request, Result
 
-_USUAL_FAILURES = 0.05
-_PASSED_LATELY = 10.0
-"""Where more than this share of requests fail at first, others pass if one did within so many seconds."""
+_USUAL_FAILURE_SHARE = 0.05
+_RECENT_SUCCESS_SECONDS = 10.0
+"""If a larger share of requests fails, calls are passing as long as one succeeded this recently."""
 _STOP_SECONDS = 30.0
-"""How long nothing is sent after such a failure; then one request may try."""
+"""Pause after a failure that every request would meet; then one request may try."""
 
 
 class ResponseRouter:
-    """Decides what becomes of the tickets of a call. Methods that end in ``_locked`` need the monitor.
+    """Decides what happens to the tickets of a call. Methods that end in ``_locked`` need the monitor.
 
     Args:
-        setup: what all parts share.
-        queue: whose tickets it ends or lets wait again.
-        gates: told how calls ended.
-        keep: gives an answer to the cache.
+        keep: stores an answer in the cache.
         fallback: returns the lane of the fallback model for requests of a lane, or ``None``.
     """
 
@@ -99,8 +96,9 @@ class ResponseRouter:
         self._rng = setup.rng
 
     def prepare(self, call: InFlightCall, now: float) -> list[Reading]:
-        """Say how the call ended, add up usage and cost, learn how the provider counts tokens, and read the
-        answers; the worker owns the tickets, so it needs no lock.
+        """Determine how the call ended, add up usage and cost, learn token counts, and read the answers.
+
+        The worker owns the tickets, so no lock is needed.
         """
         tickets = call.batch.items
         size = len(tickets)
@@ -123,23 +121,16 @@ class ResponseRouter:
         return readings
 
     def end_quota(self, call: InFlightCall, now: float) -> None:
-        """Tell the limits how ``call`` ended. They have a lock of their own, so the monitor is not needed."""
+        """Report to the limits how ``call`` ended. They have their own lock, so the monitor is not needed."""
         end = end_of(call) if call.end is None else call.end
         self._gates.end_quota(call.permit, end.ending, now, end.used)
 
     def route_locked(self, call: InFlightCall, readings: Sequence[Reading], effects: DeferredEffects) -> None:
-        """Decide what becomes of every ticket of ``call``.
+        """Decide what happens to every ticket of ``call``.
 
-        First what concerns the call as a whole, in order: the permit ends (and with it what limits, breaker,
-        budget and token estimates learn), packing is judged, and a call is sent again: as it was if the
-        server rejects a parameter, which is now omitted; in two halves if one of its requests may have made
-        it fail. Then, for each ticket that is still in flight:
-
-        1. Its answer does not fit its schema: again, or fail (:meth:`_repair_or_fail`).
-        2. It has an error: again, on in another lane, or fail (:meth:`_again_or_fail`).
-        3. Each who asked has a result: done, but for those whose result a hook made a failed one.
-        4. It has a result that the schema made a failed one: fail.
-        5. It has a result: done.
+        First the call as a whole: the permit ends (and limits, breaker, budget and token estimates learn from
+        it), packing is judged, and the call may be sent again: unchanged if the server rejects a parameter,
+        which is now omitted, or in two halves if one of its requests may have made it fail.
         """
         batch, lane = call.batch, call.permit.lane
         outcomes = batch.outcomes
@@ -156,14 +147,18 @@ class ResponseRouter:
         for ticket, reading in zip(batch.items, readings, strict=True):
             any_answer = any_answer or not isinstance(reading, ProviderError)
             if ticket.state is not TicketState.IN_FLIGHT:
-                continue  # its time-out ended during the call, or it goes again with its half
+                continue  # it timed out during the call, or is sent again with its half
+            # 1. Its answer does not fit its schema: again, or fail.
             if isinstance(reading, Repair):
                 self._repair_or_fail(ticket, reading, effects)
+            # 2. It has an error: again, in another lane, or fail.
             elif isinstance(reading, ProviderError):
                 self._again_or_fail(call, ticket, reading, effects)
+            # 3. Each waiter has a result of its own, some of which a hook may have failed.
             elif isinstance(reading, Shares):
                 waiters = self._queue.end_locked(ticket, ok=True, refused=reading.refused())
                 effects.answer_each(ticket, waiters, reading.results)
+            # 4. It has a result that its schema made a failed one, or a good one.
             elif reading.error is not None:
                 self.fail_locked(ticket, reading.error, effects, reading)
             else:
@@ -179,7 +174,6 @@ class ResponseRouter:
         refused: bool,
         effects: DeferredEffects,
     ) -> None:
-        """Count how a pack went; what the provider could not carry out at all says nothing about packing."""
         missing = sum(isinstance(outcome, MissingAnswer) for outcome in outcomes)
         if refused or missing or any(isinstance(outcome, Answer) for outcome in outcomes):
             size = len(outcomes)
@@ -188,9 +182,9 @@ class ResponseRouter:
                 effects.tell(PackingChanged(at=effects.now, model=lane.label, enabled=False, reason=reason))
 
     def _bisect(self, batch: Batch[Ticket, Outcome], error: ProviderError, effects: DeferredEffects) -> None:
-        """Send both halves of a shared call again, apart: one of its requests made it fail for all.
+        """Send the two halves of a shared call again, separately: one of its requests made it fail for all.
 
-        A call of n with one bad request ends after at most 2 log2 n further calls, and no request is charged
+        A call of n requests with one bad one takes at most 2 log2 n further calls, and no request is charged
         a try for the failure of another.
         """
         middle = (len(batch) + 1) // 2
@@ -202,8 +196,9 @@ class ResponseRouter:
     def _send_without_parameter(
         self, tickets: Sequence[Ticket], error: ParameterRejected, effects: DeferredEffects
     ) -> None:
-        """Send the requests of a call again at once, together: nothing was run, and the provider now omits
-        what the server rejected.
+        """Send the requests of a call again at once, together.
+
+        Nothing was run, and the provider now omits the parameter that the server rejected.
         """
         for ticket in self._grouped(tickets):
             self._again(ticket, error, "parameter", effects)
@@ -223,7 +218,7 @@ class ResponseRouter:
                 )
 
     def _grouped(self, tickets: Sequence[Ticket]) -> list[Ticket]:
-        """Return the tickets that may be sent again; where they are several, they share their next call."""
+        """Return the tickets that may be sent again; if there are several, they share their next call."""
         again = [each for each in tickets if each.state is TicketState.IN_FLIGHT and not each.final]
         group = object()
         for ticket in again:
@@ -231,7 +226,7 @@ class ResponseRouter:
         return again
 
     def _repair_or_fail(self, ticket: Ticket, repair: Repair, effects: DeferredEffects) -> None:
-        """Send a request whose answer does not fit once more, with what was wrong; through all gates."""
+        """Send a request whose answer does not fit again, with the reason, through all gates."""
         if ticket.final:
             self.fail_locked(ticket, repair.error, effects)
             return
@@ -239,10 +234,10 @@ class ResponseRouter:
         ticket.refused = repair.error
         _resize(ticket, repair.request)
         ticket.alone = ticket.lane.shares
-        self._again(ticket, repair.error, "validation", effects)  # uncounted: the provider did nothing wrong
+        self._again(ticket, repair.error, "validation", effects)  # uncounted: not the provider's fault
 
     def give_up_locked(self, call: InFlightCall, error: ProviderError, effects: DeferredEffects) -> None:
-        """Fail what an error of this library left in flight, and end its permit."""
+        """Fail what an internal error left in flight, and end its permit."""
         if not call.permit.ended:
             self._gates.end(call.permit, Ending.IGNORED, effects.now, end_of(call).used)
         if not call.batch.ended:
@@ -264,7 +259,6 @@ class ResponseRouter:
             self._queue.again_locked(ticket, effects.now, effects.now)
 
     def _give_back(self, call: InFlightCall, effects: DeferredEffects) -> None:
-        """Give back all that was taken for a call that was never made."""
         lane = call.permit.lane
         self._gates.end(call.permit, Ending.DROPPED, effects.now)
         effects.freed.append(lane.quota)
@@ -278,44 +272,35 @@ class ResponseRouter:
         effects: DeferredEffects,
         refused: Result | None = None,
     ) -> None:
-        """End ``ticket`` with ``error``; ``refused`` is an answer that came and does not do."""
+        """End ``ticket`` with ``error``; ``refused`` is an unusable answer."""
         waiters = self._queue.end_locked(ticket, ok=False)
         effects.fail(ticket, waiters, error, refused)
 
     def _again_or_fail(
         self, call: InFlightCall, ticket: Ticket, error: ProviderError, effects: DeferredEffects
     ) -> None:
-        """Decide what becomes of a request without an answer. The cases, in order:
-
-        1. The slower tier refused it: it goes on in the standard lane; at once and uncounted, unless the
-           tier worked for it until the time-out.
-        2. A shared answer lacks it: again at once, alone. Only a provider that shares calls itself is to
-           blame for that; of a packed prompt no try is counted.
-        3. It met the refusal, or the web page, that stopped the lane for all, and another model takes over:
-           again, there, and uncounted. Other failures in a stopped lane may have been billed, and count. One
-           that keeps going would be sent here once more, so 4 decides.
-        4. The policy allows no further try, or an outage has lasted too long, and there is a fallback model:
-           on there, with tries of its own.
-        5. There is none, or the request must not be sent again (cancelled, or partly streamed): fail. If the
-           provider never answered anybody, what failed is
-           rather an address than a service, and the lane is stopped, so that others do not wait for it.
-        6. Again after its delay; alone from its second failure on, in case it causes them.
-        """
         lane = call.permit.lane
+        # 1. The slower tier refused it: move to the standard lane; at once and uncounted, unless the tier
+        #    worked on it until the timeout.
         refusal = flex_refusal(lane, error)
         if refusal is not None:
-            assert lane.standard is not None  # at its price the money was reserved
+            assert lane.standard is not None  # the reservation is at its price
             ticket.lane = lane.standard
             ticket.batch_key = lane.standard.batch_key(ticket.request)
             if refusal is not FlexRefusal.LATE and not ticket.final:
                 self._again(ticket, error, "flex", effects)
                 return
+        # 2. A shared answer lacks it: again at once, alone. Only a provider that shares calls itself is to
+        #    blame for that; for a packed prompt no try is counted.
         if isinstance(error, MissingAnswer) and not ticket.alone and not ticket.final:
             ticket.alone = True
             self._again(ticket, error, error.kind.value, effects, counted=lane.packing_health is None)
             return
         stream = ticket.stream
         last = ticket.final or (stream is not None and stream.final)
+        # 3. It met the refusal, or the web page, that stopped the lane for all, and another model takes over:
+        #    again, there, and uncounted. Other failures in a stopped lane may have been billed, and count. A
+        #    request that keeps going would be sent here once more, so 4 decides.
         met_by_all = is_for_all(error) or is_page(error)
         stopped = lane.breaker.stopped(effects.now) is not None and not ticket.keeps_going
         if self._falls_back and not last and met_by_all and stopped:
@@ -332,6 +317,11 @@ class ResponseRouter:
             and ticket.down_for(health.open_since, effects.now) > self._patience
         )
         health.answered = health.answered or (stream is not None and stream.begun)
+        # 4. No further try is allowed, or an outage has lasted too long: to the fallback model, with tries of
+        #    its own, if there is one.
+        # 5. There is none, or the request must not be sent again (cancelled, or partly streamed): fail. If
+        #    the provider never answered at all, the address may be wrong, and the lane stops so that others
+        #    do not wait for it.
         if retry is None or too_long or last:
             other = None if last else self._fallback_for(ticket, error)
             if other is None:
@@ -343,19 +333,20 @@ class ResponseRouter:
             if is_network(error) and not health.answered:
                 self._stop(lane, error, effects)
             return
+        # 6. Again after its delay; from its second failure on alone, in case it causes the failures.
         if count.failures > 1:
             ticket.alone = ticket.alone or ticket.lane.shares
         if health.answered and (count.failures > 1 or lane.breaker.state is not BreakerState.CLOSED):
-            # Behind the others: requests that always fail must not delay them, nor be every probe.
+            # behind the others: a request that always fails must not delay them or be every probe
             ticket.key = latest_start(effects.now, ticket.request.priority, ticket.deadline)
         self._again(ticket, error, error.kind.value, effects, retry.delay, counted=retry.counted)
 
     def _fallback_for(self, ticket: Ticket, error: ProviderError) -> Lane | None:
-        """Return the lane of the fallback model for a request that its own model cannot answer; ``None`` if
-        there is none, or another model would not help.
+        """Return the lane of the fallback model for a request that its own model cannot answer.
 
-        The breaker may never open for the failures of one request. Vectors of two models cannot be compared,
-        and an own callable would only be called once more.
+        ``None`` if there is none or it would not help: vectors of two models cannot be compared, and the
+        user's own function would only be called once more. The breaker may never open for the failures of one
+        request.
         """
         request = ticket.request
         outage = is_unhealthy(error) or is_for_all(error)
@@ -374,7 +365,6 @@ class ResponseRouter:
         *,
         counted: bool = False,
     ) -> None:
-        """Let ``ticket`` wait for a further try, after ``error``."""
         ticket.last_error = error
         self._queue.again_locked(ticket, effects.now + delay, effects.now)
         waiter = next(iter(ticket.waiters), None)
@@ -398,13 +388,15 @@ class ResponseRouter:
     def _circumstances(
         self, call: InFlightCall, error: ProviderError, now: float, keeps_going: bool
     ) -> Circumstances:
-        """Return how other calls fared while ``call``, which failed with ``error``, was under way; for a
-        request that the breaker does not hold if it ``keeps_going`` and others are refused."""
+        """Return how other calls fared while ``call`` was under way.
+
+        The breaker does not hold a request that ``keeps_going`` although others are refused.
+        """
         lane = call.permit.lane
         breaker = lane.breaker
         passing = breaker.passed_at >= call.started
-        if breaker.failure_share > _USUAL_FAILURES:  # then a moment without a success is usual, too
-            passing = passing or breaker.passed_at >= now - _PASSED_LATELY or breaker.run_is_usual
+        if breaker.failure_share > _USUAL_FAILURE_SHARE:  # then a moment without a success is normal
+            passing = passing or breaker.passed_at >= now - _RECENT_SUCCESS_SECONDS or breaker.run_is_usual
         return Circumstances(
             unavailable=is_unavailable(error, answered=lane.provider_health.answered, passed=breaker.passed),
             maybe_billed=error.maybe_billed,
@@ -415,21 +407,17 @@ class ResponseRouter:
         )
 
     def _end_permit(self, call: InFlightCall, effects: DeferredEffects) -> None:
-        """End the permit of a call by its worst outcome. In order:
-
-        1. The gates take it: limits and budget by what was used, the breaker by how it ended.
-        2. An error that every request would meet stops the lane, unless a call passed while it was under way.
-        3. A web page in place of an answer, before any call has passed: the address may be wrong.
-        4. What changed is told, and the slower tier is judged.
-        """
         lane = call.permit.lane
         end = end_of(call) if call.end is None else call.end
         worst = end.worst
         if end.ending is not Ending.DROPPED and (worst is None or worst.status is not None):
             lane.provider_health.answered = True
+        # 1. The gates: limits and budget by the actual use, the breaker by how the call ended.
         changes = self._gates.end(call.permit, end.ending, effects.now, end.used)
+        # 2. An error that every request would meet stops the lane, unless a call passed meanwhile.
         if worst is not None and is_for_all(worst) and lane.breaker.passed_at < call.started:
             self._stop(lane, worst, effects)
+        # 3. A web page in place of an answer before any call has passed: the address may be wrong.
         if worst is not None and is_page(worst) and not lane.breaker.passed:
             self._check_address(lane, worst, effects)
         for change in changes:
@@ -437,27 +425,23 @@ class ResponseRouter:
         _judge_flex(lane, worst, effects)
 
     def _check_address(self, lane: Lane, error: ProviderError, effects: DeferredEffects) -> None:
-        """Find out by a probe whether the address is wrong, which has only sent web pages so far.
-
-        1. The first page: nothing but probes goes for now; an answer to a call in flight shows it is right.
-        2. A probe met a page as well: no other request would fare better.
-        """
+        # 1. The first page: only probes are sent for now; an answer to a call in flight shows it is right.
         if lane.breaker.state is BreakerState.CLOSED:
             reason = "a web page came instead of the first answer"
             self.note_change(lane, lane.breaker.open(reason, effects.now, self._rng), effects)
+        # 2. A probe got a page as well: no other request would fare better.
         elif lane.breaker.state is BreakerState.HALF_OPEN:
             self._stop(lane, error, effects)
 
     def _stop(self, lane: Lane, error: ProviderError, effects: DeferredEffects) -> None:
-        """Send nothing more for a while: the next request would only meet the same error."""
         transition = lane.breaker.stop(error, effects.now, effects.now + _STOP_SECONDS)
         if transition is not None:
             self.note_change(lane, transition, effects)
 
     def note_change(self, lane: Lane, change: Change, effects: DeferredEffects) -> None:
-        """Remember a change of the breaker or a new cooldown, and tell of it."""
+        """Apply a change of the breaker or a new cooldown, and report it."""
         if isinstance(change, Cooldown):
-            if change.fresh and change.seconds > 0:  # others tell of the same cooldown again
+            if change.fresh and change.seconds > 0:  # others report the same cooldown again
                 lane.wait_told = effects.now + change.seconds
                 effects.tell(
                     CooldownStarted(
@@ -494,7 +478,6 @@ class ResponseRouter:
 
 
 def _judge_flex(lane: Lane, error: ProviderError | None, effects: DeferredEffects) -> None:
-    """Count how a call in the slower tier went, and tell when the tier is left alone from now on."""
     if lane.tier is None:
         return
     with lane.quota.lock:
@@ -512,7 +495,7 @@ def _judge_flex(lane: Lane, error: ProviderError | None, effects: DeferredEffect
 
 
 def _resize(ticket: Ticket, request: Request) -> None:
-    """Let ``ticket`` carry ``request`` from now on: a longer one, so it needs more of tokens and money."""
+    """Let ``ticket`` send ``request`` from now on, which needs more tokens and money."""
     before = ticket.input_tokens
     ticket.request = request
     ticket.input_tokens = estimate_request(request)

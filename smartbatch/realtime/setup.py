@@ -1,4 +1,4 @@
-"""What the parts of real time share: settings, time, random numbers, the user's hooks, and who is told."""
+"""What the parts of real time share: settings, time, random numbers, the user's hooks, and observers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PostProcess = Callable[[Result], "Result | None"]
 
 
 class HookParams(TypedDict, total=False):
-    """What a client takes besides settings, as keywords; see :class:`~smartbatch.BatchingClient`."""
+    """What a client accepts besides settings, as keywords; see :class:`~smartbatch.BatchingClient`."""
 
     preprocess: Sequence[Preprocess]
     post_process: PostProcess | None
@@ -39,20 +39,15 @@ class HookParams(TypedDict, total=False):
 
 @frozen
 class UserHooks:
-    """What the user of a client adds to each call and result.
+    """What the user of a client adds to each call and result."""
 
-    Attributes:
-        post_process: called with each answered result on a worker; returns it, or a changed one.
-        middleware: layers around each call, outermost first.
-        classifiers: own verdicts on errors, asked before the provider's.
-        run_callback: calls ``post_process`` and callbacks.
-        shareable: whether one call may answer several who ask the same: every middleware says so itself.
-    """
-
+    # called with each answered result on a worker; returns it, or a changed one
     post_process: PostProcess | None = None
-    middleware: tuple[Middleware, ...] = ()
+    middleware: tuple[Middleware, ...] = ()  # layers around each call, the first one outermost
+    # own verdicts on errors, before the provider's
     classifiers: Classifiers = field(factory=lambda: Classifiers(()))
-    run_callback: RunCallback = call_now
+    run_callback: RunCallback = call_now  # calls post_process and callbacks
+    # whether one call may answer equal requests: every middleware must say so
     shareable: bool = field(init=False)
 
     @shareable.default
@@ -60,7 +55,7 @@ class UserHooks:
         return all(getattr(layer, "shareable", False) is True for layer in self.middleware)
 
     def process(self, result: Result) -> Result:
-        """Return what ``post_process`` makes of an answered result; where it fails, a failed one."""
+        """Return the result after ``post_process``; a failed one if the hook fails."""
         if self.post_process is None:
             return result
         cause: object = None
@@ -90,38 +85,25 @@ class UserHooks:
 
 @define(eq=False, repr=False)
 class Parallelism:
-    """How many calls a client makes at once: one value for all its parts, which may change while they run."""
+    """How many calls a client makes at once; may change while its parts run."""
 
     calls: int
 
 
 @frozen(eq=False, repr=False)
 class RealtimeSetup:
-    """What real time is made of; the same for all its parts and runs.
-
-    Attributes:
-        config: checked settings.
-        clock: time and waiting.
-        rng: jitter of retries, backoff and pauses.
-        tell: tells an event to all observers; never raises.
-        report: told what a user's callback raised.
-        hooks: what the user adds.
-        calibration: returns what is known of a model's tokens, by ``provider:model`` and kind of request;
-            lanes go on teaching it. It may read a file.
-        fallback: answers while the breaker of another model is open; ``None`` where there is none.
-        metrics: the client's figures, for processes that share limits; ``None`` for no client's.
-        read_controls: has what people set for models read anew; it may read a store, and never raises.
-        parallelism: calls in flight at most; that of ``config`` at first.
-    """
+    """What all parts and runs of real time share."""
 
     config: BatchingConfig
     clock: Clock
     rng: random.Random = field(factory=random.Random)
-    tell: Callable[[Event], None] = lambda _: None
-    report: Callable[[BaseException], None] = lambda _: None
+    tell: Callable[[Event], None] = lambda _: None  # passes an event to all observers; never raises
+    report: Callable[[BaseException], None] = lambda _: None  # gets what a user's callback raised
     hooks: UserHooks = field(factory=UserHooks)
+    # token counts of a model and kind of request; may read a file
     calibration: Callable[[str, Kind], Calibration] = lambda _model, _kind: Calibration()
-    fallback: OpenedModel | None = None
-    metrics: BatchMetrics | None = None
+    fallback: OpenedModel | None = None  # answers while the breaker of another model is open
+    metrics: BatchMetrics | None = None  # the client's, for processes that share limits
+    # reads user settings of models again; may read a store, never raises
     read_controls: Callable[[], object] = lambda: None
     parallelism: Parallelism = Factory(lambda self: Parallelism(self.config.parallelism), takes_self=True)

@@ -1,21 +1,21 @@
-"""An answer on its way, piece by piece, from the worker that makes the call to the thread that reads it.
+"""An answer passed on piece by piece, from the worker that makes the call to the thread that reads it.
 
 The life of a stream, in order:
 
 1. The box is made, the request is queued, and the stream is returned.
-2. Each try of its call attaches what closes the connection and detaches it at its end. There are further
-   tries until the first chunk is put in, and none after it.
+2. Each try of its call attaches a function that closes the connection, and detaches it at the end. There are
+   further tries until the first chunk is put in, and none after it.
 3. Chunks are put in and taken out. A full box makes the call wait for its reader, until its deadline.
-4. It ends in one of three ways, the first of which counts:
+4. It ends in one of three ways, whichever comes first:
 
-   a. the request ends: the reader takes what is left, then the result or its error;
-   b. the reader closes the stream: what is left is dropped, a request that waits is taken out of the queue,
-      and the connection of one that is under way is closed;
-   c. the call waited for its reader until its deadline: the request fails.
+   a. the request finishes: the reader takes the remaining chunks, then the result or its error;
+   b. the reader closes the stream: the remaining chunks are dropped, a waiting request leaves the queue, and
+      the connection of one under way is closed;
+   c. the call has waited for its reader until its deadline: the request fails.
 
-When the client stops, the box takes all there is, since the thread that stops it may be the one that reads.
-A stream that is closed by the garbage collector or in a signal handler is closed on another thread: the
-interrupted code may hold the lock.
+When the client stops, the box accepts any number of chunks, since the stopping thread may be the reader.
+A stream closed by the garbage collector or in a signal handler is closed on another thread: the interrupted
+code may hold the lock.
 """
 
 from __future__ import annotations
@@ -36,35 +36,24 @@ from smartbatch.observe import logs
 from smartbatch.results import ResultList
 from smartbatch.types import Result, T
 
-MOST_CHUNKS = 1_000
-"""Chunks that wait for the reader at most; then the call waits."""
-MOST_CHARS = 1 << 20
-"""Characters of them at most."""
+MAX_CHUNKS = 1_000
+"""Chunks that may wait for the reader; then the call waits."""
+MAX_CHARACTERS = 1 << 20
+"""Total length of these chunks."""
 
 
 class ChunkBox:
-    """A bounded box of chunks: a worker puts them in, one thread takes them out, any may cancel.
-
-    Attributes:
-        request_id: the request's id, once it is known.
-        drop: takes the request out of the queue if it waits there.
-        begun: whether a chunk was put in.
-        first_at: monotonic seconds of that moment.
-        held_up: whether the worker ever had to wait for the reader.
-        tokens: what was put in, about.
-        cancelled: whether the reader closed the stream before it had everything.
-        result: what came of the request, once it has ended.
-    """
+    """A bounded box of chunks: a worker puts them in, one thread takes them out, any thread may cancel."""
 
     def __init__(self, clock: Clock) -> None:
-        self.request_id = ""
-        self.drop: Callable[[], None] = lambda: None
-        self.begun = False
-        self.first_at = 0.0
-        self.held_up = False
-        self.tokens = 0
-        self.cancelled = False
-        self.result: Result | None = None
+        self.request_id = ""  # once it is known
+        self.drop: Callable[[], None] = lambda: None  # takes the request out of the queue if it waits there
+        self.begun = False  # whether a chunk was put in
+        self.first_at = 0.0  # monotonic seconds of the first chunk
+        self.held_up = False  # whether the worker ever had to wait for the reader
+        self.tokens = 0  # estimate of what was put in
+        self.cancelled = False  # whether the reader closed the stream early
+        self.result: Result | None = None  # once the request has finished
         self._clock = clock
         self._filled = clock.monitor()
         self._emptied = clock.monitor(self._filled.lock)
@@ -77,7 +66,7 @@ class ChunkBox:
 
     @property
     def over(self) -> bool:
-        """Whether no chunks are taken any more."""
+        """Whether no more chunks are accepted."""
         return self.cancelled or self.result is not None
 
     @property
@@ -86,14 +75,14 @@ class ChunkBox:
         return self.begun or self.over
 
     def attach(self, close: Callable[[], None]) -> None:
-        """Have ``close`` called when the request is cancelled or its time is over; raise if it was before."""
+        """Have ``close`` called when the request is cancelled or times out; raises if it already has."""
         with self._filled:
             if self.over:
                 raise _cancelled()
             self._close = close
 
     def detach(self) -> None:
-        """Have nothing closed any more: the call is over."""
+        """The call is over: nothing is left to close."""
         with self._filled:
             self._close = None
 
@@ -101,14 +90,14 @@ class ChunkBox:
         """Put a chunk in; waits while the box is full.
 
         Raises:
-            RequestCancelled: no chunks are taken any more, or there was no room until ``deadline``.
+            RequestCancelled: no more chunks are accepted, or there was no room until ``deadline``.
         """
         with self._emptied:
             while not self.over and not self._has_room_locked(piece):
                 left = deadline - self._clock.now()
                 if left <= 0:
                     raise RequestCancelled(
-                        "the stream was not read until the time of its call was over; read it, or close it"
+                        "the stream was not read before its call timed out; read it, or close it"
                     )
                 self.held_up = True
                 self._emptied.wait(left)
@@ -123,7 +112,7 @@ class ChunkBox:
             self._filled.notify()
 
     def end(self, result: Result) -> None:
-        """Tell the reader what came of the request; what is in the box can still be read."""
+        """Give the reader the result; the chunks in the box can still be read."""
         with self._filled:
             if self.result is not None:
                 return
@@ -133,7 +122,7 @@ class ChunkBox:
         _call_quietly(close)
 
     def lift(self) -> None:
-        """Take any number of chunks from now on: the thread that stops a client may be the one that reads."""
+        """Accept any number of chunks from now on: the thread that stops a client may be the reader."""
         with self._emptied:
             self._bounded = False
             self._emptied.notify_all()
@@ -141,7 +130,7 @@ class ChunkBox:
     # the reader's side
 
     def take(self) -> str | None:
-        """Return the next chunk, waiting for it; ``None`` when there is none any more."""
+        """Return the next chunk, waiting for it; ``None`` at the end."""
         with self._filled:
             self._filled.wait_for(lambda: self._chunks or self.over)
             if not self._chunks:
@@ -152,7 +141,7 @@ class ChunkBox:
             return piece
 
     def cancel(self) -> bool:
-        """Take nothing more, and close what is under way; False when everything was read before."""
+        """Accept no more, and close the call under way; False if everything was read before."""
         with self._filled:
             if self.result is not None and not self._chunks:
                 return False
@@ -164,7 +153,6 @@ class ChunkBox:
         return True
 
     def wait(self) -> Result:
-        """Return the result, waiting for it."""
         with self._filled:
             self._filled.wait_for(lambda: self.result is not None)
             assert self.result is not None
@@ -173,10 +161,10 @@ class ChunkBox:
     def _has_room_locked(self, piece: str) -> bool:
         if not self._chunks or not self._bounded:
             return True
-        return len(self._chunks) < MOST_CHUNKS and self._chars + len(piece) <= MOST_CHARS
+        return len(self._chunks) < MAX_CHUNKS and self._chars + len(piece) <= MAX_CHARACTERS
 
     def _close_locked(self) -> Callable[[], None] | None:
-        """Wake all who wait; return what closes the connection, to be called once the lock is free."""
+        """Wake all waiting threads; return what closes the connection, to call without the lock."""
         self._filled.notify_all()
         self._emptied.notify_all()
         close, self._close = self._close, None
@@ -184,13 +172,13 @@ class ChunkBox:
 
 
 class TextStream(Iterator[str], Generic[T]):
-    """The answer of one request, chunk by chunk, as it is made. One thread reads it; any may close it.
+    """The answer of one request, chunk by chunk, as it is generated. One thread reads it; any may close it.
 
-    ``for chunk in stream`` closes it whichever way the loop is left, Ctrl-C included; so does the end of a
-    ``with`` block. Who calls ``next`` has to close it, or the answer is made to its end.
+    ``for chunk in stream`` closes it however the loop is left, including by Ctrl-C; so does the end of a
+    ``with`` block. If you call ``next`` yourself, close the stream, or the answer is generated to its end.
 
-    The loop ends with the request's error if it has one, also after chunks were read: the answer is whole
-    only if the loop ends by itself. Ctrl-C while a chunk is waited for raises ``Interrupted``.
+    The loop raises the request's error if it has one, even after chunks were read: the answer is complete
+    only if the loop ends normally. Ctrl-C while waiting for a chunk raises ``Interrupted``.
     """
 
     def __init__(self, box: ChunkBox) -> None:
@@ -205,23 +193,24 @@ class TextStream(Iterator[str], Generic[T]):
 
     @property
     def result(self) -> Result[T]:
-        """The whole: usage, cost, latency, ``time_to_first_chunk``; once the stream is read or closed.
+        """The whole result: usage, cost, latency and ``time_to_first_chunk``, once the stream is read or
+        closed.
 
         Raises:
             SmartbatchError: it is still being read.
         """
         self._check_process()
-        if not (self._box.over or self._left):  # who left its loop has it closed on another thread
+        if not (self._box.over or self._left):  # if its loop was left, another thread closes it
             raise SmartbatchError(
-                "the answer is still being made: read the stream to its end, or close it",
+                "the answer is still being generated: read the stream to its end, or close it",
                 request_id=self.request_id,
             )
         return self._box.wait()
 
     def close(self) -> None:
-        """Take no more. A request that waits is not sent; the connection of one under way is closed.
+        """Stop the stream. A waiting request is not sent; the connection of one under way is closed.
 
-        Tokens that were made until then are billed. Closing twice, or after the end, is fine.
+        Tokens generated until then are billed. Closing twice, or after the end, is fine.
         """
         if self._process != os.getpid():
             return
@@ -281,7 +270,7 @@ class TextStream(Iterator[str], Generic[T]):
             raise
         if interrupted:
             raise Interrupted(
-                "interrupted; the stream is closed, and what was made of the answer until then is billed",
+                "interrupted; the stream is closed, and the text generated until then is billed",
                 lambda: ResultList([] if box.result is None else [box.result]),
             )
         if chunk is not None:
@@ -297,15 +286,15 @@ class TextStream(Iterator[str], Generic[T]):
     def _check_process(self) -> None:
         if self._process != os.getpid():
             raise WrongProcess(
-                "the stream belongs to the parent process; ask for a new one", request_id=self.request_id
+                "the stream belongs to the parent process; start a new one", request_id=self.request_id
             )
 
     def _close_elsewhere(self) -> None:
-        """Close it on another thread: the garbage collector may be at work where a lock is held."""
+        """Close it on another thread: the garbage collector may run while a lock is held."""
         self._left = True
         if self._box.over or self._process != os.getpid():
             return
-        with contextlib.suppress(RuntimeError):  # no thread to be had: the interpreter is going
+        with contextlib.suppress(RuntimeError):  # no thread can be started: the interpreter is exiting
             threading.Thread(target=self.close, name="smartbatch-close", daemon=True).start()
 
 
@@ -314,7 +303,6 @@ def _cancelled(request_id: str | None = None) -> RequestCancelled:
 
 
 def _call_quietly(close: Callable[[], None] | None) -> None:
-    """Call ``close``; what it raises is logged, for the stream is over anyway."""
     try:
         if close is not None:
             close()

@@ -27,102 +27,79 @@ from smartbatch.types import NO_USAGE, Priority, Request, Result, Route, T, Usag
 
 @frozen
 class CallOptions:
-    """How one request is asked, besides what the request itself says.
-
-    Attributes:
-        model: that answers.
-        sink: gets the result before anybody who waits for the future runs on.
-        stream: takes the answer piece by piece.
-        raw: whether the result is left as it came, because it is post-processed when it is read.
-        own_budget: pays for it, within the client's budget; ``None`` where the client's budget pays.
-        alone: whether it shares its call with no other request.
-        flex: whether it goes in the provider's slower tier, where there is one.
-        keeps_going: whether it is sent although the provider refuses the key, the account or the model.
-    """
+    """How one request is sent, besides what the request itself says."""
 
     model: OpenedModel
+    # gets the result before threads that wait for the future continue
     sink: Callable[[Result], None] | None = None
-    stream: ChunkBox | None = None
-    raw: bool = False
+    stream: ChunkBox | None = None  # takes the answer piece by piece
+    raw: bool = False  # whether hooks are left out, because they run when the result is read
+    # pays for it, within the client's budget; None if the client's budget pays
     own_budget: Budget | None = None
-    alone: bool = False
-    flex: bool = False
-    keeps_going: bool = False
+    alone: bool = False  # whether it shares its call with no other request
+    flex: bool = False  # whether to use the provider's slower tier, if there is one
+    keeps_going: bool = False  # whether it is sent although the provider refuses the key, account or model
 
 
 @frozen
 class Submission:
-    """A checked request with everything that decides how it travels.
+    """A checked request with everything that decides how it is processed."""
 
-    Attributes:
-        request: as it is to be sent.
-        request_id: its own id, or the one it was given.
-        lane: where it waits.
-        options: how it is asked.
-        fingerprint: equal for requests that may share one answer; ``None`` for one that must not.
-        cache_key: where the cache keeps the answer of the model that is asked; ``None`` where there is no
-            cache, or it must not.
-        input_tokens: estimated from the text alone.
-        tokens: input and output together, as far as its lane has learned.
-        reserve: the most it can cost, USD.
-    """
-
-    request: Request
-    request_id: str
+    request: Request  # as it is to be sent
+    request_id: str  # its own id, or a generated one
     lane: Lane
     options: CallOptions
-    fingerprint: bytes | None
+    fingerprint: bytes | None  # equal for requests that may share one answer; None if it must not
+    # where the cache stores the answer of the requested model; None for not at all
     cache_key: bytes | None = None
-    input_tokens: int = 0
-    tokens: int = 0
-    reserve: float = 0.0
+    input_tokens: int = 0  # estimated from the text
+    tokens: int = 0  # input and output, as far as its lane has learned
+    reserve: float = 0.0  # maximum cost, USD
 
 
-PATIENCE: dict[Priority, float] = {
+PATIENCE_SECONDS: dict[Priority, float] = {
     Priority.URGENT: -86_400.0,
     Priority.HIGH: 1.0,
     Priority.NORMAL: 10.0,
     Priority.LOW: 120.0,
     Priority.DEFERRABLE: 240.0,
 }
-"""Seconds after its arrival at which a request of each priority should have started, at the latest.
+"""Seconds after its arrival by which a request of each priority should start.
 
-Requests are served in the order of these moments, so a request ages by itself and none starves: a LOW one
-lets NORMAL ones go first that come within two minutes of it, and no later ones. An URGENT one goes before all
-others, but for the turns that those get whose moment has passed: see
-:class:`~smartbatch.realtime.lane_queue.Turns`.
+Requests are served in the order of these times, so each ages by itself and none starves: a LOW one lets
+NORMAL ones pass that arrive within two minutes of it, and no later ones. URGENT ones come first, except for
+the turns of requests whose time has passed: see :class:`~smartbatch.realtime.lane_queue.Turns`.
 """
 
 
 def latest_start(arrival: float, priority: Priority, deadline: float | None) -> float:
-    """Return the moment that decides the order of service: by its priority, or its own deadline if sooner."""
-    start = arrival + PATIENCE[priority]
+    """Return the time that decides the order of service: by priority, or its own deadline if sooner."""
+    start = arrival + PATIENCE_SECONDS[priority]
     return start if deadline is None or deadline > start else deadline
 
 
 class TicketState(enum.Enum):
-    """Where a ticket stands. WAITING and IN_FLIGHT alternate while it is retried; DONE is for ever."""
+    """WAITING and IN_FLIGHT alternate while a ticket is retried; DONE is final."""
 
     WAITING = "waiting"
     IN_FLIGHT = "in_flight"
     DONE = "done"
 
 
-def _nothing(*_: object) -> None:
-    """What a future that has ended has to tell."""
+def _nothing(*_: object) -> None: ...
 
 
 class ResultFuture(Future[Result[T]]):
     """A ``concurrent.futures.Future`` whose callbacks run on a thread of their own.
 
-    A callback may therefore block, wait for another future, submit, or stop the client, without holding up
-    the workers. One added after the end runs at once on the caller's thread, as the standard library has it.
+    A callback may therefore block, wait for another future, submit, or stop the client without holding up the
+    workers. A callback added after the end runs at once on the caller's thread, as in the standard library.
 
-    A copy in a forked child says whose it is, also where the fork called no hooks.
+    A copy in a forked child reports whose it is, even if the fork called no hooks.
 
     Attributes:
-        outcome: the whole result, failures included, once it is settled.
-        withdraw: whether the request could be taken back, where that is not for the future to say.
+        outcome: the whole result, failures included, once the future is complete.
+        withdraw: takes the request back if the future itself cannot; ``None`` otherwise.
     """
 
     def __init__(
@@ -140,16 +117,16 @@ class ResultFuture(Future[Result[T]]):
         self.withdraw: Callable[[ResultFuture[T]], bool] | None = None
 
     def result(self, timeout: float | None = None) -> Result[T]:
-        """Wait for the result; Ctrl-C meanwhile cancels every request of the client that has not started.
+        """Wait for the result. Ctrl-C meanwhile cancels every request of the client that has not started.
 
         Raises:
-            SmartbatchError: what the request failed with.
-            TimeoutError: it is not over after ``timeout`` seconds.
+            SmartbatchError: the error the request failed with.
+            TimeoutError: it has not finished within ``timeout`` seconds.
             CancelledError: it was cancelled.
             Interrupted: Ctrl-C.
         """
         notice_fork()
-        on_interrupt = self._on_interrupt  # it may end while it is interrupted
+        on_interrupt = self._on_interrupt  # the future may finish while it is interrupted
         try:
             return super().result(timeout)
         except KeyboardInterrupt:
@@ -169,7 +146,7 @@ class ResultFuture(Future[Result[T]]):
         raise _interrupted()
 
     def done(self) -> bool:
-        """Return whether the request has ended or was cancelled."""
+        """Return whether the request has finished or was cancelled."""
         notice_fork()
         return super().done()
 
@@ -184,7 +161,7 @@ class ResultFuture(Future[Result[T]]):
         return super().cancelled()
 
     def cancel(self) -> bool:
-        """Cancel the request if its call has not started; returns whether it is cancelled."""
+        """Cancel the request if its call has not started; return whether it is cancelled."""
         notice_fork()
         withdraw = self.withdraw
         if withdraw is not None and not self.done() and not withdraw(self):
@@ -196,7 +173,7 @@ class ResultFuture(Future[Result[T]]):
         return cancelled
 
     def add_done_callback(self, fn: Callable[[Future[Result]], object]) -> None:
-        """Call ``fn(future)`` when the request ends."""
+        """Call ``fn(future)`` when the request finishes."""
         if self.done():
             super().add_done_callback(fn)
             return
@@ -204,9 +181,9 @@ class ResultFuture(Future[Result[T]]):
         super().add_done_callback(lambda future: run_later(lambda: under(fn, future)))
 
     def settle(self, result: Result) -> None:
-        """End the future with ``result``, unless it was cancelled before its call started."""
+        """Complete the future with ``result``, unless it was cancelled before its call started."""
         self.outcome = result
-        self.waiter = None  # the ticket is done with; a future must not keep it alive
+        self.waiter = None  # a future must not keep its ticket alive
         try:
             if result.error is None:
                 self.set_result(result)
@@ -217,15 +194,15 @@ class ResultFuture(Future[Result[T]]):
         self._let_go()
 
     def _let_go(self) -> None:
-        """Hold nothing of the client any more: futures are kept for longer than clients."""
+        """Drop all references to the client: futures outlive clients."""
         self._on_cancel = self._on_interrupt = _nothing
         self.withdraw = None
 
     def abandon(self, error: WrongProcess) -> None:
-        """End the copy a forked child holds. No other thread of the child can know this future.
+        """End the copy in a forked child. No other thread of the child can know this future.
 
-        A thread that does not exist here may have locked it, so it is made anew. Callbacks are the parent's
-        and forgotten.
+        It is initialised again, since a thread that does not exist here may have locked it. The callbacks are
+        the parent's and are dropped.
         """
         has_ended = self._on_cancel is _nothing
         super().__init__()
@@ -238,45 +215,37 @@ class ResultFuture(Future[Result[T]]):
 
 
 def of_the_parent() -> WrongProcess:
-    """Return what the copy of a future ends with in a forked child."""
+    """Return the error of the parent's requests in a forked child."""
     return WrongProcess(
         "the request belongs to the parent process; a forked child starts with an empty client"
     )
 
 
 def _interrupted() -> Interrupted:
-    return Interrupted("interrupted; calls in flight go on, and futures that are done have their results")
+    return Interrupted("interrupted; calls in flight continue, and completed futures have their results")
 
 
 @define(eq=False, repr=False)
 class Waiter:
-    """One request's share in a ticket: its future, and what concerns this request alone.
+    """One request's share in a ticket: its future, and whatever concerns this request alone.
 
-    Attributes:
-        deadline: the moment at which its own time-out is over, or ``None``.
-        raw: whether its result is left as it came, without the hooks.
-        joined: whether it joined the ticket of an identical request.
-        running: whether its future can no longer be cancelled.
-        ticket: the ticket it waits for, once the queue has taken it in.
-        variables: the context variables of whoever submitted it. Only copies are entered, as a context is
-            entered by one thread at a time.
+    Only copies of ``variables`` are entered, as one context cannot be entered by two threads at a time.
     """
 
     request: Request
     request_id: str
     future: ResultFuture
     submitted: float
-    deadline: float | None
+    deadline: float | None  # when it times out; None for never
     sink: Callable[[Result], None] | None
-    raw: bool = False
-    joined: bool = False
-    running: bool = False
-    ticket: Ticket | None = None
-    variables: Context = field(factory=copy_context)
+    raw: bool = False  # whether hooks are left out
+    joined: bool = False  # whether it joined the ticket of an identical request
+    running: bool = False  # whether its future can no longer be cancelled
+    ticket: Ticket | None = None  # once the queue has admitted it
+    variables: Context = field(factory=copy_context)  # context variables of the submitter
 
     @classmethod
     def of(cls, submission: Submission, future: ResultFuture, submitted: float) -> Waiter:
-        """Return the waiter of ``future``, which is submitted now."""
         request, options = submission.request, submission.options
         deadline = None if request.timeout is None else submitted + request.timeout
         waiter = cls(request, submission.request_id, future, submitted, deadline, options.sink, options.raw)
@@ -284,7 +253,7 @@ class Waiter:
         return waiter
 
     def begin(self) -> bool:
-        """Move the future to running, so that the result can end it; False when it is over already."""
+        """Move the future to running, so that it can be completed; False if it has finished already."""
         self.running = True
         try:
             return self.future.set_running_or_notify_cancel()
@@ -369,7 +338,6 @@ class Ticket:
 
     @classmethod
     def of(cls, submission: Submission, waiter: Waiter) -> Ticket:
-        """Return the ticket of a request that is submitted now."""
         request, lane, options = submission.request, submission.lane, submission.options
         arrival, window = waiter.submitted, request.max_wait
         return cls(
@@ -381,7 +349,7 @@ class Ticket:
             due=arrival,
             must_start=arrival + (lane.accumulator.window.max_wait if window is None else window),
             urgent=request.priority is Priority.URGENT,
-            # a function of the user's and a stream are calls of their own
+            # functions of the user and streams have calls of their own
             alone=options.alone or request.call is not None or options.stream is not None,
             keeps_going=options.keeps_going,
             batch_key=lane.batch_key(request),
@@ -394,7 +362,7 @@ class Ticket:
         )
 
     def move(self, lane: Lane, *, priced: bool) -> None:
-        """Move it to another lane, where it may take more tokens and, if it is ``priced``, cost more."""
+        """Move to another lane, where it may take more tokens and, if ``priced``, cost more."""
         self.lane = lane
         self.batch_key = lane.batch_key(self.request)
         self.tokens, self.reserve = lane.demand(self.request, self.input_tokens, priced=priced)
@@ -406,13 +374,13 @@ class Ticket:
         return "cancelled" if waiter is None else waiter.request_id
 
     def down_for(self, since: float, now: float) -> float:
-        """Return for how many seconds it has been up against an outage that began at ``since``."""
+        """Return for how many seconds it has met an outage that began at ``since``."""
         waiter = next(iter(self.waiters), None)
         return now - (since if waiter is None else max(since, waiter.submitted))
 
     @property
     def deadline(self) -> float | None:
-        """When the time-out of the last waiter is over; ``None`` while one of them has none."""
+        """When the last waiter times out; ``None`` while one of them has no timeout."""
         latest = 0.0
         for waiter in self.waiters:
             if waiter.deadline is None:

@@ -11,7 +11,7 @@ from scenes import PATIENCE, Embedder, InTime, Scripted, broken, submit_all
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.realtime.ticket import PATIENCE as PATIENCE_OF
+from smartbatch.realtime.ticket import PATIENCE_SECONDS as PATIENCE_OF
 from smartbatch.realtime.ticket import latest_start
 from smartbatch.types import Priority
 

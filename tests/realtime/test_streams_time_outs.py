@@ -19,7 +19,7 @@ from smartbatch.types import Request
 
 def test_a_slow_reader_slows_the_call_down(clock: VirtualClock, client_of: ClientOf) -> None:
     """Never more than a bounded number of chunks waits for it, and it gets them all."""
-    total = 3 * text_stream.MOST_CHUNKS
+    total = 3 * text_stream.MAX_CHUNKS
     speaker = Speaker(clock, lambda *_: [f"{number} " for number in range(total)])
     stream = client_of(speaker).stream("long")
     behind = 0
@@ -34,13 +34,13 @@ def test_a_slow_reader_slows_the_call_down(clock: VirtualClock, client_of: Clien
         return chunks
 
     assert InTime(clock, reads).result() == [f"{number} " for number in range(total)]
-    assert text_stream.MOST_CHUNKS <= behind <= text_stream.MOST_CHUNKS + 2
-    assert stream.result.latency > 0.01 * (total - text_stream.MOST_CHUNKS - 2)
+    assert text_stream.MAX_CHUNKS <= behind <= text_stream.MAX_CHUNKS + 2
+    assert stream.result.latency > 0.01 * (total - text_stream.MAX_CHUNKS - 2)
 
 
 def test_large_chunks_are_bounded_by_their_size(clock: VirtualClock, client_of: ClientOf) -> None:
     """A chunk larger than the bound still passes, alone."""
-    large = "x" * (text_stream.MOST_CHARS // 2)
+    large = "x" * (text_stream.MAX_CHARACTERS // 2)
     pieces: list[Part] = [large, large, large, large * 3, "end"]
     speaker = Speaker(clock, lambda *_: pieces)
     with clock.held():
@@ -57,7 +57,7 @@ def test_a_stream_nobody_reads_is_cut_when_its_call_is_over(clock: VirtualClock,
     assert read(client.stream("next")) == ["next"]
     assert clock.now() == 60.0
     chunks, error = read_error(unread)
-    assert len(chunks) == text_stream.MOST_CHUNKS
+    assert len(chunks) == text_stream.MAX_CHUNKS
     assert isinstance(error, RequestCancelled)
     assert "read it, or close it" in str(error)
 
@@ -131,7 +131,7 @@ def test_a_stop_completes_streams(clock: VirtualClock, client_of: ClientOf) -> N
 
 def test_a_stop_does_not_wait_for_a_reader(clock: VirtualClock, client_of: ClientOf) -> None:
     """The thread that stops the client may be the one that should have read; it can do so afterwards."""
-    total = 3 * text_stream.MOST_CHUNKS
+    total = 3 * text_stream.MAX_CHUNKS
     with clock.held(), client_of(Speaker(clock, lambda *_: ["x"] * total)) as client:
         begun_one = client.stream("long")
         next(begun_one)
