@@ -1,4 +1,4 @@
-"""The public client: a handle with its configuration, and one running state for each process."""
+"""The public client: a handle with its configuration, and one running state per process."""
 
 from __future__ import annotations
 
@@ -74,41 +74,38 @@ if TYPE_CHECKING:
 class BatchingClient:
     """Sends many requests from any number of threads and returns a ``concurrent.futures.Future`` for each.
 
-    The client is a handle: it holds its configuration and one running state, which is made at first use and
-    belongs to one process. Threads start with the first request, or with :meth:`start` or ``with``. A forked
-    child finds the client empty and working: it has the settings, and none of the parent's threads, sockets
-    or requests. A client that nobody holds any more finishes what is pending and ends.
+    The client is a handle: it holds its configuration and one running state, which is created at first use
+    and belongs to one process. Threads start with the first request, or with :meth:`start` or ``with``. In a
+    forked child the client is empty but works: it has the settings, and none of the parent's threads, sockets
+    or requests. A client that is no longer referenced finishes what is pending and stops.
 
     List calls (:meth:`map`, :meth:`as_completed`, :meth:`generate`, :meth:`embed`, :meth:`plan`) and jobs
-    (:meth:`submit_batch`, :meth:`submit_and_wait`) take, besides their own arguments, the constraints that
-    decide the route: ``strategy``, ``deadline``, ``budget``, ``prefer`` and ``time_value``, as
-    :class:`ConstraintParams` describes them.
+    (:meth:`submit_batch`, :meth:`submit_and_wait`) also accept the constraints that decide the route:
+    ``strategy``, ``deadline``, ``budget``, ``prefer`` and ``time_value``; see :class:`ConstraintParams`.
 
     Args:
         model: ``provider:model``, such as ``openai:gpt-5-mini`` or ``sim:demo``; or a :class:`Provider` of
             your own, or a callable ``fn(request, attempt)``.
         config: settings; read from ``SMARTBATCH_*`` variables when ``None``.
-        provider: an adapter made by hand, for ``model`` names without a prefix.
+        provider: an adapter instance, for ``model`` names without a prefix.
         provider_options: arguments of the adapter that the prefix names, such as ``base_url`` or, for
             ``openai:``, ``api="responses"``.
         preprocess: hooks run in order on each request before it is queued.
         post_process: called with each answered result on a worker; returns it, or a changed one.
-        middleware: layers around each call, outermost first; requests share no answer unless each has an
-            attribute ``shareable`` that is true.
+        middleware: layers around each call, the first one outermost; requests share no answer unless each
+            layer has a true attribute ``shareable``.
         observers: called with every event.
-        classifiers: own verdicts on errors, asked before the provider's.
-        run_callback: called with each call of a future's callback, of a job's ``on_progress`` and of
-            ``post_process``, which it carries out and whose value it returns: for what has to happen around
-            them, such as closing connections.
+        classifiers: your verdicts on errors, used before the provider's.
+        run_callback: called with each callback of a future, ``on_progress`` of a job and ``post_process``;
+            it calls them and returns their value, and can do things around them, such as closing connections.
         clock, rng: time and random numbers, for tests.
         params: generation parameters for all requests (``system``, ``max_tokens``, ``temperature``,
             ``top_p``, ``stop``, ``seed``, ``response_format``, ``schema``, ``schema_mode``, ``extra``), and
-            settings of :class:`BatchingConfig` by name, which win over ``config``.
+            settings of :class:`BatchingConfig` by name, which override ``config``.
 
     Raises:
-        ConfigError: for settings out of range or contradicting, an unknown prefix, or a missing key.
-        InvalidRequest: for generation parameters out of range.
-
+        ConfigError: settings are out of range or contradictory, the prefix is unknown, or the key is missing.
+        InvalidRequest: a generation parameter is out of range.
     """
 
     __slots__ = ("__weakref__", "_config", "_settings", "_states")
@@ -145,13 +142,13 @@ class BatchingClient:
         self._states = PerProcess(lambda: RunningState(settings))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse to set what would have no effect; :meth:`set_parallelism` is the setting that can change."""
+        """Reject attributes that would have no effect; use :meth:`set_parallelism` to change that setting."""
         if name not in BatchingClient.__slots__:
             raise AttributeError(_no_attribute(name, value))
         object.__setattr__(self, name, value)
 
     def __del__(self) -> None:
-        """Finish what is pending and end, on another thread."""
+        """Finish what is pending and stop, on another thread."""
         if hasattr(self, "_states"):  # else the settings were refused
             forget(self._states)
 
@@ -161,18 +158,18 @@ class BatchingClient:
         """Queue one request and return its future.
 
         Args:
-            prompt: a text, a list of chat messages, or a :class:`Request`.
+            prompt: a string, a list of chat messages, or a :class:`Request`.
             params: fields of :class:`Request` (``priority``, ``context``, ``timeout``, …) and of
-                :class:`Generation` (``system``, ``max_tokens``, …); they win over the client's. With
-                ``durable=True`` or a ``key`` the request is stored by the time this returns, and the same
-                call again finds its answer.
+                :class:`Generation` (``system``, ``max_tokens``, …); they override the client's. With
+                ``durable=True`` or a ``key`` the request is stored before this returns, and the same call
+                again finds its answer.
 
         Returns:
-            a future of :class:`Result`; it raises the error of a request that failed.
+            a future of :class:`Result`; it raises the error of a failed request.
 
         Raises:
-            InvalidRequest: the request could not be sent; the text names the field.
-            QueueFull: the queue is full and ``queue_full`` is ``"raise"``, or ``queue_timeout`` is over.
+            InvalidRequest: the request cannot be sent; the message names the field.
+            QueueFull: the queue is full and ``queue_full`` is ``"raise"``, or ``queue_timeout`` has passed.
             JobConflict: the ``key`` belongs to another request.
             StoreError: a durable request could not be stored.
             ClientClosed: the client was stopped.
@@ -180,12 +177,12 @@ class BatchingClient:
         return self._running.submit_prompt(prompt, params)
 
     def submit_urgent(self, prompt: Prompt, **params: Unpack[SubmitParams[T]]) -> ResultFuture[T]:
-        """As :meth:`submit`, on the next free slot and without a window."""
+        """As :meth:`submit`, for the next free slot and without a window."""
         params.setdefault("priority", "urgent")
         return self.submit(prompt, **params)
 
     def submit_background(self, prompt: Prompt, **params: Unpack[SubmitParams[T]]) -> ResultFuture[T]:
-        """As :meth:`submit`, after all that is more urgent; by batch, where ``deferrable`` allows it."""
+        """As :meth:`submit`, after all more urgent requests; as a batch, if ``deferrable`` allows it."""
         params.setdefault("priority", "deferrable")
         return self.submit(prompt, **params)
 
@@ -197,37 +194,37 @@ class BatchingClient:
         dimensions: int | None = None,
         **params: Unpack[EmbeddingParams],
     ) -> ResultFuture:
-        """Queue one text for its vector and return the future of its :class:`Result`.
+        """Queue one text to embed and return the future of its :class:`Result`.
 
-        Requests from any threads that wait at the same time share a call, up to what the provider takes; one
-        that comes to an idle client goes at once.
+        Texts submitted by any threads at the same time share a call, up to the provider's limit; a text that
+        arrives at an idle client is sent at once.
 
         Args:
-            text: what to embed.
+            text: the text to embed.
             task_type, dimensions: as in :class:`Embedding`.
             params: fields of :class:`Request`, such as ``priority`` and ``context``.
 
         Returns:
-            a future; ``result().embedding`` is an ``array('f')`` with exactly the numbers that were sent.
+            a future; ``result().embedding`` is an ``array('f')`` with exactly the numbers the provider sent.
 
         Raises:
-            InvalidRequest: as :meth:`submit`; also when the provider has no embeddings.
+            InvalidRequest: as :meth:`submit`; also if the provider has no embeddings.
         """
         return self.submit(text, embedding=Embedding(task_type, dimensions), **params)
 
     def stream(self, prompt: Prompt, **params: Unpack[RequestParams[T]]) -> TextStream[T]:
-        """Queue one request, as :meth:`submit`, and return its answer as text chunks, as they are made.
+        """Queue one request, as :meth:`submit`, and return its answer as text chunks while it is generated.
 
-        It passes the same queue, limits, breaker and budget as any other, and is tried again until its first
-        chunk; never after it. Where the provider cannot stream, the answer comes as one chunk; so it does
-        from a client with ``strategy="batch"``, once its batch has ended. A reader that is slow slows the
-        call down; what has not been read when ``call_timeout`` is over is lost.
+        It passes the same queue, limits, breaker and budget as any request, and is retried until its first
+        chunk, never after it. If the provider cannot stream, the answer arrives as one chunk; the same holds
+        for a client with ``strategy="batch"``, once its batch has ended. A slow reader slows the call down;
+        chunks not read within ``call_timeout`` are lost.
 
         Returns:
-            an iterator of texts; its ``result`` has usage, cost and ``time_to_first_chunk`` afterwards.
+            an iterator of strings; afterwards its ``result`` has usage, cost and ``time_to_first_chunk``.
 
         Raises:
-            InvalidRequest: as :meth:`submit`; also for a request that asks for a vector.
+            InvalidRequest: as :meth:`submit`; also for a request for a vector.
             QueueFull, ClientClosed: as :meth:`submit`.
         """
         return self._running.routing.stream(prompt, params)
@@ -243,37 +240,40 @@ class BatchingClient:
         progress: bool | None = None,
         **params: Unpack[ListParams[T]],
     ) -> Iterator[Result[T]]:
-        """Yield a result for each prompt, in order, reading ahead a bounded number.
+        """Yield a result for each prompt, in order, reading a bounded number ahead.
 
-        What has a length and an order, such as a list or a column of a table, is checked as a whole before
-        anything is sent, and its route is chosen; any other iterable is read lazily, may be endless, and goes
-        in real time unless it is given a ``strategy``, a ``deadline`` or a ``prefer``. Leaving the loop
-        early, or Ctrl-C, cancels what has not started.
+        Prompts with a length and an order, such as a list or a column of a table, are all checked before
+        anything is sent, and their route is chosen. Any other iterable is read lazily, may be endless, and is
+        sent in real time unless ``strategy``, ``deadline`` or ``prefer`` is given. Leaving the loop early, or
+        Ctrl-C, cancels requests that have not started.
 
-        An iterable that is read lazily is read on a thread of its own, in the caller's context, so an answer
-        is yielded while the next prompt is still to come. ``read_ahead=False`` reads it on the thread that
-        asks for the results, as the cursor of a database needs.
+        A lazily read iterable is read on a separate thread, in the caller's context, so an answer is yielded
+        while the next prompt is still to come. ``read_ahead=False`` reads it on the thread that reads the
+        results, as database cursors need.
 
-        With a ``key`` the whole list, which must end, is stored before anything is sent, and nothing of it is
+        With a ``key`` the whole list, which must end, is stored before anything is sent, and none of it is
         cancelled: the same call with the same key, in any process, resumes it and sends only what is missing,
         including rows that were added at the end.
 
         Args:
-            prompts: texts, chats or requests; or a table of pandas, Polars, Arrow or datasets, or rows as
+            prompts: strings, chats or requests; or a table of pandas, Polars, Arrow or datasets, or rows as
                 mappings, with ``template="… {column} …"`` or ``column="text"`` in ``params``.
             on_error: ``"result"`` yields failed requests as results with ``.error``, ``"raise"`` raises
                 the first one; the client's setting when ``None``.
             on_progress: called with a :class:`~smartbatch.ListProgress` for each result that arrives, by the
-                thread that reads the list; of a batch, for each that is read.
-            progress: True for a bar, or lines where there is no terminal, False for nothing; by default a bar
+                thread that reads the list; for a batch, for each result read.
+            progress: True for a progress bar, or lines without a terminal, False for nothing; by default a
+            bar
                 in a notebook.
-            params: as in :meth:`submit`, for all of them; and the constraints, see :class:`ConstraintParams`.
+            params: as in :meth:`submit`, for all requests; and the constraints, see
+            :class:`ConstraintParams`.
 
         Raises:
-            InvalidRequest: names the row; also for what is no list, such as a table without a template.
-            ConfigError: no route meets the constraints; the text names the nearest that would be met.
+            InvalidRequest: names the row; also for a value that is not a list of prompts, such as a table
+                without a template.
+            ConfigError: no route meets the constraints; the message names the nearest that would be met.
             JobConflict, StoreError: as :meth:`submit_batch`, with a ``key``.
-            Interrupted: Ctrl-C while a result was waited for; it has those that the loop was not given yet.
+            Interrupted: Ctrl-C while waiting for a result; it has the results not yet yielded.
         """
         options = ReaderOptions(on_error, on_progress, progress)
         return self._running.routing.results(prompts, params, self, options)
@@ -288,7 +288,7 @@ class BatchingClient:
         ordered: bool = False,
         **params: Unpack[ListParams[T]],
     ) -> Iterator[Result[T]]:
-        """As :meth:`map`, in the order the answers come. Put a position into each request's ``context``."""
+        """As :meth:`map`, in order of arrival. Put a position into each request's ``context``."""
         options = ReaderOptions(on_error, on_progress, progress, ordered)
         return self._running.routing.results(prompts, params, self, options)
 
@@ -301,13 +301,13 @@ class BatchingClient:
         progress: bool | None = None,
         **params: Unpack[ListParams[T]],
     ) -> ResultList[T]:
-        """Return all results, asked as by :meth:`map`, as a list, in order, with sums over the whole.
+        """Return the results of :meth:`map` as a list, in order, with totals.
 
         Args:
-            progress: as in :meth:`map`, but by default there is a bar on a terminal, too.
+            progress: as in :meth:`map`, but by default there is also a bar on a terminal.
 
         Raises:
-            AllRequestsFailed: when not one request was answered; its ``results`` tell why each failed.
+            AllRequestsFailed: no request was answered; its ``results`` show why each failed.
             Interrupted: Ctrl-C; its ``results`` are those so far, each in its place.
             Exception: as :meth:`map`.
         """
@@ -342,7 +342,7 @@ class BatchingClient:
         )
 
     def plan(self, prompts: Prompts, **params: Unpack[ListParams[T]]) -> Plan[T]:
-        """Say what a list would take, asked as by :meth:`map`: which route, and why; nothing is sent.
+        """Plan a list for :meth:`map`: which route it would take, and why; nothing is sent.
 
         Returns:
             a plan; ``print(plan.explain())``, and ``plan.run()`` to execute it.
@@ -362,13 +362,13 @@ class BatchingClient:
         count: int | None = None,
         **params: Unpack[ListParams[Any]],
     ) -> Plan:
-        """As :meth:`plan`, for any number of prompts: they are read once and not kept.
+        """As :meth:`plan`, for any number of prompts, which are read once and not stored.
 
-        The plan cannot be run; :meth:`submit_run` stores the prompts as a job by it.
+        The plan cannot be run; :meth:`submit_run` stores the prompts as a job that follows it.
 
         Args:
             prompts, params: as in :meth:`map`.
-            count: how many prompts there are, at most, where that is known.
+            count: maximum number of prompts, if it is known.
 
         Raises:
             InvalidRequest, ConfigError: as :meth:`map`.
@@ -376,7 +376,7 @@ class BatchingClient:
         return self._running.planner.forecast(prompts, params, count)
 
     def announce_plan(self, plan: Plan) -> AnnouncedPlan:
-        """Tell observers of a plan that :meth:`submit_run` carries out; return what scores it."""
+        """Report a plan that :meth:`submit_run` executes to observers; return what scores it."""
         return self._running.advisor.announce(plan.decision)
 
     # -- jobs ------------------------------------------------------------------------------------------------
@@ -390,30 +390,31 @@ class BatchingClient:
         batch_fallback: Fallback | None = None,
         **params: Unpack[JobParams[Any]],
     ) -> Job:
-        """Store all requests as a job for the provider's Batch API, and return it; nothing is sent before.
+        """Store all requests as a job for the provider's Batch API and return it; nothing is sent before.
 
-        Every row is checked first, one after the other, so an iterator of any length will do; a bad one
-        raises, and nothing of the job is kept. When this returns, the job is on disk: it is carried on by
-        this process and, should it die, by any other that works on the store.
+        Rows are checked first, one after another, so an iterator of any length will do; an invalid row
+        raises, and nothing of the job is stored. When this returns, the job is on disk: this process runs it
+        and, if it dies, any other process that uses the store.
 
-        With any of the constraints the whole list is considered first: a ``deadline`` that cannot be met, or
-        a ``budget`` that will not do, is refused. A job goes by batch unless ``strategy`` says otherwise;
-        with ``"auto"`` its route is chosen as that of a list.
+        With constraints, the whole list is considered first: a ``deadline`` that cannot be met, or a
+        ``budget`` that is too small, is rejected. A job is sent as a batch unless ``strategy`` says
+        otherwise; with ``"auto"`` its route is chosen like that of a list.
 
         Args:
-            requests: as ``prompts`` of :meth:`map`; one kind, texts or vectors.
+            requests: as ``prompts`` of :meth:`map`; of one kind, texts or vectors.
             key: your own name for the job. The same requests under the same key are the same job, so a script
-                may be run again: nothing is sent twice. Requests added at the end are added to the job.
-            metadata: labels, as texts by name.
-            batch_fallback: where requests go that an expired, failed or late batch has not run: ``"batch"``
-                or ``"individual"`` for real time; the setting when ``None``. ``"individual"`` also takes jobs
-                when batches are switched off, or the provider has none.
-            params: as in :meth:`submit`, for all of them; and the constraints, see :class:`ConstraintParams`.
+                can be run again: nothing is sent twice. Requests added at the end are added to the job.
+            metadata: labels, strings by name.
+            batch_fallback: what to do with requests that an expired, failed or late batch did not process:
+                ``"batch"`` for a new batch or ``"individual"`` for real time; the setting when ``None``.
+                ``"individual"`` also accepts jobs if batches are switched off, or the provider has none.
+            params: as in :meth:`submit`, for all requests; and the constraints, see
+            :class:`ConstraintParams`.
 
         Raises:
             InvalidRequest: names the row and the field.
             ConfigError: the provider has no Batch API for this, batches are switched off, or no route meets
-                the constraints; then the text names the nearest that would be met.
+                the constraints; then the message names the nearest that would be met.
             JobConflict: the key belongs to a job whose own rows, model or parameters differ.
             StoreError: the store cannot be used.
             ClientClosed: the client was stopped.
@@ -433,18 +434,17 @@ class BatchingClient:
         metadata: Mapping[str, str] | None = None,
         carry_on: bool = True,
     ) -> Job:
-        """Store requests as a job by the route of a plan that was made for them.
+        """Store requests as a job that follows a plan made for them.
 
-        Where the route is in real time the job is *attended*: it is carried on only by a process that
-        submitted it or names it, and its requests fail as they would without a job. So a run that was
-        interrupted costs nothing more by itself.
+        If the route is in real time the job is *attended*: only a process that submitted or names it runs it,
+        and its requests fail as they would without a job. So an interrupted run costs nothing more by itself.
 
         Args:
-            requests: those that the plan was made for, see :meth:`forecast`; read once.
-            plan: its route, deadline and budget hold; the deadline counts from now.
+            requests: those the plan was made for, see :meth:`forecast`; read once.
+            plan: gives route, deadline and budget; the deadline counts from now.
             key, metadata: as in :meth:`submit_batch`.
-            carry_on: whether this process carries the job on; else it is only stored, for a process that
-                names it.
+            carry_on: whether this process runs the job; if false, it is only stored, for a process that names
+                it.
 
         Raises:
             Exception: as :meth:`submit_batch`.
@@ -464,22 +464,22 @@ class BatchingClient:
         progress: bool | None = None,
         **params: Unpack[JobParams[T]],
     ) -> ResultList[T]:
-        """Submit a job, wait for its end, and return all results in order.
+        """Submit a job, wait until it ends, and return all results in order.
 
-        Fewer than ``batch_threshold`` requests, and all where there are no batches, go in real time: as a job
-        all the same, so that they too outlive the process. With any of the constraints that is the
-        ``"threshold"`` strategy, unless ``strategy`` says otherwise.
+        Fewer than ``batch_threshold`` requests, or all if there is no Batch API, are sent in real time, still
+        as a job, so that they too survive the process. With constraints this is the ``"threshold"`` strategy,
+        unless ``strategy`` says otherwise.
 
         Args:
             requests, key, metadata, batch_fallback, params: as in :meth:`submit_batch`, constraints included.
-            timeout: such as ``"2h"``, or seconds; when ``None``, ``batch_timeout``, or until the
-                deadline where that is later.
+            timeout: such as ``"2h"``, or seconds; by default ``batch_timeout``, or until the deadline if that
+                is later.
             on_progress: called with the :class:`~smartbatch.JobStatus` after each change.
-            progress: as for :meth:`map`.
+            progress: as in :meth:`map`.
 
         Raises:
-            JobTimeout, Interrupted: the time is over, or Ctrl-C. The job goes on.
-            AllRequestsFailed: when not one request was answered.
+            JobTimeout, Interrupted: the timeout has passed, or Ctrl-C. The job continues.
+            AllRequestsFailed: no request was answered.
             Exception: as :meth:`submit_batch`.
         """
         began = self._settings.clock.now()
@@ -493,10 +493,10 @@ class BatchingClient:
             raise as_interrupted(error) from None
 
     def jobs(self, limit: int = 1000) -> list[Job]:
-        """Return the jobs of the store, newest first, those of other models and processes included.
+        """Return the jobs of the store, newest first, including those of other models and processes.
 
         Raises:
-            ConfigError: ``limit`` is no number of 0 or more.
+            ConfigError: ``limit`` is not a number of 0 or more.
             StoreError: the store cannot be used, or has not answered for 30 seconds.
         """
         most, engine = count_of("limit", limit), self._running.jobs.engine
@@ -512,13 +512,13 @@ class BatchingClient:
             reserve: reserve in this client's budget what the job can still spend.
 
         Raises:
-            JobNotFound, StoreError: the store has none, or cannot be used.
+            JobNotFound, StoreError: the store does not have it, or cannot be used.
         """
         jobs = self._running.jobs
         return self._handle(jobs.adopt(id_or_key) if reserve else jobs.engine.find(id_or_key))
 
     def has_batches(self, kind: Literal["generate", "embed"] = "generate") -> bool:
-        """Whether requests for texts, or for vectors, may go through the provider's Batch API.
+        """Whether requests for texts, or for vectors, can use the provider's Batch API.
 
         Raises:
             ValueError: for another kind.
@@ -528,28 +528,28 @@ class BatchingClient:
     # -- life ------------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Start the threads; also after a stop. Starting twice is fine."""
+        """Start the threads, also after a stop. Starting twice is fine."""
         self._running.start()
         return self
 
     def stop(self, timeout: Duration | None = None, *, cancel_waiting: bool = False) -> None:
-        """Take nothing more, finish what is pending, end the threads. Stopping twice is fine.
+        """Accept no more requests, finish what is pending, end the threads. Stopping twice is fine.
 
         Args:
-            timeout: to finish in, such as ``"30s"``, or seconds; what is unanswered then fails with
-                ``ClientClosed``. ``None`` waits for everything.
+            timeout: such as ``"30s"``, or seconds; requests unanswered by then fail with ``ClientClosed``.
+                ``None`` waits for everything.
             cancel_waiting: cancel what has not started, finish what is in flight, leave jobs in the store.
 
-        In a signal handler that interrupted this library, and on one of the client's own threads (an
-        observer, a middleware), it returns at once and the client stops in the background: to wait there
-        could be for ever.
+        In a signal handler that interrupted this library, and on the client's own threads (an observer, a
+        middleware), it returns at once and the client stops in the background, since waiting there could take
+        forever.
         """
         self._running.stop_from_anywhere(seconds_of("timeout", timeout), cancel_waiting=cancel_waiting)
 
     def set_parallelism(self, calls: int) -> None:
         """Make up to ``calls`` calls at once from now on, also for lists and jobs that are running.
 
-        Calls in flight are not interrupted. A fork inherits the value; another client is not affected.
+        Calls in flight are not interrupted. A fork inherits the value; other clients are not affected.
 
         Raises:
             ConfigError: ``calls`` is out of the range of the setting ``parallelism``.
@@ -560,7 +560,7 @@ class BatchingClient:
         self._running.realtime.resize(calls)
 
     def stop_jobs(self) -> None:
-        """Begin no further call of any job; what is under way goes on. The first half of :meth:`stop`."""
+        """Begin no further call of any job; calls under way continue. The first half of :meth:`stop`."""
         self._running.halt_jobs()
 
     def __enter__(self) -> Self:
@@ -577,16 +577,15 @@ class BatchingClient:
         self._running.stop(self.config.exit_grace, reason, cancel_waiting=True)
 
     def cancel_pending(self) -> int:
-        """Cancel every request whose call has not started, and return how many.
+        """Cancel all requests whose call has not started, and return how many.
 
-        Lists in real time that these belong to send nothing more: the rest of a list has results with the
-        error :class:`RequestCancelled`, and a lazily read iterable ends. Jobs, and lists with a ``key``,
-        continue.
+        Real-time lists they belong to send nothing more: the rest of a list gets results with the error
+        :class:`RequestCancelled`, and a lazily read iterable ends. Jobs, and lists with a ``key``, continue.
         """
         return self._running.stored.cancel_pending()
 
     def flush(self) -> None:
-        """Send what waits in windows now."""
+        """Send requests that wait in windows now."""
         self._running.stored.flush()
 
     # -- looking ---------------------------------------------------------------------------------------------
@@ -603,49 +602,53 @@ class BatchingClient:
 
     @property
     def queue_size(self) -> int:
-        """Requests that wait, those between two tries included."""
+        """Number of waiting requests, including those between two tries."""
         return self.counts.waiting
 
     @property
     def counts(self) -> RequestCounts:
-        """Requests in real time by where they are, since the client's last start in this process; they stay
-        after its stop, and are always balanced. Those of batches have a :meth:`Job.status`."""
+        """Real-time requests by state, since the last start in this process; kept after the stop and always
+        balanced. Requests in batches have a :meth:`Job.status`.
+        """
         return self._running.realtime.counts
 
     @property
     def metrics(self) -> BatchMetrics:
-        """The figures of this process."""
+        """The metrics of this process."""
         return self._running.metrics
 
     @property
     def status(self) -> RealtimeStatus:
-        """How requests in real time stand now in this process: what waits, for what, and how full the limits
-        are. :func:`smartbatch.participants` has those of all processes, some seconds old."""
+        """The present status of real-time requests in this process: what waits, for what, and how full the
+        limits are. :func:`smartbatch.participants` has the status of all processes, some seconds old.
+        """
         return self._running.status
 
     @property
     def uses_store(self) -> bool:
-        """Whether it has a store in use now: it was named one, or has jobs."""
+        """Whether it uses a store now: one was named, or it has jobs."""
         return self._running.uses_store
 
     @property
     def spent(self) -> float:
-        """USD spent so far, as far as prices are known: all calls, and what the results of jobs cost that
-        this process stored. With a budget, what its own jobs cost in other processes counts as well."""
+        """USD spent so far, as far as prices are known: all calls, and the results of jobs that this process
+        stored. With a budget, includes what its own jobs cost in other processes.
+        """
         return self._running.spent
 
     @property
     def unconfirmed_cost(self) -> float:
-        """USD that may have been billed beyond :attr:`spent`: calls whose answer was lost, or did not say
-        what it used, count at the most they can have cost. A budget holds them back for good."""
+        """USD that may have been billed beyond :attr:`spent`: calls whose answer was lost, or without usage,
+        count at their maximum cost. A budget reserves it permanently.
+        """
         return self._running.realtime.budget.unconfirmed
 
     def status_summary(self) -> str:
-        """Return a few lines for people: what came, what waits, what it cost."""
+        """Return a few lines for people: what was answered, what waits, what it cost."""
         return status_summary(self.metrics.snapshot())
 
     def observe(self, observer: Observer) -> None:
-        """Have ``observer`` called with every event from now on; safe from any thread."""
+        """Call ``observer`` with every event from now on; thread-safe."""
         self._settings.observers.append(observer)
 
     def __repr__(self) -> str:
@@ -670,7 +673,6 @@ class BatchingClient:
 
 
 def _no_attribute(name: str, value: Any) -> str:
-    """Return why an attribute cannot be set, and what to do instead."""
     if name == "parallelism":
         return f"parallelism is changed by client.set_parallelism({value!r:.20})"
     if name in ClientParams.__optional_keys__ or isinstance(getattr(BatchingClient, name, None), property):

@@ -1,4 +1,4 @@
-"""What a client has running in one process: real time, jobs and routing, wired together in one place."""
+"""The running parts of a client in one process: real time, jobs and routing, wired together in one place."""
 
 from __future__ import annotations
 
@@ -84,23 +84,17 @@ LAST_WORDS = 0.85
 
 @frozen(eq=False, repr=False)
 class ClientSettings:
-    """What a client is made of, checked; the same in every process.
-
-    Attributes:
-        rng: the user's random numbers; ``None`` for those of each process.
-        fallback: answers while the breaker of ``model`` is open; ``None`` where there is none.
-        observers: the user's; appended to by ``observe``.
-        parallelism: calls in flight at most; changed by ``set_parallelism``.
-    """
+    """The checked settings of a client; the same in every process."""
 
     config: BatchingConfig
     clock: Clock
-    rng: random.Random | None
+    rng: random.Random | None  # the user's; None for one per process
     model: OpenedModel
-    fallback: OpenedModel | None
+    fallback: OpenedModel | None  # answers while the breaker of model is open
     preparer: RequestPreparer
     hooks: UserHooks
-    observers: list[Observer] = field(factory=list)
+    observers: list[Observer] = field(factory=list)  # the user's; observe appends to it
+    # maximum calls in flight; set_parallelism changes it
     parallelism: Parallelism = Factory(lambda self: Parallelism(self.config.parallelism), takes_self=True)
 
     @classmethod
@@ -116,15 +110,15 @@ class ClientSettings:
         hooks: UserHooks,
         observers: Sequence[Observer],
     ) -> ClientSettings:
-        """Return the settings of a client, and check what they say together.
+        """Return the settings of a client, checked together.
 
         Args:
             provider_options: those ``model`` was opened with; a fallback model of its provider gets them too.
 
         Raises:
-            ConfigError: the fallback model, the store or the place of shared limits cannot be used, or a
-                budget is set where no price is known.
-            StoreError: no store can have the name.
+            ConfigError: the fallback model, the store or the address of shared limits cannot be used, or a
+                budget is set but no price is known.
+            StoreError: the name of the store is invalid.
             InvalidRequest: a parameter of ``generation`` is out of range.
         """
         check_address(config.shared, clock.now)
@@ -153,19 +147,10 @@ class ClientSettings:
 
 
 class RunningState:
-    """The parts of a client in one process: real time, jobs, routing, and what they tell each other.
+    """The parts of a client in one process: real time, jobs, routing, and the events between them.
 
-    Making it starts nothing and opens nothing. Parts are built in the order in which they need each other;
-    what a part hears of later ones it hears as events.
-
-    Attributes:
-        metrics: counts what happens.
-        history: forecasts from what was seen.
-        realtime: answers single requests.
-        advisor: chooses routes, and scores the choices.
-        routing: finds lists their routes.
-        stored: has single requests stand in the store, or wait for the Batch API where the user allows it.
-        submit: takes a normalised request, and returns its future.
+    Making it starts and opens nothing. Parts are built in the order in which they depend on each other; later
+    ones reach earlier ones through events.
     """
 
     def __init__(self, settings: ClientSettings) -> None:
@@ -256,7 +241,7 @@ class RunningState:
 
     @property
     def jobs(self) -> JobSubmission:
-        """What stores jobs; made with the first job, or when the store is needed. Most clients have none."""
+        """The jobs, created with the first job or when the store is needed. Most clients have none."""
         if (jobs := self._jobs) is not None:
             return jobs
         with self._making_jobs:
@@ -266,7 +251,7 @@ class RunningState:
             return self._jobs
 
     def _make_jobs(self) -> None:
-        """Make what carries jobs on, unless a signal handler makes it meanwhile."""
+        """Create the jobs engine, unless a signal handler does so meanwhile."""
         from smartbatch.core.limits.budget_reservations import JobReservations
         from smartbatch.jobs.job_budget import ClientBudget
         from smartbatch.jobs.job_submission import JobSubmission
@@ -296,7 +281,6 @@ class RunningState:
                 engine.halt()
 
     def _job_wiring(self, budget: ClientBudget) -> JobWiring:
-        """Return what jobs need of the real-time side of this client."""
         from smartbatch.jobs.wiring import JobWiring
 
         settings, realtime, history, callbacks = self._settings, self.realtime, self.history, self._callbacks
@@ -322,7 +306,7 @@ class RunningState:
         )
 
     def _subscribe(self) -> None:
-        """Have the parts hear of what concerns them, in this order."""
+        """Connect the parts to the events they need, in this order."""
         bus = self._bus
         bus.subscribe_to_all(self.metrics)
         bus.subscribe(self.history, CallFinished)
@@ -335,8 +319,9 @@ class RunningState:
         bus.subscribe(self._accepted, JobAccepted)
 
     def submit_prompt(self, prompt: Prompt, params: Mapping[str, Any]) -> ResultFuture:
-        """Queue the request for a prompt, or one for each answer that it asks for; see
-        :meth:`smartbatch.BatchingClient.submit`."""
+        """Queue the request for a prompt, or one per requested answer; see
+        :meth:`smartbatch.BatchingClient.submit`.
+        """
         preparer = self._settings.preparer
         if "durable" not in params and "key" not in params:
             request, submit = preparer.request(prompt, params), self.submit
@@ -363,18 +348,18 @@ class RunningState:
 
     @property
     def uses_store(self) -> bool:
-        """Whether what happens is written into a store now."""
+        """Whether a store is in use now."""
         return self._jobs is not None and self._jobs.engine.client_store.opened is not None
 
     @property
     def status(self) -> RealtimeStatus:
-        """How requests in real time stand now, with the figures of this process."""
+        """The present status of real-time requests, with the metrics of this process."""
         recent = self.metrics.recent(self._clock.wall())
         return with_figures(self.realtime.status(), self.metrics.counted(), recent)
 
     @property
     def spent(self) -> float:
-        """USD of calls in real time and of what jobs cost otherwise, as far as prices are known."""
+        """USD of real-time calls and of jobs, as far as prices are known."""
         unreserved = 0.0 if self._jobs is None else self._jobs.unreserved
         return self.realtime.budget.spent + unreserved
 
@@ -389,8 +374,10 @@ class RunningState:
         self.realtime.start()
 
     def stop_from_anywhere(self, timeout: float | None, *, cancel_waiting: bool) -> None:
-        """Stop for the user; in the background where the caller must not wait for the end: on a thread of the
-        client, and in a signal handler that interrupted this library.
+        """Stop for the user.
+
+        In the background if the caller must not wait: on a thread of the client, and in a signal handler that
+        interrupted this library.
         """
         stop = partial(self.stop, timeout, "the client was stopped", cancel_waiting=cancel_waiting)
         own = any(part.on_own_thread() for part in (self.realtime, self.stored))
@@ -402,10 +389,11 @@ class RunningState:
             OwnThreads(self._clock).start(stop, "smartbatch-stop")
 
     def stop(self, timeout: float | None, reason: str, *, cancel_waiting: bool = False) -> int:
-        """Finish what is pending within ``timeout`` seconds, fail the rest, give the jobs back, end.
+        """Finish what is pending within ``timeout`` seconds, fail the rest, release the jobs, end the
+        threads.
 
-        Returns how many of the rest are lost. With ``cancel_waiting`` only what is in flight in real time is
-        finished, and jobs of deferred requests are left in the store.
+        Returns how many requests are lost. With ``cancel_waiting`` only real-time calls in flight are
+        finished, and jobs of deferred requests stay in the store.
         """
         if cancel_waiting:
             self.stored.cancel_pending()
@@ -419,11 +407,7 @@ class RunningState:
         return self._stop_parts(None if timeout is None else began + timeout, reason)
 
     def _stop_parts(self, end: float | None, reason: str) -> int:
-        """Stop all parts; return how many requests are lost.
-
-        Args:
-            end: the monotonic time at which the time for what is pending is over.
-        """
+        """Stop all parts by the monotonic time ``end``; return how many requests are lost."""
         self.halt_jobs()
         try:
             return self.realtime.stop(None if end is None else max(0.0, end - self._clock.now()), reason)
@@ -441,13 +425,13 @@ class RunningState:
             logs.user_errors_left()
 
     def halt_jobs(self) -> None:
-        """Begin no further call of any job. Takes no lock that making jobs holds."""
+        """Begin no further call of any job. Does not take the lock under which jobs are created."""
         self._jobs_halted = True
         if self._jobs is not None:
             self._jobs.engine.halt()
 
     def after_fork(self) -> None:
-        """In a forked child: end the copies of the parent's futures. The child's state is another one."""
+        """In a forked child: end the copies of the parent's futures. The child has a state of its own."""
         error = of_the_parent()
         self.realtime.abandon(error)
         self.stored.abandon(error)
@@ -455,14 +439,14 @@ class RunningState:
             self._jobs.engine.abandon(error)
 
     def at_exit(self, waited: float, *, interrupted: bool) -> None:
-        """At the interpreter's end: give what is pending its grace period, fail the rest, and say so."""
+        """At the exit of the interpreter: give pending work its grace period, fail the rest, report it."""
         grace = max(0.0, self._grace - waited)
         lost = self.stop(grace, "the interpreter is exiting", cancel_waiting=interrupted)
         if not interrupted:
             self._warnings.lost(lost, self._grace)
 
     def forgotten(self) -> None:
-        """Nobody holds the client any more: finish what is pending and end, on a thread of its own."""
+        """The client is no longer referenced: finish what is pending and stop, on a separate thread."""
         if self.realtime.engine is None and not self._carries_jobs:
             return
         self._clock.spawned()  # as a thread of the client's own would be, whose time this one takes
@@ -477,7 +461,7 @@ class RunningState:
         return self._jobs is not None and self._jobs.engine.is_working
 
     def _note_decision(self, decision: ListDecision) -> None:
-        """Note a decision on a list that is no job, where a store is in use; again when it is measured."""
+        """Store a decision on a list that is not a job, if a store is in use; again once measured."""
         if self._jobs is not None:
             self._jobs.engine.summaries.decided(decision)
 
@@ -486,8 +470,7 @@ class RunningState:
         self.advisor.learned(event)  # what follows from it is told after it
 
     def _read_controls(self) -> None:
-        """Hear of pauses and limits before the first request goes, where there is a store to hear from that
-        answers in time."""
+        """Read pauses and limits before the first request, if a store answers in time."""
         if not self._carries_store and not self._carries_jobs:
             return
         engine = self.jobs.engine
@@ -501,8 +484,8 @@ class RunningState:
             self._is_heard = True
 
     def _started(self, _: ClientStarted) -> None:
-        """Carry on the jobs of a store that was named: any process started on it does its share, and keeps
-        there what it learns. Where the store cannot be used, that is done as soon as it can.
+        """Run the jobs of a store that was named: each process started on it does its share and stores what
+        it learns. If the store cannot be used, this happens as soon as it can.
         """
         if not self._carries_store:
             return
@@ -518,15 +501,16 @@ class RunningState:
         engine.carry_on_later(self.history.refresh)
 
     def _accepted(self, _: JobAccepted) -> None:
-        """Be seen where processes share limits, also when nothing is asked in real time."""
+        """Be visible to processes that share limits, even if nothing is sent in real time."""
         with suppress(ConfigError):  # jobs do not need it
             self.realtime.tell_of()
 
 
 def forget(states: PerProcess[RunningState]) -> None:
-    """End what a collected client has running. Called by its ``__del__``, in the middle of anything.
+    """End the running parts of a collected client. Called by its ``__del__``, in the middle of anything.
 
-    ``weakref.finalize`` would hold what is running, and with it observers and hooks that refer to the client.
+    ``weakref.finalize`` would hold the running parts, and with them observers and hooks that refer to the
+    client.
     """
     running = states.peek()
     if running is not None:
@@ -534,7 +518,7 @@ def forget(states: PerProcess[RunningState]) -> None:
 
 
 def ask_item(realtime: Realtime, item: RealtimeItem) -> ResultFuture:
-    """Ask an item of a job in real time; it is post-processed when it is read."""
+    """Send an item of a job in real time; it is post-processed when it is read."""
     options = CallOptions(
         OpenedModel(item.provider, item.model),
         sink=item.sink,
@@ -548,19 +532,19 @@ def ask_item(realtime: Realtime, item: RealtimeItem) -> ResultFuture:
 
 
 def _learn(running: weakref.ref[RunningState]) -> None:
-    """Have forecasts learn from the calls that ended; the metrics may outlive their client."""
+    """Let forecasts learn from finished calls; the metrics may outlive their client."""
     found = running()
     if found is not None:
         found.history.learn()
 
 
 def _account(config: BatchingConfig) -> str:
-    """Return the name by which jobs know the client's budget: all that share one name it alike."""
+    """Return the name by which jobs know the client's budget: equal for all that share one."""
     return secrets.token_hex(8) if config.budget_scope == "client" else config.budget_scope
 
 
 def _enqueued(settings: ClientSettings) -> EnqueuedTokens | None:
-    """Return what shares the quotas of enqueued tokens; as the limits of requests are shared."""
+    """Return what shares the quotas of enqueued tokens, as the limits of requests are shared."""
     config, clock = settings.config, settings.clock
     by_itself = settings.model.provider.capabilities.priced and isinstance(clock, RealClock)
     if config.shared == "off" or (config.shared == "auto" and not by_itself):
@@ -574,6 +558,5 @@ def _late(_: str) -> StoreError:
 
 
 def callback_raised(error: BaseException) -> None:
-    """Log what the callback of a future raised."""
     logs.warn("callback_raised", error=type(error).__name__)
     logs.user_error("a callback", error)

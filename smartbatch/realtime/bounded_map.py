@@ -26,20 +26,19 @@ from smartbatch.types import Request, Result, Route
 
 _T = TypeVar("_T")
 
-_MOST_AHEAD = 64
-"""Items that have been read and not been taken: enough to keep whoever takes them busy."""
+_MAX_AHEAD = 64
+"""Items read and not yet taken: enough to keep the reader busy."""
 
 
 class ReadAhead(Iterator[_T], Generic[_T]):
-    """Reads items on one thread, in the context of the caller, never more than were asked for.
+    """Reads items on one thread, in the caller's context, and never more than were requested.
 
-    The thread starts when items are first asked for and ends with the items, or after :meth:`close`. What it
-    waits for within an item cannot be interrupted; it is a daemon, so the interpreter does not wait for it.
+    The thread starts with the first request for items and ends with the items, or after :meth:`close`. It
+    cannot be interrupted within an item; it is a daemon, so the interpreter does not wait for it.
 
     Args:
         items: read and closed by the thread.
-        given: the iterable that they are made from; closed as well if it is a generator.
-        clock: time and waiting.
+        given: the iterable behind them; closed as well if it is a generator.
     """
 
     def __init__(self, items: Iterator[_T], given: object, clock: Clock) -> None:
@@ -62,13 +61,13 @@ class ReadAhead(Iterator[_T], Generic[_T]):
         return bool(self._read) or self._ended
 
     def ask(self, room: int, wake: Callable[[], None]) -> None:
-        """Have items read, as many as there is room for at most, those included that were not taken yet.
+        """Have items read, at most ``room`` including those not taken yet.
 
         Args:
             wake: called by the thread whenever there is something to take.
         """
         with self._monitor:
-            granted = min(room, _MOST_AHEAD) - len(self._read) - self._reading
+            granted = min(room, _MAX_AHEAD) - len(self._read) - self._reading
             self._granted = max(0, granted)
             if self._granted:
                 self._monitor.notify()
@@ -86,7 +85,7 @@ class ReadAhead(Iterator[_T], Generic[_T]):
         raise StopIteration
 
     def close(self) -> None:
-        """Read no further; the thread closes the items. Returns at once."""
+        """Stop reading; the thread closes the items. Returns at once."""
         if os.getpid() != self._process:  # a forked child has no such thread, and may not take its lock
             return
         with self._monitor:
@@ -115,7 +114,7 @@ class ReadAhead(Iterator[_T], Generic[_T]):
             self._clock.ended()
 
     def _may_read(self) -> bool:
-        """Wait until an item is asked for; return whether one is, and nobody closed this."""
+        """Wait until an item is requested; False once this is closed."""
         with self._monitor:
             self._monitor.wait_for(lambda: self._granted or self._closed)
             self._granted -= 1
@@ -126,8 +125,8 @@ class ReadAhead(Iterator[_T], Generic[_T]):
         if not isinstance(error, StopIteration):
             if "thread" in str(error).lower():
                 error.add_note(
-                    "the prompts are read on a thread of their own; read_ahead=False reads them on the "
-                    "thread that asks for the results"
+                    "prompts are read on a separate thread; use read_ahead=False to read them on the thread "
+                    "that reads the results"
                 )
             self._error = error
         with self._monitor:
@@ -144,60 +143,47 @@ class ReadAhead(Iterator[_T], Generic[_T]):
                 each.close()
 
 
-_AT_ONCE = 64
-"""Results for which a reader is woken who wants all of a list, and no result before the others."""
+_MAX_RESULTS_PER_WAKE = 64
+"""Results that wake a reader who wants all results of a list, and none before the others."""
 
-_SHARE_AT_ONCE = 4
-"""While requests are left to be submitted, the reader is woken when as many have their results as this part
-of those that wait behind the calls under way: each wake-up takes the interpreter from a worker."""
+_WAKES_PER_QUEUE = 4
+"""While requests remain to be submitted, the reader is woken this many times per queue behind the calls under
+way: each wake-up takes the interpreter from a worker."""
 
-_BUFFERED = 10
-"""A slow first request may let this many times the read-ahead finish behind it before reading pauses."""
+_MAX_UNREAD_RATIO = 10
+"""Results that may wait behind a slow first request before reading pauses, as a multiple of the read-ahead.
+"""
 
 
 @frozen
 class ListOptions:
-    """How a list is answered in real time.
+    """How a list is answered in real time."""
 
-    Attributes:
-        own_budget: what the list may spend, within the client's budget; ``None`` for no limit of its own.
-        route: that was chosen; ``None`` leaves it to the settings.
-        raising: whether a failed request raises instead of being yielded.
-        ordered: whether results come in the order of the requests.
-        ahead: most requests under way; ``None`` for the queue's capacity.
-        calls: how many calls may be under way.
-        stop: says whether the list stops, as its first requests fail alike; ``None`` to send all in any case.
-        whole: whether the reader wants all results, and none before the others.
-        listeners: returns who is called with each result as it arrives, by the thread that reads the list;
-            asked once, when the first result is.
-        display: returns what shows how far the list is, ``None`` where nothing does.
-    """
-
-    own_budget: Budget | None = None
-    route: Route | None = None
-    raising: bool = False
-    ordered: bool = True
-    ahead: int | None = None
-    calls: int = 1
-    stop: EqualFailures | None = None
-    whole: bool = False
+    own_budget: Budget | None = None  # what the list may spend, within the client's budget; None for no limit
+    route: Route | None = None  # None leaves it to the settings
+    raising: bool = False  # whether a failed request raises instead of being yielded
+    ordered: bool = True  # whether results are yielded in the order of the requests
+    ahead: int | None = None  # maximum requests under way; None for the queue's capacity
+    calls: int = 1  # maximum calls under way
+    stop: EqualFailures | None = None  # stops the list if its first requests fail alike; None to send all
+    whole: bool = False  # whether the reader wants all results, and none before the others
+    # called with each result by the thread that reads the list; requested once
     listeners: Callable[[], Sequence[Callable[[Result], object]]] = tuple
-    display: Callable[[], Progress | None] | None = None
+    display: Callable[[], Progress | None] | None = None  # shows the progress of the list; None for nothing
 
 
 class BoundedMap(Iterator[Result]):
-    """Submits requests as results are taken, and yields the results; one thread reads it.
+    """Submits requests as results are read, and yields the results; one thread reads it.
 
-    When the requests end with an error, or one cannot be submitted, the results of those before it come
-    first. A queue that is full of others' requests is waited for as long as own results are outstanding.
+    If the requests end with an error, or one cannot be submitted, the results of those before it come first.
+    If the queue is full of other requests, it waits as long as results of its own are outstanding.
 
     Args:
         requests: checked requests; read lazily, on this thread or ahead of it.
-        submit: puts a request into the queue; its second argument is told the result.
-        clock: time and waiting.
-        options: with a number of requests ``ahead``.
-        abandon: takes futures that nobody waits for any more, to be cancelled later; called by the finaliser,
-            so it must run no user code and wait for no lock.
+        submit: queues a request; its second argument gets the result.
+        options: with ``ahead`` set.
+        abandon: cancels futures that have no reader any more, later; called by the finaliser, so it runs no
+            user code and waits for no lock.
     """
 
     def __init__(
@@ -238,7 +224,7 @@ class BoundedMap(Iterator[Result]):
 
     def __next__(self) -> Result:
         if os.getpid() != self._process:
-            raise WrongProcess("the list belongs to the parent process; ask for one of your own in this one")
+            raise WrongProcess("the list belongs to the parent process; start a new one in this process")
         try:
             result = self._next()
         except BaseException:
@@ -250,7 +236,7 @@ class BoundedMap(Iterator[Result]):
         return result
 
     def close(self) -> None:
-        """Cancel what has not started and read no further. Called by itself when the loop breaks off."""
+        """Cancel requests that have not started, and stop reading. Called when the loop is left early."""
         self._exhausted = True
         self._failure = self._next_request = None
         self._unread.update(self._finished)
@@ -263,17 +249,19 @@ class BoundedMap(Iterator[Result]):
         self._under_way.clear()
 
     def end(self) -> None:
-        """Submit nothing more; called by any thread, which cancels what was submitted.
+        """Submit nothing more; any thread may call it, and cancels the submitted requests.
 
-        If all requests are known, those that are left get cancelled results. Otherwise the list ends with
-        those that were submitted.
+        If all requests are known, the rest get cancelled results. Otherwise the list ends with the submitted
+        ones.
         """
         self._cancelled = True
         self._inbox.wake()
 
     def unread(self) -> dict[int, Result]:
-        """Return, after :meth:`close`, the results that came and were not taken, by position: also those of
-        calls that were in flight then and have ended since, and one that an interrupt kept from its reader.
+        """Return, after :meth:`close`, the results that arrived and were not read, by position.
+
+        Includes calls that were in flight then and have finished since, and a result that an interrupt kept
+        from its reader.
         """
         ended = {at: future.outcome for at, future in list(self._in_flight.items())}
         came = {at: result for at, result in ended.items() if result is not None}
@@ -285,11 +273,11 @@ class BoundedMap(Iterator[Result]):
         return future is not None and not future.cancelled()
 
     def came(self) -> int:
-        """Return how many results came, taken ones included."""
+        """Return how many results arrived, including those read."""
         return self._yielded - len(self._handed) + len(self.unread())
 
     def __del__(self) -> None:
-        if getattr(self, "_under_way", None):  # Ctrl-C may come before there is anything
+        if getattr(self, "_under_way", None):  # Ctrl-C may come before it is set
             self._abandon(list(self._under_way.values()))
         if (source := getattr(self, "_source", None)) is not None and not self._exhausted:
             run_after_collection(source.close)
@@ -317,40 +305,31 @@ class BoundedMap(Iterator[Result]):
                 self._receive(*arrival)
 
     def _worth_waking(self, listeners: Sequence[object]) -> float:
-        """Return for how many results the reader is woken, if not for its next one. The cases, in order:
-
-        1. Somebody is told of each result, or they are read in the order they come: each.
-        2. There are requests to submit: a few, so that there is work for all workers.
-        3. The reader wants all: some, so that the last ones leave little to do.
-        4. Only the next one is of use.
-        """
+        """Return how many results wake the reader, if not its next one."""
         under_way = len(self._under_way)
+        # 1. Each result is reported, or results are read in order of arrival: each.
         if listeners or not (self._ordered or self._whole):
             return 1
+        # 2. Requests remain to be submitted: a few, so that all workers have work.
         if not self._exhausted:
-            return max(1, min(_AT_ONCE, (under_way - self._calls) // _SHARE_AT_ONCE))
-        return min(_AT_ONCE, under_way) if self._whole else math.inf
+            return max(1, min(_MAX_RESULTS_PER_WAKE, (under_way - self._calls) // _WAKES_PER_QUEUE))
+        # 3. The reader wants all: some, so that the last ones leave little to do. Else only the next one
+        #    counts.
+        return min(_MAX_RESULTS_PER_WAKE, under_way) if self._whole else math.inf
 
     def _feed(self) -> None:
-        """Submit until enough is under way; what has arrived meanwhile makes room at once. It ends, in order:
-
-        1. Enough is under way, or there are no more requests.
-        2. Too many results wait to be read.
-        3. The reader can have its next result, and half of what may be is under way, or waits to be read.
-        4. The next request cannot be read or is refused: that is raised when it is its turn.
-        5. The queue is full of others' requests, or the next request has not been read yet.
-        """
+        """Submit until enough is under way; results that arrive meanwhile make room at once."""
         while not self._exhausted and len(self._under_way) < self._ahead:
-            if len(self._finished) >= _BUFFERED * self._ahead:
+            if len(self._finished) >= _MAX_UNREAD_RATIO * self._ahead:
                 return
             readable = self._finished and (not self._ordered or self._yielded in self._finished)
             if readable and len(self._under_way) + len(self._finished) >= self._ahead // 2:
-                return  # enough is under way, or there: let the reader have its result first
+                return  # enough is under way or unread: the reader gets its result first
             try:
                 submitted = self._submit_next()
             except Exception as error:
                 self._exhausted, self._failure = True, error
-                nameless = isinstance(error, InvalidRequest) and error.row is None  # refused by a hook
+                nameless = isinstance(error, InvalidRequest) and error.row is None  # rejected by a hook
                 if nameless or not isinstance(error, SmartbatchError):
                     error.add_note(f"raised while prompt {self._submitted} (counted from 0) was read")
                 return
@@ -361,7 +340,7 @@ class BoundedMap(Iterator[Result]):
                     self._receive(*arrival)
 
     def _submit_next(self) -> bool:
-        """Submit the next request; False when there is none, or no room for it now."""
+        """Submit the next request; False if there is none, or no room for it now."""
         if self._cancelled and not self._is_whole:
             self._exhausted, self._next_request = True, None
             if self._source is not None:
@@ -407,10 +386,10 @@ class BoundedMap(Iterator[Result]):
         return True
 
     def _reason_not_to_send(self, request: Request) -> SmartbatchError | None:
-        """Return the error of a request of a list that stopped or was cancelled.
+        """Return the error of a request whose list stopped or was cancelled.
 
         Raises:
-            ListStopped: the list stopped, and it is not known how many requests there are.
+            ListStopped: the list stopped, and its number of requests is unknown.
         """
         if self._cancelled:
             return RequestCancelled("the request was cancelled before it was sent", request_id=request.id)
@@ -423,22 +402,21 @@ class BoundedMap(Iterator[Result]):
     def _can_submit(self) -> bool:
         """Whether a request that was waited for has been read."""
         waits = self._source is not None and not self._exhausted and self._next_request is None
-        has_room = len(self._under_way) < self._ahead and len(self._finished) < _BUFFERED * self._ahead
+        has_places = len(self._finished) < _MAX_UNREAD_RATIO * self._ahead
+        has_room = len(self._under_way) < self._ahead and has_places
         return waits and has_room and self._source is not None and self._source.is_ready
 
     def _receive(self, position: int, result: Result) -> None:
         if position in self._under_way:
-            self._finished[position] = result  # first: an interrupt has to find it in one of the two
+            self._finished[position] = result  # first: after an interrupt it is in one of the two
             del self._under_way[position]
             self._tell(result)
 
     def _placed(self, position: int, result: Result) -> Result:
-        """Return a result with the row of its prompt and the number of the answer."""
         request = self._places.get(position)
         return result if request is None else evolve(result, row=request.row, sample=request.sample)
 
     def _cancel_all(self) -> None:
-        """Cancel what has not started; called by the worker whose result stops the list."""
         for future in list(self._under_way.values()):
             future.cancel()
 
@@ -448,11 +426,11 @@ class BoundedMap(Iterator[Result]):
 
 
 class _Arrivals:
-    """Results in the order they came, each with the position of its request.
+    """Results in order of arrival, each with the position of its request.
 
     Args:
-        stop: says whether the list stops with a result.
-        on_stop: called then, with no lock held; its list may be collected before that.
+        stop: decides whether a result stops the list.
+        on_stop: called then, with no lock held; its list may have been collected before.
     """
 
     def __init__(
@@ -467,7 +445,7 @@ class _Arrivals:
         self._waited = False
 
     def put(self, position: int, result: Result) -> None:
-        """Deliver; called by workers, never blocks."""
+        """Deliver a result; called by workers, never blocks."""
         stops = False
         with self._monitor:
             if self._stop is not None:
@@ -482,7 +460,6 @@ class _Arrivals:
             on_stop()
 
     def wake(self) -> None:
-        """End the wait of :meth:`take`, if somebody waits."""
         with self._monitor:
             if self._waited:
                 self._waited = False
@@ -491,8 +468,9 @@ class _Arrivals:
     def take(
         self, wanted: int = -1, enough: float = 1, is_ready: Callable[[], bool] = lambda: False
     ) -> list[tuple[int, Result]]:
-        """Return what has arrived. If that is nothing, wait for the result of position ``wanted``, for
-        ``enough`` results, or for :meth:`wake`, unless ``is_ready`` already."""
+        """Return what has arrived. If nothing has, wait for the result of position ``wanted``, for ``enough``
+        results, or for :meth:`wake`, unless ``is_ready`` already.
+        """
         with self._monitor:
             self._wanted, self._enough = wanted, enough
             self._waited = not self._arrived and not is_ready()

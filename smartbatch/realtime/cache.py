@@ -133,8 +133,8 @@ class ResponseCache:
             except Exception as error:
                 failure = type(error).__name__
         raise AnswerUnread(
-            f"an internal error ({failure}) prevented reading a cached answer, which stays in the cache "
-            f"{self._path}; the request was not sent again. Please report this as a fault of smartbatch. For "
+            f"smartbatch itself failed to read a cached answer ({failure}), which stays in the cache "
+            f"{self._path}; the request was not sent again. Please report this as a bug of smartbatch. For "
             "another answer, send the request with deduplicate=False or delete the file"
         )
 

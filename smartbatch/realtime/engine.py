@@ -43,8 +43,7 @@ class CallbackThread:
     """Runs callables one after another, in order, on a daemon thread that starts with the first one.
 
     Args:
-        clock: time and waiting.
-        report: told of anything a callback raises, ``SystemExit`` and ``KeyboardInterrupt`` included.
+        report: gets anything a callback raises, including ``SystemExit`` and ``KeyboardInterrupt``.
         run: calls what it is given.
     """
 
@@ -74,7 +73,7 @@ class CallbackThread:
             try:
                 self._thread.start()
             except RuntimeError:
-                # No thread can be had (limits, interpreter exit): on one that is there, or on this one.
+                # no thread can be started (limits, interpreter exit): use an existing one, or this one
                 self._thread = None
                 self._clock.unspawned()
                 if run_after_collection(self._run_all):
@@ -85,7 +84,6 @@ class CallbackThread:
             self._call(each)
 
     def _run_all(self) -> None:
-        """Run what there is, on a thread that is not this object's."""
         while True:
             with self._monitor:
                 self._busy = bool(self._todo)
@@ -96,14 +94,14 @@ class CallbackThread:
             self._call(fn)
 
     def drain(self, timeout: float | None) -> bool:
-        """Wait until every callback has run; at once when called from one of them."""
+        """Wait until every callback has run; returns at once when called from one of them."""
         if threading.current_thread() is self._thread:
             return True
         with self._idle:
             return bool(self._idle.wait_for(lambda: not (self._busy or self._todo), timeout))
 
     def close(self) -> None:
-        """Let the thread end once nothing is left to do; what comes later is run all the same."""
+        """End the thread once nothing is left to do; later callbacks are run all the same."""
         with self._monitor:
             self._closing = True
             self._monitor.notify()
@@ -139,24 +137,18 @@ class CallbackThread:
             self._report(error)
 
 
-LAST_CALLBACKS = 0.25
-"""Seconds that callbacks and observers have at a stop whose own time is over: they say who was not
-answered."""
+LAST_CALLBACK_SECONDS = 0.25
+"""Time for callbacks and observers at a stop that has timed out: they report what was not answered."""
 
 
 class RealtimeEngine:
     """The threads of one client, from its start to its stop.
 
     Args:
-        setup: what all parts share.
         budget: the client's, which outlives a stop.
         lock: guards the budget, and is that of the monitor.
-        cache: answers kept from run to run; ``None`` where there is none.
-        controls: what people set for models, as it stands when the engine is made.
-
-    Attributes:
-        failed: requests that stops had to fail.
-        lost: those of them that were awaited, and that nobody asks again: no streams, and no items of jobs.
+        cache: stored answers; ``None`` without a cache.
+        controls: user settings of models when the engine is made.
     """
 
     def __init__(
@@ -186,18 +178,18 @@ class RealtimeEngine:
         self.collector = Collector(setup, self.queue, self.gates, self.router, self._fallback_lane)
         self.dispatcher = BatchDispatcher(setup, self.queue, self.collector, self.router)
         self.lanes = LaneFactory(setup, self._attach, cache)
-        if setup.fallback is not None:  # its lane is built under the monitor, where nothing may be read
+        if setup.fallback is not None:  # its lane is built under the monitor, where no file may be read
             self.lanes.read(setup.fallback.provider, setup.fallback.name)
         self._run_later, self._cancelled = self.callbacks.run_later, self.cancelled  # one object for all
         self._interrupted = self.cancel_pending
         self._wake = partial(_wake, weakref.ref(self.dispatcher))
-        self.failed = self.lost = 0
+        self.failed = self.lost = 0  # requests that stops had to fail
         self.dispatcher.start()
 
     def submit(self, submission: Submission, future: ResultFuture | None = None) -> ResultFuture:
-        """Put a checked request into the queue and return its future; errors as the queue's.
+        """Queue a checked request and return its future; errors as the queue's.
 
-        A ``future`` that its caller has already tells :meth:`cancelled` when it is cancelled.
+        A caller that passes a ``future`` calls :meth:`cancelled` when it is cancelled.
         """
         now, known = self._clock.now(), future is not None
         if future is None:
@@ -211,18 +203,18 @@ class RealtimeEngine:
         try:
             with self.queue.monitor:
                 joined = self.queue.admit_locked(ticket, now)
-                # one that joined what waits may be more urgent
+                # one that joined a waiting request may be more urgent
                 if not (joined and waiter.running) or waiter.deadline is not None:
                     self.dispatcher.wake_locked()
                 if waiter.deadline is not None:
                     self.dispatcher.wake_before_locked(waiter.deadline)
             request, label = submission.request, submission.lane.label
             self._setup.tell(request_submitted(request, submission.request_id, label, now, joined=joined))
-        except BaseException:  # Ctrl-C, or a signal handler that exits, may come anywhere in it
-            if not known:  # who has the future fails it with the reason
-                future.cancel()  # it may be half taken in, and the caller will never see its future
+        except BaseException:  # Ctrl-C, or a signal handler that exits, at any point
+            if not known:  # the owner of a known future fails it with the reason
+                future.cancel()  # it may be half admitted, and the caller never sees its future
             raise
-        if known and future.cancelled():  # before its request was here to be taken out
+        if known and future.cancelled():  # before its request could be taken out
             self.cancelled(future)
         return future
 
@@ -232,7 +224,7 @@ class RealtimeEngine:
             return evolve(self.queue.counts)
 
     def status(self, hide: Callable[[str], str]) -> RealtimeStatus:
-        """Return how its requests stand; ``hide`` makes a name that says nothing of a quota or a budget."""
+        """Return the status of its requests; ``hide`` returns a name that reveals nothing."""
         scope = self._setup.config.budget_scope
         return status_of(self.queue, self.gates.budget, self._clock.now(), hide, budget_scope=scope)
 
@@ -245,23 +237,23 @@ class RealtimeEngine:
             self.dispatcher.wake_locked()
 
     def abandon_futures(self, futures: list[ResultFuture]) -> None:
-        """Have requests cancelled that nobody waits for any more. For finalisers: they run in the middle of
-        anything, so this runs no user code and waits for no lock.
+        """Have requests cancelled that have no reader any more.
 
-        The collector cancels them when it looks next, and no call of theirs starts before. It is woken on
-        another thread: a lock that is taken here without a block could stay locked after a Ctrl-C.
+        For finalisers, which run in the middle of anything: runs no user code and waits for no lock. The
+        collector cancels the requests when it looks next, and none of their calls starts before. It is woken
+        on another thread: a lock taken here without blocking could stay locked after a Ctrl-C.
         """
         self.queue.abandoned.extend(futures)
         run_after_collection(self.dispatcher.wake)
 
     def detach(self) -> None:
-        """Leave the quotas that are shared with other clients; the limits told here no longer count."""
+        """Leave the quotas shared with other clients; the limits configured here no longer count."""
         now = self._clock.now()
         for lane in self.queue.lanes:
             lane.quota.detach(self.queue, now)
 
     def control(self, controls: ModelControls) -> None:
-        """Keep to what people set for models. No lock may be held."""
+        """Apply user settings of models. No lock may be held."""
         now = self._clock.now()
         with self.queue.monitor:
             self._controls = controls
@@ -272,7 +264,7 @@ class RealtimeEngine:
             lane.quota.limit(self.queue, *self._limits(lane, controls), now)
 
     def _limits(self, lane: Lane, controls: ModelControls) -> tuple[float | None, float | None]:
-        """Return requests and tokens a minute: what a person set for the model, or else the settings."""
+        """Return requests and tokens per minute: set by a user for the model, or else by the settings."""
         config, set_ = self._setup.config, controls.limits.get(lane.label)
         rpm = config.max_rpm if set_ is None else set_.requests_per_minute or config.max_rpm
         tpm = config.max_tpm if set_ is None else set_.tokens_per_minute or config.max_tpm
@@ -280,7 +272,7 @@ class RealtimeEngine:
 
     def _attach(self, lane: Lane) -> None:
         self.queue.add_lane(lane)
-        while True:  # no lock may be taken here, and a change may come meanwhile
+        while True:  # no lock may be taken here, and the controls may change meanwhile
             controls = self._controls
             lane.provider_health.pause = controls.pause_of(lane.label)
             max_rpm, max_tpm = self._limits(lane, controls)
@@ -299,7 +291,6 @@ class RealtimeEngine:
             lane.quota.detach(self.queue, self._clock.now())
 
     def _sharing(self, lane: Lane) -> Sharing | None:
-        """Return how the limits of a lane are shared with other processes; ``None`` for not at all."""
         config = self._setup.config
         leases = leases_of(config.shared, self._clock, has_account=lane.provider.capabilities.priced)
         if leases is None:
@@ -313,7 +304,6 @@ class RealtimeEngine:
         )
 
     def _fallback_lane(self, lane: Lane) -> Lane | None:
-        """Return the lane of the fallback model; called under the monitor."""
         fallback = self._setup.fallback
         if fallback is None or lane.provider is fallback.provider:
             return None
@@ -322,18 +312,13 @@ class RealtimeEngine:
     def stop(self, timeout: float | None, *, reason: str, release: Callable[[], None]) -> None:
         """Finish what is pending within ``timeout`` seconds, fail the rest, and end the threads.
 
-        The errors of the rest give the ``reason``; once it is late, ``release`` ends the calls under way.
-        Nothing more is taken, and no window counts. Then, in order:
-
-        1. All requests end in time.
-        2. The time is over: the rest is failed.
-        3. Ctrl-C comes: the rest is failed at once, and the interrupt goes on.
-
-        After 1 and 2 callbacks have what is left of the time.
+        No more requests are accepted, and no window counts. Once the time is over, or Ctrl-C comes, the rest
+        is failed with the ``reason``, and ``release`` ends the calls under way. Callbacks have the remaining
+        time.
         """
         with self.queue.monitor:
             if self.queue.closed is None:
-                self.queue.closed = ClientClosed(f"{reason}; the request was not taken")
+                self.queue.closed = ClientClosed(f"{reason}; the request was not accepted")
             self.queue.wake_blocked_locked()
             self.queue.flushing = True
             self.dispatcher.wake_locked()
@@ -353,12 +338,11 @@ class RealtimeEngine:
         self.dispatcher.stop()
         self._tell_abandoned()
         if timeout is not None:
-            timeout = max(timeout - (self._clock.now() - began), LAST_CALLBACKS)
+            timeout = max(timeout - (self._clock.now() - began), LAST_CALLBACK_SECONDS)
         self.callbacks.drain(timeout)
         self.callbacks.close()
 
     def _end(self, reason: str, release: Callable[[], None]) -> None:
-        """Fail what is left and end the calls under way."""
         error = ClientClosed(f"{reason} before the request was answered")
         effects = self._effects()
         with self.queue.monitor:
@@ -382,8 +366,10 @@ class RealtimeEngine:
         effects.perform(self.tell_later)
 
     def tell_later(self, event: Event) -> None:
-        """Tell of an event on the thread of callbacks, whose end a stop awaits for its own time only: an
-        observer that never returns must not hold the stop.
+        """Report an event on the callback thread.
+
+        A stop waits for that thread only as long as its own time lasts: an observer that never returns must
+        not block it.
         """
         under = copy_context().run
         self.callbacks.run_later(lambda: under(self._setup.tell, event))
@@ -401,7 +387,7 @@ class RealtimeEngine:
     def cancel_pending(self) -> int:
         """Cancel every request whose call has not started, and make no further tries; return how many.
 
-        An identical request that comes later is a new one.
+        A later identical request is a new one.
         """
         effects = self._effects()
         with self.queue.monitor:
@@ -416,7 +402,7 @@ class RealtimeEngine:
         return sum(future.cancel() for future in futures)
 
     def cancelled(self, future: ResultFuture) -> None:
-        """Tell of a future that was cancelled, and take its request out."""
+        """Report a cancelled future, and take its request out."""
         waiter = future.waiter
         if waiter is None:
             return
@@ -427,14 +413,14 @@ class RealtimeEngine:
             first = ticket is not None and known and self.queue.cancelled_locked(ticket, waiter)
             if ticket is not None and first:
                 effects.cancelled(ticket, waiter)
-                self.dispatcher.wake_locked()  # others may have waited for it to go first
+                self.dispatcher.wake_locked()  # others may have waited for it
         effects.perform(self._setup.tell)
         if first and waiter.sink is not None:
             error = _cancellation(waiter)
             waiter.sink(Result(waiter.request_id, error=error, cost=0.0, context=waiter.request.context))
 
     def drop(self, future: ResultFuture) -> None:
-        """Cancel a request whose call has not started, one that waits for a further try included."""
+        """Cancel a request whose call has not started, even if it waits for a further try."""
         waiter = future.waiter
         if future.cancel() or waiter is None:
             return
@@ -454,7 +440,7 @@ class RealtimeEngine:
 
 
 def _wake(dispatcher: weakref.ref[BatchDispatcher]) -> None:
-    """Have a collector look, if its client still exists: quotas outlive clients, and must not hold them."""
+    """Have a collector look, if its client still exists: quotas outlive clients and must not hold them."""
     found = dispatcher()
     if found is not None:
         found.wake()

@@ -1,7 +1,7 @@
-"""The real-time part of a client: requests go in, futures come out, from any number of threads.
+"""The real-time part of a client: accepts requests from any number of threads and returns futures.
 
-It lives as long as its client does in one process, over any number of starts and stops. The threads, the
-queue and the gates of one run belong to its :class:`~smartbatch.realtime.engine.RealtimeEngine`.
+It lives as long as its client in one process, over any number of starts and stops. The threads, the queue and
+the gates of one run belong to its :class:`~smartbatch.realtime.engine.RealtimeEngine`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.admission import Admission
 from smartbatch.realtime.bounded_map import BoundedMap, ListOptions
 from smartbatch.realtime.effects import parameters_dropped, request_finished, request_submitted
-from smartbatch.realtime.engine import LAST_CALLBACKS, CallbackThread, RealtimeEngine
+from smartbatch.realtime.engine import LAST_CALLBACK_SECONDS, CallbackThread, RealtimeEngine
 from smartbatch.realtime.queue import RequestCounts
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.text_stream import ChunkBox, TextStream
@@ -44,17 +44,17 @@ _T = TypeVar("_T")
 
 
 def stored_future(callbacks: CallbackThread) -> ResultFuture:
-    """Return a future that somebody else settles, from a store; its callbacks run on ``callbacks``."""
+    """Return a future that is completed from a store; its callbacks run on ``callbacks``."""
 
     def cancelled(future: ResultFuture) -> None:
-        """Tell those in ``concurrent.futures.wait``, too."""
+        """Also notify ``concurrent.futures.wait``."""
         future.set_running_or_notify_cancel()
 
     return ResultFuture(callbacks.run_later, cancelled)
 
 
 def stored_stream(clock: Clock, future: Future[Result], cancel: Callable[[], None]) -> TextStream:
-    """Return the stream of an answer that comes as a whole, from a store; ``cancel`` ends the work for it."""
+    """Return the stream of an answer that arrives whole, from a store; ``cancel`` stops the work on it."""
     box = ChunkBox(clock)
 
     def ended(done: Future[Result]) -> None:
@@ -73,7 +73,7 @@ def stored_stream(clock: Clock, future: Future[Result], cancel: Callable[[], Non
 
 
 def _status(realtime: weakref.ref[Realtime], hide: Callable[[str], str]) -> RealtimeStatus | None:
-    """Return how the requests of a client stand, if it still exists: what tells of it must not hold it."""
+    """Return the status of a client's requests if the client still exists, without holding it."""
     found = realtime()
     return None if found is None else found.status(hide)
 
@@ -84,17 +84,11 @@ def _error_of(future: Future[Result]) -> SmartbatchError:
 
 
 class Realtime:
-    """Answers requests one by one, or several in a call, while its callers wait.
+    """Answers requests one by one, or several per call, while their callers wait.
 
     Args:
-        setup: what all parts share.
-        model: that answers requests; items of jobs name their own.
+        model: answers requests; items of jobs name their own.
         preparer: prepares what callers pass.
-
-    Attributes:
-        budget: the client's, which outlives a stop.
-        admission: ids, fingerprints and the cache.
-        engine: the threads, the queue and the gates that run now; ``None`` while none do.
     """
 
     def __init__(self, setup: RealtimeSetup, model: OpenedModel, preparer: RequestPreparer) -> None:
@@ -104,8 +98,9 @@ class Realtime:
         self._preparer = preparer
         self.model = model
         shares_budget = setup.config.budget_scope != "client"
+        # the client's, which outlives a stop
         self.budget = Budget(0.0 if shares_budget else setup.config.budget)
-        self._lock = threading.Lock()  # of the budget, and of each engine's monitor: there may be two
+        self._lock = threading.Lock()  # of the budget and of each engine's monitor; there may be two
         self._budget_share: BudgetShare | None = None
         self._leased = setup.clock.monitor(self._lock)
         self.admission = Admission(model, setup)
@@ -114,11 +109,11 @@ class Realtime:
         self._opening = threading.Lock()
         self._starting = threading.Lock()
         self._lists: weakref.WeakSet[BoundedMap] = weakref.WeakSet()
-        self.engine: RealtimeEngine | None = None
-        self._stopping: tuple[RealtimeEngine, ...] = ()  # the one that was stopped last comes last
+        self.engine: RealtimeEngine | None = None  # None while no threads run
+        self._stopping: tuple[RealtimeEngine, ...] = ()  # the one stopped last is last
         self._counts = RequestCounts()  # of the engine that stopped last
         self._controls = ModelControls()
-        self._told_at: SharedLeases | None = None  # where others can see how it stands
+        self._told_at: SharedLeases | None = None  # where other processes see its status
         self._is_stopped = self._has_warned = False
 
     # -- requests --------------------------------------------------------------------------------------------
@@ -127,7 +122,7 @@ class Realtime:
         """Queue one normalised request of a user and return its future.
 
         Raises:
-            InvalidRequest: a hook refuses it, or the provider cannot take it.
+            InvalidRequest: a hook rejects it, or the provider cannot accept it.
             QueueFull, ClientClosed: see :class:`~smartbatch.realtime.queue.RequestQueue`.
         """
         return self._submit(request, CallOptions(self.model))
@@ -136,17 +131,17 @@ class Realtime:
         """Queue one normalised request and return its answer as a stream.
 
         Raises:
-            InvalidRequest: as :meth:`submit`; also for a request that asks for a vector.
+            InvalidRequest: as :meth:`submit`; also for a request for a vector.
             QueueFull, ClientClosed: as :meth:`submit`.
         """
         if request.embedding is not None:
-            raise InvalidRequest("a vector does not come in pieces; use submit_embedding", field="embedding")
+            raise InvalidRequest("embeddings cannot be streamed; use submit_embedding", field="embedding")
         box = ChunkBox(self._clock)
         self._submit(request, CallOptions(self.model, sink=box.end, stream=box))
         return TextStream(box)
 
     def map(self, requests: Iterable[Request], options: ListOptions) -> BoundedMap:
-        """Return the results of checked requests, which are submitted as results are taken."""
+        """Return the results of checked requests, which are submitted as results are read."""
 
         def submit(request: Request, sink: Callable[[Result], None]) -> ResultFuture:
             call = CallOptions(
@@ -168,32 +163,29 @@ class Realtime:
         return results
 
     def never_waits(self, request: Request) -> bool:
-        """Whether a request is asked in a call of its own, and never by batch, because of its purpose."""
+        """Whether a request has a call of its own, and never a batch, because of its purpose."""
         return request.purpose in self._config.prefer_individual_for
 
     def ask(self, request: Request, options: CallOptions, future: ResultFuture | None = None) -> ResultFuture:
-        """Queue a request that was checked and preprocessed before; errors as :meth:`submit`.
-
-        The cases, in order:
-
-        1. The cache has its answer, and no middleware has to see it: it is settled at once.
-        2. It is streamed: it waits in the standard lane, and shares its answer with no other.
-        3. It waits in the lane for its kind, or in that of the slower tier where ``options`` ask for it.
+        """Queue a request that was checked and preprocessed; errors as :meth:`submit`.
 
         Args:
-            future: ends with its result, where its caller has one already; a new one when ``None``.
+            future: gets its result, if its caller already has one; a new one when ``None``.
         """
+        # 1. The cache has its answer, and no middleware has to see it: complete it at once.
         admission, hooks, config = self.admission, self._setup.hooks, self._config
         model = options.model.of(request)
         streamed = options.stream is not None
         own = self.model.of(request).is_same(model.provider, model.name)
         shared, kept = (None, None) if streamed or not own else admission.keys(request)
-        if hooks.middleware:  # it sees what is kept as well: see its layer
+        if hooks.middleware:  # it sees cached answers as well: see AnswerSharing
             kept = None
         known = admission.recalled(request, kept)
         if known is not None:
             result = hooks.process(known) if known.ok and not options.raw else known
             return self._settled(request, result, options, future)
+        # 2. It is streamed: it waits in the standard lane, and shares its answer with no other.
+        # 3. It waits in the lane for its kind, or in that of the slower tier if the options ask for it.
         engine = self._running()  # once: a lane belongs to one engine, and another may have started since
         flex = options.flex and not streamed
         lane = engine.lanes.of(model.provider, model.name, request.embedding, flex=flex)
@@ -202,9 +194,9 @@ class Realtime:
         if shared is not None:
             shared = object_key(shared, request)
             if lane.standard is not None:
-                shared += b"flex"  # who pays for speed must not wait for an answer of the slower tier
+                shared += b"flex"  # a request paid for speed must not wait for the slower tier
         estimated = estimate_request(request)
-        # without a budget nothing depends on the cost: it is not computed
+        # without a budget nothing depends on the cost
         priced = options.own_budget is not None or config.budget is not None
         tokens, reserve = lane.demand(request, estimated, priced=priced)
         if priced:
@@ -225,7 +217,7 @@ class Realtime:
         )
 
     def warn_of_unbounded(self, request: Request) -> None:
-        """Log, once for the client, that a budget can be exceeded by answers without ``max_tokens``."""
+        """Log once that answers without ``max_tokens`` can exceed a budget."""
         bounded = request.params.max_tokens is not None or request.embedding is not None
         if bounded or request.call is not None or self._has_warned:
             return
@@ -234,11 +226,11 @@ class Realtime:
             tell_unbounded(self._config.parallelism)
 
     def process(self, result: Result) -> Result:
-        """Return what the user's ``post_process`` makes of an answered result."""
+        """Return the result after the user's ``post_process``."""
         return self._setup.hooks.process(result)
 
     def drop(self, future: Any) -> None:
-        """Cancel a request of :meth:`ask` whose call has not started, waiting for a further try included."""
+        """Cancel a request of :meth:`ask` whose call has not started, even if it waits for a further try."""
         engines = self._engines()
         if not engines:
             future.cancel()
@@ -249,11 +241,11 @@ class Realtime:
     def submit_prepared(
         self, request: Request, prepared: Request | Answer, future: ResultFuture | None = None
     ) -> ResultFuture:
-        """Queue what the hooks made of a request; ``future`` and errors as :meth:`ask` and :meth:`submit`."""
+        """Queue a preprocessed request; ``future`` and errors as :meth:`ask` and :meth:`submit`."""
         return self._submit_prepared(request, prepared, CallOptions(self.model), future)
 
     def cancelled(self, future: ResultFuture) -> None:
-        """Take out the request of a future that :meth:`ask` was given and that was cancelled."""
+        """Take out the request of a future passed to :meth:`ask` that was cancelled."""
         for engine in self._engines():
             engine.cancelled(future)
 
@@ -278,7 +270,7 @@ class Realtime:
     def _settled(
         self, request: Request, result: Result, options: CallOptions, future: ResultFuture | None
     ) -> ResultFuture:
-        """Settle a request that needs no call: no queue, no cost, but counted like any other."""
+        """Complete a request that needs no call: no queue, no cost, but counted like any other."""
         engine, now, label = self._running(), self._clock.now(), self.model.of(request).label
         if options.stream is not None:
             result = evolve(result, time_to_first_chunk=0.0)
@@ -296,21 +288,21 @@ class Realtime:
         return future
 
     def _abandon_futures(self, futures: list[ResultFuture]) -> None:
-        """Cancel what nobody waits for any more. Called by a finaliser: runs no user code, takes no lock."""
+        """Cancel requests that have no reader any more. For finalisers: no user code, no lock."""
         for engine in self._engines():
             engine.abandon_futures(futures)
 
     # -- life ------------------------------------------------------------------------------------------------
 
     def allow_start(self) -> None:
-        """Let the next request start the threads, also after a stop."""
+        """Let the next request start the threads, even after a stop."""
         with self._starting:
             self._is_stopped = False
 
     def start(self) -> RealtimeEngine:
-        """Return the engine, which is started if none runs.
+        """Return the engine, starting it if none runs.
 
-        Providers are opened under a lock of its own: whoever needs no start does not wait for it.
+        Providers are opened under a separate lock: requests that need no start do not wait for it.
 
         Raises:
             ClientClosed: it was stopped; see :meth:`allow_start`.
@@ -324,8 +316,8 @@ class Realtime:
             for provider in list(self._providers.values()):
                 provider.open(self._setup.parallelism.calls)
             share, leases = self._shared_budget(), self._leases()
-            self._setup.read_controls()  # a pause holds from the first request on
-            if share is not None:  # before anything can wait for it
+            self._setup.read_controls()  # a pause applies from the first request on
+            if share is not None:  # before a request can wait for it
                 share.leases.join(share)
             try:
                 with self._starting:
@@ -343,10 +335,10 @@ class Realtime:
         return engine
 
     def _shared_budget(self) -> BudgetShare | None:
-        """Return the client's part of the budget that processes share, where there is one.
+        """Return the client's part of a budget that processes share, if there is one.
 
         Raises:
-            ConfigError: the address of the place where it is kept cannot be read.
+            ConfigError: the address of the shared place cannot be read.
         """
         config = self._config
         if config.budget_scope == "client" or config.budget is None:
@@ -357,7 +349,7 @@ class Realtime:
         return self._budget_share
 
     def control(self, controls: ModelControls) -> None:
-        """Keep to what people set for models, from now on."""
+        """Apply user settings of models from now on."""
         with self._starting:
             self._controls = controls
             engines = self._engines()
@@ -365,7 +357,7 @@ class Realtime:
             engine.control(controls)
 
     def resize(self, calls: int) -> None:
-        """Follow a change of the parallelism; calls in flight are not interrupted."""
+        """Apply a change of the parallelism; calls in flight are not interrupted."""
         with self._opening:
             engine = self.engine
             if engine is not None:
@@ -375,18 +367,17 @@ class Realtime:
             engine.dispatcher.resize()
 
     def look_again(self) -> None:
-        """Have what waits for the budget looked at."""
+        """Check requests that wait for the budget again."""
         with self._leased:
             self._leased.notify_all()
         for engine in self._engines():
             engine.dispatcher.wake()
 
     def tell(self, event: Event) -> None:
-        """Tell an event to all observers."""
         self._setup.tell(event)
 
     def serve(self, provider: Provider) -> None:
-        """Open and close a further provider with the threads: one that items of jobs need."""
+        """Open and close one more provider together with the threads, for items of jobs."""
         if id(provider) in self._providers:
             return
         self._providers[id(provider)] = provider
@@ -396,27 +387,25 @@ class Realtime:
     def stop(self, timeout: float | None, reason: str) -> int:
         """Finish what is pending within ``timeout`` seconds, fail the rest, and end the threads.
 
-        Returns how many of the rest are lost: awaited, and asked again by nobody.
-
-        ``None`` waits for everything; ``reason`` goes into the errors of the rest. The cases, in order:
-
-        1. It does not run: other threads that are stopping it are helped, for ``timeout`` seconds at most.
-        2. It runs: its engine is stopped. Then, however that went, it leaves what it shares with others,
-           tells its end, and waits for callbacks.
+        ``None`` waits for everything; ``reason`` is in the errors of the rest. Returns how many of the rest
+        are lost: awaited, and not sent again by anyone.
         """
         began = self._clock.now()
         with self._starting:
             engine, stopping = self.engine, self._stopping
             if engine is not None:
                 self._stopping = (*stopping, engine)
-            self.engine = None  # last: who looks without a lock finds it in one of the two
+            self.engine = None  # last: a reader without a lock finds it in one of the two
             self._is_stopped = True
         self.look_again()
+        # 1. It does not run: help the other threads that stop it, for at most ``timeout`` seconds.
         if engine is None:
             for each in stopping:
                 left = None if timeout is None else max(0.0, began + timeout - self._clock.now())
                 each.stop(left, reason=reason, release=self.close_providers)
             return sum(each.lost for each in stopping)
+        # 2. It runs: stop its engine. Then, in any case, leave what is shared, report the end, and wait for
+        #    callbacks.
         try:
             engine.stop(timeout, reason=reason, release=self.close_providers)
         finally:
@@ -424,35 +413,35 @@ class Realtime:
             with self._starting:
                 self._stopping = tuple(each for each in self._stopping if each is not engine)
             engine.detach()
-            with self._opening:  # else one that starts now would join before this leaves
+            with self._opening:  # else one that starts now would join before this one leaves
                 if self._budget_share is not None and not self._engines():
                     self._budget_share.leases.leave(self._budget_share)
             something_ended()
             engine.tell_later(ClientStopped(at=self._clock.now(), failed=engine.failed))
-            if timeout is not None:  # with what the engine needed of it
-                timeout = max(0.0, began + timeout + LAST_CALLBACKS - self._clock.now())
+            if timeout is not None:  # less the time the engine took
+                timeout = max(0.0, began + timeout + LAST_CALLBACK_SECONDS - self._clock.now())
             engine.callbacks.drain(timeout)
         return engine.lost
 
     def status(self, hide: Callable[[str], str] = lambda _: "") -> RealtimeStatus:
-        """Return how the requests stand, without what the figures of the client tell.
+        """Return the status of the requests, without metrics.
 
         Args:
-            hide: makes a name that says nothing of a quota or a budget; by default there is none.
+            hide: returns a name that reveals nothing about a quota or a budget; by default there is none.
         """
         engine = next(iter(self._engines()), None)
         return RealtimeStatus() if engine is None else engine.status(hide)
 
     def tell_of(self) -> None:
-        """Have those that look at the processes which share limits see this client, too.
+        """Show this client to the processes that share limits.
 
         Raises:
-            ConfigError: the address of the place where they share cannot be read.
+            ConfigError: the address of the shared place cannot be read.
         """
         self._tell_at(self._leases())
 
     def _leases(self) -> SharedLeases | None:
-        """Return what leases for the client; ``None`` where it shares nothing. Errors as :meth:`tell_of`."""
+        """Return the leases of the client; ``None`` if it shares nothing. Errors as :meth:`tell_of`."""
         has_account = any(provider.capabilities.priced for provider in self._providers.values())
         return leases_of(self._config.shared, self._clock, has_account=has_account)
 
@@ -462,15 +451,15 @@ class Realtime:
             leases.tell_of(self._setup.metrics, partial(_status, weakref.ref(self)))
 
     def tell_end(self) -> None:
-        """Have them see what the client counted, a last time."""
+        """Publish the client's counts a last time."""
         metrics = self._setup.metrics
-        with self._opening:  # else it could be the end of one that starts now
+        with self._opening:  # else it could end one that starts now
             if self._told_at is not None and metrics is not None and self._has_ended:
                 leases, self._told_at = self._told_at, None
                 leases.tell_end_of(metrics)
 
     def close_providers(self) -> None:
-        """Close what no engine uses any more; one may have been started while another was stopping."""
+        """Close providers that no engine uses; one may have started while another was stopping."""
         with self._opening, self._starting:
             if self._has_ended:
                 for provider in list(self._providers.values()):
@@ -484,8 +473,7 @@ class Realtime:
             engine.abandon(error)
 
     def cancel_pending(self) -> int:
-        """Cancel every request whose call has not started, and end the lists they belong to; return how many
-        requests were cancelled."""
+        """Cancel all requests whose call has not started, and end their lists; return how many."""
         with self._starting:
             lists = list(self._lists)
         for each in lists:
@@ -506,7 +494,7 @@ class Realtime:
 
     @property
     def counts(self) -> RequestCounts:
-        """Requests by where they are, since the last start, also after the stop; always balanced."""
+        """Requests by state since the last start, also after the stop; always balanced."""
         engine = next(iter(self._engines()), None)
         return evolve(self._counts) if engine is None else engine.counts()
 
@@ -519,22 +507,22 @@ class Realtime:
 
     @property
     def waiting(self) -> int:
-        """Requests that are ahead of any new one; read without a lock, for forecasts."""
+        """Requests ahead of any new one; read without a lock, for forecasts."""
         engine = self.engine
         return 0 if engine is None else engine.queue.counts.waiting
 
     def guard_budget(self, work: Callable[[], _T]) -> _T:
         """Do ``work`` under the lock of :attr:`budget`, which is that of the calls' monitor.
 
-        A function, not a context manager: one written in Python leaves the lock taken when a Ctrl-C comes
-        between its beginning and the block.
+        A function, not a context manager: one written in Python leaves the lock taken if Ctrl-C comes between
+        its beginning and the block.
         """
         with self._lock:
             return work()
 
     def await_budget(self, work: Callable[[], bool]) -> None:
-        """Do ``work`` as :meth:`guard_budget`, and again each time when more may have been leased of a budget
-        that processes share, until it returns True.
+        """Do ``work`` as :meth:`guard_budget`, again whenever more of a shared budget may have been leased,
+        until it returns True.
 
         Raises:
             ClientClosed: it would have to wait, and the client was stopped.
@@ -552,14 +540,14 @@ class Realtime:
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _engines(self) -> list[RealtimeEngine]:
-        """Return those that may have requests, the latest first: the one that runs, and those that stop."""
+        """Return the engines that may have requests, the latest first."""
         running = self.engine  # read first, see :meth:`stop`
         stopping = reversed(self._stopping)
         return [*stopping] if running is None else [running, *stopping]
 
     @property
     def _has_ended(self) -> bool:
-        """Whether no engine runs, and no one that stops has a request left: the last may end first."""
+        """Whether no engine runs and none that is stopping has a request left."""
         return self.engine is None and not any(engine.queue.live for engine in self._stopping)
 
     def _running(self) -> RealtimeEngine:

@@ -233,7 +233,7 @@ def test_a_middleware_that_may_not_be_shared_after_all_is_told_and_gives_nobody_
     results = asked_together(clock, client_of(Scripted(clock), middleware=[Telling()]), ["a", "b"])
     assert results[0].text == "re: for a"
     assert results[1].text is None
-    assert "says it is shareable" in str(results[1].error)
+    assert "marked as shareable" in str(results[1].error)
 
 
 @pytest.mark.parametrize("ordered", sampled([True, False]))
