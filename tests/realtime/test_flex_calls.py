@@ -196,7 +196,7 @@ class TestSentAway:
         assert {r.route for r in ask(clock, client, named(20, "later"))} == {Route.FLEX}
         told = [(event.enabled, event.reason) for event in events if isinstance(event, FlexChanged)]
         assert [enabled for enabled, _ in told] == [False, True, False, True]
-        assert told[0][1] == "the flex tier has no capacity; nothing goes there for 60 s"
+        assert told[0][1] == "the flex tier has no capacity; the tier is not used for 60 s"
 
     def test_a_model_that_lacks_the_tier_is_asked_once(
         self, clock: VirtualClock, client_of: ClientOf

@@ -1,8 +1,8 @@
-"""The circuit breaker: stops calls to a provider from which nothing comes, and probes it.
+"""The circuit breaker: stops calls to a provider while no call succeeds, and probes it.
 
-There is one for each provider and model. Only the provider's own failures count; a wrong request, a refusal
-for the rate limit and a cancelled call are ``IGNORED``. Failures of a part of the calls never open it: those
-are usual, and the throttle's to judge (:mod:`smartbatch.core.limits.throttle`).
+There is one per provider and model. Only the provider's own failures count; a wrong request, a rate-limit
+refusal and a cancelled call are ``IGNORED``. Partial failures never open it: they are usual, and handled by
+the throttle (:mod:`smartbatch.core.limits.throttle`).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from smartbatch.core.limits.cooldown import RandomSource, jittered
 
 
 class BreakerState(enum.Enum):
-    """What the breaker lets through."""
+    """Which calls the breaker admits."""
 
     CLOSED = "closed"
-    """Everything: the provider works, or works for a part of the calls."""
+    """All calls: the provider works, at least for some of them."""
     OPEN = "open"
-    """Nothing until the pause ends."""
+    """None until the pause ends."""
     HALF_OPEN = "half_open"
-    """Probes only; the first that succeeds closes it."""
+    """Probes only; the first successful one closes the breaker."""
 
 
 class Outcome(enum.Enum):
-    """How a call ended, as far as the breaker cares."""
+    """How a call ended, as far as the breaker is concerned."""
 
     SUCCESS = "success"
     FAILURE = "failure"
@@ -40,12 +40,12 @@ class Outcome(enum.Enum):
 _CLOSED, _OPEN, _HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
 
 LEGAL: Final[Mapping[tuple[BreakerState, BreakerState], str]] = {
-    (_CLOSED, _OPEN): "nothing passes any more, or a permanent error",
+    (_CLOSED, _OPEN): "no call succeeds, or a permanent error",
     (_OPEN, _HALF_OPEN): "the pause is over and a probe was taken",
     (_HALF_OPEN, _CLOSED): "a probe succeeded",
     (_HALF_OPEN, _OPEN): "a permanent error",
 }
-"""Every change of state there is, and its cause. OPEN closes only by a probe; CLOSED never probes."""
+"""All changes of state and their causes. OPEN closes only by a probe; CLOSED never probes."""
 
 
 @frozen
@@ -59,66 +59,61 @@ class Transition:
 
 @define(eq=False)
 class BreakerPermit:
-    """A call that may go; ended once. ``epoch`` is the breaker's when the call was taken; ``overdue`` is when
-    a probe, if it is one, no longer keeps other probes from going. A call ``despite`` a permanent error is no
-    probe.
-    """
+    """An admitted call; ended once."""
 
-    epoch: int
-    overdue: float
-    despite: bool = False
+    epoch: int  # of the breaker when the call was admitted
+    overdue: float  # when a probe stops preventing other probes
+    despite: bool = False  # sent despite a permanent error: not a probe
     ended: bool = False
 
 
 _USUAL = 0.05
-"""Share of calls that fail before any is known. ``threshold`` failures in a row are the proof at this share;
-at a higher one, as many as are equally unlikely: at 50 % four times as many, at 90 % 28 times."""
+"""Share of calls assumed to fail before anything is known. At this share, ``threshold`` consecutive
+failures open the breaker; at a higher share, an equally unlikely number does: four times as many at 50
+%, 28 times at 90 %."""
 
 _USUAL_MOST = 0.9
 _BY_CHANCE = math.log(1e-4)
 _QUICK, _SLOW = 32, 256
-"""Shares are those of the last 32 and the last 256 first calls of requests. The first follows what begins;
-the second outlasts the end of a list, where only answers are still to come. How long
-a request is tried follows from the larger of the two, and when the breaker opens from the second. Repeated
-calls do not count: a few requests that always fail would make failures look usual. Those of requests that
-were answered in the end count for how long a request is tried: at the end of a list there are no others."""
+"""Shares are those of the last 32 and the last 256 first calls of requests. The short one reacts quickly;
+the long one outlasts the end of a list, when only answers are still to come. The larger of the two
+decides how long a request is retried; the long one decides when the breaker opens. Retries do not
+count, because a few requests that always fail would make failures look usual. Retries of requests that
+were answered in the end count for how long a request is retried: at the end of a list there are no
+others."""
 
 _KEPT = 1.0 - 1.0 / _QUICK
 
 _PROBED_SHARE = 0.015
-"""Probes go at most at 1.5 % of the rate of calls seen before, drawn at random: 2 % on average."""
+"""Probes are sent at most at 1.5 % of the earlier rate of calls, at random intervals: 2 % on average."""
 
 _RATE_SECONDS = 5.0
-"""Over which the rate of calls is averaged."""
+"""Seconds over which the rate of calls is averaged."""
 
 _LEAST_WEIGHT = 1.0 - math.exp(-1.0 / _RATE_SECONDS)
-"""Of calls that came within less than a second, the rate is taken to be that of a whole second."""
+"""Calls within less than a second count as if they took a whole second."""
 
 _STEADY = 60.0
-"""Seconds of an outage in which probes go at that rate; later the time between two grows with the outage."""
+"""Seconds of an outage in which probes keep that rate; later the interval grows with the outage."""
 
 
 FOLLOWED = "another process found it failing"
-"""Reason of a breaker that opened because another process said so."""
+"""Why a breaker opened because another process reported an outage."""
 
 
 @define(eq=False)
 class CircuitBreaker:
-    """Opens when nothing passes; see :data:`LEGAL` for its states.
+    """Opens when no call succeeds; see :data:`LEGAL` for its states.
 
-    The outcome of a call taken before a change of state does not count after it: the calls in flight when it
-    opens must not open it again once it closed.
+    The outcome of a call that was admitted before a change of state does not count after it: calls in flight
+    when the breaker opens must not open it again once it has closed.
 
     Args:
-        threshold: consecutive failures, beyond twice as many as there are calls in flight, that open it where
-            failures are rare, 1 or more.
-        pause: longest time from the opening to the first probe, seconds.
-        max_pause: longest time between two probes, seconds. Each is drawn between 50 % and 100 %.
-        probes: most probes in flight at once; one that is under way for longer than ``max_pause`` does not
-            count.
-
-    Attributes:
-        passed_at: when the last call succeeded.
+        threshold: consecutive failures that open it if failures are rare, 1 or more; twice the number of
+            calls in flight is added.
+        pause: maximum seconds from the opening to the first probe.
+        max_pause: maximum seconds between two probes. Each interval is drawn between 50 % and 100 %.
+        probes: maximum probes in flight at once; one that takes longer than ``max_pause`` does not count.
     """
 
     _threshold: int = 5
@@ -126,7 +121,7 @@ class CircuitBreaker:
     _max_pause: float = 5.0
     _probes: int = 4
     state: BreakerState = field(default=_CLOSED, init=False)
-    passed_at: float = field(default=-math.inf, init=False)
+    passed_at: float = field(default=-math.inf, init=False)  # when the last call succeeded
     _epoch: int = field(default=0, init=False)
     _run: int = field(default=0, init=False)  # consecutive failures
     _in_flight: int = field(default=0, init=False)  # calls of this epoch
@@ -134,23 +129,22 @@ class CircuitBreaker:
     _quick_share: float = field(default=0.0, init=False)  # of first calls that failed
     _slow_share: float = field(default=0.0, init=False)
     _answered_share: float = field(default=0.0, init=False)  # of calls of answered requests that failed
-    _usual: float = field(default=_USUAL, init=False)  # the second share, at the last success
-    _rate: float = field(default=0.0, init=False)  # calls a second that ended, too low by _weight
+    _usual: float = field(default=_USUAL, init=False)  # the long share, at the last success
+    _rate: float = field(default=0.0, init=False)  # calls per second that ended, too low by _weight
     _weight: float = field(default=0.0, init=False)
     _ended_at: float = field(default=-math.inf, init=False)
     _opened_at: float = field(default=0.0, init=False)
-    _next: float = field(default=0.0, init=False)  # when the next probe may go
+    _next: float = field(default=0.0, init=False)  # when the next probe may be sent
     _jitter: float = field(default=1.0, init=False)
     _probing: list[BreakerPermit] = field(factory=list, init=False)
     _error: Exception | None = field(default=None, init=False)
-    _unverified: bool = field(default=False, init=False)  # another process said so, and no probe ended since
+    _unverified: bool = field(default=False, init=False)  # reported by another process, no probe has ended
     _changes: list[Transition] = field(factory=list, init=False)
 
     @property
     def failure_share(self) -> float:
-        """Share of calls that failed lately: of the first calls, without that of the request that asks, or of
-        all calls of the requests that were answered, whichever is larger.
-        """
+        """Share of recent failures: of first calls, without the current request's, or of all calls of
+        answered requests, whichever is larger."""
         firsts = max(self._quick_share, self._slow_share) - 1.0 / _QUICK
         return max(0.0, firsts, self._answered_share - 1.0 / _QUICK)
 
@@ -161,36 +155,32 @@ class CircuitBreaker:
 
     @property
     def run_is_usual(self) -> bool:
-        """Whether as many failures in a row as there were lately come by chance where this share fails."""
+        """Whether the latest consecutive failures are plausible as chance, given the usual share of
+        failures."""
         return self._run * math.log(self._usual) > _BY_CHANCE
 
     def look(self, now: float) -> float:
-        """Return the earliest time a call may go; ``now`` when it may.
-
-        1. Closed: now.
-        2. The time of the next probe has not come: then.
-        3. As many probes are in flight as may be: when the first of them is overdue.
-        4. A probe may go: now.
-        """
+        """Return the earliest time a call may be sent; ``now`` if it may be sent at once."""
         if self.state is _CLOSED:
             return now
         if now < self._next:
             return self._next
+        # with all probes in flight, wait until the first of them is overdue
         overdue = sorted(probe.overdue for probe in self._probing)
         return now if len(overdue) < self._probes else max(now, overdue[-self._probes])
 
     def take(self, now: float) -> BreakerPermit:
-        """Count a call that :meth:`look` let go.
+        """Count a call that :meth:`look` admitted.
 
         Raises:
-            RuntimeError: when :meth:`look` would not let it go.
+            RuntimeError: :meth:`look` would not admit it.
         """
         permit = BreakerPermit(self._epoch, now + self._max_pause)
         if self.state is _CLOSED:
             self._in_flight += 1
             return permit
         if self.look(now) > now:
-            raise RuntimeError("the breaker does not let this call go; ask look() first")
+            raise RuntimeError("the breaker does not admit this call; call look() first")
         if self.state is _OPEN:
             self._transition(_HALF_OPEN, "the pause is over")
             permit.epoch = self._epoch
@@ -199,8 +189,8 @@ class CircuitBreaker:
         return permit
 
     def take_despite(self) -> BreakerPermit:
-        """Count a call that is made although a permanent error holds all others: whoever makes it wants the
-        provider's own answer to it."""
+        """Count a call that is made although a permanent error stops all others, because its caller wants
+        the provider's own answer."""
         return BreakerPermit(self._epoch, math.inf, despite=True)
 
     def end(
@@ -215,17 +205,12 @@ class CircuitBreaker:
     ) -> Transition | None:
         """Count how a call ended; return the change of state it caused, if any.
 
-        1. The call was taken before the last change of state: it does not count.
-        2. It was made despite a permanent error: after a success a probe may go at once.
-        3. Closed: count the outcome; enough failures in a row open the breaker.
-        4. Half open: a success closes it; anything else only ends the probe.
-
         Args:
             first: whether it was the first call of its request.
-            failures: of earlier calls of its request.
+            failures: number of earlier failed calls of its request.
 
         Raises:
-            RuntimeError: when the permit was ended before.
+            RuntimeError: the permit was ended before.
         """
         if permit.ended:
             raise RuntimeError("a permit ends once")
@@ -234,38 +219,37 @@ class CircuitBreaker:
             self.passed_at = now
             self._answered_share += (1.0 - self._answered_share) * (1.0 - _KEPT**failures)
             self._answered_share *= _KEPT
-        if permit.epoch != self._epoch:
+        if permit.epoch != self._epoch:  # 1. admitted before the last change of state: does not count
             return None
-        if permit.despite:
+        if permit.despite:  # 2. sent despite a permanent error: after a success a probe may be sent at once
             if outcome is Outcome.SUCCESS:
                 self._next = now
             return None
-        if self.state is _CLOSED:
+        if self.state is _CLOSED:  # 3. enough consecutive failures open the breaker
             self._in_flight -= 1
             if outcome is Outcome.IGNORED or not self._count(outcome is Outcome.FAILURE, now, first):
                 return None
             return self.open(f"{self._run} failures in a row", now, rng)
-        self._probing.remove(permit)
+        self._probing.remove(permit)  # 4. half open: a success closes it, anything else only ends the probe
         self._jitter = jittered(1.0, rng)
         if outcome is not Outcome.SUCCESS:
             self._unverified = self._unverified and outcome is Outcome.IGNORED
             return None
         self._passed()
-        return self._told(_CLOSED, "a probe succeeded")
+        return self._change(_CLOSED, "a probe succeeded")
 
     def open(self, reason: str, now: float, rng: RandomSource) -> Transition:
-        """Let nothing but probes through from now on; the first goes after ``pause`` at the latest."""
+        """Admit only probes from now on; the first after ``pause`` at the latest."""
         self._run = 0
         self._jitter = jittered(1.0, rng)
         self._opened_at = now
         self._next = now + self._jitter * min(self._pause, self._interval(now))
-        return self._told(_OPEN, reason)
+        return self._change(_OPEN, reason)
 
     def stop(self, error: Exception, now: float, until: float) -> Transition | None:
-        """Hold all calls until ``until`` for a permanent error: a wrong key, no money. After that one probe
-        goes.
-        """
-        change = None if self.state is _OPEN else self._told(_OPEN, "permanent error")
+        """Stop all calls until ``until`` for a permanent error, such as a wrong key or no credit; then
+        admit one probe."""
+        change = None if self.state is _OPEN else self._change(_OPEN, "permanent error")
         self._error, self._unverified = error, False
         self._opened_at = now
         self._next = max(now, until)
@@ -273,41 +257,37 @@ class CircuitBreaker:
 
     @property
     def permanent_error(self) -> Exception | None:
-        """The permanent error that opened it; ``None`` once a probe was taken."""
+        """The permanent error that opened it; ``None`` once a probe was admitted."""
         return self._error
 
     def stopped(self, now: float) -> Exception | None:
-        """Return the permanent error that holds all calls now, if there is one."""
+        """Return the permanent error that stops all calls now, if any."""
         return self._error if self.state is _OPEN and now < self._next else None
 
     def follow(self, now: float, rng: RandomSource, *, outage: bool) -> bool:
-        """Follow what other processes found; return whether it opened, which :meth:`changes` tells as well.
-
-        1. The provider is down, and this breaker is closed: it opens.
-        2. The provider works again, and this breaker is open: a probe may go at once.
-        """
-        if outage and self.state is _CLOSED:
+        """Follow other processes; return whether the breaker opened, which :meth:`changes` reports as
+        well."""
+        if outage and self.state is _CLOSED:  # the provider is down
             self._changes.append(self.open(FOLLOWED, now, rng))
             self._unverified = True
             return True
-        if not outage and self.state is _OPEN and self._error is None:
+        if not outage and self.state is _OPEN and self._error is None:  # it works again: probe at once
             self._next = now
         return False
 
     def is_unverified(self, now: float) -> bool:
-        """Whether it is open because another process found an outage, maybe long ago, which a probe of this
-        one is still to verify. A probe that takes longer than ``max_pause`` counts as failed.
-        """
+        """Whether it is open because another process reported an outage, maybe long ago, which no probe of
+        this process has verified yet. A probe that takes longer than ``max_pause`` counts as failed."""
         overdue = self._probing and all(now >= probe.overdue for probe in self._probing)
         return self._unverified and not overdue
 
     def changes(self) -> list[Transition]:
-        """Return, once, the changes that :meth:`take` caused since the last call."""
+        """Return, once, the changes caused by :meth:`take` since the last call."""
         changes, self._changes = self._changes, []
         return changes
 
     def _count(self, failed: bool, now: float, first: bool) -> bool:
-        """Count an outcome while closed; True when the failures are enough to open."""
+        """Count an outcome while closed; return whether the failures are enough to open."""
         kept = math.exp((self._ended_at - now) / _RATE_SECONDS) if self._rate else 1.0
         self._rate = self._rate * kept + 1.0 / _RATE_SECONDS
         self._weight = self._weight * kept + (1.0 - kept)
@@ -320,28 +300,28 @@ class CircuitBreaker:
             self._passed()
             return False
         self._run += 1
-        # Failures arrive sooner than answers, and others take their place: even where every second call is
-        # answered, twice as many may fail as are in flight before the first answer comes.
+        # Failures arrive sooner than answers, and new calls replace them: even if every second call is
+        # answered, twice as many as are in flight may fail before the first answer arrives.
         return self._run >= 2 * self._in_flight + self._threshold * math.log(_USUAL) / math.log(self._usual)
 
     def _passed(self) -> None:
-        """End the run of failures; from now on the share of failures counts as usual."""
+        """End the run of failures; the share of failures so far becomes the usual one."""
         self._run = 0
         self._usual = min(max(self._slow_share, _USUAL), _USUAL_MOST)
 
     def _interval(self, now: float) -> float:
-        """Return the most seconds between two probes."""
+        """Return the maximum seconds between two probes."""
         rate = self._rate / max(self._weight, _LEAST_WEIGHT)
         slower = max(1.0, (now - self._opened_at) / _STEADY)
         return min(slower / (_PROBED_SHARE * rate), self._max_pause) if rate else self._max_pause
 
-    def _told(self, after: BreakerState, reason: str) -> Transition:
+    def _change(self, after: BreakerState, reason: str) -> Transition:
         """Change the state and return the change, which :meth:`changes` then does not return."""
         self._transition(after, reason)
         return self._changes.pop()
 
     def _transition(self, after: BreakerState, reason: str) -> None:
-        """Change the state, see :data:`LEGAL`; nothing else does. Permits taken before no longer count."""
+        """Change the state, see :data:`LEGAL`; nothing else does. Earlier permits no longer count."""
         self._changes.append(Transition(self.state, after, reason))
         self.state = after
         self._unverified = self._unverified and after is _HALF_OPEN

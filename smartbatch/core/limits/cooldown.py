@@ -11,18 +11,19 @@ from typing import Protocol
 
 from attrs import define, field, frozen
 
+from smartbatch._words import duration
 from smartbatch.core.limits.reported_limits import Reservation
 
 _EXTRA_SHARE = 0.1
-_EXTRA_MOST = 1.0
-"""A server's Retry-After is a minimum; up to a tenth of it, at most a second, is added so that clients that
-were told the same time do not return together."""
+_MAX_EXTRA_SECONDS = 1.0
+"""A server's Retry-After is a minimum. Up to a tenth of it, and at most a second, is added, so that
+clients that were given the same time do not return together."""
 
-_SHORTEST = 0.2
-"""Seconds, of which up to half is jitter: a server that asks for no wait at all gets one."""
+_MIN_SECONDS = 0.2
+"""Minimum seconds before a retry, up to half of it jitter, even if the server asks for no wait."""
 
-REFUSED, REFUSED_MOST = 1.0, 60.0
-"""Seconds of the first and the longest wait after a refusal for the rate limit that names no time."""
+FIRST_REFUSAL_SECONDS, MAX_REFUSAL_SECONDS = 1.0, 60.0
+"""Seconds of the first and the longest wait after a rate-limit refusal that names no time."""
 
 
 class RandomSource(Protocol):
@@ -35,17 +36,9 @@ class RandomSource(Protocol):
 
 @frozen
 class Cooldown:
-    """The pause that follows a refusal.
-
-    Attributes:
-        seconds: until it ends.
-        consecutive: cooldowns without a success between them.
-        fresh: False when the refused call was sent before the cooldown began: it is the same event.
-    """
-
-    seconds: float
-    consecutive: int
-    fresh: bool
+    seconds: float  # until it ends
+    consecutive: int  # cooldowns without a success between them
+    fresh: bool  # False if the refused call was sent before the cooldown began: the same event
 
 
 def exponential(retry: int, initial: float, multiplier: float, longest: float) -> float:
@@ -59,82 +52,70 @@ def exponential(retry: int, initial: float, multiplier: float, longest: float) -
 def jittered(seconds: float, rng: RandomSource) -> float:
     """Return between 50 % and 100 % of ``seconds``.
 
-    A wait shortened by a quarter at most leaves four fifths of 1,000 clients in the same tenth of a second
-    (measured peak 807); half the wait is wide enough to separate them and still keeps a real wait.
+    Jitter of only a quarter leaves four fifths of 1,000 clients in the same tenth of a second (measured
+    peak: 807). Half the wait separates them and still leaves a real wait.
     """
     return seconds * (0.5 + 0.5 * rng.random())
 
 
 def jittered_minimum(retry_after: float, rng: RandomSource) -> float:
-    """Return ``retry_after`` seconds, which a server asked for, and up to a tenth or a second more."""
-    return retry_after + min(_EXTRA_SHARE * retry_after, _EXTRA_MOST) * rng.random()
+    """Return the ``retry_after`` seconds that a server asked for, plus up to a tenth of them or a second."""
+    return retry_after + min(_EXTRA_SHARE * retry_after, _MAX_EXTRA_SECONDS) * rng.random()
 
 
 def shortest(rng: RandomSource) -> float:
-    """Return the least seconds between a failed call and the next try of its request, 0.1 to 0.2."""
-    return jittered(_SHORTEST, rng)
+    """Return the minimum seconds between a failed call and the retry of its request, 0.1 to 0.2."""
+    return jittered(_MIN_SECONDS, rng)
 
 
 def backoff(
     failures: int, rng: RandomSource, *, first: float, longest: float, asked: float | None = None
 ) -> float:
-    """Return the seconds to wait after ``failures`` failures in a row (1 or more), half of it jitter.
+    """Return the seconds to wait after ``failures`` consecutive failures (1 or more), half of it jitter.
 
     Args:
-        first: seconds after the first failure; doubled with every further one.
-        longest: seconds that are never exceeded.
+        first: seconds after the first failure; doubled with each further one.
+        longest: maximum seconds.
         asked: seconds the server asked to wait; the wait is no shorter, up to ``longest``.
     """
     return min(longest, max(jittered(exponential(failures - 1, first, 2.0, longest), rng), asked or 0.0))
 
 
 def after_refusals(refusals: int, asked: float | None, rng: RandomSource) -> float:
-    """Return the seconds to wait after so many refusals for the rate limit in a row.
-
-    1. The server named no time: a backoff.
-    2. It named one: that, and never none at all.
-    3. What it named before was followed by another refusal: it is not enough, so the backoff holds as well.
+    """Return the seconds to wait after ``refusals`` consecutive rate-limit refusals (1 or more).
 
     Args:
-        refusals: 1 or more.
         asked: seconds the server asked to wait, already clamped.
     """
-    if asked is None:
-        return backoff(refusals, rng, first=REFUSED, longest=REFUSED_MOST)
-    again = refusals > 1
-    least = backoff(refusals - 1, rng, first=REFUSED, longest=REFUSED_MOST) if again else shortest(rng)
+    if asked is None:  # 1. the server named no time: a backoff
+        return backoff(refusals, rng, first=FIRST_REFUSAL_SECONDS, longest=MAX_REFUSAL_SECONDS)
+    if refusals == 1:  # 2. it named a time: that one, but never none at all
+        least = shortest(rng)
+    else:  # 3. the time it named before was not enough: the backoff is a minimum as well
+        least = backoff(refusals - 1, rng, first=FIRST_REFUSAL_SECONDS, longest=MAX_REFUSAL_SECONDS)
     return max(jittered_minimum(asked, rng), least)
 
 
 @define(eq=False)
 class CommonCooldown:
-    """The cooldown after refusals that prove a limit or are explained by one, common to all calls of a quota.
+    """The cooldown of all calls of a quota, after refusals that prove a limit or are explained by one."""
 
-    It says when no call may go, and which refusals belong to one event.
-
-    Attributes:
-        began: when the latest one began; a refusal of a call sent before belongs to it.
-        until: when it ends.
-        consecutive: cooldowns without a success between them.
-    """
-
-    began: float = field(default=-math.inf, init=False)
+    began: float = field(default=-math.inf, init=False)  # a refusal of a call sent before belongs to it
     until: float = field(default=-math.inf, init=False)
-    consecutive: int = field(default=0, init=False)
-    _before: float = field(default=-math.inf, init=False)  # a success of a call sent since then resets it
+    consecutive: int = field(default=0, init=False)  # cooldowns without a success between them
+    _resets_since: float = field(default=-math.inf, init=False)  # a success of a later call resets that
 
     def succeeded(self, call: Reservation) -> None:
-        if call.started >= self._before:
+        if call.started >= self._resets_since:
             self.consecutive = 0
 
     def refused(self, now: float, retry_after: float | None, rng: RandomSource, *, fresh: bool) -> Cooldown:
-        """Begin a cooldown if the refusal is ``fresh``, longer than the last one; else a Retry-After may
-        lengthen the one to which it belongs.
-        """
+        """Begin a cooldown, longer than the last one, if the refusal is ``fresh``; otherwise its Retry-
+        After may lengthen the cooldown it belongs to."""
         if fresh:
-            # Refusals arrive sooner than answers. A success among the calls sent between two cooldowns still
-            # resets the count of consecutive ones; a success of a call sent before the first does not.
-            self._before = self.began if self.consecutive else now
+            # Refusals arrive sooner than answers: a success of a call sent between two cooldowns still resets
+            # the count, a success of a call sent before the first one does not.
+            self._resets_since = self.began if self.consecutive else now
             self.consecutive += 1
             self.began = now
             self.until = max(self.until, now + after_refusals(self.consecutive, retry_after, rng))
@@ -143,8 +124,8 @@ class CommonCooldown:
         return Cooldown(max(0.0, self.until - now), self.consecutive, fresh)
 
     def follow(self, until: float, now: float) -> None:
-        """Another process was refused: as if a call of this one had been."""
-        self._before = self.began = now
+        """Adopt the cooldown of another process, as if a call of this one had been refused."""
+        self._resets_since = self.began = now
         self.until = until
         self.consecutive = max(self.consecutive, 1)
 
@@ -152,13 +133,13 @@ class CommonCooldown:
 class Suspension:
     """Whether a feature is in use, suspended, or on trial.
 
-    It starts in use. :meth:`begin` suspends it; once the pause is over :meth:`end` puts it on trial, and
+    It starts in use. :meth:`begin` suspends it; after the pause :meth:`end` puts it on trial, and
     :meth:`proven` ends the trial. A suspension that follows a trial lasts twice as long as the one before.
     """
 
-    FIRST = 60.0
+    FIRST_SECONDS = 60.0
     """Seconds of the first suspension."""
-    LONGEST = 3600.0
+    MAX_SECONDS = 3600.0
     """Seconds of the longest suspension."""
 
     def __init__(self) -> None:
@@ -167,42 +148,43 @@ class Suspension:
         self.trial = False
         """True from :meth:`end` to :meth:`proven`."""
         self._until = -math.inf
-        self._next = self.FIRST
+        self._next = self.FIRST_SECONDS
 
     def until(self, now: float) -> float:
-        """Return the time the suspension is over; ``now`` when there is none."""
+        """Return when the suspension is over; ``now`` if there is none."""
         return max(now, self._until)
 
     def begin(self, now: float, *, longest: bool = False) -> float:
         """Suspend the feature and return for how many seconds; ``longest`` skips the doubling."""
-        seconds = self.LONGEST if longest else self._next
-        self._next = min(2 * self._next, self.LONGEST)
+        seconds = self.MAX_SECONDS if longest else self._next
+        self._next = min(2 * self._next, self.MAX_SECONDS)
         self._until = now + seconds
         self.active = True
         return seconds
 
     def end(self, now: float) -> bool:
-        """Begin the trial if the suspension is over; True once for each suspension."""
+        """Begin the trial if the suspension is over; true once per suspension."""
         if not self.active or now < self._until:
             return False
         self.active, self.trial = False, True
         return True
 
     def proven(self) -> None:
-        """The feature works: the trial is over, and the next suspension is as short as the first."""
-        self.trial, self._next = False, self.FIRST
+        """The feature works: end the trial, and make the next suspension as short as the first."""
+        self.trial, self._next = False, self.FIRST_SECONDS
 
 
 class FlexHealth:
-    """Whether a model's slower tier is worth asking: after refusals in a row it is not used for a while.
+    """Whether requests are sent to a model's slower tier: not for a while after consecutive refusals.
 
-    A refused request goes on at the standard price. A refusal costs no money, only the time until it
-    arrives. Refusals arrive sooner than answers, so the first results of many calls that started together say
-    little: half as many as are in flight must be refused in a row. On trial a single refusal is enough.
+    A refused request is sent at the standard price instead. A refusal costs no money, only time. Because
+    refusals arrive sooner than answers, the first results of many calls that started together prove little:
+    half as many consecutive refusals as there are calls in flight are needed. On trial a single refusal is
+    enough.
     """
 
     REFUSALS = 3
-    """Refusals in a row before the tier is suspended: its capacity varies."""
+    """Consecutive refusals that suspend the tier: its capacity varies."""
 
     def __init__(self) -> None:
         self._suspension = Suspension()
@@ -212,7 +194,7 @@ class FlexHealth:
         return self._suspension.until(now) <= now
 
     def resume(self, now: float) -> str | None:
-        """Begin a trial if a suspension is over; return the reason, once."""
+        """Begin a trial if a suspension is over, and return the reason; ``None`` otherwise."""
         if not self._suspension.end(now):
             return None
         self._in_a_row = 0
@@ -224,11 +206,11 @@ class FlexHealth:
             self._suspension.proven()
 
     def refused(self, now: float, why: str, *, in_flight: int = 0, permanent: bool = False) -> str | None:
-        """Note that the tier refused a request; return the reason when this suspends it.
+        """Record a refusal by the tier; return the reason if this suspends it.
 
         Args:
             in_flight: calls to the tier that have not ended.
-            permanent: the model, or the account, does not have the tier; suspends it for the longest time.
+            permanent: the model or account does not have the tier; suspends it for the longest time.
         """
         if self._suspension.active:
             return None  # the call started before the suspension
@@ -237,21 +219,21 @@ class FlexHealth:
         if self._in_a_row < enough and not permanent:
             return None
         seconds = self._suspension.begin(now, longest=permanent)
-        return f"{why}; nothing goes there for {seconds:g} s"
+        return f"{why}; the tier is not used for {duration(seconds)}"
 
 
 class PackingHealth:
-    """Whether packing pays in a lane: suspended when too many packed requests had to be sent again alone.
+    """Whether packing pays off in a lane: suspended if too many packed requests had to be sent again alone.
 
-    Each such request was paid twice, so above a fifth packing costs more than it usually saves. On trial
-    after a suspension a single bad pack suspends packing again.
+    Each such request was paid for twice, so if more than a fifth are, packing costs more than it usually
+    saves. On trial after a suspension, a single bad pack suspends packing again.
     """
 
-    ITEMS = 50
-    """Requests of the latest packs that are looked at."""
-    PACKS = 3
-    """Packs before a verdict, other than on trial."""
-    RATE = 0.2
+    JUDGED_ITEMS = 50
+    """Number of latest packed requests that are judged."""
+    MIN_PACKS = 3
+    """Packs before a verdict, except on trial."""
+    MAX_RESENT_SHARE = 0.2
     """Share of requests sent again above which packing is suspended."""
 
     def __init__(self) -> None:
@@ -259,32 +241,31 @@ class PackingHealth:
         self._suspension = Suspension()
 
     def off_until(self, now: float) -> float:
-        """Return until when nothing is packed; ``now`` when packing is on."""
+        """Return when packing resumes; ``now`` if it is on."""
         return self._suspension.until(now)
 
     def resume(self, now: float) -> str | None:
-        """Begin a trial if a suspension is over; return the reason, once."""
+        """Begin a trial if a suspension is over, and return the reason; ``None`` otherwise."""
         return "the pause is over; the next pack is a trial" if self._suspension.end(now) else None
 
     def observe(self, now: float, items: int, missing: int) -> str | None:
-        """Count a pack of ``items`` requests, of which those ``missing`` have to be sent again alone; return
-        the reason when this suspends packing.
-        """
+        """Count a pack of ``items`` requests, ``missing`` of which have to be sent again alone; return the
+        reason if this suspends packing."""
         if self._suspension.active:
             return None  # the call started before the suspension
         packs = self._packs
         packs.append((items, missing))
-        while len(packs) > 1 and sum(n for n, _ in packs) - packs[0][0] >= self.ITEMS:
+        while len(packs) > 1 and sum(n for n, _ in packs) - packs[0][0] >= self.JUDGED_ITEMS:
             packs.popleft()
         asked, again = sum(n for n, _ in packs), sum(n for _, n in packs)
-        bad = again > self.RATE * asked
-        if not bad and asked >= self.ITEMS:
+        bad = again > self.MAX_RESENT_SHARE * asked
+        if not bad and asked >= self.JUDGED_ITEMS:
             self._suspension.proven()
-        if not bad or (len(packs) < self.PACKS and not self._suspension.trial):
+        if not bad or (len(packs) < self.MIN_PACKS and not self._suspension.trial):
             return None
         seconds = self._suspension.begin(now)
         packs.clear()
         return (
-            f"{again} of the last {asked} packed requests had to be asked again alone; "
-            f"nothing is packed for {seconds:g} s"
+            f"{again} of the last {asked} packed requests had to be sent again alone; "
+            f"no requests are packed for {duration(seconds)}"
         )

@@ -22,8 +22,7 @@ from smartbatch.errors import (
 from smartbatch.types import Result
 
 _UNAVAILABLE: Final = frozenset({502, 503, 504, 529})
-"""HTTP statuses that speak of the provider's state and not of the request; a 500 may be the request that
-breaks the server."""
+"""HTTP statuses that describe the provider's state, not the request; a 500 may be caused by the request."""
 
 _UNHEALTHY: Final = frozenset({ErrorKind.SERVER_ERROR, ErrorKind.TIMEOUT, ErrorKind.NETWORK_ERROR})
 _CAUSED_BY_ONE: Final = frozenset(
@@ -31,21 +30,21 @@ _CAUSED_BY_ONE: Final = frozenset(
 )
 _PERMANENT: Final = frozenset({ErrorKind.AUTH_ERROR, ErrorKind.NO_MONEY})
 _UNKNOWN_MODEL: Final = frozenset({404, 410})
-"""HTTP statuses of a call to a model, or an address, that is not there."""
+"""HTTP statuses of a call to a model or an address that does not exist."""
 
 
 def is_network(error: ProviderError) -> bool:
-    """Whether no whole answer came."""
+    """Whether no complete answer arrived."""
     return error.kind is ErrorKind.NETWORK_ERROR
 
 
 def is_page(error: ProviderError) -> bool:
-    """Whether a web page came instead of an answer."""
+    """Whether a web page was returned instead of an answer."""
     return error.code == "html"
 
 
 def is_for_all(error: ProviderError) -> bool:
-    """Whether the next request would meet the same refusal: for the key, the account, or the model."""
+    """Whether the next request would fail in the same way, because of the key, the account or the model."""
     return error.kind in _PERMANENT or (
         error.kind is ErrorKind.CLIENT_ERROR
         and (error.status in _UNKNOWN_MODEL or error.code == "model_not_found")
@@ -53,37 +52,33 @@ def is_for_all(error: ProviderError) -> bool:
 
 
 def retry_kind(error: ProviderError) -> ErrorKind:
-    """Return what a failure counts as: a web page is a gateway's, and may be gone with the next call."""
+    """Return the kind that decides about retries: a web page comes from a gateway and may be temporary."""
     return ErrorKind.SERVER_ERROR if is_page(error) else error.kind
 
 
 def is_unhealthy(error: ProviderError) -> bool:
-    """Whether the breaker counts the failure as the provider's."""
+    """Whether the circuit breaker counts the failure against the provider."""
     return retry_kind(error) in _UNHEALTHY
 
 
 def is_unavailable(error: ProviderError, *, answered: bool, passed: bool) -> bool:
-    """Whether a failure is the provider's state, and not the request's. It is in these cases:
-
-    1. The connection failed, to a provider that has answered before.
-    2. A web page came, where calls have succeeded before.
-    3. A status says so.
+    """Whether a failure is caused by the provider's state, not by the request.
 
     Args:
         answered: whether the provider ever answered, with a success or an error.
         passed: whether a call to the model ever succeeded.
     """
-    if is_network(error):
+    if is_network(error):  # 1. the connection to a provider that has answered before failed
         return answered
-    if is_page(error):
+    if is_page(error):  # 2. a web page was returned where calls have succeeded before
         return passed
+    # 3. the status says so
     return error.kind is ErrorKind.SERVER_ERROR and error.status in _UNAVAILABLE
 
 
 def caused_by_one(outcomes: Sequence[object]) -> ProviderError | None:
-    """Return the error of a shared call that failed as a whole for what one of its requests may have caused,
-    or ``None``.
-    """
+    """Return the error of a shared call that failed as a whole, if one of its requests may be the cause;
+    otherwise ``None``."""
     first = outcomes[0]
     whole = len(outcomes) > 1 and all(outcome is first for outcome in outcomes)
     if not whole or not isinstance(first, ProviderError) or isinstance(first, ParameterRejected):
@@ -92,13 +87,15 @@ def caused_by_one(outcomes: Sequence[object]) -> ProviderError | None:
 
 
 Classifier: TypeAlias = "Callable[[Exception, ProviderError], ErrorKind | ProviderError | None]"
-"""Takes what was raised and the provider's verdict; returns another kind or verdict, or ``None`` to pass."""
+"""Given an exception and the provider's verdict, returns another kind or verdict, or ``None`` to leave it
+to the next classifier."""
 
 
 def _callables(_: object, __: object, chain: tuple[object, ...]) -> None:
     for position, classifier in enumerate(chain):
         if not callable(classifier):
-            raise ConfigError(f"classifiers[{position}] is a {type(classifier).__name__}, not a callable")
+            kind = type(classifier).__name__
+            raise ConfigError(f"classifiers[{position}] is a {kind}; it must be callable")
 
 
 def _as_tuple(chain: Iterable[Classifier]) -> tuple[Classifier, ...]:
@@ -107,21 +104,21 @@ def _as_tuple(chain: Iterable[Classifier]) -> tuple[Classifier, ...]:
 
 @frozen
 class Classifiers:
-    """An ordered chain of classifiers; the first that does not pass decides.
+    """An ordered chain of the user's classifiers; the first that does not return ``None`` decides.
 
-    One that raises, or returns anything else, is skipped: it must not turn one failed call into a failed
-    client. A note on the verdict names it, so that the mistake shows in the traceback.
+    A classifier that raises, or returns anything else, is skipped, because it must not turn one failed call
+    into a failed client. A note on the error names it, so that the mistake shows in the traceback.
 
     Args:
-        chain: in the order they are asked.
-        report: told what a classifier raised.
+        chain: in the order in which they are called.
+        report: called with what a classifier raised.
     """
 
     chain: tuple[Classifier, ...] = field(default=(), converter=_as_tuple, validator=_callables)
     report: Callable[[str, BaseException], None] = lambda _where, _error: None
 
     def verdict(self, error: Exception, provider_error: ProviderError) -> ProviderError:
-        """Return the verdict on what the call raised. May be called from any thread, without a lock."""
+        """Return the verdict on an exception. May be called from any thread, without a lock."""
         for classifier in self.chain:
             try:
                 said: object = classifier(error, provider_error)
@@ -150,15 +147,15 @@ def _with_kind(error: ProviderError, kind: ErrorKind) -> ProviderError:
 def _note(error: ProviderError, classifier: Classifier, what: str) -> None:
     name = getattr(classifier, "__qualname__", type(classifier).__name__)
     error.add_note(
-        f"the error classifier {name} {what} and was passed over; it must return an ErrorKind, "
+        f"the error classifier {name} {what} and was skipped; it must return an ErrorKind, "
         "a ProviderError or None"
     )
 
 
 MAX_PATTERN_CHARACTERS = 200
-"""Characters of a message that tell groups apart."""
+"""Maximum characters of a message that distinguish groups of errors."""
 OTHER_MESSAGES = "(further messages)"
-"""The message under which errors of a kind are counted beyond the groups that are told apart."""
+"""The message under which further errors of a kind are counted once there are too many groups."""
 _IDS = re.compile(
     r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"  # UUIDs
     r"|\b(?=[a-z]*\d|[a-z]*[A-Z])[A-Za-z0-9]{16,}\b"  # random characters
@@ -170,10 +167,11 @@ _STATUS = re.compile(r"[1-5]\d\d[,:.]?")
 
 
 def pattern_of(message: str) -> str:
-    """Return what a message has in common with those that differ only in ids and numbers.
+    """Return the part of a message shared by messages that differ only in ids and numbers, each replaced by
+    ``#``.
 
-    Each of these becomes ``#``. A number of three digits that may be an HTTP status stays: there are few, and
-    they mean different things.
+    A three-digit number that may be an HTTP status stays: there are few of them, and they mean different
+    things.
     """
     text = _IDS.sub("#", message)
     text = _NUMBERS.sub(lambda found: found[0] if _STATUS.fullmatch(found[0]) else "#", text)
@@ -181,9 +179,9 @@ def pattern_of(message: str) -> str:
 
 
 STOPPING_FAILURES: Final = 20
-"""Completed requests that have to fail alike."""
+"""Completed requests that have to fail in the same way."""
 _REPEATING: Final = _PERMANENT | {ErrorKind.CLIENT_ERROR}
-"""Kinds of errors that the next request of the list gets as well if all before it did."""
+"""Kinds of errors that the next request of a list meets as well if all requests before it did."""
 _REASONS: Final = {
     401: "the API key was rejected (401)",
     402: "the account has no credit (402)",
@@ -192,15 +190,11 @@ _REASONS: Final = {
 
 
 class EqualFailures:
-    """The decision for one list. Not safe from several threads at once.
+    """Whether a list stops because its first requests all fail with the same error. Not thread-safe.
 
     Args:
-        total: requests of the list; ``None`` if unknown. The first :data:`STOPPING_FAILURES` decide, or all.
-        decided: it never stops, as one was answered before.
-
-    Attributes:
-        total: as given.
-        reason: why the list stops, such as ``the API key was rejected (401)``; ``None`` while it does not.
+        total: requests in the list; ``None`` if unknown. The first :data:`STOPPING_FAILURES` decide, or all.
+        decided: whether one was answered earlier, so that the list never stops.
     """
 
     def __init__(self, total: int | None, *, decided: bool = False) -> None:
@@ -208,7 +202,7 @@ class EqualFailures:
         self._left = STOPPING_FAILURES if total is None else min(STOPPING_FAILURES, total)
         self._decided = decided
         self._first: ProviderError | None = None
-        self.reason: str | None = None
+        self.reason: str | None = None  # why the list stops, such as "the API key was rejected (401)"
 
     def stops_with(self, result: Result) -> bool:
         """Count a completed request; return whether the list stops with it, which is true once."""
@@ -216,7 +210,7 @@ class EqualFailures:
         if self._decided or isinstance(error, RequestCancelled | ClientClosed):
             return False
         if not isinstance(error, ProviderError) or error.kind not in _REPEATING:
-            self._decided = True  # an answer, or an error that the next request need not have
+            self._decided = True  # an answer, or an error that the next request may not meet
             return False
         if self._first is None or (_is_refusal(self._first) and self._first.kind is error.kind):
             self._first = error
@@ -230,24 +224,25 @@ class EqualFailures:
         return True
 
     def unsent(self, result: Result) -> Result:
-        """Return the result of a request that was not sent as that of a list that stopped; any other result,
-        and any while the list goes on, as it is."""
+        """Return the result of a request that was withheld after the list stopped, with the list's error;
+        return any other result unchanged."""
         withheld = isinstance(result.error, RequestCancelled | ClientClosed | ProviderUnavailable)
         if self.reason is None or result.attempts or not withheld:
             return result
         return evolve(result, error=self.error(result.request_id), cost=0.0, route=None)
 
     def of_the_rest(self) -> ListStopped:
-        """Return the error with which a list stops whose further requests are not known."""
+        """Return the error with which a list of unknown length stops."""
         return ListStopped(
-            f"Stopped: {self.reason}. The rest was not sent; fix that, or pass keep_going=True to send all",
+            f"Stopped: {self.reason}. The remaining requests were not sent; fix the cause, or pass "
+            "keep_going=True to send them all",
             reason=self.reason,
         )
 
     def error(self, request_id: str | None) -> ListStopped:
         """Return the error of a request that is not sent."""
         return ListStopped(
-            f"not sent, as {self.reason}; fix that and send the row again, or pass keep_going=True "
+            f"not sent because {self.reason}; fix the cause and send the row again, or pass keep_going=True "
             "(--keep-going) to send all rows",
             request_id=request_id,
             reason=self.reason,
@@ -255,8 +250,7 @@ class EqualFailures:
 
 
 def _is_refusal(error: ProviderError) -> bool:
-    """Whether the request was not sent, as the provider cannot be used: the error of an earlier request is
-    the cause."""
+    """Whether the request was not sent because an earlier request's error made the provider unusable."""
     return isinstance(error, ProviderUnavailable)
 
 

@@ -1,17 +1,17 @@
-"""The rate limit of everything that shares one quota: configured, reported by the provider, or found out.
+"""The rate limit of everything that shares one quota: configured, reported by the provider, or discovered.
 
-Four things hold a call back, and the latest of them counts:
+Four conditions delay a call, and the latest time counts:
 
-* the **configured limits**, as token buckets that start full. A little is kept back because the server's
-  clock starts when the first call arrives, not when it leaves;
-* the **reported limits**, as the provider's answers state them: buckets that follow the server's own. A
+* the **configured limits**: token buckets that start full. A little is kept back, because the server's clock
+  starts when the first call arrives, not when it is sent;
+* the **reported limits**: buckets that follow what the provider's answers say about the server's own. A
   refusal that they explain proves nothing further;
-* the **adaptive limit** of what nobody told: a rate and a number of calls in flight, found out from refusals
-  (:mod:`~smartbatch.core.limits.adaptive_limit`);
-* the **cooldown** after refusals that prove a limit or are explained by one, common to all.
+* the **adaptive limit**, for limits that nobody reports: a rate and a number of calls in flight, estimated
+  from refusals (:mod:`~smartbatch.core.limits.adaptive_limit`);
+* the **cooldown** of all calls after refusals that prove a limit or are explained by one.
 
-Where other processes share the limit, a fifth comes last: the **lease** of this one's part of it
-(:mod:`~smartbatch.core.limits.lease`). The other four stay as they are, with the whole limit.
+If other processes share the limit, the **lease** of this process's part comes last
+(:mod:`~smartbatch.core.limits.lease`). The other four conditions then still apply to the whole limit.
 
 No threads and no clock here: the caller holds one lock and passes ``now``.
 """
@@ -23,16 +23,22 @@ import math
 from smartbatch.core.limits.adaptive_limit import SPACED_SHARE, AdaptiveLimit, Evidence
 from smartbatch.core.limits.cooldown import CommonCooldown, Cooldown, RandomSource
 from smartbatch.core.limits.lease import LimitLease, QuotaFacts
-from smartbatch.core.limits.reported_limits import HeaderLimits, Reservation, Traffic, amounts_of, surplus_of
+from smartbatch.core.limits.reported_limits import (
+    ReportedLimits,
+    Reservation,
+    Traffic,
+    amounts_of,
+    surplus_of,
+)
 from smartbatch.core.limits.shared_limit import NO_BOUND
 from smartbatch.core.limits.token_bucket import ConfiguredLimits
 from smartbatch.types import LimitReport
 
-_UNEVEN = 2
-"""Refusals that followed another one soon, although the leases of all kept to what the provider says is left,
-prove that bursts are not honoured."""
+_UNEVEN_REFUSALS = 2
+"""Consecutive explained refusals in quick succession prove that bursts are not honoured, if the leases of
+all processes stayed within what the provider says is left."""
 
-_NAMING = 8
+_NAMING_ANSWERS = 8
 """Answers after which a provider that names a limit would have named it."""
 
 _MINUTE = 60.0
@@ -42,33 +48,33 @@ class Quota:
     """What one provider scope and model may send. Invariant: reservations not ended = calls in flight.
 
     Every call is counted by :meth:`take` and ended once by :meth:`succeeded`, :meth:`refused`,
-    :meth:`failed` or :meth:`dropped`; what its answer reported about limits goes to :meth:`learn` afterwards.
-    Without a configured limit, a reported limit or a refusal it holds nothing back.
+    :meth:`failed` or :meth:`dropped`; what its answer reported about limits is passed to :meth:`learn`
+    afterwards. Without a configured limit, a reported limit or a refusal, nothing is delayed.
     """
 
     def __init__(self) -> None:
-        self.lease: LimitLease | None = None  # of this process, where others share the limit
+        self.lease: LimitLease | None = None  # of this process, if others share the limit
         self._traffic = Traffic()
-        self._header_limits = HeaderLimits()
+        self._reported = ReportedLimits()
         self._configured = ConfiguredLimits()
         self._adaptive = AdaptiveLimit()
         self._cooldown = CommonCooldown()
 
     def configure(self, max_rpm: float | None, max_tpm: float | None, now: float) -> None:
-        """Set the configured limits, a minute; ``None`` means not configured.
+        """Set the configured limits per minute; ``None`` means not configured.
 
-        What is owed to a limit stays owed, even if it is removed and configured again: clients that come and
-        go do not each get a full bucket.
+        Debt to a limit remains, even if the limit is removed and configured again: clients that come and go
+        do not each get a full bucket.
         """
         configured = max_rpm is not None or max_tpm is not None
         if configured and not self._configured.were_set:
-            self._adaptive.begin(told=True)
+            self._adaptive.begin(is_known=True)
         self._configured.configure(max_rpm, max_tpm, now)
 
     def approach(self) -> None:
-        """Let few calls go first, as nobody knows of a limit; not where one was told, or calls were made."""
+        """Begin with few calls if no limit is known; not if one was configured, or calls were made before."""
         if not self._configured.were_set and not self._traffic.calls:
-            self._adaptive.begin(told=False)
+            self._adaptive.begin(is_known=False)
 
     @property
     def in_flight(self) -> int:
@@ -76,47 +82,47 @@ class Quota:
 
     @property
     def reported_limits(self) -> dict[str, float]:
-        """The limits a minute that answers reported: requests, tokens, input, output."""
-        return self._header_limits.per_minute()
+        """The limits per minute that answers reported: requests, tokens, input, output."""
+        return self._reported.per_minute()
 
     @property
     def spaced_rate(self) -> float | None:
-        """Calls a second that calls are spaced to, once refusals made that necessary."""
+        """Calls per second at which calls are spaced, once refusals made that necessary."""
         return self._adaptive.rate or None
 
     def look(self, now: float, tokens: float, output: float = 0.0) -> float:
-        """Return the earliest time a call that needs ``tokens`` may go: the latest of all conditions.
+        """Return the earliest time a call that needs ``tokens`` may be sent.
 
-        ``now`` means go; infinity means not until a call in flight ends. The end of a call may also make it
-        sooner than the time returned, so ask again after each.
+        ``now`` means at once; infinity means not until a call in flight ends. The end of a call may also
+        make the time earlier, so ask again after each.
 
         Args:
             tokens: expected input and output.
-            output: the part of ``tokens`` that is output, for providers that limit the two apart.
+            output: the part of ``tokens`` that is output, for providers that limit both separately.
         """
         at = max(
             self._adaptive.look(now, self._traffic.in_flight),
             self._cooldown.until,
             self._configured.look(now, tokens),
         )
-        if self._header_limits:
-            at = max(at, self._header_limits.look(now, tokens, output))
+        if self._reported:
+            at = max(at, self._reported.look(now, tokens, output))
         if at <= now and self.lease is not None:
-            at = self.lease.look(now, self._header_limits.costs(tokens, output, now))
+            at = self.lease.look(now, self._reported.costs(tokens, output, now))
         return at
 
     def take(self, now: float, tokens: float, output: float = 0.0) -> Reservation:
-        """Count a call that :meth:`look` let go; its tokens are estimates, settled later."""
+        """Count a call that :meth:`look` admitted; its tokens are estimates, reconciled later."""
         call = Reservation(now, tokens, output)
         self._traffic.start(call)
         self._adaptive.take(call, now, self._even_rate)
-        self._header_limits.spaced &= self._adaptive.rate > 0.0
+        self._reported.spaced &= self._adaptive.rate > 0.0
         self._configured.take(now, tokens)
         if self.lease is not None:
-            call.leased = self._header_limits.costs(tokens, output, now)
+            call.leased = self._reported.costs(tokens, output, now)
             self.lease.take(now, call.leased)
-        if self._header_limits:
-            self._header_limits.take(now, call)
+        if self._reported:
+            self._reported.take(now, call)
         return call
 
     def succeeded(
@@ -126,15 +132,15 @@ class Quota:
         actual_tokens: float | None,
         actual_output: float | None = None,
     ) -> None:
-        """The call was answered and used ``actual_tokens``; ``None`` when the provider did not say.
+        """The call was answered and used ``actual_tokens``; ``None`` if the provider did not report them.
 
-        ``actual_output`` of them were output; ``None`` takes the share that was expected.
+        ``actual_output`` of them were output; ``None`` means the expected share.
         """
         self._end(reservation)
         self._settle_tokens(reservation, now, actual_tokens, actual_output)
         self._traffic.accept(now)
-        if self._header_limits:
-            self._header_limits.accepted(self._traffic, now)
+        if self._reported:
+            self._reported.accepted(self._traffic, now)
         self._cooldown.succeeded(reservation)
         self._adaptive.accepted(reservation, now)
 
@@ -145,30 +151,30 @@ class Quota:
         actual_tokens: float | None = None,
         actual_output: float | None = None,
     ) -> None:
-        """The call ended without an answer and without a refusal; servers count such requests, too."""
+        """The call ended with neither an answer nor a refusal; servers count such requests, too."""
         self._end(reservation)
         self._adaptive.ended(reservation)
         self._settle_tokens(reservation, now, actual_tokens, actual_output)
 
     def dropped(self, reservation: Reservation, now: float) -> None:
-        """The call was never sent: return all it took."""
+        """The call was never sent: return everything it took."""
         self._end(reservation)
         self._adaptive.dropped(reservation, now)
-        self._header_limits.drop(now, reservation)
+        self._reported.drop(now, reservation)
         self._configured.drop(now, reservation.tokens)
         if self.lease is not None:
             self.lease.settle(now, reservation.leased)
 
     def learn(self, report: LimitReport, reservation: Reservation, now: float) -> None:
-        """Follow the limits that the answer to an ended call reported. Configured limits stay bounds."""
+        """Follow the limits that the answer to an ended call reported. Configured limits remain bounds."""
         alone = self._is_alone
-        changed = self._header_limits.learn(report, reservation, self._traffic, now, alone=alone)
+        changed = self._reported.learn(report, reservation, self._traffic, now, alone=alone)
         if changed and self.lease is not None:
             self.lease.tell()
-        if self._adaptive.rate > 0.0 or self._header_limits.is_window or not alone:
+        if self._adaptive.rate > 0.0 or self._reported.is_window or not alone:
             self._space_even(now)
         if self._adaptive.is_opening and report.requests_remaining is not None:
-            self._adaptive.open()  # the report says how much of the burst is left
+            self._adaptive.open()  # the report shows how much of the burst is left
 
     def refused(
         self,
@@ -180,15 +186,6 @@ class Quota:
     ) -> Cooldown | None:
         """The provider refused the call for its rate limit; return the cooldown that follows for all calls.
 
-        The cases, in order:
-
-        1. The reported limits explain it: a cooldown. It proves nothing further, unless it repeats although
-           processes share the limit by leases.
-        2. It was sent before the last cooldown began: its Retry-After may lengthen that one.
-        3. The adaptive limit explains it, or it stands alone: no cooldown. The request waits by itself.
-        4. It proves a limit, or came first after a cooldown: a new cooldown, longer than the last one. Calls
-           are spaced at the known rate, or at the one that was measured.
-
         Args:
             retry_after: seconds the provider asked to wait, already clamped.
             report: what the refusal said about limits; :meth:`learn` need not be called.
@@ -196,36 +193,42 @@ class Quota:
         self._give_back(reservation, now)
         fresh = reservation.started >= self._cooldown.until
         alone = self._is_alone
-        if self._header_limits.explain(report, reservation, self._traffic, now, alone=alone):
+        # 1. The reported limits explain it: a cooldown. It proves nothing further, unless it repeats although
+        #    processes share the limit by leases.
+        if self._reported.explain(report, reservation, self._traffic, now, alone=alone):
             self._space_even(now)
-            if not alone and not self._adaptive.rate and self._header_limits.repeats >= _UNEVEN:
+            if not alone and not self._adaptive.rate and self._reported.repeats >= _UNEVEN_REFUSALS:
                 self._space_known(now)
             self._adaptive.open()
-            return self._cooldown.refused(now, retry_after, rng, fresh=fresh)  # 1
+            return self._cooldown.refused(now, retry_after, rng, fresh=fresh)
         if not alone:
             self._space_even(now)
         evidence = self._adaptive.refused(reservation, now)
-        if not fresh:  # 2
+        # 2. It was sent before the last cooldown began: its Retry-After may lengthen that one.
+        if not fresh:
             return self._cooldown.refused(now, retry_after, rng, fresh=False)
+        # 3. The adaptive limit explains it, or it is a single one: no cooldown. The request waits by itself.
         again = self._cooldown.consecutive > 0 and not self._adaptive.rate
         if evidence is not Evidence.PROOF and not (again and evidence is Evidence.ALONE):
-            return None  # 3
+            return None
+        # 4. It proves a limit, or is the first after a cooldown: a new, longer cooldown. Calls are spaced
+        #    at the known rate, or at the measured one.
         cooldown = self._cooldown.refused(now, retry_after, rng, fresh=True)
         self._adaptive.pause(reservation, self._cooldown.until, self._even_rate)
-        return cooldown  # 4
+        return cooldown
 
     def _give_back(self, call: Reservation, now: float) -> None:
-        """A call was refused: it used nothing but a request, and where it was charged all the same, the next
-        report shows it."""
+        """End a refused call: it used only a request. If the provider charges more, the next report shows
+        it."""
         self._end(call)
         self._configured.settle(now, call.tokens)
-        self._header_limits.drop(now, call)
+        self._reported.drop(now, call)
         if self.lease is not None:
             self.lease.settle(now, (0.0, *call.leased[1:]))
             self.lease.tell()
         self._traffic.refused_at = now
         self._traffic.refused += 1
-        self._header_limits.confirm()
+        self._reported.confirm()
 
     @property
     def _is_alone(self) -> bool:
@@ -233,13 +236,13 @@ class Quota:
         return self.lease is None or self.lease.members == 1
 
     def facts(self, now: float) -> QuotaFacts:
-        """Return what is known here of the limits, for other processes that share them.
+        """Return what is known here of the limits, for the other processes that share them.
 
-        Where calls are spaced, the rate alone bounds the requests: what a small bucket holds comes and goes
-        between two exchanges.
+        If calls are spaced, the rate alone bounds the requests: the level of a small bucket changes
+        completely between two exchanges.
         """
-        limits = self._header_limits.known(now, 1 if self.lease is None else self.lease.members)
-        rates, unnamed = list(limits.rates), -1.0 if self._traffic.accepted >= _NAMING else 0.0
+        limits = self._reported.known(now, 1 if self.lease is None else self.lease.members)
+        rates, unnamed = list(limits.rates), -1.0 if self._traffic.accepted >= _NAMING_ANSWERS else 0.0
         at_most, remaining = limits.at_most, limits.remaining
         learned = [cap or unnamed for cap in limits.caps]
         if self._adaptive.rate > 0.0:
@@ -265,13 +268,13 @@ class Quota:
         )
 
     def follow(self, now: float) -> None:
-        """Follow what the lease brought from the other processes: their cooldown, and their spaced rate.
+        """Follow the other processes, as reported with the lease: their cooldown and their spaced rate.
 
-        A cooldown of others is one of this process's own, as if a call of it had been refused; calls sent
+        A cooldown of others counts as this process's own, as if a call of it had been refused; calls sent
         before it belong to the same event.
         """
         assert self.lease is not None
-        under_way = self._header_limits.costs(self._traffic.held_tokens, self._traffic.held_output, now)
+        under_way = self._reported.costs(self._traffic.held_tokens, self._traffic.held_output, now)
         self.lease.owe((float(self.in_flight), *under_way[1:]))
         until = self.lease.cooldown(now, self._cooldown.until)
         if until is not None:
@@ -281,12 +284,12 @@ class Quota:
         if rate is not None:
             self._adaptive.follow(rate, now)
             if not rate:
-                self._header_limits.spaced = False
+                self._reported.spaced = False
 
     @property
     def _known(self) -> float | None:
-        """Requests a second that are allowed according to the user or the provider."""
-        reported = self._header_limits.requests_per_second
+        """Requests per second that the user or the provider allows."""
+        reported = self._reported.requests_per_second
         configured = self._configured.rate
         if configured is None or reported is None:
             return reported if configured is None else configured
@@ -294,13 +297,13 @@ class Quota:
 
     @property
     def _even_rate(self) -> float:
-        """The known rate, less what is kept back where calls are spaced; infinity where none is known."""
+        """The known rate, less what is kept back if calls are spaced; infinity if none is known."""
         known = self._known
         return math.inf if known is None else SPACED_SHARE * known
 
     def _end(self, reservation: Reservation) -> None:
         if reservation.ended:
-            raise RuntimeError("a reservation ends once")
+            raise RuntimeError("a reservation can be ended only once")
         reservation.ended = True
         self._traffic.end(reservation)
 
@@ -312,17 +315,18 @@ class Quota:
         self._configured.settle(now, reservation.tokens - actual)
         if self.lease is not None:
             self.lease.settle(now, surplus_of(reservation, actual, output))
-        if self._header_limits:
-            self._header_limits.settle(now, reservation, actual, output)
+        if self._reported:
+            self._reported.settle(now, reservation, actual, output)
 
     def _space_even(self, now: float) -> None:
-        """Space the calls at a small bucket of the provider's: it may be a window that does not refill before
-        its end; and where others share it, each would keep to it, and all together would not."""
-        if self._header_limits.is_even and not self._header_limits.spaced:
+        """Space the calls at a small bucket of the provider's. It may be a window that does not refill
+        before its end; and if several processes share it, each might stay within it while all together
+        exceed it."""
+        if self._reported.is_even and not self._reported.spaced:
             if not self._adaptive.rate:
                 self._space_known(now)
-                self._adaptive.owe(self._header_limits.ahead(now))
-            self._header_limits.spaced = True
+                self._adaptive.owe(self._reported.ahead(now))
+            self._reported.spaced = True
 
     def _space_known(self, now: float) -> None:
         """No bursts are honoured: space the calls at the known rate."""

@@ -1,13 +1,13 @@
-"""One limit as the provider itself reports it: how much a minute, and how much is left.
+"""One limit as the provider itself reports it: the amount per minute, and how much is left.
 
-A report tells the server's state at the moment it admitted a call. What this client sent later is not in it,
-so the level is corrected to *remaining, plus the refill since, less what was sent since*. Two such figures
-enclose the true level:
+A report describes the server's state when it admitted a call; it does not include what this client sent
+later. So the level is corrected to *remaining, plus the refill since, minus what was sent since*. Two such
+figures enclose the true level:
 
 * the **likely** level subtracts what was sent after the reported call. The own level never stays above it,
-  whatever used the difference: other clients, or a server that charges more than was expected;
-* the **certain** level subtracts everything the server may have charged since then, without any refill. The
-  own level is raised to it, for a server that charges less than was expected.
+  whatever caused the difference: other clients, or a server that charges more than expected;
+* the **certain** level subtracts everything that the server may have charged since then, without any refill.
+  The own level is raised to it, for a server that charges less than expected.
 
 The caller holds one lock.
 """
@@ -20,128 +20,111 @@ from typing import NamedTuple
 from smartbatch.core.limits.token_bucket import Bucket, spaced_capacity, used_capacity, used_rate
 
 _MINUTE = 60.0
-_LONGER_THAN_A_MINUTE = 66.0
-"""Seconds. A minute's limit is full again within 60 s. One that needs more than 66 s (10 % for clocks that
-differ) is counted over a longer time, as some tiers' requests a day are, and refills as the reset says."""
+_MAX_MINUTE_SECONDS = 66.0
+"""Seconds. A limit per minute is full again within 60 s. One that needs more than 66 s (10 % for clock
+differences) is counted over a longer period, such as the requests per day of some tiers, and refills as
+the reset says."""
 
 _HOUR, _DAY = 3600.0, 25 * 3600.0
-"""Seconds. No call is held for longer than an hour, or 25 hours by a limit that is counted over a day; and a
-reset beyond these is a mistake."""
+"""Seconds. A call waits at most an hour, or 25 hours for a limit per day; a longer reset is a mistake."""
 
-_MOST = 1e15
-"""Units: a limit is at most so much. Servers name more where they mean that there is none, and squares of it
-would leave the range of floats."""
+_MAX_UNITS = 1e15
+"""Maximum units of a limit. Servers name more if they mean that there is none, and its square would exceed
+the range of floats."""
 
 _SMALLER_CAPACITY = 0.9
-"""A reset that implies less than this share of the limit tells the server's true capacity; above, it is
+"""A reset that implies less than this share of the limit reveals the server's true capacity; above, it is
 rounding."""
 
 _SAME_END = 0.25
-"""Two resets that name one moment, within a quarter of what refills meanwhile, are the end of a window."""
+"""Two resets that name the same moment, within a quarter of the refill in between, are the end of a
+window."""
 
 _ROUNDED_TO = 1000.0
 _ROUNDING_SHARE = 0.05
-"""Anthropic rounds the tokens that remain to the nearest thousand, so its figure may be off by 500. No figure
-is taken to be off by more than 5 % of the limit, or small limits would never open."""
+"""Anthropic rounds remaining tokens to the nearest thousand, so its figure may be off by 500. An error of
+more than 5 % of the limit is never assumed, or small limits would never admit a call."""
 
 _PRIOR_SHARE = 0.01
-"""Share of the limit, in expected tokens, that the prior ratio of 1 weighs in the ratio of charged to
-expected."""
+"""Weight of the prior ratio of 1 between charged and expected tokens, as a share of the limit."""
 
 _REMEMBERED_CALLS = 8.0
-"""The ratio is measured over the last half to one limit's worth of calls, or over this many times what is in
-flight, so that charges that come late do not look like missing ones."""
+"""The ratio is measured over the last half to one limit's worth of calls, or over this many times what is
+in flight, so that late charges do not look like missing ones."""
 
 _CHARGED_MORE = 1.15
-"""Above this ratio a call takes what the server charges; below, its reports correct the level in time."""
+"""Above this ratio a call takes what the server charges; below, the reports correct the level in time."""
 
-_RATIO_MOST = 50.0
-"""The largest ratio: a server that charges an output cap of 4,096 tokens where some 80 were expected."""
+_MAX_RATIO = 50.0
+"""The largest ratio: a server that charges an output cap of 4,096 tokens when about 80 were expected."""
 
 _LONE_DECREASE, _DECREASE = 0.95, 0.7
-_LONE = 10.0
-_CLAIMED_LEAST = 0.05
-"""A lone refusal may come from a level that was estimated a little too high. Clients that are refused again
-within ten seconds share the limit, and claim 0.7 of what they claimed."""
+_LONE_SECONDS = 10.0
+_MIN_CLAIM = 0.05
+"""A single refusal may be due to a level that was estimated slightly too high. Clients that are refused
+again within ten seconds share the limit, and reduce their claim to 0.7 of it."""
 
 _RECLAIM, _RECLAIM_SCALE = 0.01, 8.0
-"""Of the limit, 1 % a second is claimed again, times ``1 + (t / 8 s)²`` after ``t`` seconds."""
+"""After ``t`` seconds, 1 % of the limit per second, times ``1 + (t / 8 s)²``, is claimed again."""
 
 
 class LimitReading(NamedTuple):
-    """What a report says about one limit: units a minute, units left, seconds until the bucket is full, which
-    may be too many by those that it is rounded to."""
+    """What a report says about one limit."""
 
-    limit: float | None
-    remaining: float | None
-    reset: float | None
-    rounded_to: float = 0.0
+    limit: float | None  # units per minute
+    remaining: float | None  # units
+    reset: float | None  # seconds until the bucket is full
+    rounded_to: float = 0.0  # seconds by which the reset may be too long
 
 
 def believed_reset(reset: float | None) -> float | None:
-    """Return the seconds of a reset as far as they are believed: an hour where more than a day is named, and
-    nothing where they are no number, 0 or more.
-    """
+    """Return the reset in seconds if it is plausible: an hour if more than a day is named; ``None`` if it
+    is negative or not a number."""
     if reset is None or not reset >= 0.0:
         return None
     return reset if reset <= _DAY else _HOUR
 
 
 def believed_count(count: float | None) -> float | None:
-    """Return a limit, or what is left of it, as far as it is believed; nothing where it is no number, 0 or
-    more.
-    """
-    return None if count is None or not count >= 0.0 else min(count, _MOST)
+    """Return a limit, or what is left of it, if it is plausible; ``None`` if it is negative or not a
+    number."""
+    return None if count is None or not count >= 0.0 else min(count, _MAX_UNITS)
 
 
 class SentAround(NamedTuple):
-    """What this client had sent around the call a report came with, in the units of one limit.
-
-    Attributes:
-        mark: what was sent until then, this call included.
-        since: what was sent after it.
-        open: what was sent after it, or was unanswered when it was sent: all the server may have charged
-            since.
-        held: what is unanswered now.
-        calls_since, calls_open: ``since`` and ``open`` in calls.
-        blurred: whether calls were refused since it was sent. Those are not charged, or not in full.
-    """
+    """What this client sent around the call that a report came with, in the units of one limit."""
 
     started: float
     order: int
-    mark: float
-    since: float
-    open: float
-    held: float
+    mark: float  # sent up to this call, which is included
+    since: float  # sent after it
+    open: float  # sent after it, or unanswered when it was sent: what the server may have charged since
+    held: float  # unanswered now
     calls_since: int
     calls_open: int
-    blurred: bool
+    blurred: bool  # calls sent since were refused, and are not charged, or not in full
 
 
 class ReportedBucket:
-    """The bucket of one limit (units a minute), whose level follows the server's.
-
-    Attributes:
-        learned_at: when the limit last changed.
-        remaining: what was left, as the latest report said, and ``admitted``, when its call was sent.
-        uncharged: what this client had in flight then that is charged later.
-        ends: when all of it is there again, as that report said.
-        is_window: whether it does not refill before that: fewer were left later, and all came back as soon.
+    """The bucket of one limit (units per minute), whose level follows the server's.
 
     Args:
-        rounded: whether the figures that remain may be rounded; the first one that is not shows they are not.
-        charged_at_end: whether calls are charged when they end, as output is, and not when they are admitted.
+        rounded: whether remaining figures may be rounded; the first unrounded one disproves it.
+        charged_at_end: whether calls are charged when they end, as output is, instead of when they are
+            admitted.
     """
 
     def __init__(
         self, limit: float, now: float, *, rounded: bool = False, charged_at_end: bool = False
     ) -> None:
         self.limit = limit
-        self.learned_at = now
-        self.remaining, self.admitted, self.uncharged = 0.0, -math.inf, 0.0
-        self.ends, self.is_window = -math.inf, False
-        self._charge_ratio = 1.0  # units charged for each unit expected
-        self._charge_per_call = 0.0  # units charged for each call
+        self.learned_at = now  # when the limit last changed
+        self.remaining, self.admitted = 0.0, -math.inf  # as last reported, and when that call was sent
+        self.uncharged = 0.0  # in flight at that time, and charged later
+        self.ends = -math.inf  # when the reported reset is over
+        self.is_window = False  # nothing refills before that
+        self._charge_ratio = 1.0  # units charged per expected unit
+        self._charge_per_call = 0.0  # units charged per call
         self._charged_more = self._per_call = False
         self._ratio_error = self._per_call_error = 0.0
         self.bucket = Bucket(used_capacity(limit), used_rate(limit), now, level=0.0)
@@ -150,7 +133,7 @@ class ReportedBucket:
         self._claimed_share = 1.0  # of the refill
         self._gave_way_at = -math.inf
         self._reported_at = now
-        self._counted_from = 0  # the first call, by its order, that the level contains
+        self._counted_from = 0  # order of the first call included in the level
         self._follows_server = False
         self._longest_wait = _HOUR
         self._rounding = min(_ROUNDED_TO / 2.0, _ROUNDING_SHARE * limit) if rounded else 0.0
@@ -159,10 +142,10 @@ class ReportedBucket:
         self._charged = self._expected = self._calls = 0.0
 
     def look(self, now: float, cost: float) -> float:
-        """Return the earliest time a call may go.
+        """Return the earliest time a call may be sent.
 
-        A debt of calls in flight for which little refills, and which would put the call off for hours, is
-        remitted: no limit of a minute does so.
+        A debt of calls in flight that would delay the call for hours, because little refills, is written
+        off: no limit per minute does that.
         """
         ready = self.bucket.look(now, self.needed(cost) if self._charged_more else cost)
         too_long = ready - now - self._longest_wait
@@ -175,9 +158,8 @@ class ReportedBucket:
         self.bucket.take(now, self.needed(cost) if self._charged_more else cost)
 
     def settle(self, now: float, order: int, expected: float, actual: float) -> None:
-        """Correct what the call number ``order`` took to what it used (0 when it was never admitted). A
-        server that charges more than that returns nothing.
-        """
+        """Correct what the call number ``order`` took to what it used (0 if it was never admitted). A
+        server that charges more than that returns nothing."""
         if order < self._counted_from:
             return
         taken = self.needed(expected)
@@ -190,27 +172,19 @@ class ReportedBucket:
         return reading.remaining is not None and reading.remaining < self.needed(cost) + self._rounding
 
     def needed(self, cost: float) -> float:
-        """What a call takes: what it is expected to need, or more where the server charges more."""
+        """Return what a call takes: the expected cost, or more if the server charges more."""
         return self._price(cost, 1.0) if self._charged_more else cost
 
     def _price(self, cost: float, calls: float) -> float:
-        """Return what the server will charge for ``calls`` calls that are expected to need ``cost``."""
+        """Return what the server will charge for ``calls`` calls with an expected total of ``cost``."""
         if self._charged_more and self._per_call:
             return self._charge_per_call * calls
         return self._charge_ratio * cost
 
     def learn(self, reading: LimitReading, trace: SentAround, now: float, *, alone: bool = True) -> None:
-        """Follow a report; only a client that is ``alone`` can tell from it what the server charges a call.
-
-        The cases, in order:
-
-        1. A report of an older call than the last one's: ignored.
-        2. Another limit than before: adopted, and what was measured under the old one is forgotten.
-        3. A report without a remaining figure: nothing more to learn.
-        4. The capacity and the refill rate follow the reset, the ratio of charged to expected follows the
-           difference to the last report, and the level is corrected.
-        """
-        if trace.order < self._last_order:
+        """Follow a report. Only a process that is ``alone`` can infer from it what the server charges per
+        call."""
+        if trace.order < self._last_order:  # an older call than the last report's
             return
         self._last_order = trace.order
         if reading.limit is not None and reading.limit != self.limit:
@@ -231,8 +205,8 @@ class ReportedBucket:
         self._correct_level(reading.remaining, trace, now)
 
     def _compare_ends(self, remaining: float, ends: float, rounded_to: float) -> None:
-        """Tell a window from a bucket, where each call puts off the moment when it is full: by less than a
-        rounded one tells, unless many were used."""
+        """Distinguish a window from a bucket. In a bucket, each call postpones the moment when it is full,
+        though by less than the rounding of a reset unless many were used."""
         used = self.remaining - remaining
         if used >= 1.0 and abs(ends - self.ends) + rounded_to < _SAME_END * used / self._rate:
             self.is_window = True
@@ -254,15 +228,11 @@ class ReportedBucket:
         self._counted_from = sent + 1
 
     def give_way(self, now: float) -> None:
-        """The server refused although the level allowed the call: others use the limit too, so claim less.
-
-        What they leave is not lost: the reports show it.
-        """
-        lone = now - self._gave_way_at > _LONE
+        """The server refused although the level allowed the call: others use the limit too, so claim less
+        of it. What they do not use is not lost, as the reports show it."""
+        lone = now - self._gave_way_at > _LONE_SECONDS
         self._gave_way_at = now
-        self._claimed_share = max(
-            _CLAIMED_LEAST, (_LONE_DECREASE if lone else _DECREASE) * self._claimed_share
-        )
+        self._claimed_share = max(_MIN_CLAIM, (_LONE_DECREASE if lone else _DECREASE) * self._claimed_share)
         self._shape(now)
 
     @property
@@ -275,19 +245,16 @@ class ReportedBucket:
         self.bucket.reshape(now, spaced_capacity(self.bucket.rate), self.bucket.rate)
 
     def _resize(self, reading: LimitReading, now: float) -> None:
-        """Find the server's capacity and rate, where the reset shows that they are not the limit's.
-
-        1. A reset longer than a minute: the limit is counted over a longer time, so it refills more slowly.
-        2. A reset that implies a full bucket well below the limit: that is the capacity.
-        3. No reset, or one that fits the limit: the limit's own.
-        """
+        """Determine the server's capacity and rate if the reset shows that they differ from the limit."""
         assert reading.remaining is not None
         rate, size = self.limit / _MINUTE, self.limit
         if reading.reset is not None:
             self._longest_wait = _DAY if reading.reset > _HOUR else _HOUR
             used = self.limit - reading.remaining
-            if reading.reset > _LONGER_THAN_A_MINUTE and used > 0.0:
+            # 1. The limit is counted over a longer period, so it refills more slowly.
+            if reading.reset > _MAX_MINUTE_SECONDS and used > 0.0:
                 rate = min(rate, used / reading.reset)
+            # 2. A full bucket well below the limit: that is the capacity.
             else:
                 full = reading.remaining + rate * reading.reset
                 if full < _SMALLER_CAPACITY * self.limit:
@@ -300,9 +267,9 @@ class ReportedBucket:
         self._reported_at = max(self._reported_at, now)
 
     def _reclaim(self, now: float) -> None:
-        """Claim some more again, the faster the longer no refusal asked for less."""
+        """Claim more again, the faster the longer no refusal occurred."""
         more = _RECLAIM * (1.0 + ((now - self._gave_way_at) / _RECLAIM_SCALE) ** 2)
-        # Threads report in any order: one that looked at the clock before another did takes nothing back.
+        # Threads report in any order: one that read the clock before another one takes nothing back.
         passed = min(max(0.0, now - self._reported_at), 1.0)
         self._claimed_share = min(1.0, self._claimed_share + more * passed)
 
@@ -314,8 +281,8 @@ class ReportedBucket:
     def _measure_charges(self, remaining: float, trace: SentAround) -> None:
         """Compare what the server charged between two reports with what was expected.
 
-        Two explanations are kept, and the one with the smaller squared error is used: so many units charged
-        for each unit expected, or so many for each call, as where an output cap is charged.
+        Two explanations are tracked, and the one with the smaller squared error applies: a number of units
+        per expected unit, or a number per call, as when an output cap is charged.
         """
         last, self._last_reading = self._last_reading, None if trace.blurred else (remaining, trace)
         if last is None or trace.blurred:
@@ -337,21 +304,21 @@ class ReportedBucket:
             self._ratio_error /= 2.0
             self._per_call_error /= 2.0
         prior = _PRIOR_SHARE * self.limit
-        self._charge_ratio = min(max(0.0, self._charged + prior) / (self._expected + prior), _RATIO_MOST)
+        self._charge_ratio = min(max(0.0, self._charged + prior) / (self._expected + prior), _MAX_RATIO)
         self._charge_per_call = max(0.0, self._charged / self._calls) if self._calls else 0.0
         self._charged_more = self._charge_ratio > _CHARGED_MORE
         self._per_call = self._per_call_error < self._ratio_error
 
     def _correct_level(self, remaining: float, trace: SentAround, now: float) -> None:
-        """Move the level into the range from certain to likely, see the top of this file."""
+        """Move the level into the range from certain to likely; see the top of this file."""
         bucket = self.bucket
         bucket.look(now, 0.0)
         rounding = self._rounding
         likely = remaining + (now - trace.started) * bucket.rate - self._price(trace.since, trace.calls_since)
-        likely = max(likely, -self._capacity)  # a server's debt is at most what it gives in a minute
+        likely = max(likely, -self._capacity)  # a server's debt is at most a minute's refill
         most = self._price(trace.open, trace.calls_open) if self._charged_more else trace.open
         certain = remaining - rounding - most
-        if not self._follows_server:  # nothing but the first figure is known yet
+        if not self._follows_server:  # only the first figure is known yet
             self._follows_server = True
             bucket.level = certain if self._charged_at_end else likely - rounding
             self._counted_from = 0 if self._charged_at_end else trace.order + 1

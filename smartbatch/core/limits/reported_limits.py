@@ -1,7 +1,7 @@
-"""All the limits that a provider reports for one quota, and what this client sent around each report.
+"""All limits that a provider reports for one quota, and what this client sent around each report.
 
-Providers report up to three dimensions: requests, and tokens either together or apart as input and output.
-Each is a bucket of its own; a call goes when all of them let it.
+Providers report up to three dimensions: requests, and tokens either together or separately as input and
+output. Each has a bucket of its own; a call needs the consent of all of them.
 """
 
 from __future__ import annotations
@@ -28,60 +28,51 @@ _NAMES = ("requests", "tokens", "input", "output")
 
 _MINUTE = 60.0
 _IMPLYING = 50.0
-"""A reset implies the limit only where it is shorter than this many seconds: above, it would be a guess."""
+"""A reset implies the limit only if it is shorter than this many seconds; above, it would be a guess."""
 
 _CHANGED = 0.05
 """A limit implied by a reset is rounded; only a difference above this share is a change."""
 
 _CONTRADICTED = 2.0
 _SUSPECT = 1.05
-"""A server that admits a minute's worth at once and refills it admits at most twice its limit in a minute. If
-more were answered, the limit it names is not enforced; above 1.05 of it that may be so, and is checked."""
+"""A server that admits a minute's worth at once and refills it admits at most twice its limit per minute.
+If more calls were answered, the limit it names is not enforced; from 1.05 times the limit on this is
+checked."""
 
 _CHECK_EVERY = 1.25
-"""Seconds after which calls go in spite of a suspect limit: one, then two, four, … until one is refused, or
-the limit is contradicted. One refusal confirms that a limit is enforced, and ends the check."""
+"""Seconds after which calls are sent despite a suspect limit: one, then two, four, … until one is refused,
+or the limit is disproved. One refusal confirms the limit and ends the check."""
 
 _EVEN = 2.0
-"""Seconds' worth of requests below which a bucket is no burst."""
+"""Seconds' worth of requests below which a bucket counts as having no burst."""
 
 _LEASED = 1.0
 """Seconds' worth that may be leased of a bucket that holds a single call: each process spaces its calls."""
 
 _REPEATED = 10.0
-"""Seconds between two explained refusals within which they count as repeated."""
+"""Two explained refusals within this many seconds count as repeated."""
 
 _SETTLED = 1.0
-"""Seconds after a limit became known in which it may still refuse: calls sent before it use it up."""
+"""Seconds after a limit became known during which it may still refuse: earlier calls use it up."""
 
 
 @define(eq=False)
 class Reservation:
-    """One call's share of the quota; ended once.
-
-    Attributes:
-        started: when the call was sent.
-        tokens: expected, input and output.
-        output: the part of ``tokens`` that is output.
-        order: the call's number among all calls of the quota, from 1.
-        sent: tokens and output sent until then, this call included.
-        held: calls, tokens and output in flight then, this call included.
-        leased: what it took of the lease, by dimension.
-    """
+    """One call's share of the quota; ended once."""
 
     started: float
-    tokens: float
-    output: float
+    tokens: float  # expected, input and output
+    output: float  # part of tokens
     ended: bool = False
-    order: int = field(init=False)
-    sent: tuple[float, float] = field(init=False)
-    held: tuple[int, float, float] = field(init=False)
-    leased: Amounts = (0.0, 0.0, 0.0, 0.0)
+    order: int = field(init=False)  # number among all calls of the quota, from 1
+    sent: tuple[float, float] = field(init=False)  # tokens and output so far, this call included
+    held: tuple[int, float, float] = field(init=False)  # calls, tokens and output in flight, it included
+    leased: Amounts = (0.0, 0.0, 0.0, 0.0)  # what it took of the lease
 
 
 @define(eq=False)
 class Traffic:
-    """What was sent through one quota, and what of it (``held_…``) is in flight, in expected tokens."""
+    """What was sent through one quota, and how much of it (``held_…``) is in flight, in expected tokens."""
 
     calls: int = 0
     in_flight: int = 0
@@ -95,7 +86,7 @@ class Traffic:
     _by_second: deque[tuple[float, int]] = field(factory=deque, init=False)
 
     def accept(self, now: float) -> None:
-        """Count a call that was answered."""
+        """Count an answered call."""
         self.accepted += 1
         seconds = self._by_second
         if not seconds or now >= seconds[-1][0] + 1.0:
@@ -109,7 +100,7 @@ class Traffic:
         return self.accepted - self._by_second[0][1] + 1 if self._by_second else 0
 
     def start(self, call: Reservation) -> None:
-        """Count a call that is sent, and note in it what had been sent until then."""
+        """Count a call that is sent, and store in it what was sent before."""
         self.calls += 1
         self.in_flight += 1
         self.tokens += call.tokens
@@ -126,7 +117,7 @@ class Traffic:
             self.held_tokens -= call.tokens
             self.held_output -= call.output
         else:
-            self.held_tokens = self.held_output = 0.0  # rounding errors do not add up
+            self.held_tokens = self.held_output = 0.0  # so that rounding errors do not add up
 
     def around(self, dimension: int, call: Reservation) -> SentAround:
         """Return what was sent before and after ``call``, in units of ``dimension``."""
@@ -141,54 +132,40 @@ class Traffic:
         since, calls = sent - mark, self.calls - call.order
         unanswered, calls_open = since + then, calls + call.held[0]
         blurred = call.started <= self.refused_at
-        if blurred:  # refused calls are in the counts of what was sent, but not in those in flight
+        if blurred:  # refused calls count as sent, but not as in flight
             since, calls = min(since, held), min(calls, self.in_flight)
         return SentAround(call.started, call.order, mark, since, unanswered, held, calls, calls_open, blurred)
 
 
 @frozen
 class KnownLimits:
-    """The reported limits by dimension, 0 where there is none.
+    """The reported limits by dimension; 0 if there is none."""
 
-    Attributes:
-        caps: negative where it is known that nobody enforces it.
-        at_most: what is left of each, less what was sent since it was told.
-        remaining: what was left at the latest answered call, and ``admitted``, when that was sent.
-    """
-
-    caps: Amounts
-    rates: Amounts
-    at_most: Amounts
-    remaining: Amounts
-    admitted: float
+    caps: Amounts  # negative if the limit is known not to be enforced
+    rates: Amounts  # units per second
+    at_most: Amounts  # left, less what was sent since the report
+    remaining: Amounts  # left at the latest answered call
+    admitted: float  # when that call was sent
 
 
 @define
 class EnforcementCheck:
-    """The check whether a provider enforces the limit of requests that it names.
+    """Checks whether a provider enforces the limit of requests that it names."""
 
-    Attributes:
-        next: when calls may go in spite of it.
-        left: how many, from then on.
-        size: how many in the next round.
-        over: whether it is known.
-        unenforced: whether it is known that nobody enforces it.
-    """
-
-    next: float
-    left: int = 1
-    size: int = 1
+    next: float  # when calls may be sent despite the limit
+    left: int = 1  # calls of this round
+    size: int = 1  # calls of the next round
     over: bool = False
     unenforced: bool = False
 
     def look(self, now: float) -> float:
-        """Return when a call may go in spite of the limit; infinity for never."""
+        """Return when a call may be sent despite the limit; infinity if the limit applies."""
         if self.over:
             return now if self.unenforced else math.inf
         return max(now, self.next)
 
     def take(self, now: float) -> None:
-        """Count a call that went in spite of the limit."""
+        """Count a call that is sent despite the limit."""
         if self.over:
             return
         self.left -= 1
@@ -197,28 +174,22 @@ class EnforcementCheck:
             self.left, self.next = self.size, now + _CHECK_EVERY
 
 
-class HeaderLimits:
-    """The limits reported so far. False while there are none: then nothing is held back.
-
-    Attributes:
-        repeats: explained refusals that followed another one soon.
-        spaced: whether calls are spaced at the limit of requests, which holds nobody back besides: what is
-            left of a window says nothing of what comes with its end.
-    """
+class ReportedLimits:
+    """The limits reported so far. It is false while there are none: then nothing is delayed."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, ReportedBucket] = {}
         self._explained_at = float("-inf")
-        self.repeats = 0
-        self.spaced = False
-        self._check: EnforcementCheck | None = None  # of the limit of requests
+        self.repeats = 0  # explained refusals that soon followed another one
+        self.spaced = False  # calls are spaced at the limit of requests, whose level then delays none
+        self._check: EnforcementCheck | None = None  # for the limit of requests
 
     def __bool__(self) -> bool:
         return bool(self._buckets)
 
     @property
     def requests_per_second(self) -> float | None:
-        """The reported limit of requests, a second."""
+        """The reported limit of requests per second."""
         bucket = self._buckets.get(_REQUESTS)
         return None if bucket is None else bucket.limit / _MINUTE
 
@@ -230,7 +201,7 @@ class HeaderLimits:
 
     @property
     def is_window(self) -> bool:
-        """Whether it does not refill before its end."""
+        """Whether the limit of requests does not refill before the end of its window."""
         known = self._buckets.get(_REQUESTS)
         return known is not None and known.is_window
 
@@ -243,12 +214,12 @@ class HeaderLimits:
         return max(0.0, (known.ends - now) * known.bucket.rate - max(0.0, known.bucket.level))
 
     def per_minute(self) -> dict[str, float]:
-        """Return the reported limits a minute, by name: ``requests``, ``tokens``, ``input``, ``output``."""
+        """Return the reported limits per minute, by name: ``requests``, ``tokens``, ``input``, ``output``."""
         return {_NAMES[dimension]: bucket.limit for dimension, bucket in self._buckets.items()}
 
     def costs(self, tokens: float, output: float, now: float) -> Amounts:
-        """Return what a call that goes now will be charged that is expected to need so many tokens, by
-        dimension: no request, where it goes in spite of the limit of requests."""
+        """Return what a call sent now is expected to be charged, by dimension; no request if it is sent
+        despite that limit."""
         costs = costs_of(tokens, output)
         if not self._buckets:
             return costs
@@ -260,10 +231,8 @@ class HeaderLimits:
         return amounts_of(charged)
 
     def known(self, now: float, members: int) -> KnownLimits:
-        """Return the limits as they are known now.
-
-        So many processes share them, and have as much in flight that is not charged yet.
-        """
+        """Return the limits as known now, if ``members`` processes share them and each has as much in
+        flight that is not charged yet."""
         caps, rates = [0.0] * 4, [0.0] * 4
         at_most, remaining, admitted = [NO_BOUND] * 4, [0.0] * 4, math.inf
         for dimension, bucket in self._buckets.items():
@@ -273,7 +242,7 @@ class HeaderLimits:
             caps[dimension], rates[dimension] = bucket.bucket.capacity, bucket.bucket.rate
             bucket.look(now, 0.0)
             at_most[dimension] = bucket.bucket.level
-            if bucket.is_spaced:  # here: what it holds comes and goes between two exchanges
+            if bucket.is_spaced:  # its level changes completely between two exchanges
                 caps[dimension] = max(caps[dimension], rates[dimension] * _LEASED)
                 at_most[dimension] = NO_BOUND
             remaining[dimension] = max(0.0, bucket.remaining - members * bucket.uncharged)
@@ -283,7 +252,7 @@ class HeaderLimits:
         )
 
     def look(self, now: float, tokens: float, output: float) -> float:
-        """Return the earliest time a call may go that is expected to need so many tokens."""
+        """Return the earliest time a call with these expected tokens may be sent."""
         at, costs = now, costs_of(tokens, output)
         for dimension, bucket in self._buckets.items():
             ready = bucket.look(now, costs[dimension])
@@ -301,23 +270,19 @@ class HeaderLimits:
             bucket.take(now, costs[dimension])
 
     def _goes_anyway(self, now: float) -> EnforcementCheck | None:
-        """Return the check by which a call goes now in spite of the limit of requests, if it does."""
+        """Return the check by which a call may be sent now despite the limit of requests, if there is one."""
         check = self._check
         if check is None or check.look(now) > now:
             return None
         return check if check.unenforced or self._buckets[_REQUESTS].look(now, 1.0) > now else None
 
     def accepted(self, traffic: Traffic, now: float) -> None:
-        """Hold what was answered in the last minute against the limit of requests. The cases, in order:
-
-        1. No limit, or it is known whether it is enforced: nothing to check.
-        2. Twice as many were answered: nobody enforces it, and it holds nothing back.
-        3. More were answered than it allows: it is suspect.
-        """
+        """Compare the calls answered in the last minute with the limit of requests."""
         bucket, check = self._buckets.get(_REQUESTS), self._check
-        if bucket is None or (check is not None and check.over):
+        if bucket is None or (check is not None and check.over):  # already decided
             return
         lately = traffic.accepted_lately
+        # a limit that was exceeded twofold is not enforced, one that was exceeded is suspect
         if lately > _CONTRADICTED * bucket.limit:
             self._check = EnforcementCheck(now, over=True, unenforced=True)
         elif check is None and lately > _SUSPECT * bucket.limit:
@@ -329,7 +294,7 @@ class HeaderLimits:
             self._check = EnforcementCheck(math.inf, over=True)
 
     def settle(self, now: float, call: Reservation, tokens: float, output: float | None) -> None:
-        """Correct what a call took to the tokens it used; ``None`` for output takes the expected share."""
+        """Correct what a call took to the tokens it used; ``None`` for output means the expected share."""
         if output is None:
             output = tokens * call.output / call.tokens if call.tokens else 0.0
         expected, used = costs_of(call.tokens, call.output), costs_of(tokens, output)
@@ -338,7 +303,7 @@ class HeaderLimits:
                 bucket.settle(now, call.order, expected[dimension], used[dimension])
 
     def drop(self, now: float, call: Reservation) -> None:
-        """Return all of a call that was never sent, or was refused."""
+        """Return everything taken by a call that was never sent, or was refused."""
         costs = costs_of(call.tokens, call.output)
         for dimension, bucket in self._buckets.items():
             bucket.settle(now, call.order, costs[dimension], 0.0)
@@ -352,15 +317,10 @@ class HeaderLimits:
         *,
         alone: bool = True,
     ) -> bool:
-        """Follow what the answer to ``call`` reported, to a process that is ``alone`` or leases a share;
-        return whether a limit is another one now.
+        """Follow the report in the answer to ``call``; return whether a limit has changed.
 
-        The cases of each dimension, in order:
-
-        1. A dimension seen for the first time, with a limit or with a reset that implies one: a new bucket.
-        2. One without a limit and without a reset that implies one: nothing is known yet.
-        3. A known one, whose reset implies about the same limit: the limit stays, the rest is learned.
-        4. A known one with a limit: all of it is learned.
+        Args:
+            alone: whether no other process shares the limits by leases.
         """
         changed = False
         for dimension, reading in _readings(report):
@@ -368,13 +328,13 @@ class HeaderLimits:
             limit = reading.limit or _implied_limit(reading)
             if bucket is None:
                 if limit is None:
-                    continue
+                    continue  # nothing is known yet
                 bucket = self._buckets[dimension] = ReportedBucket(
                     limit, now, rounded=dimension != _REQUESTS, charged_at_end=dimension == _OUTPUT
                 )
                 changed = True
             elif not reading.limit and limit is not None and _about_equal(limit, bucket.limit):
-                limit = None
+                limit = None  # the known limit stays, the rest is learned
             before = bucket.limit
             if limit != reading.limit:
                 reading = LimitReading(limit, reading.remaining, reading.reset, reading.rounded_to)
@@ -391,16 +351,9 @@ class HeaderLimits:
         *,
         alone: bool = True,
     ) -> bool:
-        """Follow what the refusal of ``call`` reported; return whether the known limits explain it.
-
-        A refusal that they explain proves no further limit. The cases, in order:
-
-        1. The call was sent before the last explained refusal: explained by the same shortage.
-        2. A reading leaves less than the call needs: explained. If the call was sent after the limit was
-           known, others use the limit too, and this client claims less of it; not where leases divide it.
-        3. A reading with a limit and without a remaining figure: see :meth:`_refused_without_remaining`.
-        4. Anything else: not explained.
-        """
+        """Follow the report in the refusal of ``call``; return whether the known limits explain it. A
+        refusal that they explain does not prove a further limit."""
+        # 1. Sent before the last explained refusal: explained by the same shortage.
         explained = call.started <= self._explained_at
         if report is not None:
             before = {dimension: bucket.learned_at for dimension, bucket in self._buckets.items()}
@@ -410,10 +363,13 @@ class HeaderLimits:
                 bucket = self._buckets.get(dimension)
                 if bucket is None:
                     continue
+                # 2. Less is left than the call needs. If it was sent after the limit was known, others
+                #    use the limit as well, so claim less of it, unless leases divide it.
                 if bucket.lacks(reading, costs[dimension]):
                     explained = True
                     if call.started > max(self._explained_at, bucket.learned_at) and alone:
                         bucket.give_way(now)
+                # 3. Only a limit is reported.
                 elif reading.limit is not None and reading.remaining is None:
                     is_new = bucket.learned_at != before.get(dimension)
                     explained |= self._refused_without_remaining(bucket, is_new, call, traffic, now)
@@ -425,23 +381,17 @@ class HeaderLimits:
     def _refused_without_remaining(
         self, bucket: ReportedBucket, is_new: bool, call: Reservation, traffic: Traffic, now: float
     ) -> bool:
-        """Learn from a refusal that reports a limit, but not what is left; return whether that explains it.
-
-        1. The limit is new, or the call was sent within a second of it: explained; calls sent before used it.
-        2. It was known and kept to: not explained. The server honours no bursts, so calls are spaced.
-
-        A limit that is new, or was known when the call was sent, has nothing left.
-        """
-        soon = call.started <= bucket.learned_at + _SETTLED
+        """Learn from a refusal that reports a limit but not what is left; return whether that explains the
+        refusal."""
+        soon = call.started <= bucket.learned_at + _SETTLED  # earlier calls may have used it up
         if is_new or call.started > bucket.learned_at:
             bucket.empty(now, traffic.calls)
-        if not is_new and not soon:
+        if not is_new and not soon:  # the limit was known and kept: the server honours no bursts
             bucket.space(now)
         return is_new or soon
 
 
 def amounts_of(values: Sequence[float]) -> Amounts:
-    """Return four numbers, one for each dimension."""
     return values[0], values[1], values[2], values[3]
 
 
@@ -451,9 +401,9 @@ def costs_of(tokens: float, output: float) -> Amounts:
 
 
 def surplus_of(call: Reservation, tokens: float, output: float | None) -> Amounts:
-    """Return what a call that used ``tokens`` did not need of what it leased, by dimension.
+    """Return how much less than it leased a call used that needed ``tokens``, by dimension.
 
-    A server that charges more than was expected gives nothing back: what it charged was leased.
+    A server that charges more than expected returns nothing: what it charges was leased.
     """
     if output is None:
         output = tokens * call.output / call.tokens if call.tokens else 0.0
@@ -467,10 +417,10 @@ def surplus_of(call: Reservation, tokens: float, output: float | None) -> Amount
 
 
 def _readings(report: LimitReport) -> list[tuple[int, LimitReading]]:
-    """Return what ``report`` says, by dimension.
+    """Return the readings of ``report`` by dimension.
 
-    A figure for input and output together is left out where they are reported apart: then it is only the
-    tighter of the two again.
+    A figure for input and output together is left out if they are also reported separately: it only repeats
+    the tighter of the two.
     """
     rounded_to = report.resets_rounded_to
     given = _reading(report.input_limit, report.input_remaining, report.input_reset, rounded_to)
@@ -486,7 +436,7 @@ def _readings(report: LimitReport) -> list[tuple[int, LimitReading]]:
 def _reading(
     limit: int | None, remaining: int | None, reset: float | None, rounded_to: float
 ) -> LimitReading | None:
-    """Return what is believed of the figures of one limit; ``None`` where that is nothing."""
+    """Return the plausible figures of one limit; ``None`` if there are none."""
     if limit is remaining is reset is None:
         return None
     believed = believed_count(limit), believed_count(remaining), believed_reset(reset)
@@ -494,7 +444,7 @@ def _reading(
 
 
 def _implied_limit(reading: LimitReading) -> float | None:
-    """Return the limit a minute of a bucket that holds a minute's worth and is full after the reset."""
+    """Return the limit per minute of a bucket that holds a minute's worth and is full after the reset."""
     if not reading.remaining or not reading.reset or reading.reset > _IMPLYING:
         return None
     return reading.remaining / (1.0 - reading.reset / _MINUTE)

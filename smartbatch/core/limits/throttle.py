@@ -1,13 +1,13 @@
-"""The adaptive throttle: a rate at which calls are sent while a part of them fails.
+"""The adaptive throttle: the rate at which calls are sent while some of them fail.
 
-A provider that fails a part of the calls is either overloaded, and then fewer calls fail fewer, or it fails
-at random, and then fewer calls only take longer. Which of the two it is, is found out by a trial: the rate is
-lowered for one measurement, and stays lower only where the share of accepted calls rose by at least half of
-what an overload would make it rise.
+If some calls fail, the provider is either overloaded, so that fewer calls fail less often, or it fails at
+random, so that fewer calls only take longer. A trial distinguishes the two: the rate is lowered for one
+measurement, and stays lower only if the share of accepted calls rises by at least half of what an overload
+would make it rise.
 
-The two usual rules do not tell the cases apart. Additive increase, multiplicative decrease (AIMD, as in TCP)
-sends a third of what passes when 30 % fail at random; the SRE book's client-side throttling with K = 2 stops
-when more than half fail. Both were simulated next to this one: see docs/decisions/0042.
+The two usual rules do not distinguish these cases. Additive increase, multiplicative decrease (AIMD, as in
+TCP) sends a third of the possible calls if 30 % fail at random; the SRE book's client-side throttling with K
+= 2 stops if more than half fail. docs/decisions/0042 compares them in simulations.
 """
 
 from __future__ import annotations
@@ -22,53 +22,54 @@ _USUAL = 0.1
 """Share of failures up to which nothing is tried."""
 
 _CALLS, _ACCEPTED, _FAILURES = 40, 20, 10
-"""A measurement has so many calls and accepted ones; a trial needs so many failures as its reason."""
+"""Minimum calls and accepted calls per measurement, and minimum failures before a trial."""
 
 _PRECISION = 20.0
-"""A trial has this many calls by share of failures, so that a share of 10 % is measured to some 2 %."""
+"""A trial has this many calls divided by the share of failures, so that 10 % is measured to about 2 %."""
 
 _LONGEST, _LATENCIES = 5.0, 5.0
-"""A measurement with fewer calls ends after this many seconds and this many times the usual latency."""
+"""A measurement with fewer calls ends after this many seconds plus this many times the usual latency."""
 
 _LOWEST_SHARE = 0.4
-"""Of the rate sent before, which a trial keeps at least."""
+"""Minimum share of the previous rate during a trial."""
 
 _SLOWEST = 0.2
-"""Calls a second, at least."""
+"""Minimum calls per second."""
 
 _QUICKLY, _CAREFULLY = 1.4, 0.05
-"""Growth of a lowered rate with each good measurement: by 40 % far from the rate that was too high; near it
-by 5 %, and twice as much with each further good one."""
+"""Growth of a lowered rate per good measurement: 40 % far from the rate that was too high; near it 5 %,
+doubled by each further good one."""
 
 _FULL = 0.999
-"""Share of its capacity that a bucket holds which held nothing back."""
+"""A bucket filled to this share of its capacity delayed nothing."""
 
 _KNOWN = 0.9
-"""Share of a cohort's calls whose ends are waited for: some take many times as long as others."""
+"""Share of a cohort's calls that must have ended: some take many times as long as others."""
 
 _NEAR = (0.75, 1.2)
-"""Near, in shares of that rate; beyond it is forgotten."""
+"""Near means between these shares of the rate that was too high; above, that rate is forgotten."""
 
 _PAUSE, _LONGEST_PAUSE = 4.0, 64.0
-"""After a trial that did not help, the next one waits for so many times as long as the trial took; doubled by
-each, reset by one that helped. So trials that do not help cost at most some 8 %, and soon less than 1 %."""
+"""After a trial that did not help, the next one waits for this many times the trial's duration. The factor
+doubles with each such trial and is reset by one that helps, so useless trials cost at most about 8 %,
+and soon less than 1 %."""
 
 _WEIGHT = 0.1
-"""Of the latest call in the mean latency."""
+"""Weight of the latest call in the mean latency."""
 
 
 @define
 class _Cohort:
-    """The calls that began in one span of time, and how they ended.
+    """The calls that began within one period, and their outcomes.
 
-    Only calls that began together are compared: failures arrive sooner than answers, so among those that
-    ended together there are too many of them.
+    Only calls that began together are compared: failures arrive sooner than answers, so calls that ended
+    together contain too many of them.
     """
 
-    began: float = math.inf  # when its first call did
+    began: float = math.inf  # when its first call began
     ended: float = math.inf
     calls: int = 0
-    delayed: int = 0  # by the rate
+    delayed: int = 0  # calls delayed by the rate
     accepted: int = 0
     failed: int = 0
 
@@ -78,19 +79,14 @@ class _Cohort:
 
     @property
     def rate(self) -> float:
-        """Calls a second."""
         return self.calls / max(self.ended - self.began, 1e-9)
 
 
 @define(eq=False)
 class AdaptiveThrottle:
-    """Holds calls back to a rate that it finds, or not at all. Every call that began ends once.
+    """Limits calls to a rate that it finds, or not at all. Every call that began is ended once."""
 
-    Attributes:
-        latency: mean seconds of accepted calls; 0 while there was none.
-    """
-
-    latency: float = field(default=0.0, init=False)
+    latency: float = field(default=0.0, init=False)  # mean seconds of accepted calls; 0 while unknown
     _bucket: Bucket | None = field(default=None, init=False)
     _cohort: _Cohort = field(init=False, factory=_Cohort)
     _before: tuple[Bucket | None, float, float] | None = field(default=None, init=False)
@@ -101,11 +97,11 @@ class AdaptiveThrottle:
 
     @property
     def rate(self) -> float | None:
-        """Calls a second that go at most; ``None`` without a bound."""
+        """Maximum calls per second; ``None`` without a bound."""
         return None if self._bucket is None else self._bucket.rate
 
     def look(self, now: float) -> float:
-        """Return the earliest time a call may go."""
+        """Return the earliest time a call may be sent."""
         return now if self._bucket is None else self._bucket.look(now, 1.0)
 
     def take(self, now: float) -> None:
@@ -122,19 +118,14 @@ class AdaptiveThrottle:
     def end(self, began: float, now: float, *, accepted: bool | None) -> None:
         """Count the end of a call; the last one of a cohort decides on the rate.
 
-        1. The call belongs to another cohort: it does not count.
-        2. The cohort is open: it closes when it has enough calls and lasted a latency, or after some seconds.
-        3. It is closed and more than a tenth of its calls are under way: wait for them.
-        4. The rest counts as accepted: judge it (:meth:`_judge`), and begin the next one.
-
         Args:
-            began: when it was taken.
-            accepted: ``None`` when it was never made, or says nothing about the provider's health.
+            began: when the call was taken.
+            accepted: ``None`` if it was never made, or says nothing about the provider's health.
         """
         if accepted:
             self.latency += (now - began - self.latency) * (_WEIGHT if self.latency else 1.0)
         cohort = self._cohort
-        if not cohort.began <= began < cohort.ended:
+        if not cohort.began <= began < cohort.ended:  # the call belongs to another cohort
             return
         if accepted is None:
             cohort.calls -= 1
@@ -145,12 +136,13 @@ class AdaptiveThrottle:
             if not self._is_enough(cohort, now):
                 return
             cohort.ended = now
+        # at most a tenth of its calls may still be in flight; they count as accepted
         if cohort.outcomes >= _KNOWN * cohort.calls:
             self._judge(cohort, now)
             self._cohort = _Cohort()
 
     def restart(self) -> None:
-        """Forget what is being measured: the breaker changed its state, and nothing compares over that."""
+        """Discard the current measurement: the breaker changed its state, so results are not comparable."""
         if self._before is not None:
             self._bucket = self._before[0]
             self._before = None
@@ -165,7 +157,7 @@ class AdaptiveThrottle:
         return cohort.outcomes >= _CALLS / 2 and seconds >= _LONGEST + _LATENCIES * self.latency
 
     def _is_clear(self, cohort: _Cohort, seconds: float) -> bool:
-        """Whether a trial shows already, by twice the standard error, whether it helps."""
+        """Whether a trial already shows, by twice the standard error, whether it helps."""
         if self._before is None or not cohort.outcomes:
             return False
         _, rate, failed = self._before
@@ -175,33 +167,29 @@ class AdaptiveThrottle:
         return abs(accepted - _wanted(reduction, failed)) > 2.0 * error
 
     def _judge(self, cohort: _Cohort, now: float) -> None:
-        """Decide on the rate. The cases, in order:
-
-        1. A trial that helped: the lower rate stays, and case 3 may follow at once.
-        2. A trial that did not: the rate of before, and the next trial after a pause.
-        3. Too many fail: a trial, at the rate of accepted calls, or 40 % of the calls where that is more.
-        4. Too many fail, and a lower rate did not help lately: a rate that was lowered before grows quickly.
-        5. Few fail and the rate held calls back: it grows, the quicker the longer that lasts.
-        6. Few fail and the rate held nothing back: no bound any more.
-        """
         share = cohort.failed / max(cohort.calls, 1)
         if self._before is not None:
             bucket, rate, failed = self._before
             self._before = None
+            # 1. A trial that did not help: return to the previous rate; the next trial follows after a pause.
             if not (1.0 - share) >= _wanted(rate / cohort.rate, failed) or rate <= cohort.rate:
                 self._bucket = bucket
                 self._next_trial = now + self._pause * (now - cohort.began)
                 self._pause = min(2.0 * self._pause, _LONGEST_PAUSE)
                 return
+            # 2. A trial that helped: keep the lower rate; case 3 may follow at once.
             self._too_high, self._pause, self._good = rate, _PAUSE, 0
         if share > _USUAL:
             self._good = 0
+            # 3. Too many fail: try the rate of accepted calls, or 40 % of all calls if that is more.
             if now >= self._next_trial:
                 if cohort.failed >= _FAILURES:
                     self._before = (self._bucket, cohort.rate, share)
                     self._set(max(_LOWEST_SHARE, 1.0 - share) * cohort.rate, now)
+            # 4. Too many fail, but a lower rate did not help recently: a lowered rate grows quickly.
             elif self._bucket is not None:
                 self._set(self._bucket.rate * _QUICKLY, now)
+        # 5. Few fail and the rate delayed calls: it grows, faster the longer this lasts.
         elif self._bucket is not None and cohort.delayed > 0.6 * cohort.calls:
             low, high = (self._too_high * near for near in _NEAR)
             rate = self._bucket.rate
@@ -210,6 +198,7 @@ class AdaptiveThrottle:
             self._good += 1
             if rate > high:
                 self._too_high = math.inf
+        # 6. Few fail and the rate delayed nothing: no bound any more.
         else:
             self._bucket = None
 
@@ -220,5 +209,5 @@ class AdaptiveThrottle:
 
 
 def _wanted(reduction: float, failed: float) -> float:
-    """Return the share of accepted calls that shows that so many times fewer calls helped."""
+    """Return the share of accepted calls which shows that sending ``reduction`` times fewer calls helped."""
     return (1.0 + (reduction - 1.0) / 2.0) * (1.0 - failed)

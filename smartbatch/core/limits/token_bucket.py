@@ -4,33 +4,33 @@ from __future__ import annotations
 
 _FULL = 0.99
 _REFILL = 0.995
-"""Shares of a limit's size and rate that are used, so that this bucket never holds more than the server's,
-which refills by another clock."""
+"""Shares used of a limit's size and rate, so that this bucket never holds more than the server's, which
+refills by another clock."""
 
 _COUNTED, _FIRST_WAY = 0.998, 0.05
-"""For what is counted and not estimated: the share of the refill, and the seconds the first call may need
-to the server, whose clock starts then."""
+"""For exact counts instead of estimates: the share of the refill that is used, and the seconds that the
+first call may take to reach the server, whose clock starts then."""
 
 _CATCH_UP = 0.01
-"""A spaced call that started late lets the next one start earlier, by 1 % of the spacing or by 10 ms if the
-spacing is shorter than that, so that late wake-ups do not add up to a lower rate."""
+"""A spaced call that starts late lets the next one start earlier, by 1 % of the spacing but at least 10
+ms, so that late wake-ups do not lower the rate."""
 
 _SLACK = 1e-3
-"""Units that may be lacking when a call goes: rounding in ``now + wait`` must not refuse a caller at the very
-time it was given. What is lacking stays as debt, so no more than the rate is given out."""
+"""Units that may be missing when a call starts: rounding in ``now + wait`` must not refuse a caller at the
+very time it was given. They remain as debt, so the rate is never exceeded."""
 
 
 class Bucket:
-    """Holds up to ``capacity`` units, refilled by ``rate`` units a second.
+    """Holds up to ``capacity`` units, refilled at ``rate`` units per second; it may go into debt.
 
-    Held for every order of calls: what is taken within ``w`` seconds is at most ``capacity + rate * w``
-    (plus a thousandth of a unit). A cost above the capacity waits for a full bucket and leaves a debt.
+    In every order of calls, at most ``capacity + rate * w`` units (plus a thousandth) are taken within
+    ``w`` seconds. A cost above the capacity waits for a full bucket and leaves a debt.
 
     Args:
-        capacity: most units held, above 0.
-        rate: units a second, above 0.
+        capacity: maximum units held, above 0.
+        rate: units per second, above 0.
         now: monotonic seconds.
-        level: units held at the start; full when ``None``.
+        level: units held at the start; full if ``None``.
     """
 
     __slots__ = ("at", "capacity", "level", "rate")
@@ -42,7 +42,8 @@ class Bucket:
         self.level = capacity if level is None else level
 
     def look(self, now: float, cost: float) -> float:
-        """Return the earliest time ``cost`` units may be taken; ``now`` when they may be now."""
+        """Return the earliest time at which ``cost`` units may be taken; ``now`` if they may be taken at
+        once."""
         level = self.level
         if now > self.at:
             level += (now - self.at) * self.rate
@@ -60,40 +61,41 @@ class Bucket:
         self.level -= cost
 
     def settle(self, now: float, surplus: float) -> None:
-        """Return ``surplus`` units that were taken and not used, or take more when it is negative."""
+        """Return ``surplus`` units that were taken but not used, or take more if it is negative."""
         if now > self.at:
             self.look(now, 0.0)
         level = self.level + surplus
         self.level = level if level < self.capacity else self.capacity
 
     def reshape(self, now: float, capacity: float, rate: float) -> None:
-        """Change capacity and rate; a debt stays, and a level above the new capacity falls to it."""
+        """Change capacity and rate; a debt remains, and a level above the new capacity falls to it."""
         self.look(now, 0.0)
         self.capacity, self.rate = capacity, rate
         self.level = min(self.level, capacity)
 
 
 def spaced_capacity(rate: float) -> float:
-    """Return the capacity of a bucket that spaces calls evenly, ``rate`` a second."""
+    """Return the capacity of a bucket that spaces calls evenly, ``rate`` per second."""
     return max(1.0 + _CATCH_UP, _CATCH_UP * rate)
 
 
 def used_capacity(limit: float) -> float:
-    """Return the capacity used of a bucket that holds ``limit`` units."""
+    """Return how much is used of a bucket that holds ``limit`` units."""
     return max(1.0, _FULL * limit)
 
 
 def used_rate(limit: float) -> float:
-    """Return the units a second used of a limit of ``limit`` units a minute."""
+    """Return the units per second used of a limit of ``limit`` units per minute."""
     return _REFILL * limit / 60.0
 
 
 def limit_bucket(
     bucket: Bucket | None, limit: float | None, now: float, *, counted: bool = False
 ) -> Bucket | None:
-    """Return ``bucket``, or a new full one, shaped to ``limit`` a minute; ``None`` without a limit.
+    """Return ``bucket``, or a new full one, shaped to ``limit`` per minute; ``None`` without a limit.
 
-    What is ``counted``, and not estimated as tokens are, is used nearly whole.
+    Args:
+        counted: whether amounts are exact counts, not estimates as tokens are; then nearly all of it is used.
     """
     if limit is None:
         return None
@@ -107,34 +109,28 @@ def limit_bucket(
 
 
 class ConfiguredLimits:
-    """The buckets of requests and tokens. Without a configured limit they hold nothing back.
-
-    Attributes:
-        requests, tokens: the buckets; ``None`` where there is no such limit.
-        rate: requests a second; ``None`` where they are not limited.
-    """
+    """The buckets of requests and tokens. A limit that is not configured delays nothing."""
 
     def __init__(self) -> None:
-        self.requests: Bucket | None = None
+        self.requests: Bucket | None = None  # None: no limit
         self.tokens: Bucket | None = None
-        self.rate: float | None = None
-        self._kept: tuple[Bucket | None, Bucket | None] = (None, None)  # of requests and tokens
+        self.rate: float | None = None  # requests per second
+        self._latest: tuple[Bucket | None, Bucket | None] = (None, None)  # ever set, for requests and tokens
 
     @property
     def were_set(self) -> bool:
-        """Whether there is one now, or was one before."""
-        return self._kept != (None, None)
+        """Whether a limit is or was configured."""
+        return self._latest != (None, None)
 
     def configure(self, max_rpm: float | None, max_tpm: float | None, now: float) -> None:
-        """Set the limits, a minute. What is owed to one stays owed, even if it is removed and set again."""
-        requests, tokens = self._kept
+        """Set the limits per minute. Debt remains, even if a limit is removed and set again."""
+        requests, tokens = self._latest
         self.requests = limit_bucket(requests, max_rpm, now, counted=True)
         self.tokens = limit_bucket(tokens, max_tpm, now)
-        self._kept = (self.requests or requests, self.tokens or tokens)
+        self._latest = (self.requests or requests, self.tokens or tokens)
         self.rate = None if max_rpm is None else max_rpm / 60.0
 
     def look(self, now: float, tokens: float) -> float:
-        """Return the earliest time a call that needs ``tokens`` may go."""
         at = now
         if self.requests is not None:
             at = self.requests.look(now, 1.0)
@@ -143,19 +139,17 @@ class ConfiguredLimits:
         return at
 
     def take(self, now: float, tokens: float) -> None:
-        """Count a call."""
         if self.requests is not None:
             self.requests.take(now, 1.0)
         if self.tokens is not None:
             self.tokens.take(now, tokens)
 
     def settle(self, now: float, surplus: float) -> None:
-        """Return so many tokens that a call did not use."""
         if self.tokens is not None:
             self.tokens.settle(now, surplus)
 
     def drop(self, now: float, tokens: float) -> None:
-        """Return all that a call took which was never sent."""
+        """Return everything taken by a call that was never sent."""
         self.settle(now, tokens)
         if self.requests is not None:
             self.requests.settle(now, 1.0)

@@ -46,9 +46,9 @@ def test_jitter_takes_at_most_half_off_and_adds_at_most_a_tenth_or_a_second(seed
 def test_a_suspension_ends_once_and_begins_a_trial() -> None:
     suspension = Suspension()
     assert suspension.until(5.0) == 5.0
-    assert suspension.begin(10.0) == Suspension.FIRST
+    assert suspension.begin(10.0) == Suspension.FIRST_SECONDS
     assert suspension.active
-    assert suspension.until(10.0) == 10.0 + Suspension.FIRST
+    assert suspension.until(10.0) == 10.0 + Suspension.FIRST_SECONDS
     assert not suspension.end(69.0)
     assert suspension.end(70.0)
     assert (suspension.active, suspension.trial) == (False, True)
@@ -64,11 +64,11 @@ def test_suspensions_double_up_to_the_longest_until_one_trial_succeeds() -> None
     assert lengths == [60, 120, 240, 480, 960, 1920, 3600, 3600]
     suspension.proven()
     assert not suspension.trial
-    assert suspension.begin(now) == Suspension.FIRST
+    assert suspension.begin(now) == Suspension.FIRST_SECONDS
 
 
 def test_a_permanent_failure_suspends_for_the_longest_time_at_once() -> None:
-    assert Suspension().begin(0.0, longest=True) == Suspension.LONGEST
+    assert Suspension().begin(0.0, longest=True) == Suspension.MAX_SECONDS
 
 
 WHY = "no capacity"
@@ -85,7 +85,7 @@ def test_it_is_left_alone_after_three_refusals_in_a_row_and_says_why_and_for_how
     health = FlexHealth()
     assert refused(health, 10.0, 2) is None
     assert health.is_open(10.0)
-    assert refused(health, 10.0) == "no capacity; nothing goes there for 60 s"
+    assert refused(health, 10.0) == "no capacity; the tier is not used for 60 s"
     assert not health.is_open(69.9)
     assert health.is_open(70.0)
 
@@ -162,6 +162,6 @@ def test_a_trial_that_is_answered_makes_the_next_pause_short_again() -> None:
 
 def test_a_model_without_the_tier_is_found_out_by_one_refusal_and_asked_again_after_an_hour() -> None:
     health = FlexHealth()
-    assert health.refused(0.0, "refused", permanent=True) == "refused; nothing goes there for 3600 s"
+    assert health.refused(0.0, "refused", permanent=True) == "refused; the tier is not used for 60 min"
     assert not health.is_open(3599.0)
     assert health.is_open(3600.0)

@@ -8,7 +8,7 @@ import pytest
 
 from smartbatch.core.limits.reported_limits import (
     EnforcementCheck,
-    HeaderLimits,
+    ReportedLimits,
     Reservation,
     Traffic,
     surplus_of,
@@ -65,7 +65,7 @@ def test_more_answers_than_a_limit_allows_put_it_in_doubt_and_twice_as_many_disp
     answers: int, goes: bool
 ) -> None:
     """Sixty a minute, of which nothing is left: one call goes after a while, or all do, or none."""
-    limits, traffic = HeaderLimits(), Traffic()
+    limits, traffic = ReportedLimits(), Traffic()
     call = Reservation(0.0, 0.0, 0.0)
     traffic.start(call)
     limits.learn(LimitReport(requests_limit=60, requests_remaining=0), call, traffic, 0.0)
@@ -105,7 +105,7 @@ def test_a_call_that_was_to_need_nothing_had_no_output() -> None:
     assert surplus_of(Reservation(0.0, 0.0, 0.0), 30.0, None) == (0.0, -30.0, -30.0, 0.0)
 
 
-def refused(limits: HeaderLimits, traffic: Traffic, at: float, report: LimitReport) -> bool:
+def refused(limits: ReportedLimits, traffic: Traffic, at: float, report: LimitReport) -> bool:
     """Whether the limits explain the refusal of a call that is sent and refused at this time."""
     call = Reservation(at, 0.0, 0.0)
     traffic.start(call)
@@ -121,7 +121,7 @@ def test_explained_refusals_within_ten_seconds_are_repeated_ones(
     times: tuple[float, ...], repeats: int
 ) -> None:
     """Those of calls that were sent before an explained one came are of the same event."""
-    limits, traffic = HeaderLimits(), Traffic()
+    limits, traffic = ReportedLimits(), Traffic()
     for at in times:
         assert refused(limits, traffic, at, LimitReport(requests_limit=60, requests_remaining=0))
     assert limits.repeats == repeats
@@ -132,7 +132,7 @@ def test_a_limit_without_a_remainder_explains_refusals_of_calls_sent_within_a_se
     later: float, explained: bool
 ) -> None:
     """Calls from before used it up; one that is refused later says that bursts are not honoured."""
-    limits, traffic = HeaderLimits(), Traffic()
+    limits, traffic = ReportedLimits(), Traffic()
     report = LimitReport(requests_limit=600)
     first = Reservation(0.0, 0.0, 0.0)
     traffic.start(first)
