@@ -260,9 +260,7 @@ VECTORS: dict[str, Callable[[list[float]], Any]] = {
 
 
 @pytest.mark.parametrize("provider", EMBEDDERS)
-def test_c6_vectors_out_of_order_missing_extra_misshapen_find_their_texts_or_none(
-    provider: str, tmp_path: Path
-) -> None:
+def test_c6_broken_vectors_find_their_texts_or_none(provider: str, tmp_path: Path) -> None:
     edits = list(VECTORS.values())
     name = "embedding" if provider == "openai" else "values"
 

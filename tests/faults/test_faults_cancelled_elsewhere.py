@@ -33,7 +33,7 @@ def cancel_in_console(w: World, batch: str) -> None:
 
 @each_provider
 @pytest.mark.parametrize("fallback", sampled(["batch", "individual"], first=1))
-def test_the_job_of_a_batch_that_was_cancelled_in_the_console_is_held_until_it_is_resumed(
+def test_c17_a_batch_cancelled_in_the_console_holds_its_job(
     provider: str, fallback: Any, tmp_path: Path
 ) -> None:
     with world(provider, tmp_path, batch_turnaround=HOUR, batch_cancel_seconds=90.0) as w:
@@ -61,9 +61,7 @@ def test_the_job_of_a_batch_that_was_cancelled_in_the_console_is_held_until_it_i
 
 
 @each_provider
-def test_a_deadline_does_not_send_again_what_was_cancelled_in_the_console(
-    provider: str, tmp_path: Path
-) -> None:
+def test_c17_a_deadline_does_not_override_a_cancel_in_the_console(provider: str, tmp_path: Path) -> None:
     with world(provider, tmp_path, batch_turnaround=HOUR, batch_cancel_seconds=90.0) as w:
         job = w.process().submit_batch(texts(20), deadline="6h")
         w.pass_time(30 * MINUTE)
@@ -74,7 +72,7 @@ def test_a_deadline_does_not_send_again_what_was_cancelled_in_the_console(
 
 
 @each_provider
-def test_a_batch_that_we_cancel_ourselves_holds_nothing(provider: str, tmp_path: Path) -> None:
+def test_c17_a_batch_that_we_cancel_holds_nothing(provider: str, tmp_path: Path) -> None:
     with world(provider, tmp_path, batch_turnaround=5 * HOUR, batch_cancel_seconds=90.0) as w:
         prompts = texts(6)
         job = w.process(batch_timeout=HOUR).submit_batch(prompts, batch_fallback="individual")

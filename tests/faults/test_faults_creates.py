@@ -46,9 +46,7 @@ def test_c19_nor_is_one_whose_create_was_not_answered(provider: str, tmp_path: P
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
 
-def test_c22_a_create_that_lands_late_and_never_ends_is_told_and_not_polled_for_ever(
-    provider: str, tmp_path: Path
-) -> None:
+def test_c22_a_late_batch_that_never_ends_is_reported_and_left(provider: str, tmp_path: Path) -> None:
     if provider != "anthropic":
         pytest.skip("a deleted file keeps it out, or its label proves it and it is cancelled")
     late = {"batch_late_seconds": 20 * MINUTE, "batch_turnaround": HOUR}
@@ -70,9 +68,7 @@ def test_c22_a_create_that_lands_late_and_never_ends_is_told_and_not_polled_for_
 
 @pytest.mark.full
 @pytest.mark.parametrize("settle", [MINUTE, 30 * MINUTE])
-def test_c22_no_create_that_lands_late_is_paid_for_in_silence(
-    provider: str, settle: float, tmp_path: Path
-) -> None:
+def test_c22_no_late_create_is_paid_for_silently(provider: str, settle: float, tmp_path: Path) -> None:
     """Within twenty minutes they land. After half an hour of looking nothing can come any more; after one
     minute the deleted file keeps it out; where there are no files the double is found and told."""
     late = {"batch_late_seconds": 20 * MINUTE, "batch_turnaround": HOUR}

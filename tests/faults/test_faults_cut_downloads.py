@@ -72,7 +72,7 @@ def check_nothing_was_asked_again(w: World) -> None:
         first=1,
     ),
 )
-def test_c9_downloads_that_end_in_the_middle_of_a_line_are_fetched_until_they_are_whole(
+def test_c9_cut_downloads_are_repeated_until_they_are_complete(
     provider: str, cut: Cut, times: int, tmp_path: Path
 ) -> None:
     """Two in a row, or many: what is behind the cut was answered and paid for."""

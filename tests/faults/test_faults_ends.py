@@ -65,9 +65,7 @@ def _nonce(record: BatchRecord) -> str:
 
 @pytest.mark.full
 @each_provider
-def test_c15_what_expires_with_nothing_done_again_and_again_ends_and_says_so(
-    provider: str, tmp_path: Path
-) -> None:
+def test_c15_items_whose_batches_keep_expiring_fail_with_a_reason(provider: str, tmp_path: Path) -> None:
     with world(
         provider, tmp_path, rare=240, batch_turnaround=24 * HOUR, batch_faults={"expire_all": 1.0}
     ) as w:
@@ -107,9 +105,7 @@ def test_c15_expiries_are_not_missing_results(provider: str, tmp_path: Path) -> 
 
 @each_provider
 @pytest.mark.parametrize("results", sampled(["every line", "finished lines", "no file"], first=1))
-def test_c16_a_cancelled_job_ends_as_soon_as_the_provider_says_that_its_batch_has(
-    provider: str, results: str, tmp_path: Path
-) -> None:
+def test_c16_a_cancelled_job_ends_with_its_batch(provider: str, results: str, tmp_path: Path) -> None:
     """Providers write a line for what was not run, leave it out, or name no results at all."""
     with world(provider, tmp_path, batch_turnaround=10 * MINUTE, batch_cancel_seconds=5.0) as w:
         job = w.process().submit_batch(texts(20))
@@ -156,9 +152,7 @@ def test_c16_a_batch_far_beyond_the_promise_is_told_and_waited_for(provider: str
 
 @pytest.mark.full
 @each_provider
-def test_c16_what_replaces_a_batch_that_takes_too_long_begins_after_its_end(
-    provider: str, tmp_path: Path
-) -> None:
+def test_c16_a_slow_batch_is_replaced_after_its_end(provider: str, tmp_path: Path) -> None:
     """It is cancelled at the job's time-out, which takes ten minutes, with half of it done."""
     settings = {"batch_turnaround": 4 * HOUR, "batch_cancel_seconds": 10 * MINUTE}
     with world(provider, tmp_path, rare=60, batch_faults={"stuck": 1.0}, **settings) as w:
@@ -178,9 +172,7 @@ def test_c16_what_replaces_a_batch_that_takes_too_long_begins_after_its_end(
 
 @pytest.mark.full
 @each_provider
-def test_c17_whoever_wins_the_race_of_end_and_cancel_nothing_is_paid_twice(
-    provider: str, tmp_path: Path
-) -> None:
+def test_c17_a_race_of_end_and_cancel_pays_nothing_twice(provider: str, tmp_path: Path) -> None:
     """Six batches that end around the time-out; a cancel takes ten minutes, and some end all the same."""
     settings = {"batch_turnaround": HOUR, "batch_turnaround_sigma": 0.2, "batch_cancel_seconds": 10 * MINUTE}
     with world(provider, tmp_path, batch_faults={"cancel_completes": 0.3}, **settings) as w:
@@ -199,9 +191,7 @@ def test_c17_whoever_wins_the_race_of_end_and_cancel_nothing_is_paid_twice(
 
 
 @each_provider
-def test_c17_a_cancel_in_an_outage_is_sent_again_after_it_and_nothing_is_paid_twice(
-    provider: str, tmp_path: Path
-) -> None:
+def test_c17_a_cancel_during_an_outage_is_repeated_after_it(provider: str, tmp_path: Path) -> None:
     """The outage begins with the cancel and takes longer than a batch may need to end after one."""
     settings = {"batch_turnaround": 4 * HOUR, "batch_cancel_seconds": MINUTE}
     with world(provider, tmp_path, rare=60, batch_faults={"stuck": 1.0}, **settings) as w:
@@ -279,9 +269,7 @@ def _raced(plan: Plan, folder: Path) -> Counter[str | None]:
 
 @pytest.mark.full
 @each_provider
-def test_c17_a_job_that_is_cancelled_keeps_what_came_and_sends_nothing_more(
-    provider: str, tmp_path: Path
-) -> None:
+def test_c17_a_cancelled_job_keeps_its_answers(provider: str, tmp_path: Path) -> None:
     with world(provider, tmp_path, batch_turnaround=2 * HOUR, batch_cancel_seconds=5 * MINUTE) as w:
         prompts = texts(20)
         job = w.process().submit_batch(prompts, batch_fallback="individual")
@@ -371,9 +359,7 @@ def test_c21_results_are_fetched_as_soon_as_a_batch_has_ended(provider: str, tmp
 
 @pytest.mark.full
 @each_provider
-def test_c21_that_results_may_be_deleted_before_they_come_is_told_at_half_of_their_time(
-    provider: str, tmp_path: Path
-) -> None:
+def test_c21_results_at_risk_are_reported_at_half_of_their_time(provider: str, tmp_path: Path) -> None:
     keeps = {"openai": 29 * DAY, "anthropic": 29 * DAY, "gemini": 2 * DAY}[provider]
     outage = {"batch_results_outage": 0.5 * keeps + 2 * HOUR, "batch_retention": keeps}
     with world(provider, tmp_path, rare=240, batch_faults={"results_unavailable": 1.0}, **outage) as w:
@@ -391,9 +377,7 @@ def test_c21_that_results_may_be_deleted_before_they_come_is_told_at_half_of_the
 
 
 @each_provider
-def test_c21_results_that_were_deleted_before_anybody_came_fail_their_requests_and_cost_nothing_more(
-    provider: str, tmp_path: Path
-) -> None:
+def test_c21_deleted_results_fail_their_requests_without_further_cost(provider: str, tmp_path: Path) -> None:
     with world(provider, tmp_path, batch_turnaround=HOUR, batch_retention=20 * DAY) as w:
         away = w.process()
         job = away.submit_batch(texts(5))
@@ -412,9 +396,7 @@ def test_c21_results_that_were_deleted_before_anybody_came_fail_their_requests_a
 
 @pytest.mark.full
 @each_provider
-def test_c24_without_credit_no_item_is_burnt_and_the_job_goes_on_when_there_is_some(
-    provider: str, tmp_path: Path
-) -> None:
+def test_c24_without_credit_no_item_loses_its_tries(provider: str, tmp_path: Path) -> None:
     """Four times in a row, more often than an item may be tried."""
     rounds = 4
     no_money = {"batch_fault_for": lambda index, label: ("no_money_lines",) if index < rounds else ()}
@@ -444,9 +426,7 @@ def _until_held(w: World, job: Job) -> None:
 
 
 @each_provider
-def test_c24_lines_that_were_answered_before_the_credit_was_used_up_are_kept(
-    provider: str, tmp_path: Path
-) -> None:
+def test_c24_answers_before_the_end_of_the_credit_are_kept(provider: str, tmp_path: Path) -> None:
     with world(provider, tmp_path) as w:
         spent = in_batch(0, "item_error", {3, 4, 5})
         w.emu.configure(batch_line_fault_for=spent)

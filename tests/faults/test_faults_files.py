@@ -33,7 +33,7 @@ WITH_FILES = ("openai", "gemini")
         first=2,
     ),
 )
-def test_a_create_that_does_not_know_its_file_yet_is_sent_again(
+def test_c19_a_create_before_its_file_is_known_is_repeated(
     provider: str, status: int, text: str, tmp_path: Path
 ) -> None:
     with world(provider, tmp_path) as w:
@@ -45,7 +45,7 @@ def test_a_create_that_does_not_know_its_file_yet_is_sent_again(
 
 
 @pytest.mark.parametrize("provider", WITH_FILES)
-def test_a_file_that_never_comes_ends_with_a_clear_error(provider: str, tmp_path: Path) -> None:
+def test_c19_a_file_that_never_appears_ends_with_a_clear_error(provider: str, tmp_path: Path) -> None:
     with world(provider, tmp_path) as w:
         w.service.meet = lambda seen: w.refusal(404, "no such file") if seen.what == "create" else None
         results = w.results(w.process().submit_batch(texts(4)))
@@ -54,7 +54,7 @@ def test_a_file_that_never_comes_ends_with_a_clear_error(provider: str, tmp_path
         assert not w.emu.ledger.billed_by_prompt
 
 
-def test_a_file_that_is_processed_and_not_listed_yet_is_uploaded_once(tmp_path: Path) -> None:
+def test_c19_a_file_that_is_not_listed_yet_is_uploaded_once(tmp_path: Path) -> None:
     """It is shown from the third look on, and ready from the fifth."""
     with world("openai", tmp_path) as w:
 
@@ -123,7 +123,7 @@ def moved(status: int, to: str) -> ServerReply:
 
 @each_provider
 @pytest.mark.parametrize("status", sampled([302, 307, 308], first=1))
-def test_results_on_another_server_are_fetched_without_the_key(
+def test_b15_results_on_another_server_are_downloaded_without_the_key(
     provider: str, status: int, tmp_path: Path
 ) -> None:
     with storage() as store, world(provider, tmp_path) as w:
@@ -144,7 +144,7 @@ def test_results_on_another_server_are_fetched_without_the_key(
 
 @each_provider
 @pytest.mark.parametrize("absolute", [False, True])
-def test_a_redirect_within_the_server_is_followed_with_the_key(
+def test_b15_a_redirect_within_the_server_is_followed_with_the_key(
     provider: str, absolute: bool, tmp_path: Path
 ) -> None:
     with world(provider, tmp_path) as w:
@@ -163,7 +163,7 @@ def test_a_redirect_within_the_server_is_followed_with_the_key(
 
 
 @each_provider
-def test_redirects_without_an_end_are_an_error_and_nothing_is_lost(provider: str, tmp_path: Path) -> None:
+def test_b15_endless_redirects_are_an_error_and_lose_nothing(provider: str, tmp_path: Path) -> None:
     with world(provider, tmp_path) as w:
         w.service.meet = lambda seen: moved(302, seen.path) if seen.what == "download" else None
         job = w.process().submit_batch(texts(5))

@@ -94,7 +94,7 @@ def test_b11_a_bomb_among_the_results_fills_no_memory(provider: str, tmp_path: P
 
 
 @pytest.mark.full
-def test_b12_an_input_too_large_for_the_server_goes_in_halves(provider: str, tmp_path: Path) -> None:
+def test_b12_an_input_too_large_for_the_server_is_halved(provider: str, tmp_path: Path) -> None:
     with world(provider, tmp_path) as w:
         limit = 1500
 
@@ -137,9 +137,7 @@ def test_b13_a_page_to_sign_in_is_never_taken_for_the_provider(
 
 
 @pytest.mark.full
-def test_b15_only_downloads_follow_a_redirect_to_another_host_and_without_the_key(
-    provider: str, tmp_path: Path
-) -> None:
+def test_b15_only_downloads_follow_a_redirect_to_another_host(provider: str, tmp_path: Path) -> None:
     """What the other host says is no list of results, so the next download is asked for at the service."""
     elsewhere = RawServer([says("{}")])
     try:
@@ -168,9 +166,7 @@ def test_b15_only_downloads_follow_a_redirect_to_another_host_and_without_the_ke
 
 
 @pytest.mark.full
-def test_b16_after_eight_hours_without_a_network_polling_goes_on_without_a_burst(
-    provider: str, tmp_path: Path
-) -> None:
+def test_b16_polling_resumes_without_a_burst_after_eight_hours(provider: str, tmp_path: Path) -> None:
     with world(provider, tmp_path, rare=60, batch_turnaround=9 * HOUR) as w:
         client = w.process(batch_poll_interval=5 * MINUTE)
         asked = [texts(3 + number, f"job {number}") for number in range(5)]

@@ -23,7 +23,7 @@ def creates(w: World) -> list[int]:
 
 
 @each_provider
-def test_requests_whose_lines_are_refused_fail_and_the_others_go_again(provider: str, tmp_path: Path) -> None:
+def test_c18_refused_lines_fail_and_the_others_are_sent_again(provider: str, tmp_path: Path) -> None:
     bad = in_batch(0, "refused_lines", {3, 7})
     with world(provider, tmp_path, batch_turnaround=HOUR, batch_line_fault_for=bad) as w:
         prompts = texts(10)
@@ -46,7 +46,7 @@ def test_requests_whose_lines_are_refused_fail_and_the_others_go_again(provider:
 
 
 @pytest.mark.parametrize("bad", sampled([[0], [9], list(range(9))], first=1))
-def test_a_line_at_any_place_is_told_from_the_others(bad: list[int], tmp_path: Path) -> None:
+def test_c18_a_refused_line_is_found_at_any_place(bad: list[int], tmp_path: Path) -> None:
     fault = in_batch(0, "refused_lines", set(bad))
     with world("openai", tmp_path, batch_line_fault_for=fault) as w:
         results = w.results(w.process().submit_batch(texts(10)))
@@ -55,7 +55,7 @@ def test_a_line_at_any_place_is_told_from_the_others(bad: list[int], tmp_path: P
 
 @each_provider
 @pytest.mark.parametrize("wording", sampled(["custom_id", "path", "line", "lines"], first=2))
-def test_lines_are_recognised_in_the_words_of_many_servers(
+def test_c18_refused_lines_are_found_in_the_texts_of_many_servers(
     provider: str, wording: str, tmp_path: Path
 ) -> None:
     """A create is refused once; the text names the requests at positions 2 and, for "lines", 4."""
@@ -105,7 +105,7 @@ def _text(wording: str, ids: list[str]) -> str:
         "the model is not known",
     ],
 )
-def test_a_refusal_that_names_no_line_of_the_batch_blames_none(text: str, tmp_path: Path) -> None:
+def test_c18_a_refusal_without_lines_blames_none(text: str, tmp_path: Path) -> None:
     with world("openai", tmp_path) as w:
         w.service.meet = lambda seen: w.refusal(400, text) if seen.what == "create" else None
         results = w.results(w.process().submit_batch(texts(4)))
@@ -113,13 +113,13 @@ def test_a_refusal_that_names_no_line_of_the_batch_blames_none(text: str, tmp_pa
         assert not creates(w)
 
 
-def test_a_model_that_no_line_may_have_is_no_fault_of_the_lines(tmp_path: Path) -> None:
+def test_c18_a_refused_model_is_not_the_fault_of_lines(tmp_path: Path) -> None:
     with world("openai", tmp_path, models=["another"]) as w:
         results = w.results(w.process().submit_batch(texts(4)))
         assert all("the batch failed in line 1 (model_not_found)" in str(r.error) for r in results)
 
 
-def test_a_batch_that_fails_by_an_error_of_the_provider_is_made_anew_twice(tmp_path: Path) -> None:
+def test_c18_a_batch_failed_by_the_provider_is_created_again_twice(tmp_path: Path) -> None:
     """Nothing of it was run; a refusal of the requests would come back sooner."""
     with world("openai", tmp_path, batch_turnaround=HOUR) as w:
         failed: set[str] = set()
@@ -146,7 +146,7 @@ LIMITS: list[dict[str, Any]] = [{"batch_max_lines": 3}, {"batch_max_bytes": 1000
 
 @each_provider
 @pytest.mark.parametrize("limit", LIMITS, ids=["lines", "bytes"])
-def test_a_batch_above_the_limits_of_a_server_goes_in_halves_and_later_jobs_are_cut_so(
+def test_b12_a_batch_above_a_limit_is_halved_and_so_are_later_jobs(
     provider: str, limit: dict[str, Any], tmp_path: Path
 ) -> None:
     with world(provider, tmp_path, **limit) as w:
@@ -165,7 +165,7 @@ def test_a_batch_above_the_limits_of_a_server_goes_in_halves_and_later_jobs_are_
 
 
 @each_provider
-def test_a_413_of_a_gateway_is_a_limit_as_well(provider: str, tmp_path: Path) -> None:
+def test_b12_a_413_of_a_gateway_is_a_limit_as_well(provider: str, tmp_path: Path) -> None:
     """A page of nginx instead of an error of the provider's; the request was not passed on."""
     page = b"<html><head><title>413 Request Entity Too Large</title></head></html>"
     with world(provider, tmp_path) as w:
@@ -181,7 +181,7 @@ def test_a_413_of_a_gateway_is_a_limit_as_well(provider: str, tmp_path: Path) ->
 
 
 @each_provider
-def test_one_request_that_is_still_too_large_fails_alone(provider: str, tmp_path: Path) -> None:
+def test_b12_one_request_that_is_too_large_fails_alone(provider: str, tmp_path: Path) -> None:
     with world(provider, tmp_path, batch_max_bytes=1500) as w:
         prompts = [*texts(5), "long " * 500, *texts(5, "more")]
         results = w.results(w.process().submit_batch(prompts))

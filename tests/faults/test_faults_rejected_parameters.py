@@ -15,7 +15,7 @@ ALL = ("max_tokens", "seed", "json_schema")
 ANY_OBJECT = {"title": "Anything", "type": "object"}
 
 
-def test_a_create_that_rejects_a_parameter_is_made_again_without_it(tmp_path: Path) -> None:
+def test_c18_a_create_is_repeated_without_a_rejected_parameter(tmp_path: Path) -> None:
     with world("openai", tmp_path) as w:
         uploads: list[bytes] = []
 
@@ -36,7 +36,7 @@ def test_a_create_that_rejects_a_parameter_is_made_again_without_it(tmp_path: Pa
         assert not w.incidents(job)
 
 
-def test_lines_are_refused_for_one_parameter_after_the_other(tmp_path: Path) -> None:
+def test_c18_lines_are_refused_for_one_parameter_after_another(tmp_path: Path) -> None:
     """As many as a row has tries; refusals by name use up none of them, also where it runs out otherwise."""
     with world("openai", tmp_path, rejects=ALL) as w:
         client = w.process(seed=7, max_tokens=50)
@@ -49,7 +49,7 @@ def test_lines_are_refused_for_one_parameter_after_the_other(tmp_path: Path) -> 
         assert not w.incidents(job)
 
 
-def test_creates_are_refused_for_one_parameter_after_the_other(tmp_path: Path) -> None:
+def test_c18_creates_are_refused_for_one_parameter_after_another(tmp_path: Path) -> None:
     with world("openai", tmp_path) as w:
         _refuse_creates(w, ('"max_tokens"', '"seed"', '"json_schema"'))
         client = w.process(seed=7, max_tokens=50)
@@ -59,9 +59,7 @@ def test_creates_are_refused_for_one_parameter_after_the_other(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("where", ["create", "lines"])
-def test_a_server_that_refuses_what_is_not_sent_fails_the_rows_with_its_reason(
-    where: str, tmp_path: Path
-) -> None:
+def test_c18_a_refusal_of_an_absent_parameter_fails_the_rows(where: str, tmp_path: Path) -> None:
     with world("openai", tmp_path) as w:
         if where == "create":
             w.service.meet = lambda seen: w.refusal(400, REASON) if seen.what == "create" else None

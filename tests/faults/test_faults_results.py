@@ -32,7 +32,7 @@ in_both_ways = pytest.mark.parametrize(
 
 
 @in_both_ways
-def test_c5_a_suspicion_that_answers_were_exchanged_is_told_once_and_nothing_is_paid_again(
+def test_c5_exchanged_answers_are_reported_and_not_paid_again(
     provider: str, held: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Estimates fit here as well as they can, and 5 % of the answers are exchanged by the provider."""
@@ -58,9 +58,7 @@ def test_c5_a_suspicion_that_answers_were_exchanged_is_told_once_and_nothing_is_
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
 
-def test_c5_rows_in_another_script_are_not_paid_twice_where_counts_follow_characters(
-    provider: str, tmp_path: Path
-) -> None:
+def test_c5_rows_in_another_script_are_not_paid_twice(provider: str, tmp_path: Path) -> None:
     """A Japanese character is a token here, so that the counts of these rows are far from the others'."""
     english = [
         f"{number}: How was your stay at the hotel by the sea?" * (1 + number % 4) for number in range(40)
@@ -125,7 +123,7 @@ def test_c9_ids_that_are_only_late_are_waited_for_and_not_sent_again(provider: s
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
 
-def test_c9_results_that_vanish_from_our_disk_while_they_are_read_are_fetched_again(
+def test_c9_results_deleted_while_they_are_read_are_downloaded_again(
     provider: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that takes the job over clears them under the eyes of one that was frozen."""
@@ -220,9 +218,7 @@ def test_c9_ids_that_never_come_end_as_failures(provider: str, tmp_path: Path) -
 
 
 @pytest.mark.full
-def test_c10_lines_nobody_asked_for_and_lines_of_another_job_are_delivered_to_nobody(
-    provider: str, tmp_path: Path
-) -> None:
+def test_c10_lines_of_other_jobs_are_not_delivered(provider: str, tmp_path: Path) -> None:
     with world(provider, tmp_path, batch_faults={"foreign_lines": 0.4}) as w:
         whole: dict[str, list[bytes]] = {}
 
@@ -355,9 +351,7 @@ def test_c13_no_count_is_too_absurd_to_go_on(provider: str, tmp_path: Path) -> N
         assert len(w.creates) == 1
 
 
-def test_c9_and_c10_a_line_under_a_number_the_batch_never_had_is_nobodys(
-    provider: str, tmp_path: Path
-) -> None:
+def test_c10_a_line_with_an_unknown_position_is_not_delivered(provider: str, tmp_path: Path) -> None:
     """Right nonce, wrong position: behind the end, spelled otherwise, negative."""
     with world(provider, tmp_path) as w:
 

@@ -109,7 +109,7 @@ def test_c26_a_refusal_that_repeats_key_and_prompt_is_told_without_them(
     [(PROMPT, "the provider answered 400"), ("the provider answered 400 and more", "the call was refused")],
     ids=["a prompt", "a prompt like our own words"],
 )
-def test_c26_a_refused_create_that_repeats_a_prompt_keeps_what_repeats_none(
+def test_c26_a_refusal_loses_only_the_text_that_repeats_a_prompt(
     provider: str, prompt: str, told: str, tmp_path: Path
 ) -> None:
     """The provider's words are left out; ours stay, unless they repeat the prompt themselves."""
@@ -135,7 +135,7 @@ def _files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def test_c26_lines_of_results_that_repeat_key_and_prompt_fail_without_them(
+def test_c26_result_lines_that_repeat_key_and_prompt_lose_them(
     provider: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     said = f"Invalid value {PROMPT!r} sent with {KEY}"

@@ -38,9 +38,7 @@ def test_i1_polls_go_on_when_the_clock_is_set(provider: str, ahead: float, tmp_p
 
 @pytest.mark.full
 @pytest.mark.parametrize("provider", sampled(PROVIDERS, first=1))
-def test_i1_a_lost_create_is_searched_for_as_long_as_before_when_the_clock_is_set_ahead(
-    provider: str, tmp_path: Path
-) -> None:
+def test_i1_a_clock_set_ahead_shortens_no_search(provider: str, tmp_path: Path) -> None:
     """Half an hour ahead: nothing was settled by that. The create lands five minutes later, and is found."""
     late = {"batch_late_seconds": 5 * MINUTE, "batch_turnaround": 10 * MINUTE}
     with world(provider, tmp_path, batch_faults={"late_create": 1.0}, **late) as w:
@@ -62,7 +60,7 @@ UNLISTED = {"batch_faults": {"lost_create": 1.0, "list_lag": 1.0}, "batch_list_l
     ("provider", "fault", "passed"),
     sampled([("anthropic", LATE, 2 * MINUTE), ("openai", UNLISTED, 20.0), ("gemini", UNLISTED, 20.0)]),
 )
-def test_i1_a_lost_create_is_searched_for_as_long_when_the_clock_is_set_between_two_processes(
+def test_i1_a_clock_set_between_two_processes_shortens_no_search(
     provider: str, fault: dict[str, Any], passed: float, ahead: float, tmp_path: Path
 ) -> None:
     """What the first process wrote down is no measure for the second; the provider's own clock is."""
@@ -81,7 +79,7 @@ def test_i1_a_lost_create_is_searched_for_as_long_when_the_clock_is_set_between_
 
 
 @pytest.mark.full
-def test_i1_a_lost_create_is_searched_for_no_longer_when_the_clock_was_set_back(tmp_path: Path) -> None:
+def test_i1_a_clock_set_back_prolongs_no_search(tmp_path: Path) -> None:
     """It never took effect: its requests go again when it was absent for long enough, not an hour later."""
 
     def dropped(index: int, label: str | None) -> tuple[str, ...]:

@@ -31,9 +31,7 @@ def refusing(w: World, reply: Callable[[], ServerReply]) -> None:
 
 @each_provider
 @pytest.mark.parametrize("how", sampled(["404", "403", "410", "501", "page", "500"], first=5))
-def test_a_list_goes_in_real_time_where_there_is_no_batch_api(
-    provider: str, how: str, tmp_path: Path
-) -> None:
+def test_c18_a_list_is_sent_in_real_time_without_a_batch_api(provider: str, how: str, tmp_path: Path) -> None:
     with world(provider, tmp_path) as w:
         refusing(w, lambda: PAGE if how == "page" else w.refusal(int(how), "not available"))
         prompts = texts(12)
@@ -46,9 +44,7 @@ def test_a_list_goes_in_real_time_where_there_is_no_batch_api(
 
 
 @each_provider
-def test_a_rescued_list_says_how_many_requests_were_sent_in_real_time_and_why(
-    provider: str, tmp_path: Path
-) -> None:
+def test_c18_a_rescued_list_reports_its_real_time_requests(provider: str, tmp_path: Path) -> None:
     with world(provider, tmp_path) as w:
         refusing(w, lambda: w.refusal(404, "not available"))
         prompts = texts(12)
@@ -70,7 +66,7 @@ def test_a_rescued_list_says_how_many_requests_were_sent_in_real_time_and_why(
 
 
 @each_provider
-def test_a_list_that_was_answered_by_its_batch_was_not_rescued(provider: str, tmp_path: Path) -> None:
+def test_c18_a_list_answered_by_its_batch_was_not_rescued(provider: str, tmp_path: Path) -> None:
     with world(provider, tmp_path) as w:
         client = w.process(flex=False)
         results = chosen_by_us(client, texts(12))
@@ -79,7 +75,7 @@ def test_a_list_that_was_answered_by_its_batch_was_not_rescued(provider: str, tm
 
 
 @each_provider
-def test_a_forced_batch_waits_or_fails_as_batch_fallback_says(provider: str, tmp_path: Path) -> None:
+def test_c18_a_forced_batch_obeys_batch_fallback(provider: str, tmp_path: Path) -> None:
     with world(provider, tmp_path) as w:
         refusing(w, lambda: w.refusal(404, "not available"))
         client = w.process(flex=False)
@@ -89,9 +85,7 @@ def test_a_forced_batch_waits_or_fails_as_batch_fallback_says(provider: str, tmp
 
 
 @each_provider
-def test_a_list_whose_batch_takes_longer_than_was_planned_goes_on_in_real_time(
-    provider: str, tmp_path: Path
-) -> None:
+def test_c16_a_list_with_a_slow_batch_continues_in_real_time(provider: str, tmp_path: Path) -> None:
     with world(provider, tmp_path, rare=240, batch_faults={"stuck": 1.0}, batch_cancel_seconds=60.0) as w:
         prompts = texts(12)
         client = w.process(flex=False, batch_poll_interval=30 * MINUTE)
@@ -106,7 +100,7 @@ def test_a_list_whose_batch_takes_longer_than_was_planned_goes_on_in_real_time(
 
 
 @each_provider
-def test_batches_that_fail_each_time_are_done_without(provider: str, tmp_path: Path) -> None:
+def test_c18_batches_that_always_fail_are_replaced_by_real_time(provider: str, tmp_path: Path) -> None:
     if provider == "anthropic":
         pytest.skip("its batches never fail as a whole")
     with world(provider, tmp_path, batch_faults={"fail_validation": 1.0}) as w:
@@ -119,7 +113,7 @@ def test_batches_that_fail_each_time_are_done_without(provider: str, tmp_path: P
 
 @each_provider
 @pytest.mark.parametrize("deadline", [6 * HOUR, None])
-def test_a_batch_that_is_stuck_in_its_cancel_delays_nothing(
+def test_c16_a_batch_with_a_stuck_cancel_delays_nothing(
     provider: str, deadline: float | None, tmp_path: Path
 ) -> None:
     """It ends half a day later, and what it has run is counted and overwrites nothing."""
@@ -148,9 +142,7 @@ def test_a_batch_that_is_stuck_in_its_cancel_delays_nothing(
 
 
 @each_provider
-def test_a_batch_that_never_ends_after_its_cancel_is_not_polled_for_ever(
-    provider: str, tmp_path: Path
-) -> None:
+def test_c16_a_batch_that_never_ends_is_not_polled_forever(provider: str, tmp_path: Path) -> None:
     with world(
         provider, tmp_path, rare=240, batch_faults={"stuck": 1.0}, batch_cancel_seconds=90 * 24 * HOUR
     ) as w:
@@ -172,7 +164,7 @@ def test_a_batch_that_never_ends_after_its_cancel_is_not_polled_for_ever(
 
 @each_provider
 @pytest.mark.parametrize("durable", [False, True], ids=["a list", "a job"])
-def test_a_list_that_keeps_going_sends_all_rows_although_each_is_refused(
+def test_c25_a_list_that_keeps_going_sends_all_refused_rows(
     provider: str, durable: bool, tmp_path: Path
 ) -> None:
     """Each row has the provider's own answer, and the job is not held."""
@@ -192,7 +184,7 @@ def test_a_list_that_keeps_going_sends_all_rows_although_each_is_refused(
 
 
 @each_provider
-def test_a_batch_that_refuses_all_of_its_requests_is_done_without(provider: str, tmp_path: Path) -> None:
+def test_c18_a_batch_that_refuses_all_requests_is_avoided(provider: str, tmp_path: Path) -> None:
     """It may be the Batch API that does not take them. Where single requests are refused, they fail."""
     with world(provider, tmp_path, batch_faults={"item_invalid": 1.0}) as w:
         prompts = texts(12)

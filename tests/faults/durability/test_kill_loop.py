@@ -20,7 +20,7 @@ JOBS = 4
 
 
 @pytest.mark.full
-def test_a_forked_worker_does_not_spend_its_life_on_the_garbage_of_imports(tmp_path: Path) -> None:
+def test_a_forked_worker_does_not_collect_the_garbage_of_imports(tmp_path: Path) -> None:
     with ForkServer(tmp_path / "workers.log") as fork_server:
         assert fork_server.heap() < 10_000
 

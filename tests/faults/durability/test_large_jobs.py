@@ -78,9 +78,7 @@ def test_long_prompts_are_in_memory_by_a_few_only(url: str, tmp_path: Path) -> N
 
 
 @pytest.mark.full
-def test_a_client_killed_while_it_stores_sends_and_reads_a_large_job_goes_on_within_seconds(
-    url: str, tmp_path: Path
-) -> None:
+def test_a_killed_client_resumes_a_large_job_within_seconds(url: str, tmp_path: Path) -> None:
     processes, ledger = killed(orders(tmp_path, url, REQUESTS))
     ended = processes[-1].told[-1]
     assert (ended["what"], ended["wrong"], ended["completed"]) == ("ended", 0, REQUESTS)

@@ -18,7 +18,7 @@ SEED = 3
 
 
 @pytest.mark.full
-def test_four_processes_share_twenty_jobs_though_one_dies_and_one_is_frozen(
+def test_four_processes_share_jobs_though_one_dies_and_one_freezes(
     postgres_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nothing is left in the home of the user who runs the test."""

@@ -38,7 +38,7 @@ def test_a_crash_at_any_point_alone_does_no_harm(run: Run, flavour: str) -> None
 
 
 @pytest.mark.parametrize("flavour", sampled(FLAVOURS))
-def test_a_crash_at_any_point_sends_nothing_for_which_the_budget_has_no_room(flavour: str) -> None:
+def test_no_crash_makes_a_job_exceed_its_budget(flavour: str) -> None:
     """Not one request fits, so that no batch may be created, whoever carries the job on."""
     base = simulate(Plan(seed=0, flavour=flavour, quiet=True, items=3, policy=(("budget", 1e-6),)))
     outcomes = [base, *map(simulate, crashed_once(base))]
