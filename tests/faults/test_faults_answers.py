@@ -51,7 +51,7 @@ RETRY_AFTER: tuple[dict[str, str], ...] = (
 @pytest.mark.full
 @each_provider
 def test_c1_no_form_of_retry_after_is_obeyed_blindly(provider: str, tmp_path: Path) -> None:
-    """Every call about a batch is refused in each of twenty ways; no pause is longer than ten minutes."""
+    """Twenty forms, for every call about a batch; no pause exceeds ten minutes."""
     with world(provider, tmp_path, rare=600, batch_turnaround=MINUTE) as w:
         met: dict[str, int] = {}
 
@@ -111,7 +111,6 @@ def test_c2_without_money_nothing_more_is_sent_and_the_queue_is_kept(
 
 @each_provider
 def test_c3_a_poisonous_item_fails_alone_and_delays_nobody(provider: str, tmp_path: Path) -> None:
-    """It fails in its batch, then in real time with as many tries as any request has."""
     with world(provider, tmp_path, batch_line_fault_for=in_batch(0, "item_error", {3})) as w:
         prompts = texts(10)
         poison = f'"{prompts[3]}"'.encode()
@@ -141,13 +140,10 @@ def _main(answer: dict[str, Any]) -> str:
 
 
 def _put(value: Any) -> Edit:
-    """Replace the list that holds the text."""
     return lambda answer: answer.__setitem__(_main(answer), value)
 
 
 def _deep(name: str, value: Any) -> Edit:
-    """Set a field wherever there is one of this name."""
-
     def walk(found: Any) -> None:
         if isinstance(found, list):
             for each in found:
@@ -211,7 +207,6 @@ SHAPES: dict[str, Edit] = {
 
 @each_provider
 def test_c4_every_shape_of_an_answer_has_a_typed_outcome(provider: str, tmp_path: Path) -> None:
-    """One of each in one batch, among sound ones; what is not usable is asked again, alone."""
     shapes = list(SHAPES.values())
     assert len(shapes) >= 15
     with world(provider, tmp_path) as w:
@@ -243,7 +238,6 @@ EMBEDDERS = {"openai": "text-embedding-3-small", "gemini": "gemini-embedding-001
 
 
 def _vectors(answer: dict[str, Any], provider: str) -> dict[str, Any]:
-    """Return what holds the numbers of an answer's only vector, by the name of ``values``."""
     return answer["data"][0] if provider == "openai" else answer["embedding"]
 
 
@@ -322,7 +316,6 @@ def test_c28_usage_that_cannot_be_is_replaced_by_an_estimate_that_says_so(
 
 @each_provider
 def test_c28_usage_that_is_far_too_much_for_its_prompt_is_told(provider: str, tmp_path: Path) -> None:
-    """A million tokens for a line: possible, and suspicious among a hundred that are sound."""
     names = ("input_tokens", "prompt_tokens", "promptTokenCount")
     with world(provider, tmp_path) as w:
 

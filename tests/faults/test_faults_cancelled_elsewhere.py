@@ -15,7 +15,6 @@ each_provider = pytest.mark.parametrize("provider", PROVIDERS)
 
 
 def cancel_in_console(w: World, batch: str) -> None:
-    """Cancel a batch as a person does who knows nothing of smartbatch."""
     paths = {
         "openai": f"/v1/batches/{batch}/cancel",
         "anthropic": f"/v1/messages/batches/{batch}/cancel",

@@ -36,7 +36,7 @@ def test_c19_a_batch_that_is_not_seen_at_first_is_not_taken_for_gone(
 
 @pytest.mark.full
 def test_c19_nor_is_one_whose_create_was_not_answered(provider: str, tmp_path: Path) -> None:
-    """Sixty seconds of absence from list and lookup prove nothing; no create is sent again within them."""
+    """Sixty seconds of absence prove nothing, and no create is sent again."""
     lag = {"batch_get_lag": MINUTE, "batch_list_lag": MINUTE, "batch_turnaround": 10 * MINUTE}
     faults = {"get_lag": 1.0, "list_lag": 1.0, "lost_create": 1.0}
     with world(provider, tmp_path, batch_faults=faults, **lag) as w:
@@ -69,8 +69,8 @@ def test_c22_a_late_batch_that_never_ends_is_reported_and_left(provider: str, tm
 @pytest.mark.full
 @pytest.mark.parametrize("settle", [MINUTE, 30 * MINUTE])
 def test_c22_no_late_create_is_paid_for_silently(provider: str, settle: float, tmp_path: Path) -> None:
-    """Within twenty minutes they land. After half an hour of looking nothing can come any more; after one
-    minute the deleted file keeps it out; where there are no files the double is found and told."""
+    """The create takes effect within twenty minutes. A search of half an hour finds it; a deleted input file
+    makes it fail; without files, the duplicate is found and reported."""
     late = {"batch_late_seconds": 20 * MINUTE, "batch_turnaround": HOUR}
     named = {"batch_fault_for": lambda index, label: ("late_create",) if index < 3 else ()}
     with world(provider, tmp_path, rare=240, **late, **named) as w:
@@ -144,7 +144,6 @@ def test_c23_new_fields_everywhere_are_passed_over(provider: str, tmp_path: Path
 def test_c23_a_field_that_has_another_name_today_stops_nothing(
     provider: str, name: str, tmp_path: Path
 ) -> None:
-    """Those a batch is not known by; the job goes on with what is left."""
     renamed = set(name.split("|"))
 
     def rename(found: Any) -> None:
@@ -162,7 +161,6 @@ def test_c23_a_field_that_has_another_name_today_stops_nothing(
 
 @pytest.mark.full
 def test_c23_a_renamed_state_is_no_end_and_no_crash(provider: str, tmp_path: Path) -> None:
-    """For an hour the state has another name; until it is back nothing is fetched, sent or failed."""
     names = {"openai": "status", "anthropic": "processing_status", "gemini": "state"}
 
     def rename(found: Any) -> None:
@@ -184,7 +182,7 @@ def test_c23_a_renamed_state_is_no_end_and_no_crash(provider: str, tmp_path: Pat
 
 
 def test_c25_with_another_key_nothing_is_concluded_from_an_empty_list(provider: str, tmp_path: Path) -> None:
-    """The process crashes before the answer to its create; the next one has a key of another project."""
+    """The process crashes before the response to its create; the next one uses a key of another project."""
     with world(provider, tmp_path, rare=600, batch_turnaround=HOUR) as w:
         first = w.process(api_key="key-of-project-one-1234567890")
         prompts = texts(5)
@@ -211,7 +209,7 @@ def test_c25_with_another_key_nothing_is_concluded_from_an_empty_list(provider: 
 
 
 def _die_at_the_create(w: World) -> None:
-    """Let time run until the create has arrived; its answer, and all others from then on, are lost."""
+    """Run until the create has arrived, then lose its response and all later ones."""
     cut = ServerReply(0, b"", damage="reset_before")
     w.service.alter = lambda seen, reply: cut if seen.what == "create" else reply
     w.service.meet = lambda seen: cut if w.creates else None
@@ -221,7 +219,6 @@ def _die_at_the_create(w: World) -> None:
 
 @pytest.mark.full
 def test_c25_a_key_that_is_refused_stops_the_job_and_fails_nothing(provider: str, tmp_path: Path) -> None:
-    """The key is revoked while the batch runs; when it is valid again the job ends as if nothing had been."""
     with world(provider, tmp_path, rare=600, batch_turnaround=HOUR) as w:
         prompts = texts(5)
         job = w.process().submit_batch(prompts)

@@ -39,7 +39,7 @@ def to_nothing(_: bytes) -> bytes:
 
 
 def cut_downloads(w: World, cut: Cut, whole: Callable[[int], bool]) -> Counter[str]:
-    """Cut each download until ``whole`` says of its number that it comes whole; nothing tells of the cut."""
+    """Cut each download silently until ``whole`` returns true for its number."""
     fetched: Counter[str] = Counter()
 
     def alter(seen: Seen, reply: ServerReply) -> ServerReply:
@@ -75,7 +75,6 @@ def check_nothing_was_asked_again(w: World) -> None:
 def test_c9_cut_downloads_are_repeated_until_they_are_complete(
     provider: str, cut: Cut, times: int, tmp_path: Path
 ) -> None:
-    """Two in a row, or many: what is behind the cut was answered and paid for."""
     with world(provider, tmp_path) as w:
         cut_downloads(w, cut, lambda number: number > times)
         job = w.answered_job(texts(12))
@@ -90,7 +89,7 @@ def test_c9_cut_downloads_are_repeated_until_they_are_complete(
 def test_c9_a_download_that_looks_broken_twice_confirms_nothing(
     provider: str, cut: Cut, tmp_path: Path
 ) -> None:
-    """The provider counts more answers than came, so it has them; a gateway cut them, and ended the line."""
+    """The provider counts more answers than arrived: a gateway cuts the file after a complete line."""
     with world(provider, tmp_path) as w:
         cut_downloads(w, cut, whole=lambda number: number > 3)
         w.answered_job(texts(9))
@@ -103,7 +102,6 @@ def test_c9_a_download_that_looks_broken_twice_confirms_nothing(
 def test_c9_a_download_without_its_last_newline_may_be_cut_before_it(
     provider: str, times: int, tmp_path: Path
 ) -> None:
-    """Its last line can be read, and still others may be missing behind it, also after minutes."""
     lengths = itertools.cycle((0.2, 0.4, 0.6, 0.8))
     with world(provider, tmp_path) as w:
 
@@ -117,7 +115,7 @@ def test_c9_a_download_without_its_last_newline_may_be_cut_before_it(
 
 @pytest.mark.full
 def test_c9_a_batch_whose_results_are_cut_is_not_taken_for_a_foreign_one(tmp_path: Path) -> None:
-    """Where batches have no labels, the ids in the results say whose a batch is, and a cut line says none."""
+    """Without labels, the ids in the results identify a batch, and a cut line has none."""
     with world("anthropic", tmp_path, batch_turnaround=MINUTE, batch_faults={"lost_create": 1.0}) as w:
         cut_downloads(w, in_the_first_line, lambda number: number > 12)
         job = w.answered_job(texts(8))
@@ -130,8 +128,7 @@ def test_c9_a_batch_whose_results_are_cut_is_not_taken_for_a_foreign_one(tmp_pat
 def test_c9_no_more_is_written_than_the_results_of_the_batch_can_be(
     provider: str, line: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that goes on for ever fills no disk, with lines or within one; it is told at once, and what
-    it has paid answers for is fetched again."""
+    """An endless download does not fill the disk; it is reported at once and repeated."""
     monkeypatch.setattr(collect, "MAX_ANSWER_BYTES", 20_000)
     written = []
 
@@ -158,7 +155,7 @@ def test_c9_no_more_is_written_than_the_results_of_the_batch_can_be(
 @pytest.mark.full
 @pytest.mark.parametrize("provider", sampled(PROVIDERS, first=1))
 def test_c9_a_file_that_has_no_last_newline_each_time_is_whole(provider: str, tmp_path: Path) -> None:
-    """Some servers end their files like that; what is missing in such a file goes again."""
+    """Some servers end their files without a newline."""
     with world(provider, tmp_path, batch_line_fault_for=in_batch(0, "missing_lines", {3})) as w:
         cut_downloads(w, lambda body: body[:-1], lambda number: False)
         job = w.answered_job(texts(9))
@@ -169,7 +166,6 @@ def test_c9_a_file_that_has_no_last_newline_each_time_is_whole(provider: str, tm
 @pytest.mark.full
 @pytest.mark.parametrize("provider", sampled(PROVIDERS))
 def test_c9_what_could_be_read_is_there_while_the_rest_is_waited_for(provider: str, tmp_path: Path) -> None:
-    """The pauses grow, and the status says what is going on; a job that is cancelled does not wait."""
     with world(provider, tmp_path) as w:
         fetched = cut_downloads(w, in_a_line, lambda number: False)
         prompts = texts(9)

@@ -31,7 +31,6 @@ each_fallback = pytest.mark.parametrize("fallback", ["batch", "individual"])
 
 
 def first(*faults: str) -> Any:
-    """Return a hook: the first batch meets these faults, the others none."""
     return lambda index, label: faults if index == 0 else ()
 
 
@@ -94,7 +93,6 @@ def test_c15_after_one_expiry_with_nothing_done_all_goes_in_a_new_batch(
 @pytest.mark.full
 @each_provider
 def test_c15_expiries_are_not_missing_results(provider: str, tmp_path: Path) -> None:
-    """Some APIs count what expired as failed, and name no results."""
     with world(provider, tmp_path, batch_turnaround=HOUR, batch_fault_for=first("expire_all")) as w:
         job = w.process(**SLOW).submit_batch(texts(4))
         w.wait(job)
@@ -106,7 +104,7 @@ def test_c15_expiries_are_not_missing_results(provider: str, tmp_path: Path) -> 
 @each_provider
 @pytest.mark.parametrize("results", sampled(["every line", "finished lines", "no file"], first=1))
 def test_c16_a_cancelled_job_ends_with_its_batch(provider: str, results: str, tmp_path: Path) -> None:
-    """Providers write a line for what was not run, leave it out, or name no results at all."""
+    """Providers write a line for unprocessed requests, omit it, or return no results at all."""
     with world(provider, tmp_path, batch_turnaround=10 * MINUTE, batch_cancel_seconds=5.0) as w:
         job = w.process().submit_batch(texts(20))
         w.pass_time(5 * MINUTE + 7)  # not while it is polled
@@ -153,7 +151,6 @@ def test_c16_a_batch_far_beyond_the_promise_is_told_and_waited_for(provider: str
 @pytest.mark.full
 @each_provider
 def test_c16_a_slow_batch_is_replaced_after_its_end(provider: str, tmp_path: Path) -> None:
-    """It is cancelled at the job's time-out, which takes ten minutes, with half of it done."""
     settings = {"batch_turnaround": 4 * HOUR, "batch_cancel_seconds": 10 * MINUTE}
     with world(provider, tmp_path, rare=60, batch_faults={"stuck": 1.0}, **settings) as w:
         prompts = texts(10)
@@ -173,7 +170,6 @@ def test_c16_a_slow_batch_is_replaced_after_its_end(provider: str, tmp_path: Pat
 @pytest.mark.full
 @each_provider
 def test_c17_a_race_of_end_and_cancel_pays_nothing_twice(provider: str, tmp_path: Path) -> None:
-    """Six batches that end around the time-out; a cancel takes ten minutes, and some end all the same."""
     settings = {"batch_turnaround": HOUR, "batch_turnaround_sigma": 0.2, "batch_cancel_seconds": 10 * MINUTE}
     with world(provider, tmp_path, batch_faults={"cancel_completes": 0.3}, **settings) as w:
         prompts = texts(12)
@@ -192,7 +188,6 @@ def test_c17_a_race_of_end_and_cancel_pays_nothing_twice(provider: str, tmp_path
 
 @each_provider
 def test_c17_a_cancel_during_an_outage_is_repeated_after_it(provider: str, tmp_path: Path) -> None:
-    """The outage begins with the cancel and takes longer than a batch may need to end after one."""
     settings = {"batch_turnaround": 4 * HOUR, "batch_cancel_seconds": MINUTE}
     with world(provider, tmp_path, rare=60, batch_faults={"stuck": 1.0}, **settings) as w:
         prompts = texts(10)
@@ -211,7 +206,6 @@ def test_c17_a_cancel_during_an_outage_is_repeated_after_it(provider: str, tmp_p
 
 
 def _ends_by_prompt(w: World, prompts: list[str]) -> dict[str, float]:
-    """Return when the batch of each prompt ended."""
     sent = [seen.body.decode() for what in ("upload", "create") for seen in w.requests(what)]
     ends = {}
     for record in w.creates:
@@ -231,10 +225,10 @@ def _asked(w: World, prompts: list[str]) -> list[tuple[str, float]]:
 def test_c17_hundreds_of_races_of_end_and_cancel(
     count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """In the simulation, whose judge holds every item that was paid for against its result.
+    """In the simulation, whose judge compares every paid answer with the results.
 
-    Batches take 400 seconds in the median and are cancelled between 130 and 250; a cancel takes 20, and
-    three of ten that are cancelled are completed all the same.
+    Batches take a median of 400 s and are cancelled after 130 to 250 s. A cancel takes 20 s, and 30 % of the
+    cancelled batches complete nevertheless.
     """
     usual = simulation.scenario
 
@@ -257,7 +251,7 @@ def test_c17_hundreds_of_races_of_end_and_cancel(
 
 
 def _raced(plan: Plan, folder: Path) -> Counter[str | None]:
-    """Run a plan and return how the batches it cancelled ended; the judge raises its violation."""
+    """Run a plan and return the final states of the batches it cancelled."""
     folder.mkdir()
     run = simulation.World(plan, folder)
     try:
@@ -315,7 +309,6 @@ def test_c18_a_batch_refused_at_validation_is_made_anew_once(
 def test_c18_a_full_quota_of_enqueued_tokens_is_waited_for(
     provider: str, refusal: Any, tmp_path: Path
 ) -> None:
-    """Eight batches where three find room. What is learned from the first refusal spares the others."""
     prompts = [f"{number} " + "word " * 20 for number in range(80)]
     settings = {"batch_validating": MINUTE, "batch_turnaround": 20 * MINUTE, "batch_enqueued_tokens": 1000}
     with world(provider, tmp_path, rare=60, batch_enqueued_refusal=refusal, **settings) as w:
@@ -347,7 +340,6 @@ def test_c20_results_that_cannot_be_fetched_for_days_are_not_given_up(provider: 
 @pytest.mark.full
 @each_provider
 def test_c21_results_are_fetched_as_soon_as_a_batch_has_ended(provider: str, tmp_path: Path) -> None:
-    """Long before they are asked for: the user comes when the provider has deleted them."""
     with world(provider, tmp_path, rare=240, batch_turnaround=HOUR, batch_retention=DAY) as w:
         prompts = texts(5)
         job = w.process().submit_batch(prompts)
@@ -397,7 +389,6 @@ def test_c21_deleted_results_fail_their_requests_without_further_cost(provider: 
 @pytest.mark.full
 @each_provider
 def test_c24_without_credit_no_item_loses_its_tries(provider: str, tmp_path: Path) -> None:
-    """Four times in a row, more often than an item may be tried."""
     rounds = 4
     no_money = {"batch_fault_for": lambda index, label: ("no_money_lines",) if index < rounds else ()}
     with world(provider, tmp_path, rare=240, batch_turnaround=MINUTE, **no_money) as w:
@@ -443,7 +434,7 @@ def test_c24_answers_before_the_end_of_the_credit_are_kept(provider: str, tmp_pa
 
 
 def _without_credit(provider: str, raw: bytes) -> bytes:
-    """Return a line, one with an error of the service as one that was refused for lack of credit."""
+    """Turn the service error in a line into one for lack of credit."""
     line = json.loads(raw)
     match provider:
         case "openai" if line["response"]["status_code"] == 500:

@@ -55,7 +55,6 @@ def test_c19_a_file_that_never_appears_ends_with_a_clear_error(provider: str, tm
 
 
 def test_c19_a_file_that_is_not_listed_yet_is_uploaded_once(tmp_path: Path) -> None:
-    """It is shown from the third look on, and ready from the fifth."""
     with world("openai", tmp_path) as w:
 
         def alter(seen: Seen, reply: ServerReply) -> ServerReply:
@@ -80,8 +79,6 @@ def test_c19_a_file_that_is_not_listed_yet_is_uploaded_once(tmp_path: Path) -> N
 
 
 class Storage(ThreadingHTTPServer):
-    """Another server, which has the results; ``headers`` are those it was asked with."""
-
     daemon_threads = True
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ def test_b4_a_create_whose_answer_is_lost_is_sent_once_and_found(provider: str, 
 
 @pytest.mark.parametrize("framed", sampled(["length", "chunked"], keep=1))
 def test_b9_results_cut_anywhere_lose_no_item(provider: str, framed: str, tmp_path: Path) -> None:
-    """With a length the cut is an error; without one the end seems regular, and the missing ids show it."""
+    """With a Content-Length the cut is an error; without one, the missing ids show it."""
     with world(provider, tmp_path) as w:
         cuts: dict[str, bool] = {}
 
@@ -67,8 +67,8 @@ def test_b9_results_cut_anywhere_lose_no_item(provider: str, framed: str, tmp_pa
 
 @pytest.mark.full
 def test_b11_a_bomb_among_the_results_fills_no_memory(provider: str, tmp_path: Path) -> None:
-    """400 kB of gzip that are one line of 400 MB: 64 MB is the most of a line, which may be there twice while
-    it grows, and 20 MiB the allowance."""
+    """400 kB of gzip contain one line of 400 MB. A line may have 64 MB, which may exist twice while it grows;
+    20 MiB are allowed on top."""
     press = zlib.compressobj(6, wbits=31)
     parts = [press.compress(b'{"custom_id": "'), *(press.compress(b"x" * 1_000_000) for _ in range(400))]
     bomb = b"".join((*parts, press.compress(b'"}\n'), press.flush()))
@@ -138,7 +138,6 @@ def test_b13_a_page_to_sign_in_is_never_taken_for_the_provider(
 
 @pytest.mark.full
 def test_b15_only_downloads_follow_a_redirect_to_another_host(provider: str, tmp_path: Path) -> None:
-    """What the other host says is no list of results, so the next download is asked for at the service."""
     elsewhere = RawServer([says("{}")])
     try:
         with world(provider, tmp_path, batch_turnaround=MINUTE) as w:
@@ -194,8 +193,6 @@ def _most_within(calls: list[Seen], seconds: float) -> int:
 
 
 class _Growth:
-    """Watches by how many bytes this process grows."""
-
     def __enter__(self) -> _Growth:
         self._before, self.most = _resident(), 0
         self._over = threading.Event()

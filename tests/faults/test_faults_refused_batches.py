@@ -18,7 +18,6 @@ each_provider = pytest.mark.parametrize("provider", PROVIDERS)
 
 
 def creates(w: World) -> list[int]:
-    """Return the sizes of the batches whose creation the provider was asked for and did not refuse."""
     return [record.total for record in w.creates if record.outcome == "created"]
 
 
@@ -58,7 +57,6 @@ def test_c18_a_refused_line_is_found_at_any_place(bad: list[int], tmp_path: Path
 def test_c18_refused_lines_are_found_in_the_texts_of_many_servers(
     provider: str, wording: str, tmp_path: Path
 ) -> None:
-    """A create is refused once; the text names the requests at positions 2 and, for "lines", 4."""
     with world(provider, tmp_path) as w:
         refused: list[bytes] = []
 
@@ -77,7 +75,6 @@ def test_c18_refused_lines_are_found_in_the_texts_of_many_servers(
 
 
 def _ids(w: World, create: Seen) -> list[str]:
-    """Return the ids of the requests of a create, from its own body or the file uploaded before it."""
     if w.provider == "anthropic":
         return [each["custom_id"] for each in json.loads(create.body)["requests"]]
     upload = w.requests("upload")[-1].body
@@ -120,7 +117,6 @@ def test_c18_a_refused_model_is_not_the_fault_of_lines(tmp_path: Path) -> None:
 
 
 def test_c18_a_batch_failed_by_the_provider_is_created_again_twice(tmp_path: Path) -> None:
-    """Nothing of it was run; a refusal of the requests would come back sooner."""
     with world("openai", tmp_path, batch_turnaround=HOUR) as w:
         failed: set[str] = set()
 
@@ -166,7 +162,6 @@ def test_b12_a_batch_above_a_limit_is_halved_and_so_are_later_jobs(
 
 @each_provider
 def test_b12_a_413_of_a_gateway_is_a_limit_as_well(provider: str, tmp_path: Path) -> None:
-    """A page of nginx instead of an error of the provider's; the request was not passed on."""
     page = b"<html><head><title>413 Request Entity Too Large</title></head></html>"
     with world(provider, tmp_path) as w:
         stage = "create" if provider == "anthropic" else "upload"

@@ -37,7 +37,6 @@ def test_c18_a_create_is_repeated_without_a_rejected_parameter(tmp_path: Path) -
 
 
 def test_c18_lines_are_refused_for_one_parameter_after_another(tmp_path: Path) -> None:
-    """As many as a row has tries; refusals by name use up none of them, also where it runs out otherwise."""
     with world("openai", tmp_path, rejects=ALL) as w:
         client = w.process(seed=7, max_tokens=50)
         job = client.submit_batch(texts(5), schema=ANY_OBJECT)
@@ -78,7 +77,6 @@ def _refused(line: dict[str, Any]) -> bytes:
 
 
 def _refuse_creates(w: World, markers: tuple[str, ...]) -> None:
-    """Refuse a create by the name of the first parameter that its lines have, each as the server words it."""
     uploads: list[bytes] = []
 
     def meet(seen: Seen) -> object:

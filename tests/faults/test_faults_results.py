@@ -35,7 +35,6 @@ in_both_ways = pytest.mark.parametrize(
 def test_c5_exchanged_answers_are_reported_and_not_paid_again(
     provider: str, held: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Estimates fit here as well as they can, and 5 % of the answers are exchanged by the provider."""
     monkeypatch.setattr(collect, "MAX_BUFFERED_BYTES", held)
     rng = random.Random(5)
     prompts = [f"{number}: " + "lorem ipsum " * rng.randint(5, 900) for number in range(200)]
@@ -59,7 +58,7 @@ def test_c5_exchanged_answers_are_reported_and_not_paid_again(
 
 
 def test_c5_rows_in_another_script_are_not_paid_twice(provider: str, tmp_path: Path) -> None:
-    """A Japanese character is a token here, so that the counts of these rows are far from the others'."""
+    """The server counts each Japanese character as one token, far above the estimate."""
     english = [
         f"{number}: How was your stay at the hotel by the sea?" * (1 + number % 4) for number in range(40)
     ]
@@ -85,7 +84,6 @@ def test_c5_rows_in_another_script_are_not_paid_twice(provider: str, tmp_path: P
 
 
 def test_c5_a_few_requests_in_another_script_are_not_asked_for_again(provider: str, tmp_path: Path) -> None:
-    """Our estimates are off for them in another way than for the others, and their answers are their own."""
     prompts = [f"{number}: " + "lorem ipsum " * (5 + number) for number in range(40)]
     prompts += ["这个产品非常好，我会再买一次。" * 5, "😀🎉" * 20]
     with world(provider, tmp_path) as w:
@@ -107,7 +105,6 @@ def test_c8_results_in_any_order_find_their_requests(provider: str, tmp_path: Pa
 
 
 def test_c9_ids_that_are_only_late_are_waited_for_and_not_sent_again(provider: str, tmp_path: Path) -> None:
-    """The first download lacks half of the lines and seems whole; a few seconds later it is."""
     with world(provider, tmp_path) as w:
         fetched: list[float] = []
 
@@ -126,7 +123,7 @@ def test_c9_ids_that_are_only_late_are_waited_for_and_not_sent_again(provider: s
 def test_c9_results_deleted_while_they_are_read_are_downloaded_again(
     provider: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that takes the job over clears them under the eyes of one that was frozen."""
+    """A process that takes over the job deletes them while a frozen process reads them."""
     with world(provider, tmp_path) as w:
         usual, cleared = collect.store_results, []
 
@@ -163,7 +160,6 @@ def test_c9_ids_that_stay_away_are_sent_again_and_no_others(
 
 
 def test_c9_a_second_download_confirms_at_once_which_lines_are_missing(provider: str, tmp_path: Path) -> None:
-    """It comes two seconds after the first, and is as long. What has a line does not wait for it."""
     with world(provider, tmp_path, batch_line_fault_for=in_batch(0, "missing_lines", {3})) as w:
         fetched: list[float] = []
         answered: list[int] = []
@@ -186,7 +182,6 @@ def test_c9_a_second_download_confirms_at_once_which_lines_are_missing(provider:
 
 
 def test_c9_results_that_still_grow_are_fetched_until_they_are_whole(provider: str, tmp_path: Path) -> None:
-    """Each download ends with its last newline, and the next one brings more."""
     with world(provider, tmp_path) as w:
         fetched: list[float] = []
 
@@ -223,7 +218,6 @@ def test_c10_lines_of_other_jobs_are_not_delivered(provider: str, tmp_path: Path
         whole: dict[str, list[bytes]] = {}
 
         def exchange(seen: Seen, lines: list[bytes]) -> list[bytes]:
-            """Every download carries what was downloaded before, too, in front."""
             before = [line for path, known in whole.items() if path != seen.path for line in known]
             whole[seen.path] = lines
             return [*before, *lines]
@@ -264,7 +258,6 @@ def test_c11_of_two_answers_under_one_id_the_first_counts(
 
 @pytest.mark.full
 def test_c12_a_broken_line_hurts_no_other(provider: str, tmp_path: Path) -> None:
-    """Cut, or garbage, at the begin, in the middle and at the end."""
     torn = {0, 7, 8, 39}
     with world(provider, tmp_path, batch_line_fault_for=in_batch(0, "malformed_lines", torn)) as w:
         job = w.answered_job(texts(40))
@@ -291,7 +284,6 @@ def test_c12_nor_does_a_last_line_without_an_end(provider: str, tmp_path: Path) 
 def test_c13_a_batch_with_errors_only_or_with_both_is_read_in_full(
     provider: str, fault: str, share: float, tmp_path: Path
 ) -> None:
-    """What may pass is asked again in real time; what came is not paid for a second time."""
     with world(provider, tmp_path, batch_faults={fault: share}) as w:
         w.answered_job(texts(20))
         ran = [line for line in w.creates[0].lines.values() if line.billed]
@@ -352,7 +344,6 @@ def test_c13_no_count_is_too_absurd_to_go_on(provider: str, tmp_path: Path) -> N
 
 
 def test_c10_a_line_with_an_unknown_position_is_not_delivered(provider: str, tmp_path: Path) -> None:
-    """Right nonce, wrong position: behind the end, spelled otherwise, negative."""
     with world(provider, tmp_path) as w:
 
         def add(lines: list[bytes]) -> list[bytes]:

@@ -32,8 +32,6 @@ PROMPT = "CANARY what is the diagnosis of patient 4711 born on the first of May"
 
 
 class Sinks:
-    """Everything the library writes on, at its most talkative."""
-
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         self._stream = io.StringIO()
         self._caplog = caplog
@@ -51,7 +49,6 @@ class Sinks:
         logs.disable()
 
     def of(self, w: World, job: Job) -> Iterator[str]:
-        """Yield what can be read about a job, and about everything."""
         yield self._stream.getvalue()
         yield self._caplog.text
         yield from (str(warning.message) for warning in self._warnings or ())
@@ -67,7 +64,7 @@ class Sinks:
 
 
 def _echo(seen: Seen) -> str:
-    """Return a refusal's text with everything the request carried: its key, and its prompts."""
+    """Return the text of a refusal that repeats the key and the prompts of its request."""
     heard = [value for name, value in seen.head.headers.items() if "key" in name or name == "authorization"]
     return f"You sent {PROMPT!r} with {KEY} ({' '.join(heard)}), which is wrong: {seen.body[:3000]!r}"
 
@@ -80,7 +77,6 @@ def test_c26_a_refusal_that_repeats_key_and_prompt_is_told_without_them(
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Each status in turn, then for good: in no log, event, error, status, repr or output of the command."""
     with Sinks(caplog) as sinks, world(provider, tmp_path, batch_turnaround=MINUTE) as w:
         statuses = [500, 503, 429, 400] if what in ("upload", "list", "create") else [500, 503, 429, 400, 404]
 
@@ -112,7 +108,6 @@ def test_c26_a_refusal_that_repeats_key_and_prompt_is_told_without_them(
 def test_c26_a_refusal_loses_only_the_text_that_repeats_a_prompt(
     provider: str, prompt: str, told: str, tmp_path: Path
 ) -> None:
-    """The provider's words are left out; ours stay, unless they repeat the prompt themselves."""
     with world(provider, tmp_path, batch_turnaround=MINUTE) as w:
         w.service.meet = lambda seen: w.refusal(400, f"{prompt}: no") if seen.what == "create" else None
         job = w.process(batch_settle=MINUTE, batch_fallback="batch").submit_batch([prompt, f"{prompt} again"])
@@ -216,7 +211,6 @@ _PLAIN = re.compile(r"/[A-Za-z0-9_./:-]*")
 def test_c27_no_hostile_id_reaches_a_path_a_file_or_the_store(
     provider: str, what: str, tmp_path: Path
 ) -> None:
-    """Each of fourteen in turn instead of every id an answer holds; afterwards the provider is sane again."""
     with world(provider, tmp_path, rare=60, batch_turnaround=HOUR) as w:
         ids = list(HOSTILE)
 
@@ -248,7 +242,7 @@ def test_c27_no_hostile_id_reaches_a_path_a_file_or_the_store(
 
 
 def _replace_ids(found: Any, hostile: str) -> None:
-    """Put ``hostile`` in place of every id and name of a batch or file."""
+    """Replace every id and name of a batch or file by ``hostile``."""
     names = ("id", "name", "input_file_id", "output_file_id", "error_file_id", "results_url", "responsesFile")
     if isinstance(found, list):
         for each in found:

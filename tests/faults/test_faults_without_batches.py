@@ -20,7 +20,6 @@ PAGE = ServerReply(404, b"<html><title>404 Not Found</title></html>", content_ty
 
 
 def chosen_by_us(client: BatchingClient, prompts: list[str]) -> ResultList:
-    """Generate a list for which a batch is chosen."""
     assert client.plan(prompts, prefer="cost").route.by_batch
     return client.generate(prompts, prefer="cost")
 
@@ -116,7 +115,6 @@ def test_c18_batches_that_always_fail_are_replaced_by_real_time(provider: str, t
 def test_c16_a_batch_with_a_stuck_cancel_delays_nothing(
     provider: str, deadline: float | None, tmp_path: Path
 ) -> None:
-    """It ends half a day later, and what it has run is counted and overwrites nothing."""
     with world(
         provider, tmp_path, rare=240, batch_faults={"stuck": 1.0}, batch_cancel_seconds=12 * HOUR
     ) as w:
@@ -167,7 +165,6 @@ def test_c16_a_batch_that_never_ends_is_not_polled_forever(provider: str, tmp_pa
 def test_c25_a_list_that_keeps_going_sends_all_refused_rows(
     provider: str, durable: bool, tmp_path: Path
 ) -> None:
-    """Each row has the provider's own answer, and the job is not held."""
     with world(provider, tmp_path) as w:
         w.service.meet = lambda seen: w.refusal(403, f"denied, call {len(w.requests('ask'))}")
         client = w.process(flex=False, parallelism=2)
@@ -185,7 +182,6 @@ def test_c25_a_list_that_keeps_going_sends_all_refused_rows(
 
 @each_provider
 def test_c18_a_batch_that_refuses_all_requests_is_avoided(provider: str, tmp_path: Path) -> None:
-    """It may be the Batch API that does not take them. Where single requests are refused, they fail."""
     with world(provider, tmp_path, batch_faults={"item_invalid": 1.0}) as w:
         prompts = texts(12)
         assert [r.text for r in chosen_by_us(w.process(flex=False), prompts)] == w.right(prompts)

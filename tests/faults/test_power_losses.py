@@ -30,7 +30,6 @@ ROWS = 12
 
 @pytest.fixture
 def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LossyDisk]:
-    """The working folder, on a disk that loses what was not synced; the store is on another one."""
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -58,7 +57,7 @@ def rows(content: bytes) -> list[int]:
 def test_an_output_is_on_the_disk_before_the_store_forgets_its_answers(
     in_order: bool, names_kept: bool, outputs: LossyDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lines and its name, whether or not a copy in order took the place of the first file."""
+    """Its lines and its name, whether or not an ordered copy replaced the first file."""
     forget, append = StoredRows.forget, OutputFile.append
     survived: list[bytes] = []
 
@@ -81,7 +80,7 @@ def test_an_output_is_on_the_disk_before_the_store_forgets_its_answers(
 def test_no_half_of_an_ordered_copy_takes_the_place_of_an_output(
     names_kept: bool, outputs: LossyDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the swap and the sync at the end the old file is there, or the new one is whole."""
+    """Between the swap and the final sync, either the old or the complete new file exists."""
     sync, survived = OutputFile.sync, []
 
     def noted(self: OutputFile) -> None:
@@ -105,7 +104,6 @@ def test_no_half_of_an_ordered_copy_takes_the_place_of_an_output(
 def test_a_table_is_on_the_disk_before_the_store_forgets_its_answers(
     names_kept: bool, outputs: LossyDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And while its lines are removed: whatever is kept of that, one of them has every row."""
     forget, remove = StoredRows.forget, OutputFile.remove
     survived: list[bytes] = []
 
@@ -142,7 +140,6 @@ def test_files_on_their_way_are_on_the_disk_before_they_are_used(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An input that lost its end would be sent, and results that lost theirs would be asked for again."""
     disk = LossyDisk(tmp_path, monkeypatch)
     remote = Remote(clock)
     assert remote.api is not None
@@ -171,7 +168,7 @@ def test_files_on_their_way_are_on_the_disk_before_they_are_used(
 
 
 def test_the_folders_of_a_new_store_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLite syncs the folder of its file, and knows nothing of those above it."""
+    """SQLite syncs the folder of its file, but none above it."""
     disk = LossyDisk(tmp_path, monkeypatch)
     store = open_store(str(tmp_path / "state" / "smartbatch" / "jobs.db"))
     folder = tmp_path / "state" / "smartbatch"

@@ -61,18 +61,10 @@ PATIENCE = 40 * DAY
 
 @frozen
 class Seen:
-    """A request that reached the emulator.
-
-    Attributes:
-        at: virtual seconds.
-        what: ``upload``, ``create``, ``get``, ``list``, ``download``, ``cancel``, ``file``, or ``ask`` in
-            real time.
-    """
-
     head: Head
     body: bytes
-    at: float
-    what: str
+    at: float  # virtual seconds
+    what: str  # upload, create, get, list, download, cancel, file, or ask (in real time)
 
     @property
     def path(self) -> str:
@@ -84,12 +76,8 @@ Alter = Callable[[Seen, ServerReply], ServerReply]
 
 
 class TimedService(RequestHandler):
-    """The emulated service in virtual time; a test may answer instead of it, or change what it says.
-
-    Attributes:
-        seen: every request, in order.
-        meet: returns a reply instead of the service's, or ``None``.
-        alter: returns a reply, changed or not.
+    """The emulated service in virtual time; tests may replace its replies (``meet``) or change them
+    (``alter``).
     """
 
     def __init__(self, settings: EmulatorSettings, ledger: Ledger, clock: VirtualClock) -> None:
@@ -117,12 +105,8 @@ class TimedService(RequestHandler):
 class World:
     """One provider, one store, and the processes on it.
 
-    The thread of the test takes part in its time: it stands while the test works, and moves only while it
-    waits.
-
-    Attributes:
-        emu: the emulator; its ledger is the judge.
-        events: what observers of all clients heard.
+    The test's own thread takes part in virtual time, which stands still while the test works. The emulator's
+    ledger is the judge.
     """
 
     def __init__(self, provider: str, folder: Path, **settings: Any) -> None:
@@ -140,7 +124,6 @@ class World:
     # -- processes -------------------------------------------------------------------------------------------
 
     def process(self, **settings: Any) -> BatchingClient:
-        """Start a client on the store, as a process of its own would."""
         url = self.emu.base_url if self.provider == "openai" else self.emu.url
         options = {"api_key": settings.pop("api_key", KEY), "base_url": settings.pop("base_url", url)}
         named = settings.pop("model", self.model)
@@ -157,7 +140,6 @@ class World:
         return client
 
     def stop(self, client: BatchingClient) -> None:
-        """End a client; what it has not finished stays in the store."""
         self._clients.remove(client)
         client.stop()
 
@@ -169,19 +151,17 @@ class World:
     # -- time ------------------------------------------------------------------------------------------------
 
     def pass_time(self, seconds: float) -> None:
-        """Let exactly ``seconds`` pass."""
         self.clock.sleep(seconds)
 
     def wait(self, job: Job, timeout: float = PATIENCE) -> JobStatus:
         return job.wait(timeout)
 
     def results(self, job: Job) -> list[Result]:
-        """Wait for the end of a job and return its results."""
         self.wait(job)
         return list(job.results())
 
     def answered_job(self, prompts: Sequence[str], **settings: Any) -> Job:
-        """Submit a job to a process of its own, wait for its end, and check that every answer is right."""
+        """Submit a job to a new process, wait until it is done, and check every answer."""
         job = self.process(**settings).submit_batch(prompts)
         assert [result.text for result in self.results(job)] == self.right(prompts)
         return job
@@ -189,27 +169,22 @@ class World:
     # -- the judge -------------------------------------------------------------------------------------------
 
     def right(self, prompts: Sequence[str]) -> list[str]:
-        """Return the right answers."""
         return [answer_for(prompt, self.model, 7) for prompt in prompts]
 
     @property
     def creates(self) -> tuple[BatchRecord, ...]:
-        """Every create that reached the provider."""
         return self.emu.ledger.batches
 
     def requests(self, what: str) -> list[Seen]:
-        """Every request of a kind that reached the provider."""
         return [seen for seen in self.service.seen if seen.what == what]
 
     def rewrite_results(self, change: Callable[[list[bytes]], list[bytes]], *, tail: bytes = b"") -> None:
-        """Change the lines of all downloads of results; ``tail`` comes behind the last line."""
+        """Change the lines of all downloaded results, and append ``tail``."""
         self.rewrite_downloads(lambda seen, lines: change(lines), tail=tail)
 
     def rewrite_downloads(
         self, change: Callable[[Seen, list[bytes]], list[bytes]], *, tail: bytes = b""
     ) -> None:
-        """Change the lines of all downloads of results, each by what was asked for."""
-
         def alter(seen: Seen, reply: ServerReply) -> ServerReply:
             if seen.what != "download" or reply.status != 200:
                 return reply
@@ -220,8 +195,6 @@ class World:
         self.service.alter = alter
 
     def edit_json(self, what: Collection[str], edit: Callable[[Any], None]) -> None:
-        """Change in place what the provider says to some kinds of requests."""
-
         def alter(seen: Seen, reply: ServerReply) -> ServerReply:
             if seen.what not in what or reply.status != 200 or not isinstance(reply.body, bytes):
                 return reply
@@ -232,7 +205,6 @@ class World:
         self.service.alter = alter
 
     def answer_of(self, line: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the API's own answer inside a decoded line of results; ``None`` for a failed one."""
         match self.provider:
             case "openai":
                 return (line.get("response") or {}).get("body")
@@ -241,11 +213,10 @@ class World:
         return line.get("response")
 
     def id_of(self, line: dict[str, Any]) -> str:
-        """Return the id a decoded line of results carries."""
         return str(line["key" if self.provider == "gemini" else "custom_id"])
 
     def edit_answers(self, edit: Callable[[int, dict[str, Any]], None]) -> None:
-        """Change the answers inside lines of results: ``edit(position, answer)``; not others'."""
+        """Change the answers in result lines: ``edit(position, answer)``."""
 
         def change(lines: list[bytes]) -> list[bytes]:
             changed = []
@@ -270,7 +241,6 @@ class World:
         headers: Mapping[str, str] | None = None,
         code: str | None = None,
     ) -> ServerReply:
-        """Return a refusal in the provider's own words; only OpenAI's have a code."""
         match self.provider:
             case "openai":
                 body: dict[str, Any] = {
@@ -304,12 +274,10 @@ _GOOGLE = {
 
 @contextmanager
 def world(provider: str, folder: Path, *, rare: float = 12.0, **settings: Any) -> Iterator[World]:
-    """Make a world; everything in it is stopped at the end.
+    """Create a world, and stop everything in it at the end.
 
-    Args:
-        rare: how many times rarer than usual leases are renewed and the store is looked at. Over virtual days
-            that is all that costs real time.
-        settings: the emulator's.
+    ``rare`` is the factor by which leases are renewed and the store is checked less often than usual: over
+    virtual days, nothing else costs real time. ``settings`` are the emulator's.
     """
     spans = (
         (supervision, "LEASE_SECONDS"),
@@ -338,7 +306,7 @@ LineFault = Callable[[int, int, str | None], str | None]
 
 
 def in_batch(index: int, fault: str, positions: Collection[int] | None = None) -> LineFault:
-    """Return a hook that gives lines of one batch a fault: those at ``positions``, or all."""
+    """Return a hook that gives a fault to lines of one batch: those at ``positions``, or all."""
 
     def named(batch: int, position: int, custom_id: str | None) -> str | None:
         return fault if batch == index and (positions is None or position in positions) else None
@@ -347,7 +315,6 @@ def in_batch(index: int, fault: str, positions: Collection[int] | None = None) -
 
 
 def _what(head: Head) -> str:
-    """Tell what a request is about from its method and path."""
     path, method = head.path, head.method
     if "upload" in path or (path.endswith("/files") and method == "POST"):
         return "upload"

@@ -21,6 +21,7 @@ __all__ = ["bench"]  # a fixture
 PRELUDE = """
 import os, random, sys
 from smartbatch.jobs.records import *
+from smartbatch.jobs.shard_records import NewShard
 from smartbatch.jobs.records import LeaseLost
 from smartbatch.jobs.store import open_store
 

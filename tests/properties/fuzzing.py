@@ -23,21 +23,11 @@ Targets = Mapping[str, Callable[[], Target]]
 
 @frozen
 class Fuzzed:
-    """Figures of one parser.
-
-    Attributes:
-        inputs: how many were fed.
-        good: those that made sense; the others ended with the documented error.
-        slowest: CPU seconds of the slowest one.
-        cpu: CPU seconds of all, the making and the check of the inputs included.
-        grown: bytes by which the memory of the process grew at its peak.
-    """
-
-    inputs: int
-    good: int
-    slowest: float
-    cpu: float
-    grown: int
+    inputs: int  # how many were fed
+    good: int  # those that made sense; the others ended with the documented error
+    slowest: float  # CPU seconds of the slowest one
+    cpu: float  # CPU seconds of all, the making and the check of the inputs included
+    grown: int  # bytes by which the memory of the process grew at its peak
 
 
 def fuzz(name: str, made: Callable[[], Target], rounds: int, seed: int = SEED) -> Fuzzed:

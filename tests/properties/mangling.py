@@ -60,7 +60,6 @@ NOT_JSON = (b"", b" ", b"<html>", b"\xff\xfe", b"null", b"[]", b"{}", b"0", b'""
 
 
 def values(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the place of every value in ``tree``: its container and its key."""
     items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     for key, value in list(items):
         yield tree, key
@@ -68,7 +67,6 @@ def values(tree: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def spoiled(tree: Any, rng: random.Random) -> str:
-    """Return ``tree`` as JSON with some of its values replaced, removed, doubled, renamed or exchanged."""
     tree = copy.deepcopy(tree)
     odd: list[str] = []
     for _ in range(rng.choice((1, 1, 1, 2, 3, 5))):
@@ -95,7 +93,6 @@ def spoiled(tree: Any, rng: random.Random) -> str:
 
 
 def garbled(data: bytes, rng: random.Random) -> bytes:
-    """Return ``data`` cut, doubled, overwritten or with pieces gone, once or a few times."""
     for _ in range(rng.choice((1, 1, 2, 3))):
         at, to = sorted(rng.randrange(len(data) + 1) for _ in range(2))
         to = min(to, at + rng.choice((1, 5, 50, 5000)))
@@ -116,7 +113,6 @@ def garbled(data: bytes, rng: random.Random) -> bytes:
 
 
 def body(tree: Any, rng: random.Random) -> bytes:
-    """Return a spoiled body; one in four is garbled on its way as well, and some are no JSON at all."""
     if rng.random() < 0.02:
         return rng.choice(NOT_JSON)
     data = (spoiled(tree, rng) if rng.random() < 0.8 else json.dumps(tree)).encode("utf-8", "replace")
@@ -124,7 +120,6 @@ def body(tree: Any, rng: random.Random) -> bytes:
 
 
 def stream(trees: list[Any], rng: random.Random, *, named: bool = False, end: str | None = None) -> bytes:
-    """Return server-sent events with some of them spoiled, lost, doubled or exchanged."""
     trees = list(trees)
     for _ in range(rng.choice((0, 0, 1, 1, 2))):
         at = rng.randrange(len(trees))
@@ -153,7 +148,6 @@ def stream(trees: list[Any], rng: random.Random, *, named: bool = False, end: st
 
 
 def headers(names: tuple[str, ...], rng: random.Random) -> dict[str, str]:
-    """Return some of the headers, with values that are odd or cut and joined from odd ones."""
     found = {}
     for name in rng.sample(names, rng.randint(0, min(6, len(names)))):
         value = rng.choice(ODD_HEADERS)
@@ -165,8 +159,6 @@ def headers(names: tuple[str, ...], rng: random.Random) -> dict[str, str]:
 
 
 class Pieces:
-    """A live answer out of memory, in pieces of any size."""
-
     def __init__(self, data: bytes, rng: random.Random, status: int, headers: dict[str, str]) -> None:
         self.status = status
         self.headers = headers

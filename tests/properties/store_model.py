@@ -57,7 +57,6 @@ class Job:
         return [ix for ix, item in enumerate(self.items) if item.state is state]
 
     def end(self, ix: int, result: NewResult, at: float) -> str:
-        """Give an item a result; return ``final``, ``doubled`` or nothing."""
         item = self.items[ix]
         if item.result is not None:
             return "" if item.result.digest == result.digest else "doubled"

@@ -46,8 +46,6 @@ REQUEST = Request(PROMPT)
 
 
 class Wire:
-    """A socket that hands out what was sent in pieces."""
-
     def __init__(self, sent: bytes, size: int = 1 << 16) -> None:
         self._sent, self._at, self._size = sent, 0, size
 
@@ -58,14 +56,11 @@ class Wire:
 
 
 def body_of(chunks: bytes, size: int = 1 << 16) -> bytes:
-    """The body of an answer that comes in chunks."""
     response = IncomingResponse(Wire(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks, size))
     return joined(decoded(iter(response.piece, b""), response.headers, 1 << 26))
 
 
 class Live:
-    """An answer that comes piece by piece."""
-
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self.status, self.headers, self._pieces = 200, {"content-type": "text/event-stream"}, pieces
 
@@ -78,7 +73,6 @@ class Live:
 
 
 def streamed(*contents: str) -> str:
-    """The text of a streamed chat, or what its error says."""
     pieces = (f'data: {{"choices": [{{"index": 0, {content}}}]}}\n\n'.encode() for content in contents)
     stream: Any = EventStream(lambda *_: Live(pieces), ChatReader(OPENAI), REQUEST, 60.0)  # type: ignore[arg-type, return-value]
     try:
@@ -102,7 +96,6 @@ def cut(pieces: Iterable[bytes]) -> int:
 
 
 def chunked(data: bytes) -> tuple[bytes, bytes] | None:
-    """The body of a request to the emulator."""
     head = parse_head(b"POST /v1/x HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
     reader = ChunkedBody(head, 1 << 26)
     return next(filter(None, (reader.feed(data[at : at + 65536]) for at in range(0, len(data), 65536))), None)
@@ -166,7 +159,6 @@ READERS: Mapping[str, Callable[[int], object]] = {
 
 
 def seconds(work: Callable[[int], object], size: int) -> float:
-    """The least CPU time of a few tries: others may be using the machine."""
     times = []
     for _ in range(3):
         began = time.process_time()
@@ -177,7 +169,6 @@ def seconds(work: Callable[[int], object], size: int) -> float:
 
 @pytest.mark.parametrize("name", READERS)
 def test_ten_times_the_input_takes_some_ten_times_as_long(name: str) -> None:
-    """And not a hundred times."""
     work = READERS[name]
     work(100)
     small, large = seconds(work, 2_000), seconds(work, 20_000)
@@ -185,7 +176,6 @@ def test_ten_times_the_input_takes_some_ten_times_as_long(name: str) -> None:
 
 
 def peak(work: Callable[[], object]) -> int:
-    """The bytes that it took at most."""
     tracemalloc.start()
     try:
         work()
@@ -208,7 +198,6 @@ def peak(work: Callable[[], object]) -> int:
     ],
 )
 def test_tiny_pieces_take_no_more_memory_than_large_ones(work: Callable[[int], object], a_byte: int) -> None:
-    """Next to the bytes themselves: a list of the pieces would take fifty for each."""
     work(10)
     assert peak(lambda: work(50_000)) - peak(lambda: work(5_000)) < 45_000 * 3 * a_byte
 
@@ -219,7 +208,6 @@ def nested(levels: int) -> bytes:
 
 @pytest.mark.parametrize("levels", [MAX_DEPTH, MAX_DEPTH + 1, 10 * MAX_DEPTH, 100 * MAX_DEPTH])
 def test_an_answer_has_a_depth_that_all_that_follows_can_bear(levels: int) -> None:
-    """It is copied, compared and written level by level; deeper ones are refused when they are read."""
     answer = b'{"id": "x", "choices": [], "odd": %b}' % nested(levels - 1)
     reply = Reply(200, {}, answer)
     if levels <= MAX_DEPTH:
@@ -238,7 +226,6 @@ def test_an_answer_has_a_depth_that_all_that_follows_can_bear(levels: int) -> No
 def test_values_that_take_far_more_memory_than_their_text_are_refused(
     value: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A few bytes of compressed text would be gigabytes; the numbers of vectors may be as many as fit."""
     monkeypatch.setattr(content, "_MAX_VALUES", 40_000)
     values = b",".join([value] * 50_000)
     assert peak(lambda: refused_as_too_many(b"[" + values + b"]")) < 4 * len(values)
@@ -251,7 +238,6 @@ def refused_as_too_many(text: bytes) -> None:
 
 
 def test_compressed_bytes_count_as_well() -> None:
-    """Members of gzip without content would be read without an end."""
     empty = gzip.compress(b"", 1)
     with pytest.raises(ProviderError, match="larger than max_body=10000"):
         joined(decoded([empty] * 1_000, {"content-encoding": "gzip"}, 10_000))
@@ -259,7 +245,6 @@ def test_compressed_bytes_count_as_well() -> None:
 
 
 def test_remarks_in_chunks_are_bounded() -> None:
-    """They would be read without an end, as they are no part of the body."""
     assert body_of(b"1;remark=1\r\na\r\n" * 10 + b"0\r\n\r\n") == b"a" * 10
     with pytest.raises(HTTPException):
         body_of((b"1;" + b"x" * 1_000 + b"\r\na\r\n") * 100 + b"0\r\n\r\n")
@@ -267,7 +252,6 @@ def test_remarks_in_chunks_are_bounded() -> None:
 
 @pytest.mark.parametrize("errors", [OPENAI, ANTHROPIC, GEMINI])
 def test_a_reason_is_compared_with_a_long_prompt_in_no_time(errors: ErrorReader) -> None:
-    """Each piece of one is looked for in the other, so the reason is cut first."""
     long = Request("abcdefghi " * 100_000)
     body = json.dumps(
         {"error": {"message": "unsupported parameter: 'seed' " + "zyxwvutsrq " * 50_000}}
@@ -286,7 +270,6 @@ def test_requests_to_the_emulator_are_bounded() -> None:
 
 
 def queried(query: str) -> Mapping[str, list[str]]:
-    """The parameters of a request to the emulator, if there are not too many."""
     try:
         return parse_head(f"GET /v1/batches?{query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()).parameters
     except BadRequest as error:

@@ -36,7 +36,6 @@ priors = st.builds(
 def test_forecasts_are_a_distribution_whatever_was_seen(
     prior: Prior, seen: list[Observation], size: int
 ) -> None:
-    """Clocks that go back and sizes of 0 included."""
     forecaster = Forecaster(prior, remember=40)
     for one in seen:
         moved = forecaster.observe(one)
@@ -56,7 +55,6 @@ def test_forecasts_are_a_distribution_whatever_was_seen(
 @pytest.mark.full
 @given(priors, sights)
 def test_what_it_kept_makes_the_same_forecaster(prior: Prior, seen: list[Observation]) -> None:
-    """So it needs no other state in the store."""
     first = Forecaster(prior)
     for one in seen:
         first.observe(one)

@@ -128,7 +128,6 @@ def check_limits(limits: object) -> None:
 
 
 def outcome(call: Callable[[], Any]) -> bool:
-    """Make a call and check what comes back; True for answers."""
     try:
         found = call()
     except ProviderError as error:
@@ -143,8 +142,6 @@ def outcome(call: Callable[[], Any]) -> bool:
 
 
 class Wire:
-    """Stands in for the transport, and for the SDKs: answers as the random source says."""
-
     def __init__(self) -> None:
         self.reply = Reply(200, {}, b"")
 
@@ -212,7 +209,6 @@ def live(data: bytes, rng: random.Random) -> Pieces:
 
 
 def reading(made: Any) -> Answer:
-    """Read a stream to its end; its pieces are its text."""
     text = "".join(made)
     text.encode()
     assert (made.answer.text or "") == text
@@ -354,7 +350,6 @@ TARGETS: Targets = {
 @pytest.mark.full
 @pytest.mark.parametrize("name", sampled(TARGETS, keep=2))
 def test_what_servers_may_send_is_an_answer_or_an_error(name: str) -> None:
-    """Some thousand of each kind, and of them enough that still make sense, and enough that do not."""
     good = fuzz(name, TARGETS[name], DEFAULT).good
     if "errors" not in name:
         assert DEFAULT * 0.05 < good < DEFAULT * 0.99, (
@@ -375,7 +370,6 @@ PIECES = (
     "before", sampled(["", "['", '{"k": "', '{"answers": [{"id": "abcdefgh", "answer": "'])
 )
 def test_long_and_hostile_texts_end(before: str) -> None:
-    """A hundred thousand letters of anything keep no worker: nothing grows with their square."""
     packed = Packed(REQUEST, ("abcdefgh", "ijklmnop"), ("qrstuv", "wxyz23"))
     for piece in PIECES:
         text = before + piece * (100_000 // len(piece))
@@ -393,5 +387,4 @@ def test_long_and_hostile_texts_end(before: str) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_hundred_thousand_of_each(name: str) -> None:
-    """The same, for long."""
     fuzz(name, TARGETS[name], SOAK)

@@ -68,7 +68,6 @@ NONCE = "0123456789ABCDEFGHabcd"
 
 
 def _wrapped(named: str, answers: list[Any], wrap: Callable[[Any], Any]) -> list[Any]:
-    """Return lines of results, each with an id that was sent."""
     return [{named: wire_id(NONCE, at), **wrap(answer)} for at, answer in enumerate(answers)]
 
 
@@ -148,7 +147,6 @@ def line_reader(made: Callable[[], BatchApi], trees: list[Any], kind: Kind = Kin
 
 
 def pieces_of_lines(rng: random.Random) -> bool:
-    """However a download is cut, its lines are the same; one that is too long is told, not kept."""
     lines = [rng.randbytes(rng.choice((0, 1, 5, 40, 300))).replace(b"\n", b"\r") for _ in range(9)]
     data = rng.choice((b"", b"\xef\xbb\xbf")) + b"\n".join(lines)
     pieces, at = [], 0
@@ -225,8 +223,6 @@ def batch_reader(made: Callable[[], BatchApi], tree: Mapping[str, Any], listed: 
 
 
 class _Asked:
-    """Stands in for a session or an SDK: whatever is asked, the answer is the wire's."""
-
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
@@ -320,7 +316,6 @@ DEEP = "[" * 900 + "]" * 900
 
 @pytest.mark.parametrize("form", [f'{{"v":{DEEP}}}', '{"v":"3"}', '{"v":null}', f'{{"v":{"[" * 90_000}'])
 def test_a_row_whose_version_is_no_number_is_damaged(form: str) -> None:
-    """However deep the stack is: a short form of what was found may be too deep to show."""
     for read in (
         lambda data: decode_result(data, request_id="q"),
         decode_params,
@@ -341,8 +336,6 @@ def test_parts_of_rows_that_are_damaged_are_told(kept: str) -> None:
 
 @frozen
 class Odd:
-    """A record of one column."""
-
     value: tuple[Any, ...]
 
 
@@ -472,7 +465,6 @@ def row_reader(format: str) -> Target:
 
 
 def compressed(rng: random.Random) -> bool:
-    """A stream that says it is compressed, and breaks off, names itself in its error."""
     data = garbled(gzip.compress(b"one\ntwo\n" * 50), rng)
     with tempfile.NamedTemporaryFile(suffix=".txt.gz") as file:
         file.write(data)
@@ -562,12 +554,10 @@ TARGETS: Targets = {
 
 @pytest.mark.parametrize("name", sampled(TARGETS, keep=4))
 def test_what_files_may_hold_is_read_or_refused(name: str) -> None:
-    """Of some inputs each parser makes sense, and of others not."""
     assert 0 < fuzz(name, TARGETS[name], DEFAULT).good < DEFAULT
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_hundred_thousand_of_each(name: str) -> None:
-    """The same, for long."""
     fuzz(name, TARGETS[name], SOAK)

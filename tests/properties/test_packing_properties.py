@@ -42,7 +42,6 @@ def packed_of(prompts: list[str], seed: int) -> Packed:
 
 
 def replies(packed: Packed, answers: list[str]) -> list[dict[str, str]]:
-    """Items with given answers, as a model would write them."""
     return [
         {"id": id_, "answer": f"{check} {answer} {check}"}
         for id_, check, answer in zip(packed.ids, packed.checks, answers, strict=True)
@@ -54,7 +53,6 @@ def replies(packed: Packed, answers: list[str]) -> list[dict[str, str]]:
 def test_any_prompts_and_answers_in_any_order(
     pairs: list[tuple[str, str]], seed: int, rng: random.Random
 ) -> None:
-    """Each answer comes back with its prompt, whole, whatever both of them contain."""
     packed = packed_of([prompt for prompt, _ in pairs], seed)
     items = replies(packed, [answer for _, answer in pairs])
     rng.shuffle(items)
@@ -65,7 +63,6 @@ def test_any_prompts_and_answers_in_any_order(
 def test_no_damage_puts_an_answer_on_another_prompt(
     prompts: list[str], seed: int, damage: str, rng: random.Random
 ) -> None:
-    """Each answer is made of a letter of its own; what comes back holds no other's."""
     packed = packed_of(prompts, seed)
     letters = [chr(0x4E00 + i) for i in range(len(prompts))]
     items = replies(packed, [letter * 5 for letter in letters])
@@ -77,7 +74,6 @@ def test_no_damage_puts_an_answer_on_another_prompt(
 def test_shares_add_up_and_are_sound(
     fresh: int, cached: int, spoken: int, thought: int, weights: list[int]
 ) -> None:
-    """To the token; no share has more cached tokens than input, and none is off by 2 or more."""
     usage = Usage(fresh + cached, spoken + thought, cached, thought)
     parts = split_usage(usage, weights, weights)
     assert sum(parts, Usage()) == usage
@@ -93,7 +89,6 @@ def test_shares_add_up_and_are_sound(
     objects, st.sampled_from(["{}", "```json\n{}\n```", "Sure!\n```\n{}\n```\nBye.", "So: {} – that is it."])
 )
 def test_an_object_is_found_in_its_wrapping(value: Any, wrapping: str) -> None:
-    """Whatever strings it holds: fences, brackets and quotes among them."""
     text = json.dumps(value, ensure_ascii=False)
     if "```" in text:
         wrapping = "{}"
@@ -103,7 +98,6 @@ def test_an_object_is_found_in_its_wrapping(value: Any, wrapping: str) -> None:
 @pytest.mark.full
 @given(objects, st.data())
 def test_a_cut_object_is_never_completed(value: Any, data: st.DataObject) -> None:
-    """Half an answer is no answer."""
     text = json.dumps(value)
     cut = text[: data.draw(st.integers(0, len(text) - 1))]
     try:
@@ -116,14 +110,12 @@ def test_a_cut_object_is_never_completed(value: Any, data: st.DataObject) -> Non
 @pytest.mark.full
 @given(values, texts)
 def test_a_verdict_is_a_verdict(schema_like: Any, text: str) -> None:
-    """No answer and no schema makes the check raise."""
     schema = {"type": "object", "properties": {"a": schema_like if isinstance(schema_like, dict) else {}}}
     for answer in (text, json.dumps({"a": schema_like})):
         assert isinstance(check_answer(*schema_of(schema), answer, "stop"), Parsed | Problem)
 
 
 def mutated(text: str, rng: random.Random) -> str:
-    """Cut, repeat, or overwrite pieces."""
     for _ in range(1 + rng.randrange(3)):
         a, b = sorted((rng.randrange(len(text) + 1), rng.randrange(len(text) + 1)))
         kind = rng.randrange(4)
@@ -140,7 +132,6 @@ def mutated(text: str, rng: random.Random) -> str:
 
 @pytest.mark.full
 def test_mutated_replies_raise_nothing_and_mix_nothing_up() -> None:
-    """Packs and JSON answers alike; an answer that is found whole is the right one."""
     rng = random.Random(7)
     packs = []
     for seed in range(20):

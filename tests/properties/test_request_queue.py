@@ -29,8 +29,6 @@ COST = 2.0
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """Requests come, join, start, go again, end, are cancelled and run out of time, in any order."""
-
     futures: Bundle[ResultFuture] = Bundle("futures")
 
     def __init__(self) -> None:
@@ -62,7 +60,6 @@ class QueueMachine(RuleBasedStateMachine):
         listed=st.booleans(),
     )
     def submit(self, question: int, priority: Priority, timeout: float | None, listed: bool) -> Any:
-        """A request comes, of a list with a budget or not; five questions make identical ones likely."""
         future = ResultFuture(lambda work: work(), self.note_cancel)
         request = Request(f"question {question}", priority=priority, timeout=timeout)
         submission = Submission(
@@ -88,7 +85,6 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 4))
     def start(self, count: int) -> None:
-        """A worker takes what is most urgent."""
         with self.queue.monitor:
             self.lane_queue.promote(self.now)
             keys = []
@@ -103,7 +99,6 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def look(self) -> None:
-        """A worker takes tickets out and, held by a gate, puts them back where they were."""
         with self.queue.monitor:
             self.lane_queue.promote(self.now)
             out = [ticket for ticket in (self.lane_queue.pop(), self.lane_queue.pop()) if ticket is not None]
@@ -113,7 +108,6 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def reserve(self) -> None:
-        """A call of the list takes what there is of its budget, but for a request's."""
         left = self.budget.left
         assert left is not None
         self.holds.append(self.budget.reserve(max(0.0, left - COST / 2)))
@@ -121,13 +115,11 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.holds)
     @rule(which=st.integers(0, 99), cost=st.sampled_from([0.0, COST / 4]))
     def settle_call(self, which: int, cost: float) -> None:
-        """A call of the list has ended."""
         hold = self.holds.pop(which % len(self.holds))
         self.budget.settle(hold, min(cost, hold.usd))
 
     @rule()
     def look_for_money(self) -> None:
-        """A worker sets aside what its list cannot pay now, and what is left is in the order of service."""
         with self.queue.monitor:
             self.lane_queue.promote_funded()
             keys = []
@@ -141,7 +133,6 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.started)
     @rule(which=st.integers(0, 99), delay=st.floats(0.0, 5.0))
     def again(self, which: int, delay: float) -> None:
-        """A call failed and its request waits for the next try."""
         ticket = self.started.pop(which % len(self.started))
         if ticket.state is TicketState.IN_FLIGHT:
             with self.queue.monitor:
@@ -150,7 +141,6 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.started)
     @rule(which=st.integers(0, 99), ok=st.booleans())
     def end(self, which: int, ok: bool) -> None:
-        """A call came back."""
         ticket = self.started.pop(which % len(self.started))
         if ticket.state is TicketState.IN_FLIGHT:
             with self.queue.monitor:
@@ -160,7 +150,6 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.lane_queue.waiting)
     @rule()
     def fail_waiting(self) -> None:
-        """The head is failed while it waits: a budget is used up, a key is wrong."""
         with self.queue.monitor:
             head = self.lane_queue.head()
             waiters = [] if head is None else self.queue.end_locked(head, ok=False)
@@ -168,24 +157,20 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(future=consumes(futures))
     def cancel(self, future: ResultFuture) -> None:
-        """A caller cancels its future."""
         future.cancel()
 
     @rule(future=consumes(futures))
     def cancel_half_way(self, future: ResultFuture) -> None:
-        """The future is cancelled; the canceller has not yet got to tell the queue."""
         if Future.cancel(future):
             self.half_way.append(future)
 
     @precondition(lambda self: self.half_way)
     @rule(which=st.integers(0, 99))
     def finish_cancelling(self, which: int) -> None:
-        """The canceller gets there at last; the queue may have met the future meanwhile."""
         self.half_way.pop(which % len(self.half_way)).cancel()
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 4.0]))
     def time_passes(self, seconds: float) -> None:
-        """What is late is taken out."""
         self.now += seconds
         with self.queue.monitor:
             late = self.queue.expired_locked(self.now)
@@ -196,7 +181,6 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_counts_balance(self) -> None:
-        """submitted = waiting + in flight + succeeded + failed + cancelled, each of them 0 or more."""
         counts = self.queue.counts
         assert counts.balanced()
         assert counts.submitted == len(self.waiters)
@@ -206,7 +190,6 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_counts_are_those_of_the_tickets(self) -> None:
-        """What is counted is what is there."""
         live = list(self.queue.live)
         waiting = sum(len(ticket.waiters) for ticket in live if ticket.state is TicketState.WAITING)
         in_flight = sum(len(ticket.waiters) for ticket in live if ticket.state is TicketState.IN_FLIGHT)
@@ -215,7 +198,6 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_lane_holds_each_waiting_ticket_once(self) -> None:
-        """Its count is that of the tickets that wait for service, and its head the most urgent of them."""
         ready = [
             ticket for ticket in self.queue.live if ticket.state is TicketState.WAITING and not ticket.paused
         ]
@@ -228,13 +210,11 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def each_waiter_ends_once(self) -> None:
-        """No future is settled twice or cancelled twice, and none is both."""
         assert all(count == 1 for count in self.told.values())
         assert all(count == 1 for count in self.ends.values())
         assert not any(waiter.future.cancelled() and self.ends[waiter.request_id] for waiter in self.waiters)
 
     def teardown(self) -> None:
-        """In the end everything ends, and nothing is left."""
         for future in self.half_way:
             future.cancel()
         for ticket in list(self.queue.live):
@@ -253,13 +233,11 @@ class QueueMachine(RuleBasedStateMachine):
     # -- helpers -----------------------------------------------------------------------------------------
 
     def settle(self, waiters: list[Waiter]) -> None:
-        """Do what follows the lock."""
         for waiter in waiters:
             self.ends[waiter.request_id] += 1
             waiter.future.settle(Result(waiter.request_id, text="fine"))
 
     def note_cancel(self, future: ResultFuture) -> None:
-        """Do what the engine does when a future is cancelled."""
         waiter = future.waiter
         if waiter is None:
             return

@@ -45,8 +45,6 @@ class Level(enum.IntEnum):
 
 
 class Node(pydantic.BaseModel):
-    """Recursive, with and without a way around it."""
-
     value: int
     next: Node | None = pydantic.Field(None, description="what follows")
     children: list[Node]
@@ -109,7 +107,6 @@ def name() -> str:
 
 
 def model(fields: dict[str, Any]) -> Any:
-    """A model whose last field may be left out."""
     given = {field: (kind, ...) for field, kind in fields.items()}
     return pydantic.create_model(name(), **given, note=(str, "none"), count=(int | None, None))
 
@@ -186,7 +183,6 @@ def test_a_thousand_types_are_taken(client: BatchingClient, kind: Any) -> None:
 @settings(max_examples=150, deadline=None)
 @given(types)
 def test_no_dialect_breaks_the_rules_of_its_service(kind: Any) -> None:
-    """Without the network: what is sent is what the documentation takes."""
     schema, _ = schema_of(kind)
     sent = openai.sent_schema(schema)
     assert openai_flaw(sent.schema, strict=sent.strict) is None

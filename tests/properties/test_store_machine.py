@@ -75,8 +75,6 @@ picks = st.integers(0, 2**32)
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """The verbs of a store; subclasses name its kind."""
-
     kind = "sqlite"
     address = ""
 
@@ -113,7 +111,6 @@ class StoreMachine(RuleBasedStateMachine):
     def owned(
         self, pick: int, wanted: Callable[[Job], Any] = lambda job: True
     ) -> tuple[Job, SqlStore, JobLease] | None:
-        """One of the jobs that have an owner, with its store and lease."""
         found = [job for job in self.jobs.values() if job.owner is not None and job.alive and wanted(job)]
         if not found:
             return None
@@ -151,7 +148,6 @@ class StoreMachine(RuleBasedStateMachine):
         pick=picks,
     )
     def incident(self, what: str, who: int, pick: int) -> None:
-        """Something that does not lead a job on; all together they are as likely as one step that does."""
         getattr(self, what)(who, pick)
 
     @precondition(lambda self: self.owned(0))
@@ -165,7 +161,6 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.owned(0))
     @rule(seed=st.integers(0, 2**32))
     def work(self, seed: int) -> None:
-        """Steps that lead jobs on, several at once: deaths and thefts are rarer than they."""
         self.rng.seed(seed)
         verbs = (self.plan, self.expedite, self.advance, self.ingest, self.ingest, self.settle, self.answer)
         for _ in range(6):
@@ -198,8 +193,6 @@ class StoreMachine(RuleBasedStateMachine):
             self.keys[key] = new.id
 
     def accept_breaks_off(self, who: int, pick: int) -> None:
-        """The input raises, or the process is killed while it is read: nothing is there."""
-
         def items() -> Any:
             yield from new_items(pick % 11)
             raise ZeroDivisionError
@@ -271,7 +264,6 @@ class StoreMachine(RuleBasedStateMachine):
                     job.finished_at = None  # by the store's clock
 
     def renew_all(self) -> None:
-        """Make every lease run again, so that only a step that ends them ends them."""
         for who, store in enumerate(self.stores):
             mine = [JobLease(j.id, j.epoch) for j in self.jobs.values() if j.owner == who and j.alive]
             assert {lease.job_id for lease in store.leases.renew(mine, 1e6)} == {
@@ -292,7 +284,6 @@ class StoreMachine(RuleBasedStateMachine):
                 job.alive = False
 
     def die_in_the_middle_of_a_write(self, who: int, pick: int) -> None:
-        """Half of a transaction was sent when the process ended: nothing of it is there."""
         statements = (
             "UPDATE item SET state = 4",
             "UPDATE shard SET state = 'dead'",
@@ -377,7 +368,6 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.owned_shard(0, is_on_its_way))
     @rule(pick=picks)
     def expedite(self, pick: int) -> None:
-        """A shard takes the straight road to its results."""
         found = self.owned_shard(pick, is_on_its_way)
         if found is None:
             return
@@ -392,7 +382,6 @@ class StoreMachine(RuleBasedStateMachine):
                 shard.row = store.shards.advance(lease, shard.row, to)
 
     def come_second(self, pick: int) -> None:
-        """A step from a state the shard has left is refused."""
         found = self.owned_shard(pick, has_moved)
         if found is not None:
             _, store, lease, shard = found
@@ -432,7 +421,6 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.owned_shard(0, takes_results))
     @rule(pick=picks)
     def ingest(self, pick: int) -> None:
-        """Lines in any order, some missing, some twice, some of items that are elsewhere by now."""
         found = self.owned_shard(pick, is_ingesting if self.rng.random() < 0.8 else takes_results)
         found = found or self.owned_shard(pick, takes_results)
         if found is None:

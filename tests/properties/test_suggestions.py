@@ -24,8 +24,6 @@ KNOWN += ["model", "stream", "messages", "input", "n", "user", "reasoning_effort
 
 
 def misspelt(words: list[str]) -> st.SearchStrategy[str]:
-    """Words with one letter more, less or changed."""
-
     def change(word: str, at: int, letter: str, kind: str) -> str:
         at %= len(word)
         end = {"more": at, "less": at + 1, "other": at + 1}[kind]
@@ -39,7 +37,6 @@ def misspelt(words: list[str]) -> st.SearchStrategy[str]:
 
 @given(misspelt(KNOWN), st.sampled_from([ListParams, RequestParams]))
 def test_each_hint_about_a_keyword_is_accepted(name: str, kind: Any) -> None:
-    """In ``client.generate`` and ``client.submit``."""
     known = kind.__optional_keys__
     if name in known:
         return

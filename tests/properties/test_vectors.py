@@ -28,7 +28,6 @@ def wire(numbers: array[float], as_base64: bool) -> str | list[float]:
 @pytest.mark.full
 @given(st.data())
 def test_each_vector_finds_its_text_in_any_order(data: st.DataObject) -> None:
-    """The answer is shuffled, and written as base64 or as numbers, vector by vector."""
     vectors = data.draw(st.lists(st.lists(floats, min_size=3, max_size=3), min_size=1, max_size=20))
     wanted = [array("f", each) for each in vectors]
     items = [
@@ -59,7 +58,6 @@ def test_each_vector_finds_its_text_in_any_order(data: st.DataObject) -> None:
     )
 )
 def test_any_broken_answer_is_an_error_or_right(items: list[dict[str, Any]]) -> None:
-    """Missing, doubled, foreign, empty, not finite: an error says so, and no vector is in a wrong place."""
     requests = [Request(f"text {index}") for index in range(3)]
     try:
         answers = read_embeddings({"data": items}, REPLY, requests)
@@ -74,7 +72,6 @@ def test_any_broken_answer_is_an_error_or_right(items: list[dict[str, Any]]) -> 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_number_that_is_not_finite_is_refused(bad: float) -> None:
-    """As base64 and as a list."""
     for as_base64 in (True, False):
         with pytest.raises(ProviderError, match="not finite"):
             vector(wire(array("f", [1.0, bad]), as_base64), 2)
@@ -82,7 +79,6 @@ def test_a_number_that_is_not_finite_is_refused(bad: float) -> None:
 
 @given(st.integers(0, 10**9), st.lists(st.integers(0, 10**6), min_size=1, max_size=50))
 def test_shares_add_up_and_follow_the_weights(total: int, weights: list[int]) -> None:
-    """Nothing is lost in rounding, and no share is more than one off its exact part."""
     parts = shares(total, weights)
     assert sum(parts) == total
     whole = sum(weights)

@@ -26,7 +26,6 @@ OWN_CLOCK = "own clock"
 
 
 def break_rule(name: str | None) -> None:
-    """Break a rule in this process, for good."""
     match name:
         case "no fence, settle 0":
             recover._can_fence = lambda step, shard: False

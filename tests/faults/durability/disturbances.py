@@ -34,45 +34,23 @@ __all__ = ["MIXES", "Disturber", "Mix", "Stage"]
 
 @frozen(kw_only=True)
 class Stage:
-    """Where the workers of a mix are, and how they are run.
-
-    Attributes:
-        url: the address the workers take for the emulator's.
-        store: the place of their store.
-        outputs: the folder of their outputs.
-        clock: a file with the seconds that their wall clock is ahead.
-        commands: how many jobs of a hundred are ``smartbatch run`` with an output.
-        may_fail: a worker may end with an error of the store or of its output, and is started again.
-    """
-
-    url: str
-    store: str
-    outputs: Path
-    clock: str | None = None
-    commands: int = 0
+    url: str  # the address the workers take for the emulator's
+    store: str  # the place of their store
+    outputs: Path  # the folder of their outputs
+    clock: str | None = None  # a file with the seconds that their wall clock is ahead
+    commands: int = 0  # how many jobs of a hundred are smartbatch run with an output
+    # a worker may end with an error of the store or of its output, and is started again
     may_fail: bool = False
 
 
 class Mix(Protocol):
-    """One kind of disturbance.
+    stage: Stage  # where the workers of this mix are
 
-    Attributes:
-        stage: where the workers of this mix are.
-    """
+    def begin(self, rng: Random, output: Path, pid: int) -> bool: ...
 
-    stage: Stage
+    def end(self) -> None: ...
 
-    def begin(self, rng: Random, output: Path, pid: int) -> bool:
-        """Disturb; return whether anything was done."""
-        ...
-
-    def end(self) -> None:
-        """End it; called after each :meth:`begin`."""
-        ...
-
-    def close(self) -> None:
-        """Give back what it took."""
-        ...
+    def close(self) -> None: ...
 
 
 @define(eq=False)
@@ -101,11 +79,9 @@ class Disturber:
         self._thread.start()
 
     def touched_since(self, moment: float) -> bool:
-        """Whether there was a disturbance after ``moment``, monotonic seconds."""
         return self._busy or self._last >= moment
 
     def stop(self) -> None:
-        """End the disturbance there is, and begin no other. May be called twice."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
@@ -123,7 +99,6 @@ class Disturber:
                 self._busy = False
 
     def _length(self) -> float:
-        """Return how long it lasts: mostly a moment, sometimes longer than writes wait."""
         chance = self.rng.random()
         longest = 0.3 if chance < 0.6 else 1.5 if chance < 0.95 else 5.0
         return self.rng.uniform(0.02, longest)
@@ -154,7 +129,6 @@ def _cut(path: Path, rng: Random) -> None:
 
 
 def _save(path: Path, rng: Random) -> None:
-    """As editors do that write a new file; it lacks what came since they read it."""
     lines = path.read_bytes().splitlines(keepends=True)
     saved = path.with_name(f"{path.name}.saved")
     saved.write_bytes(b"".join(lines[: rng.randint(0, len(lines))]))
@@ -175,8 +149,6 @@ _TOUCHES = (_delete, _rotate, _rotate_and_create, _empty, _cut, _save, _save_in_
 
 
 class OutputTouched:
-    """Somebody deletes, moves, cuts, or saves the output of a run."""
-
     def __init__(self, folder: Path, url: str) -> None:
         store = str(folder / "jobs.db")
         self.stage = Stage(url=url, store=store, outputs=folder, commands=100, may_fail=True)
@@ -199,8 +171,6 @@ _DISK = 8 << 20
 
 
 class DiskFull:
-    """Store, spool and output are on a small disk of their own, which somebody else fills."""
-
     def __init__(self, folder: Path, url: str) -> None:
         self._disk = folder / "disk"
         self._disk.mkdir()
@@ -280,8 +250,6 @@ class ClockSet:
 
 
 class StoreLocked:
-    """Another process keeps the SQLite file locked."""
-
     def __init__(self, folder: Path, url: str) -> None:
         store = str(folder / "jobs.db")
         self.stage = Stage(url=url, store=store, outputs=folder, commands=30, may_fail=True)
@@ -305,8 +273,6 @@ class StoreLocked:
 
 
 class ServerStopped:
-    """The sessions of the workers at a PostgreSQL server are stopped: they stay, and nobody answers."""
-
     def __init__(self, folder: Path, url: str) -> None:
         import psycopg
 
@@ -346,8 +312,6 @@ class ServerStopped:
 
 
 class ServerRestarted:
-    """The provider's server is gone for a moment: connections are reset, new ones refused, batches kept."""
-
     def __init__(self, folder: Path, url: str) -> None:
         there = urlsplit(url)
         self._target = (there.hostname or "127.0.0.1", there.port or 80)
@@ -419,7 +383,6 @@ def _pass_on(source: socket.socket, sink: socket.socket) -> None:
 
 
 def _reset(link: socket.socket) -> None:
-    """Have a connection closed with a reset, as the end of its process would; its threads wake up."""
     with suppress(OSError):
         link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         link.shutdown(socket.SHUT_RDWR)

@@ -54,16 +54,13 @@ class ForkServer:
         )
 
     def run(self, task: WorkerTask) -> int:
-        """Start a worker; return its process id."""
         return int(self._ask({"run": task.line()})["pid"])
 
     def reap(self, pid: int) -> tuple[int, float]:
-        """Wait for a worker's end; return its exit code, negative for a signal, and its CPU seconds."""
         ended = self._ask({"reap": pid})
         return int(ended["status"]), float(ended["cpu"])
 
     def heap(self) -> int:
-        """Return how many objects a full garbage collection of a worker begins with."""
         return int(self._ask({"heap": True})["objects"])
 
     def __enter__(self) -> ForkServer:
@@ -72,7 +69,6 @@ class ForkServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End it and every worker that is left."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()

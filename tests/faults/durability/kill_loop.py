@@ -53,41 +53,25 @@ TRIES = 100
 
 @frozen(kw_only=True)
 class Plan:
-    """What a loop does.
-
-    Attributes:
-        provider: whose API.
-        cycles: workers killed.
-        jobs: least number of jobs; those that begin after the last kill run undisturbed.
-        seed: of everything but the moments threads run.
-        settle, visibility: seconds, see :class:`~tests.faults.durability.worker_task.WorkerTask`.
-        freeze: longest seconds a worker is stopped before it goes on and is killed; 0 for never.
-        workers: processes on the store at a time; all but the first carry on only.
-        lease: of a job; ``None`` leaves the supervisor's own.
-        mutant: a safety rule to break.
-        exchanged: the emulator exchanges answers: jobs have two dozen prompts of different lengths, in one
-            batch, so that it can be told by the tokens that are billed.
-        mix: what else goes wrong, of :data:`~tests.faults.durability.disturbances.MIXES`.
-    """
-
-    provider: str
-    cycles: int
-    jobs: int = 1
-    seed: int = 1
+    provider: str  # whose API
+    cycles: int  # workers killed
+    jobs: int = 1  # least number of jobs; those that begin after the last kill run undisturbed
+    seed: int = 1  # of everything but the moments threads run
+    # settle, visibility: seconds, see :class:`~tests.faults.durability.worker_task.WorkerTask`
     settle: float
     visibility: float
-    freeze: float = 0.0
-    workers: int = 1
-    lease: float | None = None
-    mutant: str | None = None
+    freeze: float = 0.0  # longest seconds a worker is stopped before it goes on and is killed; 0 for never
+    workers: int = 1  # processes on the store at a time; all but the first carry on only
+    lease: float | None = None  # of a job; None leaves the supervisor's own
+    mutant: str | None = None  # a safety rule to break
+    # the emulator exchanges answers: jobs have two dozen prompts of different lengths, in one batch, so that
+    # it can be told by the tokens that are billed
     exchanged: bool = False
-    mix: str | None = None
+    mix: str | None = None  # what else goes wrong, of :data:`~tests.faults.durability.disturbances.MIXES`
 
 
 @define(eq=False)
 class _Slot:
-    """A place for a worker, and the signals it is going to get: at what time, which."""
-
     number: int
     pid: int = 0
     fd: int = -1
@@ -139,16 +123,13 @@ class KillLoop:
 
     @property
     def worst_stuck(self) -> int:
-        """Most workers in a row without any progress."""
         return len(self._most_idle)
 
     @property
     def disturbances(self) -> int:
-        """How often something else went wrong."""
         return 0 if self._disturber is None else self._disturber.times
 
     def run(self) -> RunReport:
-        """Run it to its end, and check what it left."""
         began = time.monotonic()
         slots = [_Slot(number) for number in range(self._plan.workers)]
         self._next_job()
@@ -170,7 +151,6 @@ class KillLoop:
         return report
 
     def _pass(self, slots: list[_Slot]) -> bool:
-        """Wait for the next thing that happens and deal with it; False at the end of the last job."""
         for slot in slots:
             if not slot.pid:
                 self._start(slot)
@@ -194,7 +174,6 @@ class KillLoop:
         return True
 
     def _may_go_on(self, slot: _Slot, code: int) -> bool:
-        """Whether a worker that ended by itself is to be started again, because of a disturbance."""
         task, disturber = self.jobs[-1], self._disturber
         if disturber is None or self._again_in_a_row > TRIES:
             return False
@@ -252,7 +231,6 @@ class KillLoop:
             self._disturber.pid = slot.pid
 
     def _script(self, now: float) -> list[tuple[float, int]]:
-        """Return when the worker gets which signal."""
         rng = self._rng
         if self.kills >= self._plan.cycles:
             if self._disturber is not None:
@@ -272,7 +250,6 @@ class KillLoop:
         ]
 
     def _await(self, slots: list[_Slot]) -> list[_Slot]:
-        """Send the next signal, unless a worker ends before; return the slots whose worker has ended."""
         script = [(at, slot.number, which) for slot in slots for at, which in slot.script]
         heapq.heapify(script)
         poll = select.poll()
@@ -334,11 +311,9 @@ class KillLoop:
         self._slowness = min(SLOWEST, max(1.0, ups[-1] / COMES_UP))
 
     def _ups(self) -> list[float]:
-        """Return how long each client took to come up."""
         return [row["up"] for row in notes_of(self.jobs[-1]) if "up" in row]
 
     def _looks(self) -> tuple[object, ...]:
-        """Return how the store and the user's notes look; no two states of a job look alike."""
         shards = self._store.rows("SELECT id, state, tries, due_at, remote FROM shard")
         rest = self._store.rows(
             "SELECT (SELECT count(*) FROM result), (SELECT count(*) FROM job), sum(state) FROM item"
@@ -348,7 +323,6 @@ class KillLoop:
         return taken, tuple(shards), tuple(rest)
 
     def _only_waits(self) -> bool:
-        """Whether nothing is due: a protocol that waits is not stuck."""
         found = self._store.rows("SELECT min(due_at) FROM shard WHERE state NOT IN ('settled', 'dead')")
         return found[0][0] is not None and found[0][0] > time.time()
 

@@ -39,27 +39,15 @@ LOOK, LONGEST_LIFE = 10.0, 250.0
 
 @define
 class KilledRows:
-    """One list of rows, whose worker was killed a few times.
-
-    Attributes:
-        seed: of the moments.
-        reading: how the rows were asked.
-        again: for each kill, the calls paid again because of it.
-        answered: for each kill, those of them whose answer had been sent.
-        never: rows that were never billed.
-        unexplained: calls paid again although no kill came between them and the next one.
-    """
-
-    seed: int
-    reading: str
-    again: list[int] = field(factory=list)
-    answered: list[int] = field(factory=list)
-    never: list[int] = field(factory=list)
-    unexplained: int = 0
+    seed: int  # of the moments
+    reading: str  # how the rows were asked
+    again: list[int] = field(factory=list)  # for each kill, the calls paid again because of it
+    answered: list[int] = field(factory=list)  # for each kill, those of them whose answer had been sent
+    never: list[int] = field(factory=list)  # rows that were never billed
+    unexplained: int = 0  # calls paid again although no kill came between them and the next one
 
     @property
     def in_flight(self) -> list[int]:
-        """For each kill, the calls paid again whose answer had not been sent."""
         return [again - answered for again, answered in zip(self.again, self.answered, strict=True)]
 
 
@@ -74,7 +62,6 @@ def kill_rows(
     capped: bool = False,
     size: int = 40,
 ) -> KilledRows:
-    """Ask rows, kill whoever does three times at moments that ``seed`` decides, and let the last one end."""
     key = f"{reading} {seed}{' capped' * capped}"
     name = f"{folder}/{key.replace(' ', '-')}"
     task = WorkerTask(
@@ -103,7 +90,6 @@ def kill_rows(
 
 
 def _kill_one(task: WorkerTask, rng: Random, url: str, fork_server: ForkServer) -> float:
-    """Kill a worker a random while after it sent its first call, or ended without one; return when."""
     before, pid = _received(url), fork_server.run(task)
     ended = select.poll()
     ended.register(descriptor := os.pidfd_open(pid), select.POLLIN)

@@ -23,38 +23,27 @@ DOUBLED = ("double_submission", "maybe_billed", "missing_items", "token_mismatch
 
 @define
 class RunReport:
-    """The figures of a run. All lists but those of the first block must be empty.
-
-    Attributes:
-        jobs, items: how many.
-        outcomes: creates that reached the provider, by what became of them.
-        incidents: those in the store, by kind.
-        excused: prompts paid twice for whose job the store has an incident that says so.
-
-        lost: prompts without an answer in the user's notes, or without a billed one.
-        wrong: notes of an answer that is not the prompt's.
-        twice: answers that were handed out twice by one process, or changed between two.
-        paid_twice: prompts that were billed more than once.
-        corrupt: what is wrong with the store.
-        stuck: jobs that too many workers in a row did not carry on; the loop fills it.
-    """
-
+    # jobs, items: how many
     jobs: int = 0
     items: int = 0
+    # creates that reached the provider, by what became of them
     outcomes: Counter[str] = field(factory=Counter)
-    incidents: Counter[str] = field(factory=Counter)
+    incidents: Counter[str] = field(factory=Counter)  # those in the store, by kind
+    # prompts paid twice for whose job the store has an incident that says so
     excused: list[str] = field(factory=list)
 
+    # prompts without an answer in the user's notes, or without a billed one
     lost: list[str] = field(factory=list)
-    wrong: list[str] = field(factory=list)
+    wrong: list[str] = field(factory=list)  # notes of an answer that is not the prompt's
+    # answers that were handed out twice by one process, or changed between two
     twice: list[str] = field(factory=list)
-    paid_twice: list[str] = field(factory=list)
-    corrupt: list[str] = field(factory=list)
+    paid_twice: list[str] = field(factory=list)  # prompts that were billed more than once
+    corrupt: list[str] = field(factory=list)  # what is wrong with the store
+    # jobs that too many workers in a row did not carry on; the loop fills it
     stuck: list[str] = field(factory=list)
 
     @property
     def faults(self) -> list[str]:
-        """Everything that must not be."""
         named = {
             "lost": self.lost,
             "wrong": self.wrong,
@@ -103,20 +92,17 @@ def check_run(url: str, store: StoreView, jobs: Sequence[WorkerTask]) -> RunRepo
 
 
 def ledger_of(url: str) -> dict[str, Any]:
-    """Return the whole ledger of the emulator at ``url``."""
     with urlopen(f"{url}/_ledger?full=1") as answer:
         full: dict[str, Any] = json.load(answer)
     return full
 
 
 def billed_of(ledger: dict[str, Any]) -> Counter[str]:
-    """Return how often each prompt was billed, by its digest: in batches and in real time together."""
     lines = (line for record in ledger["batch_records"] for line in record["lines"])
     return Counter(each["prompt"] for each in (*ledger["calls"], *lines) if each["billed"])
 
 
 def _name(key: bytes) -> str:
-    """Return a job's key; of the job of a command, which ends in a digest, what people recognise it by."""
     name, mark, _ = bytes(key).decode().rpartition(":")
     return name if name.startswith("run:") and mark else bytes(key).decode()
 
@@ -185,7 +171,6 @@ def _check_output(job: WorkerTask, report: RunReport) -> None:
 
 
 def answered_in(job: WorkerTask) -> int:
-    """Return how many lines of the output of a command can be read."""
     try:
         return len(_lines_of(job))
     except (OSError, ValueError):
@@ -197,7 +182,6 @@ def _lines_of(job: WorkerTask) -> list[dict[str, Any]]:
 
 
 def notes_of(job: WorkerTask) -> Iterable[dict[str, Any]]:
-    """Return the lines a job's user has written."""
     path = Path(job.out)
     if not path.exists():
         return []

@@ -55,25 +55,17 @@ CREATE TRIGGER noted_item AFTER UPDATE ON item FOR EACH ROW EXECUTE FUNCTION not
 
 @frozen(kw_only=True)
 class SharingPlan:
-    """What is run. All times are seconds.
-
-    Attributes:
-        processes, jobs, size: how many; ``size`` requests a job.
-        freeze: how long one process is stopped; up to twice that until others have taken a job of it.
-        lease: of a job; ``None`` leaves the supervisor's own.
-        settle, visibility, poll, mutant, seed: see :class:`~tests.faults.durability.worker_task.WorkerTask`.
-        patience: for everything to end.
-    """
-
+    # processes, jobs, size: how many; size requests a job
     processes: int = 4
     jobs: int = 20
     size: int = 12
-    freeze: float
-    lease: float | None = None
+    freeze: float  # how long one process is stopped; up to twice that until others have taken a job of it
+    lease: float | None = None  # of a job; None leaves the supervisor's own
+    # settle, visibility, poll, mutant, seed: see :class:`~tests.faults.durability.worker_task.WorkerTask`
     settle: float
     visibility: float = LIST_LAG + 0.2
     poll: float = 0.1
-    patience: float = 60.0
+    patience: float = 60.0  # for everything to end
     mutant: str | None = None
     seed: int
 
@@ -95,16 +87,6 @@ class SharingRun:
         url: the emulator's address.
         fork_server: where workers come from.
         folder: for the workers' files.
-
-    Attributes:
-        faults: everything that must not be; empty when all is well.
-        taken_over: jobs the frozen process owned and others took meanwhile.
-        owned_by_killed: jobs the killed process owned.
-        samples: queries of who owns what.
-        writes: rows the triggers noted.
-        resumed_writes: those of the resumed process, to jobs that are its own.
-        outcomes: creates that reached the provider, by what became of them.
-        seconds: from the kill to the end of the last job.
     """
 
     plan: SharingPlan
@@ -113,19 +95,19 @@ class SharingRun:
     fork_server: ForkServer
     folder: Path
     schema: str = field(factory=lambda: f"sharing_{os.getpid()}_{time.monotonic_ns()}")
-    faults: list[str] = field(factory=list)
-    taken_over: int = 0
-    owned_by_killed: int = 0
-    samples: int = 0
-    writes: int = 0
-    resumed_writes: int = 0
+    faults: list[str] = field(factory=list)  # everything that must not be; empty when all is well
+    taken_over: int = 0  # jobs the frozen process owned and others took meanwhile
+    owned_by_killed: int = 0  # jobs the killed process owned
+    samples: int = 0  # queries of who owns what
+    writes: int = 0  # rows the triggers noted
+    resumed_writes: int = 0  # those of the resumed process, to jobs that are its own
+    # creates that reached the provider, by what became of them
     outcomes: Counter[str] = field(factory=Counter)
-    seconds: float = 0.0
+    seconds: float = 0.0  # from the kill to the end of the last job
     _epochs: dict[str, int] = field(factory=dict)
     _tasks: list[WorkerTask] = field(factory=list)
 
     def run(self) -> SharingRun:
-        """Run it, check what it left, and delete everything."""
         with psycopg.connect(self.dsn, autocommit=True) as session:
             workers: list[_Worker] = []
             open_store(self._address("maker"), wall=time.time, rng=Random(1)).close()  # makes the tables
@@ -172,7 +154,6 @@ class SharingRun:
         return _Worker(name, pid, os.pidfd_open(pid))
 
     def _disturb(self, session: psycopg.Connection[Any], workers: list[_Worker]) -> None:
-        """Kill one and freeze one as soon as every job is there, and follow the others to the end."""
         stopped: list[_Worker] = []
 
         def ready() -> bool:
@@ -205,7 +186,6 @@ class SharingRun:
         self.resumed_writes = int(found[0]) if found else 0
 
     def _stop_two(self, session: psycopg.Connection[Any], workers: list[_Worker]) -> list[_Worker]:
-        """Stop the two processes that own most; none when the jobs are not there yet, or one owns nothing."""
         owners = self._sample(session)
         busy = Counter(owner for owner in owners.values() if owner is not None)
         if len(owners) < self.plan.jobs or len(busy) < 2:
@@ -228,7 +208,6 @@ class SharingRun:
         return len(poll.poll(0)) == len(alive)
 
     def _sample(self, session: psycopg.Connection[Any]) -> dict[str, int | None]:
-        """Query who owns what; an epoch must never go back. Return the owner's process id by job."""
         self.samples += 1
         owners: dict[str, int | None] = {}
         for job, owner, epoch in session.execute(b"SELECT id, owner, epoch FROM job").fetchall():
@@ -278,7 +257,6 @@ class SharingRun:
 
 
 def _check_answers(task: WorkerTask, billed: Counter[str]) -> Iterator[str]:
-    """Hold the answers and the bill of a worker's jobs against what they should be."""
     client = client_of(task)
     for number in range(task.jobs):
         key = f"{task.key}.{number}"

@@ -36,13 +36,11 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def url(server: str) -> str:
-    """The emulator with an empty ledger."""
     empty(server)
     return server
 
 
 def empty(server: str) -> None:
-    """Empty the emulator's ledger."""
     urlopen(Request(f"{server}/_ledger/reset", method="POST")).close()
 
 

@@ -14,7 +14,6 @@ PARALLELISM = 2
 
 
 def killed(folder: Path, seeds: range, *, capped: bool = False) -> list[KilledRows]:
-    """Lists of each kind, killed three times each. Durable requests have no cap."""
     latency = "--latency=0.03", "--latency-sigma=0.7"
     with emulator(*latency) as url, ForkServer(folder / "workers.log") as fork_server:
         return [
@@ -45,7 +44,6 @@ def check(lists: list[KilledRows], *, most: int | None) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("capped", [False, True])
 def test_no_more_calls_in_flight_are_paid_again_than_there_may_be(capped: bool, tmp_path: Path) -> None:
-    """With a cap, answers that are not stored yet count as well."""
     check(killed(tmp_path, range(2), capped=capped), most=PARALLELISM if capped else None)
 
 

@@ -21,7 +21,6 @@ SEED = 3
 def test_four_processes_share_jobs_though_one_dies_and_one_freezes(
     postgres_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nothing is left in the home of the user who runs the test."""
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))

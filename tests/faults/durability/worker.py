@@ -39,7 +39,6 @@ KEY = "durability"
 
 
 def warm_up() -> None:
-    """Load what a first client would load, so that forked workers begin at once."""
     for module in ("smartbatch.jobs.store.sqlite", "smartbatch.jobs.store.postgres", "smartbatch.cli.run"):
         importlib.import_module(module)
     for name in MODELS:
@@ -54,7 +53,6 @@ def warm_up() -> None:
 
 
 def run_worker(task: WorkerTask) -> None:
-    """Do what a user's script does."""
     began = time.monotonic()
     scale_times(task)
     break_rule(task.mutant)
@@ -105,7 +103,6 @@ def _in_real_time(client: BatchingClient, task: WorkerTask, requests: list[Reque
 
 
 def _command(task: WorkerTask, began: float) -> None:
-    """Run the command line until it has written every answer; an output that it refuses is moved away."""
     os.environ["SMARTBATCH_BATCH_SETTLE"] = str(task.settle)
     if task.capped:
         os.environ["SMARTBATCH_MAX_PARALLEL_INDIVIDUAL"] = str(task.parallelism)
@@ -149,14 +146,12 @@ def _log(text: str) -> None:
 
 
 def _follow_clock(place: Path) -> None:
-    """Read the wall clock as a user sets it."""
     with place.open("rb") as file:
         ahead = mmap.mmap(file.fileno(), 8, access=mmap.ACCESS_READ)
     RealClock.wall = staticmethod(lambda: time.time() + struct.unpack("d", ahead)[0])
 
 
 def _carry(client: BatchingClient, task: WorkerTask) -> None:
-    """Submit jobs, then carry on all jobs of the store until they have ended."""
     for number in range(task.jobs):
         key = f"{task.key}.{number}"
         client.submit_batch([prompt_of(key, n) for n in range(task.size)], key=key, max_tokens=50)
@@ -168,7 +163,6 @@ def _carry(client: BatchingClient, task: WorkerTask) -> None:
 
 
 def scale_times(task: WorkerTask) -> None:
-    """Shorten what no setting reaches: the provider of this world answers within seconds, not hours."""
     supervision: Any = importlib.import_module("smartbatch.jobs.supervision")
     send_within: Any = fields(StepLimits).send_within.default
     if task.lease is not None:
@@ -192,7 +186,6 @@ def scale_times(task: WorkerTask) -> None:
 
 
 def client_of(task: WorkerTask) -> BatchingClient:
-    """Return a client for the emulator."""
     return BatchingClient(
         MODELS[task.provider],
         provider=provider_of(task.provider, task.url),
@@ -206,7 +199,6 @@ def client_of(task: WorkerTask) -> BatchingClient:
 
 
 def provider_of(name: str, url: str) -> Provider:
-    """Return the adapter that speaks a provider's API to the emulator."""
     if name == "anthropic":
         return AnthropicProvider(KEY, url)
     if name == "gemini":
@@ -215,7 +207,6 @@ def provider_of(name: str, url: str) -> Provider:
 
 
 def _set_environment(url: str) -> None:
-    """Let a worker serve jobs of the other providers' models as well, of the very same accounts."""
     os.environ.update(
         OPENAI_API_KEY=KEY,
         OPENAI_BASE_URL=f"{url}/v1",
@@ -233,12 +224,10 @@ def _answers(job: Job, reading: str) -> Iterator[Result]:
 
 
 class NotesLost(Exception):
-    """The user's own files cannot be written at the moment."""
+    pass
 
 
 class _Notes:
-    """The user's own connection of answers: a line each, in one write."""
-
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._known: dict[str, str] = {}
@@ -249,7 +238,6 @@ class _Notes:
         self._handed_out: set[str] = set()
 
     def take(self, result: Result) -> None:
-        """Take note of an answer, unless an earlier process has done it."""
         name = str(result.request_id)
         if name in self._handed_out:
             self.write({"twice": name})

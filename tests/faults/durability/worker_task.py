@@ -27,58 +27,35 @@ Reading: TypeAlias = Literal[
 
 @frozen(kw_only=True)
 class WorkerTask:
-    """A job, and how to carry it on. All times are seconds.
-
-    Attributes:
-        provider: ``openai``, ``anthropic`` or ``gemini``.
-        url: the emulator's address.
-        store: the store's path or DSN.
-        out: the file that gets a line for every answer the user has taken note of.
-        key: the job's key; its prompts follow from it.
-        size: its requests.
-        max_requests: most requests of a batch.
-        settle, visibility: see :class:`smartbatch.jobs.wiring.StepLimits`.
-        poll: between two polls of a batch.
-        reading: how the answers are taken: by ``results()`` in order or as stored, by ``futures()``, or
-            not at all; ``carry`` submits jobs and carries on whatever is in the store; ``command`` has
-            ``smartbatch run`` write them into an output. The others ask in real time: ``list`` a list with
-            the key, ``singles`` durable requests, and ``rows`` has ``smartbatch run`` ask them.
-        output: with ``command`` and ``rows``, that output.
-        parallelism: of what is asked in real time.
-        capped: no more rows than that may be uncertain at a time.
-        clock: a file with the seconds that the wall clock is ahead, eight bytes.
-        may_fail: an error of the store or of the output ends the worker with :data:`AGAIN`.
-        jobs: with ``carry``, how many jobs are submitted; their keys are ``key``, a dot and a number.
-        until: with ``carry``, how many jobs the store must have, all ended, for the worker to end.
-        lease: of a job, where it is not the supervisor's own 15; renewals and polls follow in proportion.
-        mutant: a safety rule to break, see :mod:`tests.faults.durability.broken_rules`.
-        seed: the emulator's, on which its answers depend.
-    """
-
-    provider: str
-    url: str
-    store: str
-    out: str
-    key: str
-    size: int
-    max_requests: int
+    provider: str  # openai, anthropic or gemini
+    url: str  # the emulator's address
+    store: str  # the store's path or DSN
+    out: str  # the file that gets a line for every answer the user has taken note of
+    key: str  # the job's key; its prompts follow from it
+    size: int  # its requests
+    max_requests: int  # most requests of a batch
+    # settle, visibility: see :class:`smartbatch.jobs.wiring.StepLimits`
     settle: float
     visibility: float
-    poll: float = 0.03
+    poll: float = 0.03  # between two polls of a batch
+    # how the answers are taken: by results() in order or as stored, by futures(), or not at all; carry
+    # submits jobs and carries on whatever is in the store; command has smartbatch run write them into an
+    # output. The others ask in real time: list a list with the key, singles durable requests, and rows has
+    # smartbatch run ask them
     reading: Reading = "ordered"
-    output: str = ""
-    parallelism: int = 4
-    capped: bool = False
-    clock: str | None = None
-    may_fail: bool = False
-    jobs: int = 1
-    until: int = 1
+    output: str = ""  # with command and rows, that output
+    parallelism: int = 4  # of what is asked in real time
+    capped: bool = False  # no more rows than that may be uncertain at a time
+    clock: str | None = None  # a file with the seconds that the wall clock is ahead, eight bytes
+    may_fail: bool = False  # an error of the store or of the output ends the worker with :data:`AGAIN`
+    jobs: int = 1  # with carry, how many jobs are submitted; their keys are key, a dot and a number
+    until: int = 1  # with carry, how many jobs the store must have, all ended, for the worker to end
+    # of a job, where it is not the supervisor's own 15; renewals and polls follow in proportion
     lease: float | None = None
-    mutant: str | None = None
-    seed: int = 0
+    mutant: str | None = None  # a safety rule to break, see :mod:`tests.faults.durability.broken_rules`
+    seed: int = 0  # the emulator's, on which its answers depend
 
     def line(self) -> str:
-        """Return the task as a line."""
         return json.dumps(asdict(self))
 
 
@@ -92,10 +69,8 @@ def prompt_of(key: str, number: int) -> str:
 
 
 def answer_to(task: WorkerTask, number: int) -> str:
-    """Return what the emulator answers to a row of a job."""
     return answer_for(prompt_of(task.key, number), MODELS[task.provider], task.seed)
 
 
 def digest_of(prompt: str) -> str:
-    """Return the prompt's name in the emulator's ledger."""
     return hashlib.sha256(prompt.encode()).hexdigest()

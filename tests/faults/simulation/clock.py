@@ -11,8 +11,6 @@ __all__ = ["SimClock"]
 
 
 class SimClock:
-    """A clock that is moved by hand; the engine never waits, so nothing here can."""
-
     START = 1_795_000_000.0
     """Unix seconds at the beginning."""
 
@@ -26,12 +24,10 @@ class SimClock:
         return self.START + self._now
 
     def advance(self, seconds: float) -> None:
-        """Let ``seconds`` pass."""
         assert seconds >= 0
         self._now += seconds
 
     def reach(self, moment: float) -> None:
-        """Let time pass until ``moment``, unless it is over already."""
         self._now = max(self._now, moment)
 
     def monitor(self, lock: threading.Lock | None = None) -> Monitor:

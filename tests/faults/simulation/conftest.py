@@ -13,6 +13,5 @@ from tests.faults.simulation.simulated_world import Outcome
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[Callable[[Iterable[Plan]], Iterator[Outcome]]]:
-    """Run plans, several at a time."""
     with runner() as running:
         yield running

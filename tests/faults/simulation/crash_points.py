@@ -13,7 +13,7 @@ __all__ = ["Crash", "CrashPoints", "CrashingStore", "step_of"]
 
 
 class Crash(BaseException):
-    """The process ends here; nothing of it goes on, no ``except Exception`` of it runs."""
+    pass
 
 
 class CrashPoints:
@@ -66,12 +66,10 @@ class CrashPoints:
             self.freeze()
 
     def record(self, text: str) -> None:
-        """Enter something into the trace."""
         self._trace.update(f"{self._now():.6f} {text}\n".encode())
 
     @property
     def trace(self) -> str:
-        """A digest of everything that happened so far, in order and with its time."""
         return self._trace.hexdigest()
 
 
@@ -103,8 +101,6 @@ PARTS = ("jobs", "leases", "items", "shards", "facts")
 
 
 class CrashingStore:
-    """A store whose commits are crash points; everything else passes through."""
-
     def __init__(self, store: SqlStore, points: CrashPoints) -> None:
         self._store = store
         self._parts = {name: _CrashingPart(getattr(store, name), points) for name in PARTS}
@@ -134,7 +130,6 @@ class _CrashingPart:
 
 
 def _name_of(verb: str, given: tuple[Any, ...]) -> str:
-    """Name a commit; a change of a shard by the two states."""
     if verb != "advance":
         return verb
     shard, to = given[1], given[2]
@@ -184,5 +179,4 @@ _STEPS = (
 
 
 def step_of(name: str) -> str | None:
-    """Return the step of the protocol (K1 to K24) a point belongs to; ``None`` for one outside it."""
     return next((step for begin, step in _STEPS if name.startswith(begin)), None)

@@ -43,14 +43,12 @@ class Disk:
         self.connection.close()
 
     def files(self) -> list[str]:
-        """Return the names of files on their way to the provider or from it."""
         there = os.listdir(self.spool) if os.path.isdir(self.spool) else ()
         return sorted(name for name in there if name != "owners")
 
 
 @cache
 def _empty(folder: str) -> bytes:
-    """Return an empty store as the real one makes it."""
     place = os.path.join(folder, f"smartbatch-sim-template-{os.getpid()}.db")
     try:
         open_store(place, wall=lambda: 0.0, rng=Random(0)).close()
@@ -109,8 +107,6 @@ class _Database(Database):
 
 
 class SimStore(SqlStore):
-    """A process's store."""
-
     def __init__(self, disk: Disk, *, wall: Callable[[], float], rng: Random) -> None:
         locks = FileLocks(os.path.join(disk.spool, "owners"))
         super().__init__(_Database(disk, wall), locks, disk.spool, wall=wall, rng=rng, counted=None)

@@ -61,7 +61,6 @@ class FaultPlan:
         return self._now() >= self._what.calm_at
 
     def of_batch(self, index: int, label: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the faults of a create; foreign creates meet none."""
         if index not in self._met:
             if "foreign" in label:
                 self._met[index] = ()
@@ -88,12 +87,10 @@ class FaultPlan:
         return tuple(met)
 
     def late_by(self, backend: BatchBackend, index: int) -> None:
-        """Choose within how many seconds create ``index`` appears if it is late."""
         far = Random(f"{self._seed} late {index}").random() < 0.3
         backend.configure(evolve(self.settings, batch_late_seconds=_MINUTES if far else _SECONDS))
 
     def of_line(self, index: int, position: int, custom_id: str | None) -> str | None:
-        """Return the fault of a line, or ``None``."""
         met = self._met.get(index, ())
         if custom_id is not None and custom_id.startswith("foreign"):
             return None

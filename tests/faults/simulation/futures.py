@@ -34,11 +34,9 @@ class Reader(Watcher):
         self.deliver_locked({ix: _Future(self, disk, ix) for ix in range(total)}, _result_of)
 
     def look(self) -> None:
-        """End the futures of what is new."""
         self.settle(self._store)
 
     def close(self) -> None:
-        """Its process has crashed."""
         _readers.discard(self)
 
 
@@ -46,14 +44,11 @@ _readers: weakref.WeakSet[Reader] = weakref.WeakSet()
 
 
 def tell_all() -> None:
-    """Let every reader read at once: for the planted bug that delivers results before their commit."""
     for reader in list(_readers):
         reader.look()
 
 
 class _Future:
-    """A place in the list of a reader."""
-
     def __init__(self, reader: Reader, disk: Disk, ix: int) -> None:
         self._reader = reader
         self._disk = disk

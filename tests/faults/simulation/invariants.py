@@ -40,14 +40,11 @@ _COSTLY = frozenset({"maybe_billed", "missing_items", "token_mismatch", "double_
 
 
 class Deliveries:
-    """A reader who takes each result once, as a user's process does, and remembers how far it has come."""
-
     def __init__(self) -> None:
         self.seen: dict[int, bytes] = {}
         self._after = 0
 
     def read(self, store: SqlStore, job_id: str) -> None:
-        """Take what is new."""
         while rows := store.items.fresh(job_id, after=self._after, limit=100):
             for row in rows:
                 if row.ix in self.seen:
@@ -208,7 +205,6 @@ class InvariantChecker:
                 raise Violation(f"I7 item {ix} was run {runs} times and asked {asked} times")
 
     def _check_incidents(self, incidents: Sequence[IncidentRow]) -> None:
-        """I2: an incident that says something was lost or repeated is believed only if it was."""
         shards = self._shards()
         for incident in incidents:
             records = [batch for batch in self.ledger.batches if shards[batch.id] == incident.shard_id]
@@ -226,7 +222,6 @@ class InvariantChecker:
                 raise Violation("I2 a batch is said to have vanished that is there")
 
     def _shards(self) -> dict[str, str]:
-        """Return the id of the shard each batch was created for."""
         return {batch.id: f"shard-{batch.label.get('sb')}" for batch in self.ledger.batches}
 
 

@@ -54,25 +54,13 @@ Change = tuple[Callable[..., Any], tuple[tuple[str, str], ...]]
 
 @frozen
 class Mutant:
-    """A mistake, and where it shows.
-
-    Attributes:
-        number: in the list of mutants.
-        name: what is wrong.
-        changes: for each function, what is replaced by what.
-        flavour: of the provider with which it is looked for.
-        rate: of crashes meanwhile.
-        case: what is to happen, instead of everything at random.
-        test: a test of the suite that sees it, where it is none of the simulation's.
-    """
-
-    number: int
-    name: str
-    changes: tuple[Change, ...]
-    flavour: str = "openai"
-    rate: float = 0.0
-    case: str | None = None
-    test: str | None = None
+    number: int  # in the list of mutants
+    name: str  # what is wrong
+    changes: tuple[Change, ...]  # for each function, what is replaced by what
+    flavour: str = "openai"  # of the provider with which it is looked for
+    rate: float = 0.0  # of crashes meanwhile
+    case: str | None = None  # what is to happen, instead of everything at random
+    test: str | None = None  # a test of the suite that sees it, where it is none of the simulation's
 
     def __str__(self) -> str:
         return f"{self.number} {self.name}"
@@ -83,7 +71,6 @@ def _submit(*changes: tuple[str, str]) -> Change:
 
 
 def _without_intent() -> tuple[tuple[str, str], ...]:
-    """Take out what comes between the intent and the create."""
     source = inspect.getsource(create.submit)
     begin, end = source.index("    if intended is None:"), source.index("    creation = Creation(")
     return ((source[begin:end], ""), (_INTEND, _LATE))
@@ -243,7 +230,6 @@ MUTANTS = (
 
 
 def first_caught(mutant: Mutant, *, within: int) -> Outcome | None:
-    """Return the first of some runs in which a mutant is seen; ``None`` when it is not."""
     for seed in range(within):
         name = mutant.case
         plan = Plan(seed=seed, flavour=mutant.flavour, crash_rate=mutant.rate)
@@ -272,12 +258,10 @@ def mutated(mutant: Mutant) -> Iterator[None]:
 
 
 def _plain(function: Callable[..., Any]) -> FunctionType:
-    """Return the function itself, without its decorators."""
     return cast(FunctionType, inspect.unwrap(function))
 
 
 def _changed(function: FunctionType, changes: tuple[tuple[str, str], ...]) -> Any:
-    """Return the code of a function with changes; every reference to the function runs it."""
     source = inspect.getsource(function)
     for old, new in changes:
         if old not in source:
@@ -292,7 +276,6 @@ def _changed(function: FunctionType, changes: tuple[tuple[str, str], ...]) -> An
 
 
 def start(mutant: Mutant) -> subprocess.Popen[str]:
-    """Run the test that is to see a mutant, with the mutant in place."""
     assert mutant.test is not None
     return subprocess.Popen(
         [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", __name__, mutant.test],
@@ -312,13 +295,11 @@ def _named() -> Mutant:
 
 
 def apply() -> None:
-    """Plant the mutant the environment names, for good."""
     for function, changes in _named().changes:
         _plain(function).__code__ = _changed(_plain(function), changes)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Plant it here, and in the scripts that tests run elsewhere."""
     apply()
     scripts = sys.modules.get("run_script")
     if scripts is not None:

@@ -47,7 +47,6 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def seeded(seeds: Iterable[int], flavour: str | None = None, rate: float | None = None) -> Iterator[Plan]:
-    """Return a plan for each seed, its faults at random; flavours take turns, rates of crashes fall."""
     names = list(FLAVOURS)
     for seed in seeds:
         yield Plan(
@@ -58,14 +57,12 @@ def seeded(seeds: Iterable[int], flavour: str | None = None, rate: float | None 
 
 
 def plan_of(case: str, flavour: str, seed: int) -> Plan:
-    """Return a plan of a case."""
     given = CASES[case]
     policy = (*given.get("policy", ()), ("retention", 0.0))
     return Plan(seed=seed, flavour=flavour, quiet=True, **{**given, "policy": policy})
 
 
 def base_plans(seeds: Iterable[int], flavours: Iterable[str] = FLAVOURS) -> Iterator[Plan]:
-    """Return the plans whose points are crashed at: each case with each flavour."""
     for seed in seeds:
         for flavour in flavours:
             for case in CASES:
@@ -90,7 +87,6 @@ def crashed_once(base: Outcome, *, sparse: bool = False, known: set[str] | None 
 
 
 def crashed_twice(base: Outcome, *, most: int = 26) -> Iterator[Plan]:
-    """Return the run with every pair of crashes among its first points."""
     for first in range(min(most, len(base.points))):
         for second in range(first + 1, most):
             yield evolve(base.plan, crashes=(first, second))
@@ -98,25 +94,17 @@ def crashed_twice(base: Outcome, *, most: int = 26) -> Iterator[Plan]:
 
 @contextmanager
 def runner(cores: int = CORES) -> Iterator[Callable[[Iterable[Plan]], Iterator[Outcome]]]:
-    """Yield a function that runs plans in processes of their own; outcomes come in the order of the plans."""
     with multiprocessing.get_context("spawn").Pool(cores) as pool:
         yield lambda plans: pool.imap(simulate, plans, chunksize=8)
 
 
 @define
 class Totals:
-    """What came of many runs.
-
-    Attributes:
-        problems: the lines that find a failed run again.
-        double: items that were paid for more than once; ``unnamed`` those that no incident names.
-    """
-
     runs: int = 0
     points: int = 0
     crashes: int = 0
     freezes: int = 0
-    double: int = 0
+    double: int = 0  # items that were paid for more than once; unnamed those that no incident names
     unnamed: int = 0
     repeated: int = 0
     foreign: int = 0
@@ -124,10 +112,9 @@ class Totals:
     incidents: Counter[str] = field(factory=Counter)
     creates: Counter[str] = field(factory=Counter)
     names: set[str] = field(factory=set)
-    problems: list[str] = field(factory=list)
+    problems: list[str] = field(factory=list)  # the lines that find a failed run again
 
     def add(self, outcome: Outcome) -> None:
-        """Count a run."""
         self.runs += 1
         self.points += len(outcome.points)
         self.crashes += len(outcome.crashed)
@@ -145,7 +132,6 @@ class Totals:
 
     @classmethod
     def of(cls, outcomes: Iterable[Outcome]) -> Totals:
-        """Count runs."""
         total = cls()
         for outcome in outcomes:
             total.add(outcome)

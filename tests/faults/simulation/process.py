@@ -89,18 +89,15 @@ class Process:
         )
 
     def die(self) -> None:
-        """End without a word: the kernel closes files and frees locks, and no handler runs."""
         self.plain.abandon()
         if self.reader is not None:
             self.reader.close()
 
     def keep(self) -> None:
-        """Renew what is held, as the supervisor does every five seconds next to everything else."""
         if self.leases and self._clock.now() >= self._renewed + RENEW_EVERY:
             self.renew()
 
     def renew(self) -> None:
-        """Renew what is held, and find out what is not held any more."""
         self._renewed = self._clock.now()
         if self.leases:
             self.leases = self.plain.leases.renew(self.leases, LEASE)
@@ -153,7 +150,6 @@ class Process:
         self.due = math.inf if step_result.next_at is None else max(now, step_result.next_at - SimClock.START)
 
     def _ask_some(self, lease: JobLease) -> bool:
-        """Ask a few items alone, and store what came of it."""
         job = self.plain.jobs.get(lease.job_id)
         if job is None or job.state is not JobState.ACTIVE or job.cancel_requested:
             return False
@@ -174,8 +170,6 @@ class Process:
 
 
 class _Account:
-    """A provider with one key."""
-
     name = PROVIDER
 
     def __init__(self, api: SimApi) -> None:

@@ -70,7 +70,6 @@ ODD: dict[str, dict[str, Any]] = {
 
 
 def odd(name: str) -> list[Plan]:
-    """Return plans of jobs at a provider that is odd, of each flavour."""
     given = ODD[name]
     policy = given.get("policy", ())
     falls_back = (("fallback", "individual"), ("timeout", 3000.0), ("retention", 0.0))
@@ -97,7 +96,6 @@ def with_policy(name: str) -> Iterator[Plan]:
 
 
 def figures_of(group: str, outcomes: Iterable[Outcome]) -> Table:
-    """Return the figures of the runs of a group, each under what sets it apart from the others."""
     found = {_name_of(outcome.plan): outcome.figures for outcome in outcomes}
     return {group: found}
 
@@ -110,13 +108,11 @@ def _name_of(plan: Plan) -> str:
 
 
 def differences(group: str, outcomes: Iterable[Outcome]) -> list[str]:
-    """Return which figures are not as recorded in any of the runs of a group."""
     found = figures_of(group, outcomes)
     return figures.differences(figures.groups_of(RECORDED, group), found)
 
 
 def all_plans() -> dict[str, Iterable[Plan]]:
-    """Return the plans of all runs that are recorded, by group."""
     return {
         **{f"seeds of {flavour}": seeded(SEEDS, flavour) for flavour in FLAVOURS},
         **{f"case {case}": [plan_of(case, flavour, 0) for flavour in FLAVOURS] for case in CASES},

@@ -17,25 +17,13 @@ HOUR = 3600.0
 
 @frozen(kw_only=True)
 class Flavour:
-    """A kind of provider.
-
-    Attributes:
-        name: for people.
-        api: whose batches the backend keeps.
-        files: the input is a file, and a deleted one keeps a late create from landing.
-        named_files: the client chooses a file's id.
-        labels: batches can be told apart before their end.
-        shows_mark: they are by the mark itself; else by the file they were made of.
-        shared: others create batches in the same account.
-    """
-
-    name: str
-    api: str
-    files: bool = True
-    named_files: bool = False
-    labels: bool = True
-    shows_mark: bool = True
-    shared: bool = False
+    name: str  # for people
+    api: str  # whose batches the backend keeps
+    files: bool = True  # the input is a file, and a deleted one keeps a late create from landing
+    named_files: bool = False  # the client chooses a file's id
+    labels: bool = True  # batches can be told apart before their end
+    shows_mark: bool = True  # they are by the mark itself; else by the file they were made of
+    shared: bool = False  # others create batches in the same account
 
 
 FLAVOURS = {
@@ -59,41 +47,28 @@ FLAVOURS = {
 
 @frozen(kw_only=True)
 class Plan:
-    """One run, completely: two runs of equal plans are equal in every event.
+    """One run, completely: two runs of equal plans are equal in every event."""
 
-    Attributes:
-        seed: of all random numbers.
-        flavour: a name of :data:`FLAVOURS`.
-        crash_rate: the chance of a crash at each point.
-        crashes: numbers of points to crash at besides.
-        repeats: how often something below the library sends a create again whose answer was lost (the
-            negative control: SDK retries left on).
-        quiet: no random faults: a small job, one process at a time, and what ``faults`` says.
-        faults: of the job's first batches, by name, where they are to be had for certain; names of faults of
-            lines meet the first line.
-        policy: choices of the job in place of random ones.
-        turnaround: median seconds of a batch, in place of a random one.
-        items: requests of the job, in place of a random number; they go in one batch.
-        cancel_at: when the job is cancelled, in place of a random moment or never.
-        odd: what the provider does against its own word, by name: see :class:`~tests.faults.simulation.\
-            simulated_remote.SimApi`.
-    """
-
-    seed: int
-    flavour: str
-    crash_rate: float = 0.0
-    crashes: tuple[int, ...] = ()
+    seed: int  # of all random numbers
+    flavour: str  # a name of :data:`FLAVOURS`
+    crash_rate: float = 0.0  # the chance of a crash at each point
+    crashes: tuple[int, ...] = ()  # numbers of points to crash at besides
+    # number of times something below the library repeats a create whose response was lost (the negative
+    # control: SDK retries left on)
     repeats: int = 0
-    quiet: bool = False
+    quiet: bool = False  # no random faults: a small job, one process at a time, and what faults says
+    # of the job's first batches, by name, where they are to be had for certain; names of faults of lines meet
+    # the first line
     faults: tuple[tuple[str, ...], ...] = ()
-    policy: tuple[tuple[str, object], ...] = ()
-    turnaround: float | None = None
-    items: int | None = None
-    cancel_at: float | None = None
+    policy: tuple[tuple[str, object], ...] = ()  # choices of the job in place of random ones
+    turnaround: float | None = None  # median seconds of a batch, in place of a random one
+    items: int | None = None  # requests of the job, in place of a random number; they go in one batch
+    cancel_at: float | None = None  # when the job is cancelled, in place of a random moment or never
+    # what the provider does against its own word, by name: see :class:`~tests.faults.simulation.
+    # simulated_remote.SimApi`
     odd: tuple[str, ...] = ()
 
     def line(self) -> str:
-        """What to print to find this run again."""
         crash = ",".join(map(str, self.crashes)) or f"p{self.crash_rate:g}"
         more = f" repeats={self.repeats}" if self.repeats else ""
         more += " quiet" if self.quiet else ""
@@ -108,53 +83,34 @@ class Plan:
 
 @frozen(kw_only=True)
 class Scenario:
-    """What a plan draws at random. Times are seconds; chances are of each batch, line or call.
-
-    Attributes:
-        items: requests of the job.
-        max_requests: most of a shard.
-        policy: the job's.
-        workers: processes on the store.
-        cancel_at, resume_after: when a person cancels the job; how long one takes to resume a held one.
-        skew: how far the provider's clock is ahead.
-        calm_at: from then on nothing fails any more.
-        turnaround: median of a batch.
-        enqueued_tokens: quota of the account.
-        page: batches in a page of the list.
-        lost, dropped, late: chances that a create's answer is lost, and the batch is created, is not, or is
-            created later; of the latter, late by minutes instead of seconds.
-        lags, ends, lines: chances of further faults.
-        calls: chance that a call fails.
-        freezes: chance at each point that the process stands still.
-        foreign: chance at each page of the list that somebody else has created a batch.
-        odd: the plan's.
-    """
-
-    items: int
-    max_requests: int
-    policy: JobPolicy
-    workers: int
+    items: int  # requests of the job
+    max_requests: int  # most of a shard
+    policy: JobPolicy  # the job's
+    workers: int  # processes on the store
+    # cancel_at, resume_after: when a person cancels the job; how long one takes to resume a held one
     cancel_at: float | None
     resume_after: float
-    skew: float
-    calm_at: float
-    turnaround: float
-    enqueued_tokens: float | None
-    page: int
+    skew: float  # how far the provider's clock is ahead
+    calm_at: float  # from then on nothing fails any more
+    turnaround: float  # median of a batch
+    enqueued_tokens: float | None  # quota of the account
+    page: int  # batches in a page of the list
+    # lost, dropped, late: chances that a create's answer is lost, and the batch is created, is not, or is
+    # created later; of the latter, late by minutes instead of seconds
     lost: float
     dropped: float
     late: float
+    # lags, ends, lines: chances of further faults
     lags: float
     ends: float
     lines: float
-    calls: float
-    freezes: float
-    foreign: float
-    odd: tuple[str, ...]
+    calls: float  # chance that a call fails
+    freezes: float  # chance at each point that the process stands still
+    foreign: float  # chance at each page of the list that somebody else has created a batch
+    odd: tuple[str, ...]  # the plan's
 
 
 def scenario(plan: Plan) -> Scenario:
-    """Draw the scenario of a plan; how it crashes has no influence."""
     rng = Random(f"scenario {plan.flavour} {plan.seed}")
     flavour = FLAVOURS[plan.flavour]
     wild = 0.0 if plan.quiet else rng.choice((0.5, 1.0, 2.0))

@@ -20,7 +20,6 @@ __all__ = ["simulate"]
 
 
 def simulate(plan: Plan) -> Outcome:
-    """Run a plan and check it. Whatever it raises is a problem of the outcome, not of the caller."""
     with _folder() as folder, _small_pages():
         world = World(plan, folder)
         try:
@@ -38,7 +37,6 @@ def simulate(plan: Plan) -> Outcome:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """A folder in memory where there is such a place: a crash here drops the process, not the disk."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     folder = tempfile.mkdtemp(prefix="smartbatch-sim-", dir=memory)
     try:
@@ -49,7 +47,6 @@ def _folder() -> Iterator[Path]:
 
 @contextmanager
 def _small_pages() -> Iterator[None]:
-    """Take results in by twos, so that there are boundaries between transactions in small jobs too."""
     before = result_lines.PAGE_LINES
     result_lines.PAGE_LINES = 2
     try:

@@ -54,12 +54,10 @@ _KINDS = {
 
 
 def digest_of(prompt: str) -> str:
-    """Return what the ledger knows a prompt by."""
     return hashlib.sha256(prompt.encode()).hexdigest()
 
 
 def tokens_of(prompt: str) -> int:
-    """Return the tokens of a prompt, as the provider counts and as we estimate."""
     return max(1, len(prompt) // 4)
 
 
@@ -98,14 +96,12 @@ class Network:
         self._foreign = 0
 
     def arrive(self, lines: Sequence[dict[str, str]], key: str, **given: Any) -> records.BatchSnapshot:
-        """Let a create arrive at the backend."""
         self.faults.late_by(self.backend, self._arrivals)
         self._arrivals += 1
         entries = [_entry(line["id"], line["prompt"]) for line in lines]
         return self.backend.create(self.flavour.api, key, entries, now=self.clock.now(), model="m", **given)
 
     def create_foreign(self, key: str) -> None:
-        """Another client creates a batch of about our sizes in the same account."""
         if self.faults.calm or self._foreign == _FOREIGN or self.rng.random() >= self.what.foreign:
             return
         self._foreign += 1
@@ -325,14 +321,12 @@ class SimApi(BatchApi):
     # -- what may go wrong -----------------------------------------------------------------------------------
 
     def _look(self, name: str) -> None:
-        """Begin a call that changes nothing; it may fail."""
         self._network.points.reach(name)
         self._pass(name)
         if self._drawn() < self._network.what.calls:
             raise _failed(f"{name} failed", billed=False)
 
     def _change(self, name: str, *, unsent: bool = False) -> None:
-        """Begin a call that changes something; it may fail before it was sent."""
         self._network.points.reach(f"{name}.before")
         self._pass(name)
         if self._drawn() < self._network.what.calls:
@@ -340,7 +334,6 @@ class SimApi(BatchApi):
             raise ProviderError(f"{name} was not taken", kind=kind, maybe_billed=False)
 
     def _answer(self, name: str) -> None:
-        """End a call that changed something; its answer may be lost."""
         self._network.points.reach(f"{name}.after")
         if self._drawn() < self._network.what.calls:
             raise _failed(f"the answer to {name} is lost")
@@ -351,7 +344,6 @@ class SimApi(BatchApi):
         self._network.clock.advance(self._network.rng.uniform(0.05, 1.0))
 
     def _drawn(self) -> float:
-        """Draw a random number; 1 once everything is calm, so that nothing fails."""
         drawn = self._network.rng.random()
         return 1.0 if self._network.faults.calm else drawn
 

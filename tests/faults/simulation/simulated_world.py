@@ -45,48 +45,29 @@ WRONG_KEY = 0.1
 
 @frozen(kw_only=True)
 class Outcome:
-    """What came of a run.
-
-    Attributes:
-        plan: the run.
-        problem: the invariant that broke, or what was raised; ``None`` when all is well.
-        trace: a digest of every event with its time, which a run of an equal plan has as well.
-        figures: by name, what a reviewer wants to know of the run: how often each thing took place; the
-            order in which results came and lines of each batch ran; seconds until the end, of each create,
-            and of an average call.
-        points: names of the crash points that were met.
-        crashed: names of those that crashed; ``frozen`` how many stood still.
-        incidents: what the store told, by kind.
-        creates: what became of the creates, by the ledger.
-        cancelled: batches that ended so.
-        double: items that were paid for more than once.
-        unnamed: answers that were paid for and not used, and no incident says so.
-        adopted_foreign: foreign batches that became a shard's.
-        seconds: virtual.
-    """
-
-    plan: Plan
-    problem: str | None
-    trace: str
+    plan: Plan  # the run
+    problem: str | None  # the invariant that broke, or what was raised; None when all is well
+    trace: str  # a digest of every event with its time, which a run of an equal plan has as well
+    # by name, what a reviewer wants to know of the run: how often each thing took place; the order in which
+    # results came and lines of each batch ran; seconds until the end, of each create, and of an average call
     figures: dict[str, str]
-    points: tuple[str, ...]
-    crashed: tuple[str, ...]
+    points: tuple[str, ...]  # names of the crash points that were met
+    crashed: tuple[str, ...]  # names of those that crashed; frozen how many stood still
     frozen: int
-    incidents: Counter[str]
-    creates: Counter[str]
-    cancelled: int
-    double: int
-    unnamed: int
-    adopted_foreign: int
-    seconds: float
+    incidents: Counter[str]  # what the store told, by kind
+    creates: Counter[str]  # what became of the creates, by the ledger
+    cancelled: int  # batches that ended so
+    double: int  # items that were paid for more than once
+    unnamed: int  # answers that were paid for and not used, and no incident says so
+    adopted_foreign: int  # foreign batches that became a shard's
+    seconds: float  # virtual
 
 
 class World:
-    """A plan come to life.
+    """One provider, one store, and the processes on it.
 
-    Args:
-        plan: the run.
-        folder: for the store; empty.
+    The test's own thread takes part in virtual time, which stands still while the test works. The emulator's
+    ledger is the judge.
     """
 
     def __init__(self, plan: Plan, folder: Path) -> None:
@@ -143,7 +124,6 @@ class World:
         raise Violation(f"I12 the job is not over after {STEPS} steps: {self._describe()}")
 
     def _accept(self) -> None:
-        """Submit the job; after a crash the user submits it again under the same key."""
         shared = encode_params(Generation())
         items = [
             NewItem(None, encode_request(Request(prompt), Shared()), len(prompt) + 60, tokens_of(prompt))
@@ -163,7 +143,6 @@ class World:
             raise Violation("I7 a job was accepted twice")
 
     def _next(self) -> None:
-        """Let the process whose turn it is do one step; time goes on to its turn first."""
         able = [process for process in self.processes if not process.frozen]
         turn = min(able, key=lambda process: process.due)
         moments = [turn.due, self._resumes_at, None if self._cancelled else self.what.cancel_at]
@@ -196,7 +175,6 @@ class World:
             self._notify_idle(process)
 
     def _replace(self, process: Process, key: str | None = None) -> None:
-        """A process crashed: what it had not committed is gone; another one begins."""
         process.die()
         new = self._start_process(key)
         new.due = self.clock.now() + self._rng.choice((0.0, 0.0, 5.0, 60.0, 1200.0))
@@ -204,13 +182,11 @@ class World:
         self._notify_idle(new)
 
     def _notify_idle(self, but: Process) -> None:
-        """A job has no owner: an idle process may claim it."""
         for process in self.processes:
             if process is not but and not process.leases and not process.frozen:
                 process.due = min(process.due, self.clock.now() + self._rng.uniform(0, 10))
 
     def _freeze(self) -> None:
-        """Freeze the running process; the others go on meanwhile, and may take its job over."""
         frozen = self._running
         if frozen is None or len(self.processes) < 2 or any(process.frozen for process in self.processes):
             return
@@ -231,7 +207,6 @@ class World:
         self.points.record(f"{frozen.name} wakes")
 
     def _act_as_user(self) -> None:
-        """Do what users do: cancel the job, and resume it when it is held."""
         assert self.job is not None
         store, now = self.processes[0].plain, self.clock.now()
         if not self._cancelled and self.what.cancel_at is not None and now >= self.what.cancel_at:
@@ -252,7 +227,6 @@ class World:
             process.due = min(process.due, self.clock.now())
 
     def _deliver(self) -> None:
-        """Let a reader take what is committed; after a crash there it goes on where it was."""
         assert self.job is not None
         try:
             self.points.reach("deliver")
@@ -264,19 +238,16 @@ class World:
                 self._reader_of(process, self.job).look()
 
     def _reader_of(self, process: Process, job: JobRow) -> Reader:
-        """Return the futures that the user of a process has; a new process asks for new ones."""
         if process.reader is None:
             process.reader = Reader(job.id, len(self.prompts), process.plain, self.disk)
         return process.reader
 
     def _over(self) -> bool:
-        """Whether no process owns a job that is done."""
         if self.checker.state is not JobState.DONE or any(process.leases for process in self.processes):
             return False
         return not self.processes[0].plain.leases.claimable()
 
     def _end(self) -> Counter[str]:
-        """Let everything that still runs at the provider come in, recover once more, and check."""
         assert self.job is not None
         self._over_at = end = self.clock.now()
         self.clock.advance(48 * HOUR)
@@ -290,7 +261,6 @@ class World:
         return incidents
 
     def _recover_again(self) -> None:
-        """I10: a process that begins now finds nothing to do."""
         assert self.job is not None
         before = self.processes[0].plain.jobs.get(self.job.id), sum(self.network.calls.values())
         for process in self.processes:
@@ -311,7 +281,6 @@ class World:
     # -- its parts -------------------------------------------------------------------------------------------
 
     def _start_process(self, key: str | None = None) -> Process:
-        """Start a process, now and then one with another key, which cannot reach the job."""
         self._started += 1
         rng = Random(f"process {self.plan.flavour} {self.plan.seed} {self._started}")
         if key is None:
@@ -326,7 +295,6 @@ class World:
         return process
 
     def _ask(self, prompt: str) -> str | None:
-        """Answer a request in real time; what is answered is paid for."""
         index = self.ledger.received
         digest = digest_of(prompt)
         call = Call(index, self.clock.now(), "POST /", prompt=digest)
@@ -355,7 +323,6 @@ class World:
         return f"{job.state if job else None} {job.note if job else None} {shards}"
 
     def _figures(self) -> dict[str, str]:
-        """Return how the job went, without what is zero."""
         if self.job is None:
             return {}
         network, ledger, checker = self.network, self.ledger, self.checker
@@ -395,7 +362,6 @@ class World:
         return {name: str(figure) for name, figure in found.items() if figure}
 
     def outcome(self, problem: str | None, incidents: Counter[str]) -> Outcome:
-        """Totals the run up."""
         records = self.ledger.batches
         foreign = {batch.id for batch in records if "foreign" in batch.label}
         adopted = 0

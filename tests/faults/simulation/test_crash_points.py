@@ -25,7 +25,6 @@ OF_LABELS = {"K15"}
 @pytest.mark.full
 @pytest.mark.parametrize("flavour", sampled(FLAVOURS))
 def test_a_crash_at_any_point_alone_does_no_harm(run: Run, flavour: str) -> None:
-    """Every point of each case that no earlier one had, the first and the last time it is met."""
     bases = list(run(base_plans([0], [flavour])))
     known: set[str] = set()
     total = Totals.of(
@@ -39,7 +38,6 @@ def test_a_crash_at_any_point_alone_does_no_harm(run: Run, flavour: str) -> None
 
 @pytest.mark.parametrize("flavour", sampled(FLAVOURS))
 def test_no_crash_makes_a_job_exceed_its_budget(flavour: str) -> None:
-    """Not one request fits, so that no batch may be created, whoever carries the job on."""
     base = simulate(Plan(seed=0, flavour=flavour, quiet=True, items=3, policy=(("budget", 1e-6),)))
     outcomes = [base, *map(simulate, crashed_once(base))]
     total = Totals.of(outcomes)
@@ -50,7 +48,6 @@ def test_no_crash_makes_a_job_exceed_its_budget(flavour: str) -> None:
 
 @pytest.mark.full
 def test_two_crashes_do_no_more_harm_than_one(run: Run) -> None:
-    """Of the pairs among the first 26 points a sample; the soak run has all."""
     bases = list(run(base_plans([1])))
     pairs = [plan for base in bases for plan in crashed_twice(base)]
     total = Totals.of(run(pairs[:: len(pairs) // 100]))
@@ -61,7 +58,6 @@ def test_two_crashes_do_no_more_harm_than_one(run: Run) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_every_point_and_every_pair(run: Run, flavour: str) -> None:
-    """Each single point of 20 jobs a case, and each pair among the first 26 points of 2."""
     bases = list(run(base_plans(range(20), [flavour])))
     alone = Totals.of(run(plan for base in bases for plan in crashed_once(base)))
     pairs = Totals.of(run(plan for base in bases if base.plan.seed < 2 for plan in crashed_twice(base)))

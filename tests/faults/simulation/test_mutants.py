@@ -22,7 +22,6 @@ SEEN_BY_TESTS = [mutant for mutant in MUTANTS if mutant.test is not None]
 
 @pytest.fixture(scope="module", autouse=True)
 def running() -> Iterator[dict[Mutant, subprocess.Popen[str]]]:
-    """Start the tests that see the other mutants; they wait more than they work."""
     started = {mutant: start(mutant) for mutant in SEEN_BY_TESTS}
     yield started
     for process in started.values():
@@ -32,7 +31,6 @@ def running() -> Iterator[dict[Mutant, subprocess.Popen[str]]]:
 
 @pytest.mark.parametrize("mutant", SEEN_BY_SIMULATION, ids=str)
 def test_the_simulation_sees_that(mutant: Mutant) -> None:
-    """An invariant breaks; without the mutant the same run is clean."""
     with mutated(mutant):
         outcome = first_caught(mutant, within=WITHIN)
     assert outcome is not None
@@ -41,12 +39,10 @@ def test_the_simulation_sees_that(mutant: Mutant) -> None:
 
 @pytest.mark.parametrize("mutant", SEEN_BY_TESTS, ids=str)
 def test_a_test_of_the_suite_sees_that(mutant: Mutant, running: dict[Mutant, subprocess.Popen[str]]) -> None:
-    """The test of that rule fails with the mutant in place."""
     said, _ = running[mutant].communicate(timeout=100)
     assert running[mutant].returncode == pytest.ExitCode.TESTS_FAILED, said
     assert any(f"{outcome} {mutant.test}" in said for outcome in ("FAILED", "ERROR"))  # at its end
 
 
 def test_the_list_is_whole() -> None:
-    """17 mistakes, each by a number of its own."""
     assert [mutant.number for mutant in MUTANTS] == list(range(1, 18))

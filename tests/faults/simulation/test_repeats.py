@@ -18,7 +18,6 @@ Run = Callable[[Iterable[Plan]], Iterator[Outcome]]
 @pytest.mark.full
 @pytest.mark.parametrize("flavour", sampled(FLAVOURS))
 def test_a_repeated_create_is_told_with_what_it_cost(run: Run, flavour: str) -> None:
-    """The first create succeeds and its answer is lost; the second is answered, and hides the first."""
     outcomes = list(run(plan_of("repeated", flavour, seed) for seed in range(12)))
     assert [outcome.problem for outcome in outcomes if outcome.problem] == []
     assert min(outcome.incidents["double_submission"] for outcome in outcomes) >= 1
@@ -29,7 +28,6 @@ def test_a_repeated_create_is_told_with_what_it_cost(run: Run, flavour: str) -> 
 
 @pytest.mark.full
 def test_whatever_else_goes_wrong_second_payments_are_named(run: Run) -> None:
-    """All but those by batches that were created after ours had ended and are no longer searched."""
     total = Totals.of(run(evolve(plan, repeats=2) for plan in seeded(range(10_000, 10_120))))
     assert total.problems == []
     assert total.double > 30

@@ -33,7 +33,6 @@ REPLAYED = 20
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_of_8_jobs_nothing_is_lost_paid_twice_unnamed_or_never_done(flavour: str) -> None:
-    """40 seeds in all, in this process; what the 2,000 do, without their totals."""
     outcomes = [simulate(plan) for plan in seeded(SEEDS, flavour)]
     assert Totals.of(outcomes).problems == []
     assert differences(f"seeds of {flavour}", outcomes) == []
@@ -46,7 +45,6 @@ def test_each_recorded_group_of_jobs_is_run() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("case", sampled(CASES, keep=4))
 def test_jobs_in_each_case_go_as_they_went(case: str) -> None:
-    """One thing goes wrong, and nothing crashes."""
     outcomes = [simulate(plan_of(case, flavour, 0)) for flavour in FLAVOURS]
     assert Totals.of(outcomes).problems == []
     assert differences(f"case {case}", outcomes) == []
@@ -65,14 +63,12 @@ def test_jobs_that_ask_for_more_go_as_they_went(policy: str) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("name", ODD)
 def test_jobs_at_an_odd_provider_go_as_they_went(name: str) -> None:
-    """It breaks its word, so that not all is well; what comes of it is recorded."""
     assert differences(f"odd {name}", map(simulate, odd(name))) == []
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_of_400_jobs_nothing_is_lost_paid_twice_unnamed_or_never_done(run: Run, flavour: str) -> None:
-    """Crashes, freezes, lost, dropped and late creates, lags, broken results; see the invariants."""
     outcomes = list(run(seeded(range(MANY), flavour)))
     total = Totals.of(outcomes)
     assert total.problems == []
@@ -111,7 +107,6 @@ def test_of_400_jobs_nothing_is_lost_paid_twice_unnamed_or_never_done(run: Run, 
     ),
 )
 def test_a_seed_that_once_failed_is_clean(seed: int, flavour: str, rate: float) -> None:
-    """They stay here, with what they showed."""
     outcome = simulate(Plan(seed=seed, flavour=flavour, crash_rate=rate))
     assert outcome.problem is None
     assert outcome.incidents["double_submission"] == 0
