@@ -1,8 +1,8 @@
 """The providers' APIs, offline: calls, files and batches, with latency, limits, faults and a ledger.
 
-The real SDKs accept it: point ``OPENAI_BASE_URL`` at :attr:`Emulator.base_url`, ``ANTHROPIC_BASE_URL`` and
-``GOOGLE_GEMINI_BASE_URL`` at :attr:`Emulator.url`. The public names load on first use: what ``sim:`` takes of
-it needs no server.
+The real SDKs work with it: set ``OPENAI_BASE_URL`` to :attr:`Emulator.base_url`, and ``ANTHROPIC_BASE_URL``
+and ``GOOGLE_GEMINI_BASE_URL`` to :attr:`Emulator.url`. Public names load on first use, because ``sim:`` needs
+no server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The emulator's answers: a pure function of the request, so that tests can check every answer."""
+"""The emulator's answers: a pure function of the request, so that tests can check every answer.
+
+:func:`compose` writes text, or a value that follows a schema (:func:`instance`); :func:`with_calls` calls
+tools.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +47,7 @@ _decoder = json.JSONDecoder()
 
 
 def _told(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords in a description, which an adapter put there for the model to read."""
+    """Return the keywords in a description, where an adapter put them for the model to read."""
     description = schema.get("description")
     found: dict[str, Any] = {}
     if isinstance(description, str) and description.endswith("}"):
@@ -157,7 +161,7 @@ class _Builder:
 
 
 def _ends(schema: Any) -> bool:
-    """Whether a value of a schema has no parts of its own kind where a recursion ends."""
+    """Whether a value of a schema ends a recursion: it contains no value of its own schema."""
     if not isinstance(schema, Mapping):
         return False
     branches = schema.get("anyOf")
@@ -166,16 +170,17 @@ def _ends(schema: Any) -> bool:
 
 
 def _another(item: Any, position: int) -> Any:
-    """Return an item that differs from those before it, as far as its type allows."""
+    """Return an item that differs from the previous ones, as far as its type allows."""
     if isinstance(item, str):
         return f"{item}{position}" if position else item
     return item + position if isinstance(item, int | float) and not isinstance(item, bool) else item
 
 
 def _number_within(schema: Mapping[str, Any], usual: int) -> int | float:
-    """Return a number of the type, bounds and step of a schema: the least, or ``usual`` where that is none.
+    """Return a number within the type, bounds and step of a schema: the smallest, or ``usual`` without
+    bounds.
 
-    Where its bounds leave no number, any is returned.
+    If the bounds leave no number, any number is returned.
     """
     step = _exact(schema.get("multipleOf"))
     if schema.get("type") == "integer":
@@ -205,7 +210,7 @@ def _number_within(schema: Mapping[str, Any], usual: int) -> int | float:
 
 
 def _exact(number: Any) -> Fraction | None:
-    """Return a number of a schema as it is written: 0.1 is a tenth. ``None`` for anything else."""
+    """Return a number of a schema exactly as written: 0.1 is a tenth. ``None`` for anything else."""
     if isinstance(number, int) and not isinstance(number, bool):
         return Fraction(number)
     return Fraction(repr(number)) if isinstance(number, float) and isfinite(number) else None
@@ -229,12 +234,12 @@ def answer_for(prompt_text: str, model: str, seed: int = 0) -> str:
 
 
 def count_tokens(text: str) -> int:
-    """Return the tokens of a text as the emulator counts them: a quarter of its UTF-8 bytes, at least 1."""
+    """Return the tokens of a text: a quarter of its UTF-8 bytes, at least 1."""
     return max(1, len(text.encode()) // 4)
 
 
 def words_of(text: str) -> list[str]:
-    """Return ``text`` in pieces of a word with the space before it; joined they are the text again."""
+    """Return ``text`` in pieces of one word with the space before it; joined they make the text again."""
     return _WORD.findall(text)
 
 
@@ -258,8 +263,6 @@ def vector_for(text: str, model: str, dimensions: int) -> array[float]:
 
 @frozen
 class ModelToolCall:
-    """A call of a tool in an answer."""
-
     name: str
     arguments: Any
 
@@ -322,7 +325,7 @@ def cut(text: str, tokens: int) -> str:
 
 
 def packed_answers(prompt: str, answer_to: Callable[[str], str]) -> str | None:
-    """Answer several prompts packed into one, each as it is answered alone; ``None`` for no pack."""
+    """Answer several prompts packed into one, each as if it were alone; ``None`` if there is no pack."""
     if _PACK.match(prompt) is None:
         return None
     try:
@@ -367,7 +370,7 @@ class ToolTurnFlaw:
 
 
 def flaw_of(turns: Sequence[ToolTurn]) -> ToolTurnFlaw | None:
-    """Return what is wrong with the turns of a conversation, or ``None``."""
+    """Return the first flaw in the tool calls of a conversation, or ``None``."""
     waiting: dict[str, int] = {}
     for place, turn in enumerate(turns):
         for identity in turn.results:
@@ -380,7 +383,7 @@ def flaw_of(turns: Sequence[ToolTurn]) -> ToolTurnFlaw | None:
 
 
 def with_calls(answer: Completion, tools: OfferedTools | None, prompt: str) -> Completion:
-    """Return an answer that calls tools instead of saying its text, where they are called."""
+    """Return an answer that calls tools in place of its text, if any are called."""
     if tools is None:
         return answer
     names = called_tools(list(tools.parameters), tools.choice, prompt, answered=tools.answered)
@@ -392,16 +395,10 @@ def with_calls(answer: Completion, tools: OfferedTools | None, prompt: str) -> C
 
 
 def called_tools(names: Sequence[str], choice: str, prompt: str, *, answered: bool) -> list[str]:
-    """Return the tools that a simulated model calls. In order:
+    """Return the tools that the simulated model calls.
 
-    1. One has to be called: the named one, or the first.
-    2. The prompt names some of them, and their results are not there yet: these.
-
-    Args:
-        names: of the tools that are offered.
-        choice: ``auto``, ``none``, ``required`` or the name of a tool.
-        prompt: the text of the last user message.
-        answered: whether the conversation ends with results of tools.
+    They are the required one (the named tool, or the first), or those that the prompt names while their
+    results are missing.
     """
     if choice == "none" or not names:
         return []
@@ -415,7 +412,6 @@ def _mentions(prompt: str, name: str) -> bool:
 
 
 def logprobs_of(pieces: Sequence[str], alternatives: int) -> list[dict[str, Any]]:
-    """Return log-probabilities of the pieces of an answer, in OpenAI's form."""
     return [
         {
             **_logprob(piece, -0.125 * (place % 8)),

@@ -24,16 +24,16 @@ class Call:
     index: int  # its number in the order of arrival, from 0
     at: float  # monotonic seconds of its arrival
     endpoint: str  # method and path
-    model: str | None = None  # its model
+    model: str | None = None
     prompt: str | None = None  # SHA-256 (hexadecimal) of the text of the last user message
     text: str | None = None  # that text, with ``keep_prompts``
     fault: str | None = None  # its fault, ``outage`` and ``limit`` included
-    admitted: bool = False  # True when it passed authentication, validation, outage and limits
+    admitted: bool = False  # true if it passed authentication, validation, outage and limits
     latency: float = 0.0  # seconds by which the answer was delayed
-    status: int | None = None  # the HTTP status that was sent; ``None`` when nothing was sent
+    status: int | None = None  # the HTTP status that was sent; None if nothing was sent
     billed: int = 0  # billed tokens; 0 when the model did not run
-    delivered: bool = False  # True when the whole answer was written to an open connection
-    done: bool = False  # True when it is no longer in progress
+    delivered: bool = False  # true if the whole answer was written to an open connection
+    done: bool = False  # true if it is no longer in progress
     tier: str | None = None  # its service tier; ``flex`` for the cheaper, slower one, whose tokens cost half
 
 
@@ -76,7 +76,6 @@ class Ledger:
 
     @property
     def received(self) -> int:
-        """How many calls there are."""
         return len(self._calls)
 
     @property
@@ -87,7 +86,7 @@ class Ledger:
 
     @property
     def billed_by_prompt(self) -> dict[str, list[Call | BatchLine]]:
-        """The billed calls and batch lines by the SHA-256 of their prompt, each list in the order of time."""
+        """The billed calls and batch lines by the SHA-256 of their prompt, each list in order of time."""
         self._update()
         found: dict[str, list[Call | BatchLine]] = defaultdict(list)
         entries: list[Call | BatchLine] = [*self.calls, *self._batch_ledger.lines()]
@@ -97,12 +96,12 @@ class Ledger:
         return dict(found)
 
     def paid_twice(self, *, excluding_lost: bool = True) -> list[str]:
-        """Return the prompts (by their SHA-256) that were billed more than once, in real time or in batches.
+        """Return the prompts (by SHA-256) that were billed more than once, in real time or in batches.
 
         Args:
-            excluding_lost: leave out prompts whose earlier answers were all lost, in transit or in the
-                results of a batch, so that only another request could get one. The answer of a line that ran
-                can be fetched, so it does not count as lost.
+            excluding_lost: omit prompts whose earlier answers were all lost, in transit or in the results of
+                a batch, so that only another request could get one. The answer of a line that ran can be
+                fetched, so it does not count as lost.
         """
         return [
             prompt
@@ -146,12 +145,10 @@ class Ledger:
         }
 
     def full(self) -> dict[str, Any]:
-        """Return the counts and every call as values that can be encoded as JSON."""
         calls = [asdict(call) for call in self.calls]
         return {**self.summary(), "calls": calls, "batch_records": self._batch_ledger.full()}
 
     def open(self, call: Call) -> None:
-        """Add a request that arrived."""
         self._calls.append(call)
 
     def close(self, call: Call, *, status: int | None, billed: int = 0, delivered: bool = False) -> None:

@@ -16,7 +16,7 @@ _SLACK = 1e-9  # tolerance for floating-point errors of a refill
 
 
 def go_duration(seconds: float) -> str:
-    """Return seconds in Go's notation, rounded up to milliseconds, as the service's reset headers have it.
+    """Return seconds in Go's notation, rounded up to milliseconds, as in the service's reset headers.
 
     Examples: ``0s``, ``12ms``, ``1.5s``, ``6m0s``, ``1h0m0s``.
     """
@@ -46,7 +46,7 @@ class LimitExceeded:
     limit: int  # the limit per minute
     used: int  # how much of it is used
     requested: int  # how much the request needs
-    # seconds until it would be admitted; ``None`` when the request is larger than the limit
+    # seconds until it would be admitted; None if the request is larger than the limit
     wait: float | None
     # False for an injected fault, where no such limit is enforced: clients that learn limits from errors must
     # not learn this one
@@ -68,17 +68,13 @@ class _Meter(Protocol):
 
     capacity: float
 
-    def left(self, now: float) -> float:
-        """Return how much may be taken now."""
+    def left(self, now: float) -> float: ...
 
-    def take(self, now: float, cost: float) -> None:
-        """Take ``cost``; the level may become negative."""
+    def take(self, now: float, cost: float) -> None: ...
 
-    def wait(self, now: float, cost: float) -> float:
-        """Return the seconds until ``cost`` may be taken."""
+    def wait(self, now: float, cost: float) -> float: ...
 
-    def full_in(self, now: float) -> float:
-        """Return the seconds until the whole limit is available."""
+    def full_in(self, now: float) -> float: ...
 
     def allowed(self, first: float, now: float) -> float:
         """Return the most that could have been taken from ``first`` to ``now``."""
@@ -114,7 +110,7 @@ class TokenBucket:
 
 
 class _SecondWindows:
-    """Fixed windows of one second of the server's clock with a sixtieth of the limit each."""
+    """Fixed windows of one second of the server's clock, each with a sixtieth of the limit."""
 
     def __init__(self, per_minute: float) -> None:
         self._rate = per_minute / 60
@@ -215,14 +211,12 @@ class Limits:
             self._meters["output"][0].take(now, output)
 
     def levels(self, now: float) -> list[Level]:
-        """Return the level of each limit."""
         return [
             Level(what, int(limit), max(0, math.floor(meter.left(now) + _SLACK)), meter.full_in(now))
             for what, (meter, limit) in self._meters.items()
         ]
 
     def headers(self, now: float) -> list[tuple[str, str]]:
-        """Return the ``x-ratelimit-*`` headers of OpenAI's API."""
         headers: list[tuple[str, str]] = []
         for level in self.levels(now):
             if level.what != "output":
@@ -236,8 +230,8 @@ class Limits:
     def allowed_requests(self, now: float) -> float:
         """Return how many requests could have been admitted since the first one.
 
-        The full bucket plus the refill since (with fixed windows: the sum of their limits); infinite without
-        a request limit, 0 before the first request.
+        This is the full bucket plus its refill since then or, with fixed windows, the sum of their limits;
+        infinite without a request limit, 0 before the first request.
         """
         if self._first is None:
             return 0.0

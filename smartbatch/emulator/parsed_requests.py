@@ -29,7 +29,7 @@ class ApiError(Exception):
 
 
 class MalformedBody(Exception):
-    """A request body that is no JSON object; the text says why."""
+    """A request body that is not a JSON object; the message says why."""
 
 
 class InvalidSchema(Exception):
@@ -55,7 +55,7 @@ class ModelCall(ABC):
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompt alone: what counts for the limit of enqueued tokens."""
+        """Tokens of the prompt alone, which count for the limit of enqueued tokens."""
         return self.charge
 
     @abstractmethod
@@ -79,21 +79,21 @@ class GenerationRequest:
     model: str  # the model's name
     prompt: str  # the text of the last user message (of the last message when there is none of a user)
     input_tokens: int  # tokens of all messages
-    max_tokens: int | None  # the output cap; ``None`` without one
+    max_tokens: int | None  # the output cap; None if there is none
     stop: tuple[str, ...]  # stop sequences
     choices: int  # number of answers
     # JSON schema of the answer; empty for any JSON object, ``None`` for text
     schema: Mapping[str, Any] | None
-    stream: bool  # True when the answer is streamed
-    include_usage: bool  # True when the stream ends with the usage
+    stream: bool  # true if the answer is streamed
+    include_usage: bool  # true if the stream ends with the usage
     tier: str = "default"  # the service tier
     tools: OfferedTools | None = None  # the tools that are offered, if any
     logprobs: int | None = None  # number of alternatives of each token; ``None`` without log-probabilities
-    reasoning: bool = False  # True when the answer shows reasoning
+    reasoning: bool = False  # true if the answer shows reasoning
 
     @property
     def charge(self) -> int:
-        """Tokens that OpenAI's limits charge at admission: the larger of the output cap and the prompt."""
+        """Tokens charged by OpenAI's limits at admission: the larger of the output cap and the prompt."""
         return max(self.max_tokens or 0, self.input_tokens)
 
 
@@ -105,10 +105,10 @@ _decoder = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def decode_object(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in a body; ``NaN`` and ``Infinity`` are refused.
+    """Return the JSON object in a body; ``NaN`` and ``Infinity`` are rejected.
 
     Raises:
-        MalformedBody: when the body is no JSON, or is another JSON value.
+        MalformedBody: the body is not JSON, or another JSON value.
     """
     try:
         value = _decoder.decode(body.decode())
@@ -122,15 +122,14 @@ def decode_object(body: bytes) -> dict[str, Any]:
 def measure_prompt(
     model: str, messages: Sequence[tuple[str, str]], system: Iterable[str] = ()
 ) -> tuple[str, int]:
-    """Return the text of the last user message (of the last message without one), and all input tokens.
+    """Return the text of the last user message (or the last message, without one), and all input tokens.
 
     Args:
-        model: the model's name.
         messages: pairs of role and text, at least one.
-        system: texts that are no messages and count as input.
+        system: texts that are not messages but count as input.
 
     Raises:
-        UnicodeEncodeError: for a text or a model with half of a surrogate pair.
+        UnicodeEncodeError: a text or the model contains half of a surrogate pair.
     """
     model.encode()
     tokens = sum(count_tokens(text) for text in (*system, *(text for _, text in messages)) if text)
@@ -139,7 +138,7 @@ def measure_prompt(
 
 
 def asked_schema(enforced: Mapping[str, Any] | None, texts: Sequence[str]) -> Mapping[str, Any] | None:
-    """Return the schema of an answer: the one that the API enforces, else the one in the instructions."""
+    """Return the schema of an answer: the one that the API enforces, or the one in the instructions."""
     if enforced:
         return enforced
     told = (schema for text in texts if (schema := instructed_schema(text)) is not None)
@@ -147,7 +146,7 @@ def asked_schema(enforced: Mapping[str, Any] | None, texts: Sequence[str]) -> Ma
 
 
 def instructed_schema(text: str) -> dict[str, Any] | None:
-    """Return the schema in the last line of instructions, where the line before says that it is one."""
+    """Return the schema in the last line of instructions, if the line before announces one."""
     told, _, written = text.rpartition("\n")
     if "JSON schema" not in told.rpartition("\n")[2]:
         return None

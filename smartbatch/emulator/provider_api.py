@@ -1,6 +1,6 @@
-"""The interface of an emulated API: its paths, keys, requests, replies and errors.
+"""The interface of an emulated API: its paths, keys, requests, replies and errors, and pages of lists.
 
-The request handler does the same steps for each API: key, path, body, outage, limits, model, fault.
+The request handler performs the same steps for each API: key, path, body, outage, limits, model, fault.
 """
 
 from __future__ import annotations
@@ -22,36 +22,35 @@ from smartbatch.emulator.settings import EmulatorSettings
 
 
 class Identified(Protocol):
-    """An item of a list."""
+    """An item of a list, with the identifier that is used as the cursor."""
 
     @property
-    def id(self) -> str:
-        """Its identifier, used as the cursor."""
+    def id(self) -> str: ...
 
 
 Item = TypeVar("Item", bound=Identified)
 
 
 def parse_limit(text: str, most: int) -> int | None:
-    """Return the page size in a query parameter; ``None`` when it is no integer from 1 to ``most``."""
+    """Return the page size in a query parameter; ``None`` unless it is an integer from 1 to ``most``."""
     return int(text) if text.isascii() and text.isdigit() and 1 <= int(text) <= most else None
 
 
 def position_of(items: Sequence[Identified], cursor: str) -> int | None:
-    """Return the position of the item with this id; ``None`` when there is none."""
+    """Return the position of the item with this id, or ``None``."""
     return next((position for position, item in enumerate(items) if item.id == cursor), None)
 
 
 def page_after(items: Sequence[Item], limit: int, after: str | None) -> tuple[list[Item], bool] | None:
-    """Return one page and whether more items follow; ``None`` when the cursor is not in the list.
+    """Return one page and whether more items follow; ``None`` if the cursor is not in the list.
 
-    The cursor is the last item of the previous page, so items that are added at the front meanwhile do not
-    shift the pages.
+    The cursor is the last item of the previous page, so items added at the front in the meantime do not shift
+    the pages.
 
     Args:
-        items: all of them, in the order of the list.
-        limit: items of a page.
-        after: the id of the item before the page; ``None`` for the first page.
+        items: all items, in list order.
+        limit: items per page.
+        after: id of the item before the page; ``None`` for the first page.
     """
     begin = 0
     if after is not None:
@@ -83,7 +82,6 @@ class ServerReply:
 
 
 def json_reply(value: Mapping[str, Any]) -> ServerReply:
-    """Return a success with a JSON body."""
     return ServerReply(200, json.dumps(value).encode())
 
 
@@ -119,7 +117,7 @@ class Api(ABC):
 
     @abstractmethod
     def serves(self, head: Head) -> bool:
-        """Return True when the request is meant for this API."""
+        """Return true if the request is meant for this API."""
 
     @abstractmethod
     def check_key(self, head: Head, settings: EmulatorSettings) -> None:
@@ -127,46 +125,40 @@ class Api(ABC):
 
     @abstractmethod
     def batch_endpoint(self, head: Head) -> BatchEndpoint | None:
-        """Return what answers a request about files or batches; ``None`` for all others.
+        """Return the function that answers a request about files or batches; ``None`` for all others.
 
-        The endpoint checks the key itself. Rate limits do not apply to it; outages and the faults of the
-        connection do.
+        It checks the key itself. Rate limits do not apply to it; outages and connection faults do.
         """
 
     @abstractmethod
     def find(self, head: Head, body: bytes, settings: EmulatorSettings) -> Parse | ServerReply:
-        """Return the parser of the request, or the reply to one that bills nothing and has no limit.
+        """Return the parser of the request, or the reply if it bills nothing and has no limit.
 
         Raises:
-            ApiError: for an unknown path or a wrong method.
+            ApiError: the path is unknown or the method wrong.
         """
 
     @abstractmethod
-    def parse_body(self, body: bytes) -> dict[str, Any]:
-        """Return the JSON object in a body, or raise ``ApiError``."""
+    def parse_body(self, body: bytes) -> dict[str, Any]: ...
 
     @abstractmethod
-    def check_model(self, model: str, settings: EmulatorSettings) -> None:
-        """Raise ``ApiError`` for a model that does not exist."""
+    def check_model(self, model: str, settings: EmulatorSettings) -> None: ...
 
     @abstractmethod
-    def overloaded(self) -> ServerReply:
-        """Return the reply of an overloaded or unavailable service."""
+    def overloaded(self) -> ServerReply: ...
 
     @abstractmethod
-    def internal_error(self) -> ServerReply:
-        """Return the reply to a request that failed in the service."""
+    def internal_error(self) -> ServerReply: ...
 
     @abstractmethod
     def rate_limited(self, exceeded: LimitExceeded, model: str, *, hint: bool) -> ServerReply:
-        """Return the reply to a request above a limit; with the time to wait when ``hint`` is True."""
+        """Return the reply to a request above a limit, with the time to wait if ``hint`` is true."""
 
     @abstractmethod
     def quota_exhausted(self, model: str) -> ServerReply:
-        """Return the reply when the credit, or the quota of the day, is used up."""
+        """Return the reply if the credit, or the daily quota, is used up."""
 
     def no_capacity(self) -> ServerReply:
-        """Return the reply of the flex tier without capacity."""
         return self.overloaded()
 
     @abstractmethod
@@ -174,7 +166,6 @@ class Api(ABC):
         """Return the error for a model without the flex tier."""
 
     def error_event(self) -> bytes:
-        """Return the event that ends a stream with an error."""
         body = self.overloaded().body
         assert isinstance(body, bytes)
         return b"data: %b\n\n" % b" ".join(body.split())  # an event's data has one line

@@ -1,6 +1,6 @@
-"""Handling of a request: a function of request and time that returns the reply. It uses no socket.
+"""Handling of a request: a function of request and time that returns the reply, without sockets.
 
-The order of the checks is that of the real services: key, path, body, outage, limits; then the model runs.
+The checks are in the order of the real services: key, path, body, outage, limits; then the model runs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LIMIT_SETTINGS = frozenset({"rpm", "tpm", "otpm", "burst", "enforce", "count_re
 
 @frozen
 class _Policy:
-    """The settings and what is derived from them; replaced as a whole, so that any thread may do it."""
+    """The settings and what is derived from them; replaced as a whole, which any thread may do."""
 
     settings: EmulatorSettings
     faults: FaultPlan
@@ -90,7 +90,7 @@ class RequestHandler:
         """Change settings; new limits start with a full bucket.
 
         Raises:
-            ConfigError: for an unknown name or a value out of its range; then nothing changes.
+            ConfigError: a name is unknown or a value out of range; then nothing changes.
         """
         settings = evolve(self.settings, **EmulatorSettings.check_names(changes))
         limits = Limits(settings) if _LIMIT_SETTINGS & changes.keys() else self._policy.limits
@@ -108,7 +108,6 @@ class RequestHandler:
         self.ledger.reset()
 
     def max_body_size(self, head: Head) -> int:
-        """Return the largest body of a request in bytes."""
         limit = self.settings.max_body
         return limit if _api(head).batch_endpoint(head) is None else max(limit, MAX_UPLOAD)
 
@@ -183,7 +182,6 @@ def _api(head: Head) -> Api:
 
 
 def _answer(exchange: _Exchange) -> ServerReply:
-    """Return the reply to a model call, after the checks in the order of the real services."""
     api, head, call, settings = exchange.api, exchange.head, exchange.call, exchange.settings
     api.check_key(head, settings)
     parse = api.find(head, exchange.body, settings)
@@ -241,7 +239,7 @@ def _run_model(exchange: _Exchange, model_call: ModelCall) -> ServerReply:
 def _immediate_error(
     api: Api, settings: EmulatorSettings, model: str, fault: str | None
 ) -> ServerReply | None:
-    """Return the reply of a fault that occurs before the model runs; ``None`` for all other faults."""
+    """Return the reply of a fault that occurs before the model runs; ``None`` for other faults."""
     match fault:
         case "503":
             return api.overloaded()
@@ -282,7 +280,6 @@ def _apply_fault(api: Api, reply: ServerReply, fault: str | None) -> ServerReply
 
 
 def _injected_limit(settings: EmulatorSettings) -> LimitExceeded:
-    """Return the exceeded limit that an injected 429 reports."""
     limit = int(settings.rpm or 500)
     return LimitExceeded(
         "requests", limit, limit, 1, settings.fault_retry_after, real=settings.rpm is not None

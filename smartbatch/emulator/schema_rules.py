@@ -1,6 +1,6 @@
-"""What the services refuse in a schema, as their documentation has it in November 2026.
+"""What the services reject in a schema, according to their documentation of November 2026.
 
-Written from the documentation and not from the adapters, so that a mistake of theirs shows.
+Written from the documentation, not from the adapters, so that mistakes in the adapters show.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _GEMINI = _COMMON | {
 
 
 def openai_flaw(schema: Mapping[str, Any], *, strict: bool) -> str | None:
-    """Return what OpenAI says of a schema that it refuses, or ``None``."""
+    """Return OpenAI's message about a schema that it rejects, or ``None``."""
     if schema.get("type") != "object" or "anyOf" in schema:
         kind = schema.get("type", "None")
         return f"schema must be a JSON Schema of 'type: \"object\"', got 'type: \"{kind}\"'."
@@ -70,7 +70,7 @@ def openai_flaw(schema: Mapping[str, Any], *, strict: bool) -> str | None:
 
 
 def anthropic_flaw(schema: Mapping[str, Any]) -> str | None:
-    """Return what Anthropic says of a schema that it refuses, or ``None``."""
+    """Return Anthropic's message about a schema that it rejects, or ``None``."""
 
     def rule(part: Mapping[str, Any], path: Path) -> str | None:
         del path
@@ -103,7 +103,7 @@ def anthropic_flaw(schema: Mapping[str, Any]) -> str | None:
 
 
 def gemini_flaw(schema: Mapping[str, Any]) -> str | None:
-    """Return what Gemini says of a schema that it refuses, or ``None``."""
+    """Return Gemini's message about a schema that it rejects, or ``None``."""
 
     def rule(part: Mapping[str, Any], path: Path) -> str | None:
         where = ".".join(path) or "the root"
@@ -131,7 +131,7 @@ def _first(schema: Mapping[str, Any], rule: Rule) -> str | None:
 
 
 def _parts(schema: Any, path: Path) -> Iterator[tuple[Mapping[str, Any], Path]]:
-    """Yield a schema and those within it, with where they stand."""
+    """Yield a schema and its parts, with their paths."""
     if not isinstance(schema, Mapping):
         return
     yield schema, path
@@ -145,13 +145,12 @@ def _parts(schema: Any, path: Path) -> Iterator[tuple[Mapping[str, Any], Path]]:
 
 
 def _leads_back(root: Mapping[str, Any], part: Any, home: str) -> bool:
-    """Whether a part of a schema refers to its own definition, ``home``, or to one that leads to it."""
+    """Whether a part of a schema refers to its own definition, ``home``, directly or indirectly."""
     targets = [inner["$ref"] for inner, _ in _parts(part, ()) if isinstance(inner.get("$ref"), str)]
     return any(target == home or home in _reached(root, target) for target in targets)
 
 
 def _reached(root: Mapping[str, Any], target: str) -> set[str]:
-    """Return the targets that one leads to."""
     reached: set[str] = set()
     further = [target]
     while further:

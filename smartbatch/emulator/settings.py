@@ -175,7 +175,7 @@ class EmulatorSettings(BatchSettings):
 
     @classmethod
     def check_names(cls, params: EmulatorParams) -> dict[str, Any]:
-        """Return settings as they were given; ``ConfigError`` for names that are none."""
+        """Return settings unchanged; raise ``ConfigError`` for unknown names."""
         known = {attribute.name for attribute in fields(cls)}
         if unknown := params.keys() - known:
             near = did_you_mean(min(unknown), known) or f"; known: {', '.join(sorted(known))}"
@@ -330,7 +330,6 @@ class FaultPlan:
         return self.first_token(index) + self._settings.per_token * tokens
 
     def first_token(self, index: int) -> float:
-        """Return the seconds until the first token."""
         settings = self._settings
         if not settings.latency_sigma or not settings.latency:
             return settings.latency
@@ -351,7 +350,6 @@ class FaultPlan:
         return between is not None and between[0] <= elapsed < between[1]
 
     def identity(self, index: int) -> str:
-        """Return 24 hexadecimal digits that identify the request."""
         return hashlib.blake2b(self._seed + b"id %d" % index, digest_size=12).hexdigest()
 
     def _uniform(self, what: bytes, index: int) -> float:

@@ -65,8 +65,7 @@ class EventBus:
                 logs.user_error("an observer", error)
 
 
-LONG_WAIT = 60.0
-"""Seconds."""
+LONG_WAIT = 60.0  # seconds
 
 _LOGGER = logging.getLogger("smartbatch")
 

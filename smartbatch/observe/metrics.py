@@ -27,7 +27,7 @@ from smartbatch.events import (
 from smartbatch.observe.families import sums_of
 from smartbatch.observe.metric import PRIORITIES, Histogram, Metric
 from smartbatch.observe.metrics_snapshot import METRICS, DecisionFigures, MetricsSnapshot, RouteFigures
-from smartbatch.observe.recent_calls import CallCounts, MinuteOfCalls, RecentCalls
+from smartbatch.observe.participants import CallCounts, MinuteOfCalls, RecentCalls
 from smartbatch.types import NO_USAGE
 
 _SCOPES = 1024

@@ -25,14 +25,10 @@ from smartbatch.types import Result
 Mode = Literal["auto", "bar", "lines", "quiet"]
 _MODES = ("auto", "bar", "lines", "quiet")
 
-LINE_EVERY = 10.0
-"""Seconds between lines without a terminal."""
-BAR_EVERY = 0.1
-"""Seconds between redraws of a bar: tqdm's own default."""
-USUAL_WIDTH = 80
-"""Columns of a terminal that does not report its width."""
-RATE_WINDOW = 30.0
-"""Seconds over which the rate is measured."""
+LINE_EVERY = 10.0  # seconds between lines without a terminal
+BAR_EVERY = 0.1  # seconds between redraws of a bar: tqdm's own default
+USUAL_WIDTH = 80  # columns of a terminal that does not report its width
+RATE_WINDOW = 30.0  # seconds over which the rate is measured
 
 
 class JobFigures(Protocol):
@@ -246,10 +242,10 @@ class _Counts:
     unpriced: int = 0
     job: JobFigures | None = None
     notes: dict[str, tuple[str, float | None]] = field(factory=dict)
+    # recent times, with the number of results by then
     samples: deque[tuple[float, int]] = field(
         default=Factory(lambda self: deque([(self.began, self.initial)]), takes_self=True)
     )
-    """Recent times, with the number of results by then."""
 
     def describe(self, now: float) -> tuple[str, str]:
         """Return the share done (`` 42%``, empty if unknown) and the text next to it."""

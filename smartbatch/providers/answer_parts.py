@@ -196,8 +196,8 @@ def joined(value: Any) -> Any:
     return {name: joined(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
+# string fields of a message's pieces that are not continued
 _REPEATED = ("id", "type", "role", "format", "name", "index")
-"""String fields of a message's pieces that are not continued."""
 
 
 _NUMBERS = frozenset({int, float})

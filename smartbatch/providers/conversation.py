@@ -11,10 +11,8 @@ from attrs import evolve
 from smartbatch.errors import InvalidRequest
 from smartbatch.types import Generation, Message, Tool, ToolCall
 
-CHOICES = ("auto", "none", "required")
-"""Values of ``tool_choice`` that are not tools."""
-INSTRUCTIONS = ("system", "developer")
-"""Roles of instructions to the model."""
+CHOICES = ("auto", "none", "required")  # values of ``tool_choice`` that are not tools
+INSTRUCTIONS = ("system", "developer")  # roles of instructions to the model
 
 
 def content_of(message: Message) -> str | list[Mapping[str, Any]]:

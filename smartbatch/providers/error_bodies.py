@@ -21,8 +21,8 @@ _MAX_TEXT = 2000  # characters of a reason
 _MAX_PAGE = 64 * 1024  # bytes of a page that are searched for a title
 _MAX_DEPTH = 6
 _MAX_PARTS = 5  # reasons from one list
-_TITLES = ("title", "error")
-"""Fields with a headline, often just ``Bad Request``; it comes first."""
+_TITLES = ("title", "error")  # fields with a headline, often just ``Bad Request``; it comes first
+# fields with the reason itself, the most common first
 _REASONS = (
     "message",
     "msg",
@@ -37,26 +37,25 @@ _REASONS = (
     "reason",
     "description",
 )
-"""Fields with the reason itself, the most common first."""
+# fields with further reasons, or the only one
 _INSIDE = ("errors", "invalid-params", "invalid_params", "fault", "base_resp", "data")
-"""Fields with further reasons, or the only one."""
+# fields of a listed reason with a place in the request, such as ``body.seed``
 _PLACES = ("loc", "pointer", "name", "param", "field", "parameter", "path")
-"""Fields of a listed reason with a place in the request, such as ``body.seed``."""
+# fields of a flat error that the adapters read; see :func:`with_reason`
 _WORDS = ("type", "code", "param", "metadata")
-"""Fields of a flat error that the adapters read; see :func:`with_reason`."""
 _HEADLINE_WORDS = 3  # shorter messages, such as "Provider returned error", are completed by the reason inside
 _MAX_SEARCHED = 500  # values of an error body
+# names of fields that may hold a reason in an unknown format
 _OF_A_REASON = re.compile(
     r"mess|msg|text|reason|desc|detail|err|cause|fault|problem|expl|info|title|data|raw", re.I
 )
-"""Names of fields that may hold a reason in an unknown format."""
+# names of fields that repeat the request, or hold an identifier
 _NOT_A_REASON = re.compile(
     r"(?!.*(?:err|bad|invalid|fail))"
     r".*?(?:input|prompt|request|payload|header|body|stack|trace|ur[il]\b|link|href|docs?\b|documentation|"
     r"time(?:stamp)?\b|date\b|token|auth|key|model|user|role|version|instance)",
     re.I,
 )
-"""Names of fields that repeat the request, or hold an identifier."""
 
 
 def with_reason(data: Any, reply: Reply) -> Any:

@@ -32,13 +32,13 @@ from smartbatch.types import LimitReport, Request, Usage
 _VERSION = re.compile(r"/v\d+\w*(?:/|$)")
 _LAST = re.compile(r"/v\d+\w*$")
 _CALL = re.compile(r"/(?:chat/completions|completions|embeddings|responses|messages|models|files|batches)$")
+# messages about an address that does not exist
 _NO_SUCH_PLACE = re.compile(
     r"^(?:404 )?(?:(?:file|page|path|route|url|endpoint|resource) )?not found\b|method not allowed|"
     r"cannot post|unexpected endpoint|request(?:ed)? url|no route|no static resource|"
     r"no such (?:endpoint|route|path)|(?:unknown|unsupported|invalid) (?:endpoint|route|path|url)",
     re.I,
 )
-"""Messages about an address that does not exist."""
 _OF_A_MODEL = re.compile(r"model|deployment", re.I)
 
 
@@ -108,10 +108,9 @@ def _shown(location: str) -> str:
     return scrub(origin + parts.path, limit=120)
 
 
-_ANSWERS = ("choices", "data", "candidates")
-"""Fields with an answer, whatever other fields there are."""
-_ERRORS = ("error", "errors", "detail")
-"""Fields with an error in a success, unless there is an answer."""
+_ANSWERS = ("choices", "data", "candidates")  # fields with an answer, whatever other fields there are
+_ERRORS = ("error", "errors", "detail")  # fields with an error in a success, unless there is an answer
+# every answer of an API has at least one of these fields
 _OF_THE_API = frozenset(
     {
         *_ANSWERS,
@@ -129,10 +128,9 @@ _OF_THE_API = frozenset(
         "promptFeedback",
     }
 )
-"""Every answer of an API has at least one of these fields."""
 _JSEND = ("error", "fail")  # values of a failure's ``status`` in the JSend format
+# HTTP statuses about the account, the model or the request, unless a web page has them
 _PAGES = frozenset({403, 404, 405})
-"""HTTP statuses about the account, the model or the request, unless a web page has them."""
 
 
 def error_in(data: Any) -> Mapping[str, Any]:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from smartbatch.providers.foreign_text import http_date, unix_seconds
 from smartbatch.types import LimitReport
 
+# maximum wait in seconds that a server may ask for: longer ones seen in practice were mistakes
 RETRY_AFTER_CEILING = 600.0
-"""Maximum wait in seconds that a server may ask for: longer ones seen in practice were mistakes."""
 
 _NUMBER = re.compile(
     r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)(?:e[+-]?\d++)?|[+-]?inf(?:inity)?", re.ASCII | re.IGNORECASE
@@ -183,8 +183,8 @@ _ANTHROPIC = {
         ("output", "output-tokens"),
     )
 }
+# Unix seconds of 2017 and 2286: a number between them, in any unit, is a time and not a duration
 _EARLIEST, _LATEST = 1.5e9, 1e10
-"""Unix seconds of 2017 and 2286: a number between them, in any unit, is a time and not a duration."""
 _STAMP_UNITS = (1.0, 1e3, 1e6, 1e9)  # per second
 _STAMPS_ROUNDED_TO = 1.0  # seconds
 _DATE_IS_EXACT_TO = 2.0  # seconds: a Date header has whole seconds, and the answer takes time

@@ -15,8 +15,8 @@ from smartbatch.errors import ConfigError, InvalidRequest, did_you_mean, scrub
 from smartbatch.providers.base import Provider
 from smartbatch.types import Request
 
+# ``factory(name, clock, options)`` returns the provider and the model's name without its options
 Factory: TypeAlias = Callable[[str, Clock, Mapping[str, Any]], tuple[Provider, str]]
-"""``factory(name, clock, options)`` returns the provider and the model's name without its options."""
 
 
 def create(model: str, *, clock: Clock, options: Mapping[str, Any] | None = None) -> tuple[Provider, str]:
@@ -99,8 +99,8 @@ def option_types(prefix: str) -> Mapping[str, Any]:
     return {name: parameter.annotation for name, parameter in parameters.items()}
 
 
+# the model's name, and the arguments of its provider before the options
 _Arguments: TypeAlias = tuple[str, tuple[Any, ...], dict[str, Any]]
-"""The model's name, and the arguments of its provider before the options."""
 
 
 def _named(model: str, _clock: Clock) -> _Arguments:
@@ -166,6 +166,7 @@ class Variables:
     usual: str  # the default base URL
 
 
+# by prefix; other providers have none
 VARIABLES: Mapping[str, Variables] = {
     "anthropic": Variables(
         ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"), "ANTHROPIC_BASE_URL", "https://api.anthropic.com"
@@ -177,7 +178,6 @@ VARIABLES: Mapping[str, Variables] = {
     ),
     "openai": Variables(("OPENAI_API_KEY",), "OPENAI_BASE_URL", "https://api.openai.com/v1"),
 }
-"""By prefix; other providers have none."""
 
 
 def example(prefix: str, *, allow_http: bool = True) -> Provider:
@@ -197,8 +197,8 @@ def example(prefix: str, *, allow_http: bool = True) -> Provider:
     return create(f"{prefix}:{name}", clock=RealClock(), options=options)[0]
 
 
+# a model in the public API: ``provider:model``, a user's own provider, or a callable
 ModelChoice = str | Provider | Callable[[Request, int], Any]
-"""A model in the public API: ``provider:model``, a user's own provider, or a callable."""
 
 
 @frozen(eq=False, repr=False)

@@ -17,10 +17,9 @@ from attrs import frozen
 
 T = TypeVar("T")
 
+# keywords with schemas by user-defined names, which may be keywords themselves
 BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
-"""Keywords with schemas by user-defined names, which may be keywords themselves."""
-VALUES = ("enum", "const", "default", "examples")
-"""Keywords with data, not schemas."""
+VALUES = ("enum", "const", "default", "examples")  # keywords with data, not schemas
 _IGNORED = frozenset({"$schema", "$comment", "$defs", "definitions", "discriminator", "deprecated"}) | {
     "readOnly",
     "writeOnly",

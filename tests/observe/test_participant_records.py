@@ -13,13 +13,13 @@ from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.participants import (
     MAX_RECORD_BYTES,
     LaneStatus,
+    MinuteOfCalls,
     Participant,
     RealtimeStatus,
     merged,
     participant_of,
     text_of,
 )
-from smartbatch.observe.recent_calls import MinuteOfCalls
 from smartbatch.types import Priority, Route
 
 ONE = Participant(

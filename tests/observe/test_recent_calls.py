@@ -9,7 +9,7 @@ from manual_clock import ManualClock
 from sample_events import called, started
 
 from smartbatch.observe.metrics import BatchMetrics
-from smartbatch.observe.recent_calls import MinuteOfCalls, together
+from smartbatch.observe.participants import MinuteOfCalls, together
 from smartbatch.types import Usage
 
 UNIX = 1_795_000_020.0

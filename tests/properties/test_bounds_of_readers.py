@@ -27,8 +27,8 @@ from smartbatch.errors import ErrorKind, ProviderError, StoreError, scrub
 from smartbatch.jobs.payload import decode_params
 from smartbatch.jobs.steps.result_lines import raw_lines
 from smartbatch.providers.anthropic.errors import ERRORS as ANTHROPIC
-from smartbatch.providers.batch_refusals import explained
 from smartbatch.providers.error_reader import ErrorReader
+from smartbatch.providers.error_table import explained
 from smartbatch.providers.gemini.errors import ERRORS as GEMINI
 from smartbatch.providers.http import content
 from smartbatch.providers.http.content import MAX_DEPTH, decode_answer

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: messages, token counts, errors and headers; ``batches`` has the batches.
+"""Anthropic's Messages API: messages, token counts, streams, errors and headers; ``batches`` has the batches.
 
 Source: the types of the ``anthropic`` SDK 2.11 and Anthropic's API reference of October 2026.
 """
@@ -68,7 +68,7 @@ def message_events(message: Mapping[str, Any]) -> list[bytes]:
 
 
 def _in_pieces(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the empty block that starts a block of content, and its deltas."""
+    """Return the empty block that starts a content block, and its deltas."""
     match block["type"]:
         case "tool_use":
             text = json.dumps(block["input"])
@@ -256,7 +256,7 @@ class AnthropicApi(Api):
 
 
 def _key(head: Head) -> str:
-    """Return the key of a request, from its own header or a bearer token; empty without either."""
+    """Return the key of a request, from its own header or a bearer token; empty if it has neither."""
     scheme, _, bearer = head.authorization.partition(" ")
     key = head.headers.get("x-api-key", "").strip()
     return key or (bearer.strip() if scheme.lower() == "bearer" else "")

@@ -126,7 +126,7 @@ def batch_shape(batch: BatchSnapshot, context: BatchContext) -> dict[str, Any]:
 
 
 def _counts(batch: BatchSnapshot) -> dict[str, int]:
-    """Return the counters: all but ``processing`` are zero until the whole batch has ended."""
+    """Return the counters; all but ``processing`` are zero until the whole batch has ended."""
     counts, ended = batch.counts, batch.ended
     # This API has no failed batches: the failure of the batch counts as the failure of each request.
     errored = counts.total if batch.state == "failed" else counts.errored
@@ -140,7 +140,6 @@ def _counts(batch: BatchSnapshot) -> dict[str, int]:
 
 
 def line_bytes(line: OutputLine) -> bytes:
-    """Return a line of results as JSON, without its line end."""
     result: dict[str, Any]
     match line.outcome:
         case "succeeded":
@@ -186,7 +185,7 @@ _Parse = Callable[[Head, Mapping[str, Any]], ModelCall]
 
 
 def is_about_batches(head: Head) -> bool:
-    """True for every path at or under ``/v1/messages/batches``."""
+    """Whether the path is at or below ``/v1/messages/batches``."""
     return head.path == _ROOT or head.path.startswith(_ROOT + "/")
 
 

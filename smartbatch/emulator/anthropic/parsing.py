@@ -46,7 +46,6 @@ _MAX_MESSAGES = 100_000
 
 
 def error_body(status: int, message: str, code: str | None = None) -> bytes:
-    """Return the body of an error in Anthropic's shape."""
     error: dict[str, Any] = {"type": _TYPES.get(status, "api_error"), "message": message}
     if code is not None:
         error["details"] = {"error_code": code}
@@ -70,7 +69,7 @@ def check_version(head: Head) -> str:
     """Return the API version that a request names.
 
     Raises:
-        ApiError: without the header, and for an unknown version.
+        ApiError: the header is missing or the version unknown.
     """
     version = head.headers.get("anthropic-version")
     if version is None:
@@ -201,7 +200,7 @@ def with_tools(request: GenerationRequest, body: Mapping[str, Any]) -> Generatio
     """Return a parsed request with its tools, and whether it asks for thinking.
 
     Raises:
-        ApiError: for tools, a choice or turns that the API refuses.
+        ApiError: the API rejects the tools, the choice or the turns.
     """
     blocks = [_blocks(message) for message in body["messages"]]
     turns = [

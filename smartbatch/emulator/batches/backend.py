@@ -73,7 +73,6 @@ class BatchBackend:
             self._rng = BatchRandomness(settings)
 
     def reset(self) -> None:
-        """Delete everything; ids are never reused."""
         with self._lock:
             self._generation += 1
             self._clear()
@@ -88,7 +87,6 @@ class BatchBackend:
         self.open_uploads = {}
 
     def unix(self, now: float) -> float:
-        """Return monotonic seconds as Unix seconds."""
         return self._epoch + now
 
     # files
@@ -141,9 +139,9 @@ class BatchBackend:
             return sorted(found, key=lambda file: -file.created_at)
 
     def delete_file(self, api: str, key: str, file_id: str, now: float) -> bool:
-        """Delete a file; return False when there is none.
+        """Delete a file; return False if there is none.
 
-        A batch that exists keeps its lines. A late create with this input file will not take effect.
+        An existing batch keeps its lines. A late create with this input file will not take effect.
         """
         with self._lock:
             found = self.file(api, key, file_id, now)
@@ -240,7 +238,7 @@ class BatchBackend:
         return batch.snapshot(now)
 
     def _bad_lines(self, api: str, index: int, entries: Sequence[Entry]) -> list[InputProblem]:
-        """Return a problem for each line with the fault ``refused_lines``, in the words of the API."""
+        """Return a problem for each line with the fault ``refused_lines``, worded as by the API."""
         if not self._rng.has_line_faults:
             return []
         bad = [
@@ -258,7 +256,7 @@ class BatchBackend:
         ]
 
     def batch(self, api: str, key: str, batch_id: str, now: float) -> BatchSnapshot | None:
-        """Return the state of a batch; ``None`` when there is none, or the fault ``get_lag`` hides it."""
+        """Return the state of a batch; ``None`` if there is none, or the fault ``get_lag`` hides it."""
         with self._lock:
             batch = self._find(api, key, batch_id, now)
             if batch is None or self._is_hidden(batch, "get_lag", self._settings.batch_get_lag, now):
@@ -266,7 +264,7 @@ class BatchBackend:
             return batch.snapshot(now)
 
     def batches(self, api: str, key: str, now: float) -> list[BatchSnapshot]:
-        """Return the batches of an account that are in lists, newest first."""
+        """Return an account's batches as they appear in lists, newest first."""
         with self._lock:
             self.advance(now)
             lag = self._settings.batch_list_lag
@@ -277,7 +275,7 @@ class BatchBackend:
             return sorted(shown, key=lambda batch: (-batch.created_at, -batch.index))
 
     def cancel(self, api: str, key: str, batch_id: str, now: float) -> BatchSnapshot | None:
-        """Cancel a batch and return it; one that has ended is unchanged. ``None`` when there is none.
+        """Cancel a batch and return it; a batch that has ended is unchanged. ``None`` if there is none.
 
         Lines that have run keep their results; the batch ends after ``batch_cancel_seconds``.
         """
@@ -292,7 +290,7 @@ class BatchBackend:
             return batch.snapshot(now)
 
     def delete(self, api: str, key: str, batch_id: str, now: float) -> bool:
-        """Remove a batch from all answers; return False when there is none. Its lines still run."""
+        """Remove a batch from all answers; return False if there is none. Its lines still run."""
         with self._lock:
             batch = self._find(api, key, batch_id, now)
             if batch is not None:
@@ -351,7 +349,7 @@ class BatchBackend:
         write: Callable[[OutputLine], bytes],
         part: str,
     ) -> int:
-        """Return the size of an undamaged download in bytes; 0 while there is none. See :meth:`fetch`."""
+        """Return the bytes of an undamaged download; 0 while there is none. See :meth:`fetch`."""
         with self._lock:
             try:
                 batch = self._ended(api, key, batch_id, now)
@@ -441,7 +439,7 @@ class BatchBackend:
         return enqueued_limit_problem(batch, self._unfinished, self._settings.batch_enqueued_tokens, now)
 
     def _refuses_late(self, batch: StoredBatch) -> bool:
-        """Return True when a batch above the limit of enqueued tokens is created and then fails (OpenAI)."""
+        """Whether a batch above the limit of enqueued tokens is created first and then fails (OpenAI)."""
         return batch.api == "openai" and self._settings.batch_enqueued_refusal == "late"
 
     def _is_hidden(self, batch: StoredBatch, fault: str, seconds: float, now: float) -> bool:

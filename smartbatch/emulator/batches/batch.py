@@ -1,4 +1,4 @@
-"""One batch of the backend: the lines that have run, and its state at a moment."""
+"""One batch of the backend: the lines that have run, its state at a moment, and its entries in the ledger."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class BatchLine:
 
     batch: str  # the batch's id
     position: int  # position of its request in the batch, from 0
-    custom_id: str | None  # its id; ``None`` without one
+    custom_id: str | None  # its id; None if there is none
     prompt: str  # SHA-256 (hexadecimal) of its prompt, as for real-time calls
     at: float  # monotonic seconds at which it had run
     billed: int  # billed tokens; 0 when it failed
-    lost: bool = False  # True when its answer was billed and is missing or malformed in the results
-    delivered: bool = False  # True when its whole answer was sent
+    lost: bool = False  # true if its answer was billed and is missing or malformed in the results
+    delivered: bool = False  # true if its whole answer was sent
 
 
 @define
@@ -51,8 +51,8 @@ class BatchRecord:
     outcome: str
     total: int  # number of its lines
     label: Mapping[str, str]  # metadata or display name given by the client
-    custom_id: str | None  # that of its first line; ``None`` without one
-    created_at: float | None = None  # when it was created; ``None`` when it was not
+    custom_id: str | None  # that of its first line; None if there is none
+    created_at: float | None = None  # when it was created; None if it was not
     cancelled_at: float | None = None  # when it was cancelled
     ended_at: float | None = None  # when it ended
     state: str | None = None  # its final state
@@ -70,7 +70,6 @@ class BatchLedger:
 
     @property
     def records(self) -> tuple[BatchRecord, ...]:
-        """All creates in the order of arrival."""
         return tuple(self._records.values())
 
     def apply(self, event: Mapping[str, Any]) -> None:
@@ -101,7 +100,6 @@ class BatchLedger:
                     record.lines[position].delivered = True
 
     def lines(self) -> Iterable[BatchLine]:
-        """Return every line that ran."""
         return [line for record in self.records for line in tuple(record.lines.values())]
 
     def summary(self) -> dict[str, Any]:
@@ -190,7 +188,7 @@ class StoredBatch:
         return sum(entry.charge for entry in self.entries)
 
     def set_timeline(self, timeline: Timeline) -> None:
-        """Replace the timeline of a batch of which no line has run."""
+        """Replace the timeline of a batch before any of its lines has run."""
         self.timeline = timeline
         self.stop_at = self.ended_at = timeline.ended
         self.final = timeline.final
@@ -231,7 +229,6 @@ class StoredBatch:
         return self.timeline.ran(min(now, self.stop_at))
 
     def identity(self, position: int) -> str:
-        """Return 24 hexadecimal digits that identify the work on a line."""
         return self.rng.identity("line", self.id, position)
 
     def body(self, position: int) -> bytes:
@@ -239,13 +236,12 @@ class StoredBatch:
         return self.body_of(position, self.ran[position])
 
     def body_of(self, position: int, ran: LineResult) -> bytes:
-        """Return the body of a result; one that is not kept is made again."""
+        """Return the body of a result; a body that is not kept is made again."""
         if ran.body is not None:
             return ran.body
         return _body_of(self.entries[position].run(self.identity(position)).body, ran.faults)
 
     def state(self, now: float) -> State:
-        """Return its state."""
         plan = self.timeline
         if now >= self.ended_at:
             return self.final
@@ -291,7 +287,7 @@ class StoredBatch:
         )
 
     def result_files(self, now: float, retention: float) -> list[StoredFile]:
-        """Return the files with its results, except those that were deleted.
+        """Return the files with its results, except deleted ones.
 
         Args:
             now: monotonic seconds.
@@ -311,7 +307,7 @@ class StoredBatch:
         ]  # fmt: skip
 
     def _file_ids(self, succeeded: int) -> tuple[str | None, str | None]:
-        """Return the ids of the files with its results, which never change; Gemini has one file."""
+        """Return the ids of its result files, which never change; Gemini has one file."""
         if self.api == "gemini":
             return f"batch-{self.rng.identity('results', self.id, 'all')}", None
         output_id, error_id = (
@@ -348,7 +344,6 @@ class StoredBatch:
         return BatchLine(self.id, position, entry.custom_id, entry.prompt, at, ran.billed, lost=lost)
 
     def result(self, position: int, entry: Entry) -> LineResult:
-        """Run a line."""
         faults = self.rng.line_faults(self.api, self.index, position, entry.custom_id)
         if "no_money_lines" in self.faults:
             return LineResult("no_money", 0, 0, 0, b"", faults)

@@ -59,7 +59,7 @@ class AnswerLost(Exception):
 class Entry:
     """One request of a batch."""
 
-    custom_id: str | None  # the client's id; ``None`` without one
+    custom_id: str | None  # the client's id; None if there is none
     prompt: str  # SHA-256 (hexadecimal) of the prompt, as in the ledger
     charge: int  # prompt tokens that count for the limit of enqueued tokens
     # called with 24 hexadecimal digits that identify the work; returns the same output each time, or raises
@@ -105,16 +105,16 @@ class InputProblem:
 
     code: str  # for programs, such as ``duplicate_custom_id``
     message: str  # for people
-    line: int | None = None  # number of the line, from 1; ``None`` when it is about the whole batch
-    param: str | None = None  # the invalid field; ``None`` when there is no single one
+    line: int | None = None  # number of the line, from 1; None if it is about the whole batch
+    param: str | None = None  # the invalid field; None if there is no single one
 
 
 @frozen
 class StoredFile:
     """A file."""
 
-    id: str  # its identifier
-    name: str  # its file name
+    id: str
+    name: str
     purpose: str  # ``batch``, or ``batch_output`` for results
     data: bytes = field(repr=False)  # its bytes; empty for results, which are built for each download
     created_at: float  # monotonic seconds
@@ -166,7 +166,6 @@ class BatchSnapshot:
 
     @property
     def ended(self) -> bool:
-        """True in a final state."""
         return self.ended_at is not None
 
 
@@ -174,7 +173,7 @@ class BatchSnapshot:
 class OutputLine:
     """One line of a batch's results."""
 
-    custom_id: str | None  # its id
+    custom_id: str | None
     position: int | None  # position of its request, from 0; ``None`` for a line without a request
     outcome: Outcome  # its outcome
     # the API's answer, or its error when ``error`` is ``refused``; else empty
@@ -185,7 +184,7 @@ class OutputLine:
     error: str | None
     identity: str  # 24 hexadecimal digits that identify the work
     damage: str | None = None  # ``cut`` or ``garbage`` for a malformed line; ``None`` for a whole one
-    # True when it is whole, has the answer of its own request, and is the first of its id
+    # true if it is whole, has the answer of its own request, and is the first of its id
     correct: bool = True
     metadata: Mapping[str, Any] | None = None  # that of the entry with its id
 
@@ -224,7 +223,6 @@ class Files:
         purpose: str,
         lifetime: float = math.inf,
     ) -> StoredFile:
-        """Store a file; see :meth:`smartbatch.emulator.batches.backend.BatchBackend.put_file`."""
         files = self._files[account]
         if identity is None:
             identity = self._name(self._uploads)
@@ -241,9 +239,7 @@ class Files:
         return file if file is not None and now < file.expires_at else None
 
     def all(self, account: Account, now: float) -> list[StoredFile]:
-        """Return the files of an account, newest first."""
         return [file for file in reversed(self._files[account].values()) if now < file.expires_at]
 
     def delete(self, account: Account, file_id: str) -> None:
-        """Delete an existing file."""
         del self._files[account][file_id]

@@ -12,13 +12,12 @@ from smartbatch.emulator.batches.batch_records import BatchBackendError, Entry, 
 
 
 def check_available(batch: StoredBatch, now: float, retention: float, outage: float) -> None:
-    """Raise ``BatchBackendError`` when the results of a batch are not available.
+    """Raise ``BatchBackendError`` if the results of a batch are not available.
 
     Args:
-        batch: the batch.
         now: monotonic seconds.
         retention: seconds its results are kept after its end.
-        outage: seconds of the fault ``results_unavailable`` after its end.
+        outage: seconds after its end in which the fault ``results_unavailable`` applies.
     """
     if not batch.closed:
         raise BatchBackendError("not_ended", f"Batch {batch.id} has not ended yet.")
@@ -71,7 +70,7 @@ def _lines(batch: StoredBatch, position: int) -> Iterator[OutputLine]:
 
 
 def lines_as_run(batch: StoredBatch, now: float) -> Iterator[OutputLine]:
-    """Run the lines of a batch without faults one by one and yield their results; none is kept."""
+    """Run the lines of a batch without faults one by one and yield their results without keeping them."""
     due = batch.due(now)
     for position, entry in enumerate(batch.entries):
         yield _line(batch, position, entry, batch.result(position, entry) if position < due else None)

@@ -1,6 +1,6 @@
 """A batch backend that several processes share: each replays the journal of all changes, in a folder.
 
-What a batch has done at a moment follows from its create and its cancel, so nothing else is stored.
+The progress of a batch at any moment follows from its create and cancel, so nothing else is stored.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _BLOCK = 1000  # lines of an input that are in memory at the same time
 class SharedBackend:
     """The files and batches of one folder. Thread-safe. Times are Unix seconds.
 
-    A change is a line of the journal, written at once; all processes apply the lines in their order, so they
-    agree on what came first. Times that go back count as no time.
+    Each change is one line of the journal, written at once; all processes apply the lines in the same order,
+    so they agree on what came first. A clock that goes back counts as stopped.
 
     Args:
-        folder: holds the journal and the uploaded files; it is made when it is missing.
+        folder: holds the journal and the uploaded files; created if missing.
         settings: times of batches; a batch keeps those of the process that created it.
-        read: makes the request of a line of an input.
+        read: makes a request from a line of an input file.
     """
 
     def __init__(self, folder: Path, settings: EmulatorSettings, read: Callable[[bytes], Entry]) -> None:
@@ -64,17 +64,15 @@ class SharedBackend:
         return found
 
     def files(self, now: float) -> list[StoredFile]:
-        """Return the uploaded files, newest first."""
         with self._lock:
             backend, now = self._current(now)
             return [file for file in backend.files(*_ACCOUNT, now) if file.batch is None]
 
     def size(self, file_id: str) -> int:
-        """Return the bytes of an uploaded file."""
         return (self._folder / file_id).stat().st_size
 
     def delete_file(self, file_id: str, now: float) -> None:
-        """Delete a file, if there is one; a batch of it keeps its lines."""
+        """Delete a file, if it exists; a batch made from it keeps its lines."""
         if self._change("delete_file", now, file_id=file_id):
             self._remove_unused(file_id, now)
 
@@ -111,11 +109,11 @@ class SharedBackend:
             return backend.batches(*_ACCOUNT, now)
 
     def cancel(self, batch_id: str, now: float) -> None:
-        """Cancel a batch, if there is one that has not ended."""
+        """Cancel a batch, if it exists and has not ended."""
         self._change("cancel", now, batch_id=batch_id)
 
     def delete(self, batch_id: str, now: float) -> None:
-        """Delete a batch, if there is one."""
+        """Delete a batch, if it exists."""
         batch = self.batch(batch_id, now)
         if self._change("delete", now, batch_id=batch_id) and batch is not None and batch.file_id is not None:
             self._remove_unused(batch.file_id, now)
@@ -137,7 +135,7 @@ class SharedBackend:
         self._inode, self._offset, self._now = 0, 0, 0.0
 
     def _current(self, now: float) -> tuple[BatchBackend, float]:
-        """Apply what other processes changed, and return the backend and its time."""
+        """Apply the changes of other processes, and return the backend and its time."""
         self._replay(now)
         self._now = max(self._now, now)
         return self._backend, self._now
@@ -159,7 +157,7 @@ class SharedBackend:
         return outcome
 
     def _replay(self, now: float) -> dict[str, Any]:
-        """Apply the new lines of the journal and return their outcomes by their tokens."""
+        """Apply the new lines of the journal and return their outcomes by token."""
         outcomes: dict[str, Any] = {}
         try:
             journal = open(self._journal, "rb")  # noqa: SIM115
@@ -183,7 +181,7 @@ class SharedBackend:
         return outcomes
 
     def _apply(self, now: float, what: str, at: float, **details: Any) -> Any:
-        """Apply a change; one whose results are no longer kept is left out, and so is the file of it."""
+        """Apply a change; it is skipped, together with its file, if its results are no longer kept."""
         if at < now - self._settings.batch_window - self._settings.batch_retention:
             if what == "put_file":
                 (self._folder / details["identity"]).unlink(missing_ok=True)
@@ -204,7 +202,7 @@ class SharedBackend:
             return error
 
     def _remove_unused(self, file_id: str, now: float) -> None:
-        """Remove an uploaded file from the disk unless it can still be named, or a batch is made of it."""
+        """Remove an uploaded file from the disk unless it can still be named, or a batch was made from it."""
         named = [file.id for file in self.files(now)] + [batch.file_id for batch in self.batches(now)]
         if file_id not in named:
             (self._folder / file_id).unlink(missing_ok=True)
@@ -214,9 +212,8 @@ class InputFile(Sequence[Entry]):
     """The requests in an input file, read as they are needed.
 
     Args:
-        path: the file.
         size: number of its lines.
-        read: makes the request of a line.
+        read: makes a request from a line.
     """
 
     def __init__(self, path: Path, size: int, read: Callable[[bytes], Entry]) -> None:

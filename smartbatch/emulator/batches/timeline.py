@@ -1,4 +1,4 @@
-"""The timeline of a batch and its random faults, which depend on seed, index and positions only."""
+"""The timeline of a batch and its random faults, which depend only on seed, index and positions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FINALIZING = 0.1  # the fraction of a run after its last line, in which the res
 class BatchRandomness:
     """The random numbers of one backend.
 
-    Each number is a hash of the seed and of what it is for, so that no other batch or line changes it.
+    Each number is a hash of the seed and of its purpose, so no other batch or line changes it.
 
     Args:
         settings: seed, rates and hooks.
@@ -35,12 +35,12 @@ class BatchRandomness:
         self._of_lines = {name: rates[name] for name in LINE_FAULTS if rates.get(name)}
 
     def uniform(self, what: str, *place: object) -> float:
-        """Return the number of this place, uniformly distributed in [0, 1)."""
+        """Return the number for this purpose, uniformly distributed in [0, 1)."""
         digest = hashlib.blake2b(self._seed + f"{what} {place}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") * _SCALE
 
     def identity(self, what: str, *place: object) -> str:
-        """Return 24 hexadecimal digits that identify this place."""
+        """Return 24 hexadecimal digits for this purpose."""
         text = f"id {what} {place}".encode()
         return hashlib.blake2b(self._seed + text, digest_size=12).hexdigest()
 
@@ -57,7 +57,6 @@ class BatchRandomness:
 
     @property
     def has_line_faults(self) -> bool:
-        """True when any line may have a fault."""
         return bool(self._of_lines) or self._settings.batch_line_fault_for is not None
 
     def line_faults(self, api: str, index: int, position: int, custom_id: str | None) -> frozenset[str]:
@@ -81,7 +80,6 @@ class BatchRandomness:
         return frozenset(faults)
 
     def turnaround(self, api: str, index: int) -> float:
-        """Return the seconds from the create of a batch to its end."""
         median, sigma = self._settings.batch_turnaround, self._settings.batch_turnaround_sigma
         if not sigma or not median:
             return median
@@ -119,7 +117,6 @@ class Timeline:
         return done
 
     def line_at(self, position: int) -> float:
-        """Return when a line has run, in monotonic seconds."""
         return self.started + self.run_seconds * (position + 1) / self.total
 
 

@@ -136,7 +136,7 @@ class _Embedding(ModelCall):
 
 
 def _chunks(request: GenerationRequest, answer: Completion, frame: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the chunks of a stream; its end is marked only by the finish reason of the last chunk."""
+    """Return the chunks of a stream; only the finish reason of the last chunk marks its end."""
     *pieces, last = words_of(answer.text) or [""]
     chunks = [_chunk([part], request, answer, frame, 1) for part in _thoughts(answer)]
     chunks += [
@@ -153,7 +153,7 @@ def _thoughts(answer: Completion) -> list[dict[str, Any]]:
 
 
 def _calls(answer: Completion) -> list[dict[str, Any]]:
-    """The calls of an answer; the signature stands next to the first, as the service has it."""
+    """Return the calls of an answer; the signature stands next to the first, as with the service."""
     parts: list[dict[str, Any]] = [
         {"functionCall": {"name": call.name, "args": call.arguments}} for call in answer.calls
     ]
@@ -189,7 +189,7 @@ def _logprobs(answer: Completion, alternatives: int) -> dict[str, Any]:
 
 
 def _usage(request: GenerationRequest, answer: Completion | None, output_tokens: int) -> dict[str, Any]:
-    """Return the usage; counters that are zero are omitted, as everywhere in this API."""
+    """Return the usage; zero counters are omitted, as everywhere in this API."""
     input_tokens = request.input_tokens
     usage: dict[str, Any] = {
         "promptTokenCount": input_tokens,
@@ -362,7 +362,7 @@ def _retry_info(delay: str) -> dict[str, Any]:
 
 
 def _key(head: Head) -> str | None:
-    """Return the key of a request, from its header or its query; ``None`` without either."""
+    """Return the key of a request, from its header or its query; ``None`` if it has neither."""
     if (key := head.headers.get("x-goog-api-key")) is not None:
         return key.strip()
     return next(iter(head.parameters.get("key", ())), None)

@@ -107,7 +107,7 @@ def _stats(counts: Counts) -> dict[str, str]:
 def _output(
     batch: BatchSnapshot, context: BatchContext, inline: Sequence[OutputLine] | None
 ) -> dict[str, Any] | None:
-    """Return the file with the results, or the inline results; ``None`` without results.
+    """Return the file with the results, or the inline results.
 
     A batch that expired before any line succeeded has no results.
     """
@@ -138,7 +138,7 @@ def _inline(line: OutputLine, endpoint: str, context: BatchContext) -> dict[str,
 
 
 def line_shape(line: OutputLine, endpoint: str, context: BatchContext) -> bytes:
-    """Return a line of a file of results as JSON, without its line end."""
+    """Return a line of a results file as JSON, without its line end."""
     key = {} if line.custom_id is None else {"key": line.custom_id}
     shape = _outcome(line, endpoint, context)
     # The order of the fields varies, as it does in the service's files.
@@ -254,7 +254,7 @@ def inline_entries(
 def entries_in_file(
     data: bytes, parse_request: ParseRequest, settings: EmulatorSettings
 ) -> tuple[list[Entry], list[InputProblem]]:
-    """Return the entries of a file of JSON lines, and the problems that its validation finds."""
+    """Return the entries of a file of JSON lines, and the problems found by its validation."""
     entries: list[Entry] = []
     if len(data) > (settings.batch_max_bytes or len(data)):
         return [], [InputProblem("too_large", "The input file is larger than a batch may be.")]

@@ -1,7 +1,7 @@
 """Gemini's files: resumable upload in two steps, lists, deletion, and downloads of results.
 
-Source: what ``google-genai`` 3.4 sends and reads, and Google's API reference of November 2026. A file that
-does not exist is answered 403, like a file of another account: reported of the live service in
+Source: what ``google-genai`` 3.4 sends and reads, and Google's API reference of November 2026. For a file
+that does not exist the answer is 403, as for a file of another account: reported for the live service in
 google-gemini/deprecated-generative-ai-js, issue 236.
 """
 
@@ -47,7 +47,7 @@ class _Upload:
 
 
 def is_upload_chunk(head: Head) -> bool:
-    """Return True for a request that continues an upload; the upload id in its URL replaces the key."""
+    """Whether a request continues an upload; the upload id in its URL replaces the key."""
     return bool(_UPLOAD.fullmatch(head.path)) and "upload_id" in head.parameters
 
 

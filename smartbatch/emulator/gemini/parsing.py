@@ -66,13 +66,12 @@ def unknown_url(head: Head) -> ApiError:
 
 
 def no_such_file(name: str) -> ApiError:
-    """Return the error for a file that does not exist; it is the same as for one of another account."""
+    """Return the error for a missing file, which is the same as for a file of another account."""
     message = f"You do not have permission to access the File {name} or it may not exist."
     return api_error(403, message)
 
 
 def error_body(status: int, message: str, *details: dict[str, Any]) -> bytes:
-    """Return the body of an error in Gemini's shape."""
     error: dict[str, Any] = {"code": status, "message": message, "status": _STATUSES.get(status, "UNKNOWN")}
     if details:
         error["details"] = list(details)
@@ -80,7 +79,7 @@ def error_body(status: int, message: str, *details: dict[str, Any]) -> bytes:
 
 
 def found(fields: Mapping[str, Any], name: str) -> Any:
-    """Return a field by its name in camel case, or in snake case; ``None`` without it."""
+    """Return a field by its name in camel case or snake case, or ``None``."""
     value = fields.get(name)
     return value if value is not None else fields.get(re.sub("[A-Z]", lambda m: "_" + m[0].lower(), name))
 
@@ -202,7 +201,6 @@ def _check_numbers(config: Mapping[str, Any]) -> None:
 
 
 def _tier(given: Any) -> str:
-    """Return the service tier; enumerated values may be in capitals."""
     if given is not None and (not isinstance(given, str) or given.lower() not in _TIERS):
         raise api_error(400, 'Invalid value at "service_tier" (type.googleapis.com/ServiceTier)')
     return "flex" if str(given).lower() == "flex" else "standard"
@@ -230,7 +228,7 @@ def _schema(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _with_lower_case_types(schema: Any) -> Any:
-    """Return an OpenAPI schema with its upper-case types as JSON Schema has them."""
+    """Return an OpenAPI schema with its upper-case types written as in JSON Schema."""
     if isinstance(schema, Mapping):
         return {
             name: value.lower()
@@ -246,10 +244,10 @@ _WORDS = {"AUTO": "auto", "VALIDATED": "auto", "NONE": "none", "ANY": "required"
 
 
 def with_tools(request: GenerationRequest, fields: Mapping[str, Any]) -> GenerationRequest:
-    """Return a parsed request with its tools, and what else is asked for of the answer.
+    """Return a parsed request with its tools and the other options of its answer.
 
     Raises:
-        ApiError: for tools, a choice or turns that the API refuses.
+        ApiError: the API rejects the tools, the choice or the turns.
     """
     answered = _check_turns(fields)
     config = found(fields, "generationConfig") or {}
@@ -286,7 +284,8 @@ def _is_of_tools(part: Mapping[str, Any]) -> bool:
 
 
 def _check_turns(fields: Mapping[str, Any]) -> bool:
-    """Check that each turn of calls is followed by as many results; return whether the last has results."""
+    """Check that each turn of calls is followed by as many results; return whether the last turn has
+    results."""
     called: list[str] = []
     answered = False
     for content in _contents(fields):

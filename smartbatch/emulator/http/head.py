@@ -1,7 +1,7 @@
 """HTTP/1.1 request heads and chunked bodies, parsed by h11.
 
 Clients that keep connections alive send identical heads, so parsed heads are cached: a dictionary look-up
-instead of some hundred microseconds.
+takes the place of some hundred microseconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _cache: dict[bytes, Head] = {}
 
 
 class BadRequest(Exception):
-    """Bytes that are no HTTP request.
+    """Bytes that are not an HTTP request.
 
     Args:
         status: HTTP status of the answer, after which the connection is closed.
@@ -41,21 +41,19 @@ class Head:
     path: str  # without the query
     query: str  # the part after the question mark
     length: int | None  # bytes of the body; ``None`` for a chunked body
-    keep_alive: bool  # False when the connection is closed after the answer
-    expects_continue: bool  # True when the client waits for ``100 Continue``
+    keep_alive: bool  # false if the connection is closed after the answer
+    expects_continue: bool  # true if the client waits for ``100 Continue``
     is_http_1_1: bool  # False for HTTP/1.0, which has no chunked bodies
-    foreign: bool  # True when a web page of another machine sent it
+    foreign: bool  # true if a web page of another machine sent it
     headers: Mapping[str, str] = field(repr=False)  # by lower-case name
     raw: bytes = field(repr=False)  # its bytes
 
     @property
     def parameters(self) -> Mapping[str, list[str]]:
-        """The values of each parameter of the query."""
         return parse_qs(self.query)
 
     @property
     def authorization(self) -> str:
-        """The header ``Authorization``; empty without one."""
         return self.headers.get("authorization", "")
 
 
@@ -63,7 +61,7 @@ def parse_head(raw: bytes) -> Head:
     """Parse a head, which ends with its blank line.
 
     Raises:
-        BadRequest: when it is no request head.
+        BadRequest: it is not a request head.
     """
     head = _cache.get(raw)
     if head is None:
@@ -106,9 +104,8 @@ def _parse(raw: bytes) -> Head:
 
 
 def _is_foreign(headers: Mapping[str, str]) -> bool:
-    """Whether a browser sent the request for a page of another machine: its origin says so, or the host where
-    the page's own name was made to lead here (DNS rebinding).
-    """
+    """Whether a browser sent the request for a page of another machine, according to its origin, or to the
+    host if the page's own name was made to point here (DNS rebinding)."""
     host, origin = headers.get("host"), headers.get("origin")
     if host is not None and not _is_local(f"//{host}"):
         return True

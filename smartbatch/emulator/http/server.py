@@ -1,4 +1,4 @@
-"""The server: on a thread of its own in the caller's process, or as a process of its own."""
+"""The server and its connections: on a thread in the caller's process, or as a process of its own."""
 
 from __future__ import annotations
 
@@ -93,7 +93,6 @@ class ServerConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def abort(self) -> None:
-        """End the connection at once."""
         self._transport.abort()
 
     # reading
@@ -132,11 +131,10 @@ class ServerConnection(asyncio.Protocol):
         return head, body
 
     def _take_head(self) -> bool:
-        """Take the head of the next request out of the buffer; False while it is not whole.
+        """Take the head of the next request out of the buffer; False while it is incomplete.
 
-        The cases, in order: nothing but blank lines; no end of a head yet, which is refused when it is too
-        long or cannot become one; a head whose body is too large, refused; a head, answered with 100 where
-        its sender waits for that.
+        A head that is too long, cannot become one, or has a body that is too large is rejected. A sender that
+        waits for ``100 Continue`` gets it.
         """
         while self._buffer and self._buffer[0] in b"\r\n":  # blank lines between requests are allowed
             del self._buffer[:1]
@@ -167,7 +165,8 @@ class ServerConnection(asyncio.Protocol):
         return True
 
     def _refuse(self, error: BadRequest) -> None:
-        """Answer an invalid request, then close; reading continues, as a reset could discard the answer."""
+        """Answer an invalid request, then close; reading continues, because a reset could discard the
+        answer."""
         self._draining = True
         self._buffer.clear()
         body = error_body(error.message, type_="invalid_request_error")
@@ -289,7 +288,6 @@ def _body_size(reply: ServerReply) -> int:
 
 
 def _half(data: bytes, reply: ServerReply) -> bytes:
-    """Return the bytes of a reply without the second half of its body."""
     return data[: len(data) - max(1, _body_size(reply) // 2)]
 
 
@@ -395,7 +393,6 @@ class Emulator:
 
     @property
     def settings(self) -> EmulatorSettings:
-        """The settings in force."""
         return self.handler.settings
 
     def configure(self, **changes: Unpack[EmulatorParams]) -> None:

@@ -171,7 +171,7 @@ def answer(head: Head, body: bytes, context: BatchContext, key: str) -> ServerRe
 
     Raises:
         ApiError: in OpenAI's shape.
-        AnswerLost: for a create whose answer never arrives.
+        AnswerLost: the answer to a create never arrives.
     """
     found = PATH.fullmatch(head.path)
     assert found is not None  # the API was found by this pattern
@@ -225,7 +225,7 @@ def _create(head: Head, body: bytes, context: BatchContext, key: str) -> ServerR
 
 
 def _metadata(given: Any) -> dict[str, str]:
-    """Return the metadata of a create; at most 16 pairs of 64 and 512 characters (OpenAI API reference)."""
+    """Return the metadata of a create: at most 16 pairs of 64 and 512 characters (OpenAI API reference)."""
     if given is None:
         return {}
     if not isinstance(given, dict) or len(given) > 16:
@@ -275,7 +275,6 @@ def _error(error: BatchBackendError) -> ApiError:
 
 
 def _shape(batch: BatchSnapshot, context: BatchContext) -> dict[str, Any]:
-    """Return the JSON of a batch."""
     state, counts = batch.state, batch.counts
     known = state not in ("validating", "failed")  # before the validation the lines are not counted
     shape = {
@@ -343,7 +342,6 @@ def _usage(batch: BatchSnapshot) -> Mapping[str, Any]:
 
 
 def line_bytes(line: OutputLine) -> bytes:
-    """Return a line of results as JSON, without its line end."""
     error, response = b"null", b"null"
     if line.outcome in _NOT_RUN:
         code, message = _NOT_RUN[line.outcome]

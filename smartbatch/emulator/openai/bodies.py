@@ -1,4 +1,4 @@
-"""Response bodies of OpenAI's real-time API."""
+"""Response bodies and stream events of OpenAI's real-time API."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ INSUFFICIENT_QUOTA = error_body(
 
 
 def limit_error(exceeded: LimitExceeded, model: str) -> bytes:
-    """Return the body of a 429 for a limit that was reached."""
     unit = "requests per min (RPM)" if exceeded.what == "requests" else "tokens per min (TPM)"
     if exceeded.wait is None:
         message = (
@@ -39,7 +38,6 @@ def limit_error(exceeded: LimitExceeded, model: str) -> bytes:
 def chat_body(
     request: GenerationRequest, answer: Completion, *, identity: str, created: int
 ) -> dict[str, Any]:
-    """Return a chat completion."""
     choices: list[dict[str, Any]] = [
         {
             "index": number,
@@ -69,7 +67,6 @@ def chat_body(
 
 
 def chat_calls(answer: Completion, identity: str) -> list[dict[str, Any]]:
-    """Return the calls of a chat completion."""
     return [
         {
             "id": f"call_{identity}_{number}",
@@ -81,14 +78,12 @@ def chat_calls(answer: Completion, identity: str) -> list[dict[str, Any]]:
 
 
 def chat_logprobs(request: GenerationRequest, answer: Completion) -> dict[str, Any] | None:
-    """Return the log-probabilities of a chat completion."""
     if request.logprobs is None:
         return None
     return {"content": logprobs_of(words_of(answer.text), request.logprobs), "refusal": None}
 
 
 def chat_usage(request: GenerationRequest, answer: Completion) -> dict[str, Any]:
-    """Return the usage of a chat completion."""
     output = answer.tokens * request.choices
     return {
         "prompt_tokens": request.input_tokens,
@@ -107,7 +102,6 @@ def chat_usage(request: GenerationRequest, answer: Completion) -> dict[str, Any]
 def response_body(
     request: GenerationRequest, answer: Completion, *, identity: str, created: int
 ) -> dict[str, Any]:
-    """Return a response of the Responses API."""
     cut = answer.finish_reason == "length"
     return {
         "id": f"resp_{identity}",
@@ -152,7 +146,6 @@ def response_output(request: GenerationRequest, answer: Completion, identity: st
 
 
 def response_message(answer: Completion, identity: str, logprobs: int | None = None) -> dict[str, Any]:
-    """Return the message inside a response."""
     found = [] if logprobs is None else logprobs_of(words_of(answer.text), logprobs)
     return {
         "type": "message",
@@ -167,12 +160,10 @@ def response_message(answer: Completion, identity: str, logprobs: int | None = N
 
 
 def models_body(models: tuple[str, ...] | None) -> dict[str, Any]:
-    """Return the list of models."""
     return {"object": "list", "data": [model_body(name) for name in models or _DEFAULT_MODELS]}
 
 
 def model_body(name: str) -> dict[str, Any]:
-    """Return one model."""
     return {"id": name, "object": "model", "created": 1_795_000_000, "owned_by": "emulator"}
 
 

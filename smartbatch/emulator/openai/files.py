@@ -67,7 +67,6 @@ def listed(head: Head, context: BatchContext, key: str, write: Callable[[OutputL
 def information(
     file_id: str, context: BatchContext, key: str, write: Callable[[OutputLine], bytes]
 ) -> ServerReply:
-    """Return the description of a file."""
     file = _found(file_id, context, key)
     return json_reply(_shape(file, context, _size(file, context, key, write)))
 
@@ -88,7 +87,6 @@ def content(
 
 
 def deleted(file_id: str, context: BatchContext, key: str) -> ServerReply:
-    """Delete a file."""
     if not context.backend.delete_file(_API, key, file_id, context.now):
         raise _missing(file_id)
     return json_reply({"id": file_id, "object": "file", "deleted": True})
@@ -100,13 +98,12 @@ def page(
     """Return a page of a list, and whether more items follow.
 
     Args:
-        items: all of them.
         query: ``limit`` and ``after``.
-        most: items of the longest page.
-        default: items of a page without ``limit``.
+        most: maximum items per page.
+        default: items per page without ``limit``.
 
     Raises:
-        ApiError: for a size out of range, or an ``after`` that is not in the list.
+        ApiError: the size is out of range, or ``after`` is not in the list.
     """
     limit = parse_limit(query.get("limit", [str(default)])[0], most)
     if limit is None:
@@ -119,7 +116,6 @@ def page(
 
 
 def listing(shapes: list[dict[str, Any]], more: bool) -> dict[str, Any]:
-    """Return the body of a list."""
     first, last = (shapes[0]["id"], shapes[-1]["id"]) if shapes else (None, None)
     return {"object": "list", "data": shapes, "first_id": first, "last_id": last, "has_more": more}
 

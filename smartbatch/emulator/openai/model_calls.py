@@ -138,7 +138,7 @@ class _Generation(ModelCall):
 
 
 def _replace_by_refusal(body: dict[str, Any], text: str) -> None:
-    """Turn an answer into the refusal of a model: a text in the field of refusals, and no content."""
+    """Turn an answer into a refusal: text in the field of refusals, and no content."""
     for choice in body.get("choices", ()):
         choice["finish_reason"] = "stop"
         choice["message"] |= {"content": None, "refusal": text}

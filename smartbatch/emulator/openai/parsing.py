@@ -52,7 +52,6 @@ def api_error(
 
 
 def error_body(message: str, *, type_: str, code: str | None = None, param: str | None = None) -> bytes:
-    """Return the body of an error in OpenAI's shape."""
     return json.dumps({"error": {"message": message, "type": type_, "param": param, "code": code}}).encode()
 
 
@@ -65,11 +64,10 @@ def parse_body(body: bytes) -> dict[str, Any]:
 
 
 def check_rejected(body: Mapping[str, Any], rejects: Collection[str]) -> None:
-    """Refuse a body as a server that lacks some parameters does.
+    """Reject a body as a server that lacks some parameters does.
 
     Args:
-        body: decoded.
-        rejects: names of parameters, and of types of ``response_format``.
+        rejects: names of parameters, and types of ``response_format``.
 
     Raises:
         ApiError: 400, by the parameter's name.
@@ -279,10 +277,10 @@ def _schema(given: Any, where: str, *, nested: bool) -> Mapping[str, Any] | None
 
 
 def with_chat_tools(request: GenerationRequest, body: Mapping[str, Any]) -> GenerationRequest:
-    """Return a parsed chat completion with its tools, and what else is asked for of the answer.
+    """Return a parsed chat completion with its tools and the other options of its answer.
 
     Raises:
-        ApiError: for tools, a choice or turns that the API refuses.
+        ApiError: the API rejects the tools, the choice or the turns.
     """
     messages = body["messages"]
     _check_turns([_turn(message) for message in messages], messages)
@@ -300,7 +298,7 @@ def with_chat_tools(request: GenerationRequest, body: Mapping[str, Any]) -> Gene
 
 
 def with_response_tools(request: GenerationRequest, body: Mapping[str, Any]) -> GenerationRequest:
-    """Return a parsed request of the Responses API, likewise."""
+    """Return a parsed request of the Responses API, with the same additions."""
     items = body["input"] if isinstance(body.get("input"), list) else []
     _check_turns([_turn_of_item(item) for item in items], items)
     reasoning = body.get("reasoning")
@@ -316,7 +314,7 @@ def with_response_tools(request: GenerationRequest, body: Mapping[str, Any]) -> 
 
 
 def as_messages(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a body of the Responses API whose calls and results are messages."""
+    """Return a body of the Responses API with its calls and results as messages."""
     items = body.get("input")
     return {**body, "input": list(_tool_turns(items))} if isinstance(items, list) and items else body
 
@@ -333,7 +331,7 @@ def _tool_turns(items: list[Any]) -> Iterator[Any]:
 
 
 def _more_tokens(body: Mapping[str, Any], messages: list[Any]) -> int:
-    """Tokens of tools and calls."""
+    """Return the tokens of tools and calls."""
     texts = [message.get("tool_calls") or message.get("arguments") for message in messages]
     return sum(count_tokens(json.dumps(each)) for each in (body.get("tools"), *texts) if each)
 

@@ -33,7 +33,7 @@ from smartbatch.jobs.records import NewResult
 from smartbatch.jobs.shard_records import ShardRow, ShardState, parse_wire_id
 from smartbatch.jobs.steps.step import Step
 from smartbatch.providers.batch_api import enqueued_limit
-from smartbatch.providers.batch_refusals import BatchRefused, Measure
+from smartbatch.providers.error_table import BatchRefused, Measure
 from smartbatch.providers.foreign_text import echoes, texts, without_echo
 from smartbatch.types import Result, Route
 

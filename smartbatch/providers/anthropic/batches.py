@@ -28,8 +28,8 @@ from smartbatch.providers.batch_api import (
     RemoteBatch,
     RemoteState,
 )
-from smartbatch.providers.batch_refusals import BatchRefused
 from smartbatch.providers.error_reader import ErrorReader, error_in
+from smartbatch.providers.error_table import BatchRefused
 from smartbatch.providers.foreign_text import PLAIN_WORD, count, echoes, fields, short, unix_seconds, unusable
 from smartbatch.providers.http.batch_calls import BatchCalls, check_id, page_of
 from smartbatch.providers.http.content import SpooledBody, encode_json

@@ -40,10 +40,8 @@ DIALECT = Dialect(
     | {"ipv4", "ipv6", "uuid"},
     recursion="none",
 )
-MAX_OPTIONAL = 24
-"""Optional properties per request."""
-MAX_UNIONS = 16
-"""Parts with several types per request."""
+MAX_OPTIONAL = 24  # optional properties per request
+MAX_UNIONS = 16  # parts with several types per request
 
 
 @once_per_schema
@@ -66,10 +64,9 @@ def _parts(form: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield from _parts(part)
 
 
-VERSION = "2026-10-21"
-"""The API version this adapter is written for; it takes no sampling parameters."""
+VERSION = "2026-10-21"  # the API version this adapter is written for; it takes no sampling parameters
+# the previous version, which takes sampling parameters for models that still support them
 OLD_VERSION = "2023-06-01"
-"""The previous version, which takes sampling parameters for models that still support them."""
 
 _RESERVED = ("model", "messages", "stream")
 
@@ -200,8 +197,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {**block, "input": arguments_sent(call), **more}
 
 
-_CALL_FIELDS = ("caller", "cache_control")
-"""Fields of an earlier call that are returned with it."""
+_CALL_FIELDS = ("caller", "cache_control")  # fields of an earlier call that are returned with it
 _NO_ID = re.compile(r"[^a-zA-Z0-9_-]")  # ids of other providers may have such characters
 
 

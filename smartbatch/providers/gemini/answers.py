@@ -37,6 +37,7 @@ from smartbatch.providers.http.event_stream import EventReader
 from smartbatch.providers.http.replies import Reply
 from smartbatch.types import MESSAGE_BLOCKS, Answer, Kind, Request, TokenLogprob, ToolCall, Usage
 
+# finish reasons (reference of ``FinishReason``); unlisted ones keep their own name in lower case
 _FINISH = {
     "STOP": "stop",
     "MAX_TOKENS": "length",
@@ -50,7 +51,6 @@ _FINISH = {
     "IMAGE_PROHIBITED_CONTENT": "content_filter",
     "IMAGE_RECITATION": "content_filter",
 }
-"""Finish reasons (reference of ``FinishReason``); unlisted ones keep their own name in lower case."""
 
 _UNSAID = "_UNSPECIFIED"  # the suffix of an enumeration's "no value"
 

@@ -32,8 +32,8 @@ from smartbatch.providers.batch_api import (
     RemoteFile,
     RemoteState,
 )
-from smartbatch.providers.batch_refusals import explained
 from smartbatch.providers.error_reader import ErrorReader, error_in
+from smartbatch.providers.error_table import explained
 from smartbatch.providers.foreign_text import PLAIN_WORD, fields, plain, short, unix_seconds, unusable, whole
 from smartbatch.providers.gemini.answers import read_result
 from smartbatch.providers.gemini.bodies import embed_body, generate_body, resource
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 _PAGE = 100
 _TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
 _METHODS = {Kind.GENERATE: "batchGenerateContent", Kind.EMBED: "asyncBatchEmbedContent"}
+# states without ``BATCH_STATE_`` or ``JOB_STATE_``; all others are those of a running batch
 _STATES = {
     "SUCCEEDED": RemoteState.COMPLETED,
     "PARTIALLY_SUCCEEDED": RemoteState.COMPLETED,
@@ -57,7 +58,6 @@ _STATES = {
     "CANCELLED": RemoteState.CANCELLED,
     "EXPIRED": RemoteState.EXPIRED,
 }
-"""States without ``BATCH_STATE_`` or ``JOB_STATE_``; all others are those of a running batch."""
 _PREFIX = re.compile(r"^(?:BATCH|JOB)_STATE_")
 _MARK = re.compile(r"sb-[A-Za-z0-9_-]{1,64}")
 _TYPE = "application/jsonl"

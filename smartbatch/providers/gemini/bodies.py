@@ -52,10 +52,9 @@ def sent_schema(schema: dict[str, Any]) -> Mapping[str, Any] | None:
         return None
 
 
-MAX_TEXTS = 100
-"""Requests per ``batchEmbedContents``; larger calls are rejected."""
+MAX_TEXTS = 100  # requests per ``batchEmbedContents``; larger calls are rejected
+# tokens per call: 2,048 for each text of ``gemini-embedding-001``; no total is documented
 MAX_TEXT_TOKENS = 100 * 2048
-"""Tokens per call: 2,048 for each text of ``gemini-embedding-001``; no total is documented."""
 
 _MODEL = re.compile(r"(?:(?:models|tunedModels)/)?[\w.@-]{1,256}", re.ASCII)
 _TOOL = re.compile(r"[a-zA-Z_]")

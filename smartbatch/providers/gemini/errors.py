@@ -31,8 +31,8 @@ _NO_MONEY = re.compile(r"credits (?:are|have been) (?:depleted|used up)|spend(?:
 _BILLING = re.compile(r"enable billing|billing (?:account|is)", re.I)
 BATCH_EXPIRED = re.compile(r"batch[^.]{0,20}expired", re.I)
 
-CANCELLED, DEADLINE = 1, 4
-"""Values of ``google.rpc.Code``."""
+CANCELLED, DEADLINE = 1, 4  # values of ``google.rpc.Code``
+# HTTP statuses of ``google.rpc.Code``, from ``code.proto``
 _CODES = {
     1: (499, "CANCELLED"),
     2: (500, "UNKNOWN"),
@@ -51,7 +51,6 @@ _CODES = {
     15: (500, "DATA_LOSS"),
     16: (401, "UNAUTHENTICATED"),
 }
-"""HTTP statuses of ``google.rpc.Code``, from ``code.proto``."""
 
 _ENQUEUED = re.compile(r"enqueued", re.I)
 

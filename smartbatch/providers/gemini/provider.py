@@ -51,8 +51,7 @@ if TYPE_CHECKING:
 
 DEFAULT_BASE_URL = "https://generativelanguage.googleapis.com"
 _OFFICIAL_HOST = "generativelanguage.googleapis.com"
-DEFAULT_VERSION = "v1"
-"""The version that the SDK 3.4 uses; ``v1beta`` has more features."""
+DEFAULT_VERSION = "v1"  # the version that the SDK 3.4 uses; ``v1beta`` has more features
 
 _KEY = re.compile(r"[\x21-\x7e]{1,512}")
 _VERSION = re.compile(r"[a-z0-9]{1,32}")

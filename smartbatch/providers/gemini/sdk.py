@@ -21,8 +21,8 @@ from smartbatch.errors import ConfigError
 from smartbatch.providers.http.sdk_bridge import SdkCalls, http_client
 from smartbatch.providers.http.transport import Transport
 
+# private names of the SDK; an SDK without them is refused
 _CLIENT, _BUILD, _ONCE = "_api_client", "_build_request", "_request_once"
-"""Private names of the SDK; an SDK without them is refused."""
 
 _MAX_SECONDS = 3600.0  # the SDK's own time-out; every call sets another
 

@@ -15,20 +15,18 @@ from urllib3.util import Url, parse_url
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.batch_api import BatchPage, RemoteBatch
-from smartbatch.providers.batch_refusals import explained
 from smartbatch.providers.error_reader import ErrorReader
+from smartbatch.providers.error_table import explained
 from smartbatch.providers.foreign_text import http_date, unusable
 from smartbatch.providers.http.replies import LiveReply, Reply, is_html
 from smartbatch.providers.http.transport import Transport
 
-MAX_DOWNLOAD = 16 * 1024**3
-"""Maximum bytes of a file of results, far more than 100,000 long answers have."""
+MAX_DOWNLOAD = 16 * 1024**3  # maximum bytes of a file of results, far more than 100,000 long answers have
 
+# statuses of a provider's own error that prove that nothing was created
 DEFINITE = frozenset({400, 401, 403, 404, 405, 413, 422, 429, 501})
-"""Statuses of a provider's own error that prove that nothing was created."""
 
-MAX_REDIRECTS = 5
-"""Maximum redirects followed per download."""
+MAX_REDIRECTS = 5  # maximum redirects followed per download
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PORTS = {"http": 80, "https": 443}
 _MAX_ADDRESS = 8192  # characters

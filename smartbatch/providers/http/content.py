@@ -22,8 +22,7 @@ except ImportError:
     _dumps = _loads = None
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
-MAX_DEPTH = 200
-"""Maximum levels of an answer, which is copied, compared and written recursively."""
+MAX_DEPTH = 200  # maximum levels of an answer, which is copied, compared and written recursively
 _MAX_VALUES = 4_000_000
 _BYTES_PER_VALUE = 16
 """Maximum values of an answer; more if each has this many bytes, as the numbers of vectors do. Small values

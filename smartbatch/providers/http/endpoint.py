@@ -127,12 +127,7 @@ _T = TypeVar("_T")
 
 
 class HttpNetwork:
-    """The two transports to a provider's service; the URL and the headers are already checked.
-
-    Attributes:
-        realtime: keeps its connections, and sends the headers with every request.
-        batches: uses each connection for one call; for files and batches.
-    """
+    """The two transports to a provider's service; the URL and the headers are already checked."""
 
     def __init__(
         self,
@@ -144,7 +139,9 @@ class HttpNetwork:
     ) -> None:
         self._sdk: PerProcess[Any] | None = None
         self._importing: threading.Thread | None = None
+        # keeps its connections, and sends the headers with every request
         self.realtime = Transport(url, headers, connect_timeout=connect_timeout, max_body=max_body)
+        # uses each connection for one call; for files and batches
         self.batches = Transport(url, connect_timeout=connect_timeout, max_body=max_body, reuse=False)
 
     def through(self, make: Callable[[Transport], _T]) -> tuple[PerProcess[_T], PerProcess[_T]]:

@@ -18,29 +18,22 @@ from smartbatch.providers.http.replies import LiveReply, Reply
 from smartbatch.providers.http.transport import Cutoff
 from smartbatch.types import Answer, Request, Usage
 
-EVENTS = "text/event-stream"
-"""The content type of a stream."""
+EVENTS = "text/event-stream"  # the content type of a stream
 
 
 class EventReader(ABC):
-    """Reads the events of one API; one per stream.
+    """Reads the events of one API; one per stream."""
 
-    Attributes:
-        errors: makes the errors of the API's answers.
-        to_the_end: True if the API has no end mark, or may omit it: then the body is read to its end, and
-            :attr:`ended` says whether it is complete.
-        ended: the end mark, or another proof that the answer is complete, has arrived.
-        usage: tokens billed so far, if the service reports them.
-        dropped: parameters of the request that were not sent, with the reasons.
-    """
-
+    # True if the API has no end mark, or may omit it: then the body is read to its end, and :attr:`ended`
+    # says whether it is complete
     to_the_end = False
-    ended = False
-    usage: Usage | None = None
+    ended = False  # the end mark, or another proof that the answer is complete, has arrived
+    usage: Usage | None = None  # tokens billed so far, if the service reports them
+    # parameters of the request that were not sent, with the reasons
     dropped: tuple[tuple[str, str], ...] = ()
 
     def __init__(self, errors: ErrorReader) -> None:
-        self.errors = errors
+        self.errors = errors  # makes the errors of the API's answers
 
     def is_end_mark(self, data: bytes) -> bool:  # noqa: ARG002
         """Whether an event is an end mark that is not JSON."""
@@ -205,8 +198,7 @@ def _is_error(data: Mapping[str, Any], name: str) -> bool:
     return says_something(data.get("error")) and "response" not in data
 
 
-MAX_EVENT = 16 * 1024 * 1024
-"""Maximum bytes per event, far more than the APIs send."""
+MAX_EVENT = 16 * 1024 * 1024  # maximum bytes per event, far more than the APIs send
 
 
 def events(pieces: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:

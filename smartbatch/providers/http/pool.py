@@ -26,8 +26,8 @@ from smartbatch._clock import RealClock
 from smartbatch._fork import identity
 from smartbatch.errors import ErrorKind, ProviderError
 
+# progress of a call; from ``receive`` on the provider has the whole request
 Step: TypeAlias = Literal["connect", "send", "receive"]
-"""Progress of a call; from ``receive`` on the provider has the whole request."""
 
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL", "HTTP_REQUEST")
 
@@ -102,18 +102,17 @@ it."""
 
 _PROBES = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 
+# socket options: no delay, and probes that detect a silently dropped connection in about 60 s
 _KEEP_ALIVE = [
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     *((socket.IPPROTO_TCP, getattr(socket, name), n) for name, n in _PROBES if hasattr(socket, name)),
 ]
-"""Socket options: no delay, and probes that detect a silently dropped connection in about 60 s."""
 
-_STALE_LOOKUP = 30.0
-"""Seconds after which a hanging lookup is no longer shared: the resolver may work again."""
+_STALE_LOOKUP = 30.0  # seconds after which a hanging lookup is no longer shared: the resolver may work again
 
+# lookups in progress, by process (a forked child has none of the parent's threads), host and port
 _lookups: dict[tuple[tuple[int, bool], str, int | None], _Lookup] = {}
-"""Lookups in progress, by process (a forked child has none of the parent's threads), host and port."""
 
 
 def seconds_left(deadline: float) -> float:

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from smartbatch.providers.http.pool import Connection
     from smartbatch.providers.http.response import IncomingResponse
 
-MAX_BODY = 64 * 1024 * 1024
-"""Maximum bytes of a decoded answer, which stops a gzip bomb or an endless body."""
+MAX_BODY = 64 * 1024 * 1024  # maximum bytes of a decoded answer, which stops a gzip bomb or an endless body
 
 _PIECE = 65536
 _FED = 4096  # compressed bytes at a time: the rest is copied after each member, which may be tiny

@@ -11,10 +11,8 @@ from functools import lru_cache
 from http.client import BadStatusLine, HTTPException, IncompleteRead, LineTooLong, RemoteDisconnected
 from typing import Any
 
-MAX_HEAD = 65536
-"""Maximum bytes of a head, interim answers, chunk extensions and trailers together."""
-MAX_LINES = 100
-"""Maximum header lines, as in ``http.client``."""
+MAX_HEAD = 65536  # maximum bytes of a head, interim answers, chunk extensions and trailers together
+MAX_LINES = 100  # maximum header lines, as in ``http.client``
 
 _USUAL = 8192  # characters of a head; lines of longer heads are not cached
 _FIRST = 8192  # bytes read at once until the head is complete: usually the complete answer

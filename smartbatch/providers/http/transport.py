@@ -30,8 +30,7 @@ from smartbatch.providers.http.replies import MAX_BODY, LiveReply, Reply, read_w
 from smartbatch.providers.http.response import IncomingResponse
 from smartbatch.types import Duration
 
-DEFAULT_WORKERS = 64
-"""Connections of a transport that was not opened for a number of workers."""
+DEFAULT_WORKERS = 64  # connections of a transport that was not opened for a number of workers
 
 Body = bytes | SpooledBody
 

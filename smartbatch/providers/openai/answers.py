@@ -49,8 +49,8 @@ from smartbatch.providers.openai.schema_modes import read_tool_answer
 from smartbatch.types import MESSAGE_BLOCKS, Answer, Kind, Request, TokenLogprob, ToolCall, Usage
 
 _OF_CHATS = ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details")
+# names of the tokens read and written, and of their details
 _OF_RESPONSES = ("input_tokens", "output_tokens", "input_tokens_details", "output_tokens_details")
-"""Names of the tokens read and written, and of their details."""
 _FINISH = {
     "function_call": "tool_calls",
     "max_output_tokens": "length",
@@ -58,8 +58,8 @@ _FINISH = {
     "model_length": "length",  # Mistral: the model's context is full
 }
 _CALLS = ("tool_calls", "function_call")
+# fields with the reasoning of a message: DeepSeek, vLLM and xAI; OpenRouter and Groq
 REASONING = ("reasoning_content", "reasoning")
-"""Fields with the reasoning of a message: DeepSeek, vLLM and xAI; OpenRouter and Groq."""
 KNOWN_IN_MESSAGE = frozenset({"role", "content", "refusal", *_CALLS, *REASONING})
 KNOWN_IN_CHOICE = frozenset({"index", "message", "delta", "finish_reason", "logprobs", "error"})
 KNOWN_IN_BODY = frozenset({"id", "object", "created", "model", "choices", "usage", "error", "obfuscation"})
@@ -76,8 +76,8 @@ _KNOWN_IN_USAGE = frozenset(
     {"prompt_tokens", "completion_tokens", "input_tokens", "output_tokens", "total_tokens"}
     | {"cached_tokens", "cache_write_tokens", "reasoning_tokens"}
 )
+# finish reasons of interrupted answers: vLLM; OpenRouter and Mistral; DeepSeek
 _BROKEN_OFF = ("abort", "error", "insufficient_system_resource")
-"""Finish reasons of interrupted answers: vLLM; OpenRouter and Mistral; DeepSeek."""
 
 
 def read_chat(data: Mapping[str, Any], reply: Reply) -> Answer:

@@ -27,9 +27,8 @@ from smartbatch.providers.batch_api import (
     RemoteFile,
     RemoteState,
 )
-from smartbatch.providers.batch_refusals import explained
 from smartbatch.providers.error_reader import ErrorReader, error_in
-from smartbatch.providers.error_table import kind_of_code
+from smartbatch.providers.error_table import explained, kind_of_code
 from smartbatch.providers.foreign_text import (
     PLAIN_ID,
     PLAIN_WORD,
@@ -59,8 +58,8 @@ _JSON = {"Content-Type": "application/json"}
 _SUFFIX = ".jsonl"  # required in the names of batch inputs
 _QUOTA = "token_limit_exceeded"  # too many tokens in unfinished batches
 
+# LiteLLM's ids are base64 strings of some 400 characters; no id has a slash or starts with a period
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:=+~-]{0,1023}")
-"""LiteLLM's ids are base64 strings of some 400 characters; no id has a slash or starts with a period."""
 _QUOTA_TEXT = re.compile(r"enqueued[ _]token[ _]limit", re.I)
 _STATES = {
     "validating": RemoteState.RUNNING,

@@ -25,10 +25,9 @@ from smartbatch.providers.openai.errors import ServerParameters
 from smartbatch.providers.openai.schema_modes import add_schema, check_tool_mode, sent_schema
 from smartbatch.types import Embedding, Generation, Message, Request, Tool, ToolCall
 
-MAX_TEXTS = 2048
-"""Inputs per call (OpenAI API reference, embeddings)."""
+MAX_TEXTS = 2048  # inputs per call (OpenAI API reference, embeddings)
+# tokens per call: the API takes 300,000; ours are estimated, so a third is left as a margin
 MAX_TEXT_TOKENS = 200_000
-"""Tokens per call: the API takes 300,000; ours are estimated, so a third is left as a margin."""
 MAX_STOPS = 4
 _RESERVED = ("model", "messages", "input", "stream", "stream_options", "background")
 _PART_TYPES = {"user": "input_text", "system": "input_text", "developer": "input_text"}
@@ -208,8 +207,8 @@ def _chat_call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function, **more}
 
 
+# fields returned with an earlier call: signatures of Gemini's OpenAI-compatible layer
 _CALL_FIELDS = ("extra_content",)
-"""Fields returned with an earlier call: signatures of Gemini's OpenAI-compatible layer."""
 
 
 def _input_items(message: Message) -> Iterator[Mapping[str, Any]]:

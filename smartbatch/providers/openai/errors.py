@@ -24,8 +24,8 @@ from smartbatch.types import Generation, LimitReport, Request
 EncodingFormat: TypeAlias = Literal["base64", "float", "omit"]
 MaxTokensField: TypeAlias = Literal["max_tokens", "max_completion_tokens"]
 
+# the two names of the output limit
 _MAX_TOKENS: Final = {"max_completion_tokens": "max_tokens", "max_tokens": "max_completion_tokens"}
-"""The two names of the output limit."""
 
 _NAMES: Final = {
     "encoding_format": re.compile(r"encoding_?format", re.I),
@@ -42,18 +42,19 @@ _FORMS: Final = {
 }
 """Output formats for a schema. A rejection may name the format, or the field alone, meaning the format that
 was sent."""
+# further words for an unknown format, which is a value to the server
 _FORM_VALUE = re.compile(
     r"must be|should be|one of|not (?:a )?valid|invalid|expected|\bonly\b|variant|enabled", re.I
 )
-"""Further words for an unknown format, which is a value to the server."""
+# words about the schema itself, which another format would not make valid
 _FLAWED_SCHEMA = re.compile(
     r"invalid schema|in context|\bschema (?:is|has|must|contains)|missing required|additionalProperties|"
     r"\$ref|json_schema\.\w|word .?json",
     re.I,
 )
-"""Words about the schema itself, which another format would not make valid."""
+# parameters whose value is never the caller's: any error about them is a rejection
 _OWN_VALUES: Final = ("encoding_format", "stream_options")
-"""Parameters whose value is never the caller's: any error about them is a rejection."""
+# the effect of omitting a parameter, and the option that sends it nevertheless
 _OPTIONS: Final = {
     "encoding_format": 'vectors arrive as numbers; provider_options={"encoding_format": "base64"} sends it',
     "stream_options": "the usage of streamed answers is estimated unless the server reports it; "
@@ -69,8 +70,8 @@ _OPTIONS: Final = {
         for name, other in _MAX_TOKENS.items()
     },
 }
-"""The effect of omitting a parameter, and the option that sends it nevertheless."""
 
+# words for an unknown parameter
 _UNKNOWN = re.compile(
     r"unsupported|not (?:yet |currently )?support|n[o']t support|unknown|un-?recogni[sz]ed|unexpected|"
     r"not permitted|forbidden|unavailable|"
@@ -82,19 +83,18 @@ _UNKNOWN = re.compile(
     r"(?:is|are) not (?:a )?(?:recogni[sz]ed|known|valid)|extra_forbidden|unknown_parameter",
     re.I,
 )
-"""Words for an unknown parameter."""
+# words for an invalid value, which the caller has to correct
 _VALUE = re.compile(
     r"too (?:large|small|high|low|big|long)|at (?:most|least)|greater|less than|exceed|between|maximum|"
     r"minimum|\brange\b|integer|negative|positive",
     re.I,
 )
-"""Words for an invalid value, which the caller has to correct."""
+# the end of a message that names other parameters, which the server does know
 _ALTERNATIVES = re.compile(
     r"(?:(?:^|[.;,:] |please )(?:use|try)|did you mean|\bone of|(?<!not a )\b"
     r"(?:valid|supported|allowed|accepted|known) (?:parameter|field|option|key|argument|propert)\w*)\b.*",
     re.I | re.S,
 )
-"""The end of a message that names other parameters, which the server does know."""
 _OF_THE_MODEL = re.compile(r"\bmodels?\b", re.I)
 
 

@@ -34,8 +34,7 @@ STRICT = Dialect(
 MAX_PROPERTIES = 5_000
 MAX_LEVELS = 10
 MAX_CHOICES = 1_000
-MAX_CHARACTERS = 120_000
-"""In the names of properties and definitions and the values of choices together."""
+MAX_CHARACTERS = 120_000  # in the names of properties and definitions and the values of choices together
 
 
 @frozen
@@ -116,8 +115,7 @@ def _levels(form: Mapping[str, Any]) -> int:
     return ("properties" in form) + max(map(_levels, inner), default=0)
 
 
-ANSWER_TOOL: Final = "structured_answer"
-"""The function that the model must call in the mode ``tool``."""
+ANSWER_TOOL: Final = "structured_answer"  # the function that the model must call in the mode ``tool``
 
 _INSTRUCTION = (
     "Answer with one JSON value that follows this JSON schema, and with nothing else: no explanation and no "

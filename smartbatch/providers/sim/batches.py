@@ -41,8 +41,8 @@ from smartbatch.providers.http.content import encode_json
 from smartbatch.types import Answer, Generation, Kind, Request, Tool, Usage
 
 _PAGE = 100
+# parameters of a request that affect a simulated answer
 _PARAMS = ("system", "max_tokens", "stop", "response_format", "schema", "tools", "tool_choice", "logprobs")
-"""Parameters of a request that affect a simulated answer."""
 
 
 class SimBatches(BatchApi):

@@ -25,7 +25,7 @@ from smartbatch.providers.batch_api import (
     RemoteFile,
     RemoteState,
 )
-from smartbatch.providers.batch_refusals import explained
+from smartbatch.providers.error_table import explained
 from smartbatch.types import Answer, Kind, Request, Usage
 from tests.faults.simulation.clock import SimClock
 from tests.faults.simulation.crash_points import Crash, CrashPoints
