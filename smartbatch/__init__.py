@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from smartbatch.jobs.records import RetriedRows as RetriedRows
     from smartbatch.jobs.status import JobStatus as JobStatus
     from smartbatch.jobs.stored_result import StoredResult as StoredResult
+    from smartbatch.observe.list_progress import ListProgress as ListProgress
     from smartbatch.observe.participants import LaneStatus as LaneStatus
     from smartbatch.observe.participants import Participant as Participant
     from smartbatch.observe.participants import Participants as Participants
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
     from smartbatch.realtime.text_stream import TextStream as TextStream
     from smartbatch.realtime.ticket import ResultFuture as ResultFuture
     from smartbatch.results import ResultList as ResultList
-    from smartbatch.routing.list_progress import ListProgress as ListProgress
     from smartbatch.sharing.published import participants as participants
     from smartbatch.shortcuts import EmbeddingScriptParams as EmbeddingScriptParams
     from smartbatch.shortcuts import ScriptParams as ScriptParams
@@ -121,7 +121,7 @@ _NAMES_OF = {
     "sharing.published": "participants",
     "realtime.text_stream": "TextStream",
     "realtime.ticket": "ResultFuture",
-    "routing.list_progress": "ListProgress",
+    "observe.list_progress": "ListProgress",
 }
 """The public names of each module, with spaces between."""
 

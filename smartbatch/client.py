@@ -26,6 +26,7 @@ from smartbatch.events import Observer
 from smartbatch.interrupted import as_interrupted
 from smartbatch.jobs.job_options import STATUS_TIMEOUT, JobOptions, WaitOptions, batches_of
 from smartbatch.observe import logs
+from smartbatch.observe.list_progress import OnProgress
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.participants import RealtimeStatus
 from smartbatch.observe.progress import watched
@@ -39,8 +40,7 @@ from smartbatch.realtime.setup import PostProcess, UserHooks
 from smartbatch.realtime.text_stream import TextStream
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.results import ResultList
-from smartbatch.routing.announced_plan import AnnouncedPlan
-from smartbatch.routing.list_progress import OnProgress
+from smartbatch.routing.advisor import AnnouncedPlan
 from smartbatch.routing.lists import ReaderOptions
 from smartbatch.running import ClientSettings, RunningState, forget
 from smartbatch.types import (

@@ -53,11 +53,11 @@ from smartbatch.realtime.ticket import CallOptions, ResultFuture, of_the_parent
 from smartbatch.routing.advisor import Advisor
 from smartbatch.routing.awaited_places import AwaitedPlaces
 from smartbatch.routing.history import ForecastHistory, process_memory
-from smartbatch.routing.job_results import Reading
 from smartbatch.routing.list_planner import ListPlanner
+from smartbatch.routing.list_results import RouteTaker
 from smartbatch.routing.lists import ListRouter
 from smartbatch.routing.several_answers import AnswerFutures
-from smartbatch.routing.stored_lists import StoredLists
+from smartbatch.routing.stored_lists import Reading, StoredLists
 from smartbatch.routing.stored_requests import StoredRequests
 from smartbatch.sharing.addresses import check_address
 from smartbatch.sharing.enqueued_tokens import EnqueuedTokens
@@ -194,17 +194,12 @@ class RunningState:
             fallback=settings.fallback,
             preparer=settings.preparer,
             realtime=realtime,
-            jobs=lambda: self.jobs,
             advisor=advisor,
         )
+        stored_lists = StoredLists(settings.preparer, realtime, lambda: self.jobs, reading)
+        routes = RouteTaker(config, clock, self.planner, realtime, stored_lists, self._note_decision)
         self.routing = ListRouter(
-            config,
-            clock,
-            self.planner,
-            realtime=realtime,
-            jobs=lambda: self.jobs,
-            note=self._note_decision,
-            stored=StoredLists(settings.preparer, realtime, lambda: self.jobs, reading),
+            config, clock, self.planner, realtime=realtime, jobs=lambda: self.jobs, routes=routes
         )
         self.stored = StoredRequests(
             config,

@@ -12,11 +12,11 @@ from smartbatch.config import BatchingConfig, Settings, check_names
 from smartbatch.core.limits.model_controls import Pause
 from smartbatch.core.preparation.validation import refuse_for_vectors
 from smartbatch.interrupted import as_interrupted
+from smartbatch.observe.list_progress import OnProgress
 from smartbatch.providers.base import Provider
 from smartbatch.realtime.setup import HookParams
 from smartbatch.results import ResultList
 from smartbatch.routing.list_planner import CONSTRAINTS, split_constraints
-from smartbatch.routing.list_progress import OnProgress
 from smartbatch.types import (
     Deadline,
     Embedding,

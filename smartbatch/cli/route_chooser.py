@@ -18,7 +18,7 @@ from smartbatch.core.routing.explanation import ON_COMMAND_LINE, explain, plan_l
 from smartbatch.core.routing.outcome import ActualCost
 from smartbatch.jobs.status import JobStatus
 from smartbatch.plan import Plan
-from smartbatch.routing.announced_plan import AnnouncedPlan
+from smartbatch.routing.advisor import AnnouncedPlan
 from smartbatch.runs.row_requests import InputRequests, RunInterrupted
 from smartbatch.types import Prompt, Result
 

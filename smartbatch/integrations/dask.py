@@ -17,10 +17,10 @@ from smartbatch.cluster import UNIT, Cluster, Options, Unit, digest, one_budget,
 from smartbatch.config import BatchingConfig, changed
 from smartbatch.errors import JobNotFound, RequestCancelled
 from smartbatch.integrations.dask_collections import Template, collection
+from smartbatch.observe.list_progress import OnProgress, ProgressCounter
 from smartbatch.observe.progress import new_display
 from smartbatch.plan import Plan
 from smartbatch.results import ResultList, ended
-from smartbatch.routing.list_progress import OnProgress, ProgressCounter
 from smartbatch.types import ConstraintParams, Prompt, Result
 
 __all__ = ["map"]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from smartbatch._clock import Clock
-from smartbatch.config import BatchingConfig
-from smartbatch.errors import InvalidRequest
+from smartbatch.config import BatchingConfig, checked
+from smartbatch.errors import ConfigError, InvalidRequest
 from smartbatch.prices import PriceBook, Processing
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.types import Kind
@@ -72,6 +72,18 @@ def batches_of(config: BatchingConfig, model: OpenedModel, kind: Kind) -> tuple[
         what = "embeddings" if kind is Kind.EMBED else "texts"
         return None, f"{name} has no Batch API for {what}: choose another provider"
     return api, None
+
+
+def check_batches(config: BatchingConfig, model: OpenedModel, kind: Kind, fallback: str | None) -> None:
+    """Check that there is a Batch API, or that ``fallback`` (default: the setting) allows real time.
+
+    Raises:
+        ConfigError: neither.
+    """
+    _, problem = batches_of(config, model, kind)
+    chosen = checked("batch_fallback", config.batch_fallback if fallback is None else fallback)
+    if problem is not None and chosen != "individual":
+        raise ConfigError(f"{problem}, or allow real time with batch_fallback='individual'")
 
 
 def check_priced(

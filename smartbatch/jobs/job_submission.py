@@ -15,11 +15,17 @@ from smartbatch.core.limits.budget_reservations import NewReservation
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
 from smartbatch.core.routing.choice import Decision
-from smartbatch.errors import ConfigError
 from smartbatch.jobs.acceptance import Items, checked_metadata
 from smartbatch.jobs.job import Job, interrupted
 from smartbatch.jobs.job_budget import ClientBudget, CostCeiling
-from smartbatch.jobs.job_options import JobOptions, WaitOptions, batches_of, check_priced, checked_key
+from smartbatch.jobs.job_options import (
+    JobOptions,
+    WaitOptions,
+    batches_of,
+    check_batches,
+    check_priced,
+    checked_key,
+)
 from smartbatch.jobs.job_wait import LAST_CALLBACKS_SECONDS
 from smartbatch.jobs.jobs_engine import JobsEngine
 from smartbatch.jobs.payload import Shared, encode_params
@@ -84,7 +90,7 @@ class JobSubmission:
         """
         policy = self._policy(options.fallback)
         kind, _, rows = self._rows(requests, params)
-        self.check_batches(kind, options.fallback)
+        check_batches(self._config, self._model, kind, options.fallback)
         return self._accept(_Draft(kind, rows, params, policy, options, realtime=0))
 
     def submit_by_count(
@@ -208,16 +214,6 @@ class JobSubmission:
         return ended(results, self._clock.now() - began, prompts)
 
     # -- checks ----------------------------------------------------------------------------------------------
-
-    def check_batches(self, kind: Kind, fallback: str | None) -> None:
-        """Check that there is a Batch API, or that a job may be sent in real time instead.
-
-        Raises:
-            ConfigError: neither is true.
-        """
-        _, problem = batches_of(self._config, self._model, kind)
-        if problem is not None and self._fallback_of(fallback) != "individual":
-            raise ConfigError(f"{problem}, or allow real time with batch_fallback='individual'")
 
     def check_priced(self, *, by_batch: bool = False) -> None:
         """Check that a budget can be enforced.

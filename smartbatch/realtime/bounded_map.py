@@ -6,7 +6,7 @@ import math
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextvars import copy_context
 from functools import partial
 from types import GeneratorType
@@ -20,7 +20,7 @@ from smartbatch._fork import run_after_collection
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.failures import EqualFailures
 from smartbatch.errors import InvalidRequest, QueueFull, RequestCancelled, SmartbatchError, WrongProcess
-from smartbatch.observe.progress import Progress
+from smartbatch.observe.list_progress import ListDisplay
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.types import Request, Result, Route
 
@@ -167,9 +167,7 @@ class ListOptions:
     calls: int = 1  # maximum calls under way
     stop: EqualFailures | None = None  # stops the list if its first requests fail alike; None to send all
     whole: bool = False  # whether the reader wants all results, and none before the others
-    # called with each result by the thread that reads the list; requested once
-    listeners: Callable[[], Sequence[Callable[[Result], object]]] = tuple
-    display: Callable[[], Progress | None] | None = None  # shows the progress of the list; None for nothing
+    display: ListDisplay | None = None  # shows and counts each result, on the thread that reads the list
 
 
 class BoundedMap(Iterator[Result]):
@@ -207,8 +205,7 @@ class BoundedMap(Iterator[Result]):
         self._ordered = options.ordered
         self._raising = options.raising
         self._whole = options.whole
-        self._find_listeners = options.listeners
-        self._listeners: Sequence[Callable[[Result], object]] | None = None
+        self._display = options.display
         self._finished: dict[int, Result] = {}
         self._places: dict[int, Request] = {}
         self._handed: dict[int, Result] = {}
@@ -284,8 +281,7 @@ class BoundedMap(Iterator[Result]):
 
     def _next(self) -> Result:
         self._handed = {}
-        if self._listeners is None:
-            self._listeners = self._find_listeners()
+        is_watched = self._display is not None and self._display.is_watched()
         while True:
             self._feed()
             position = self._yielded if self._ordered else next(iter(self._finished), -1)
@@ -300,15 +296,15 @@ class BoundedMap(Iterator[Result]):
             if not self._under_way and (self._exhausted or self._source is None):
                 raise self._failure or StopIteration
             wanted = -1 if self._whole else position
-            enough = self._worth_waking(self._listeners)
+            enough = self._worth_waking(is_watched=is_watched)
             for arrival in self._inbox.take(wanted, enough, self._can_submit):
                 self._receive(*arrival)
 
-    def _worth_waking(self, listeners: Sequence[object]) -> float:
+    def _worth_waking(self, *, is_watched: bool) -> float:
         """Return how many results wake the reader, if not its next one."""
         under_way = len(self._under_way)
         # 1. Each result is reported, or results are read in order of arrival: each.
-        if listeners or not (self._ordered or self._whole):
+        if is_watched or not (self._ordered or self._whole):
             return 1
         # 2. Requests remain to be submitted: a few, so that all workers have work.
         if not self._exhausted:
@@ -421,8 +417,8 @@ class BoundedMap(Iterator[Result]):
             future.cancel()
 
     def _tell(self, result: Result) -> None:
-        for tell in self._listeners or ():
-            tell(result)
+        if self._display is not None:
+            self._display.advance(result)
 
 
 class _Arrivals:

@@ -14,7 +14,7 @@ from smartbatch.jobs.threads import OwnThreads
 from smartbatch.observe import logs
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.results import as_kept
-from smartbatch.routing.job_results import Reading
+from smartbatch.routing.stored_lists import Reading
 from smartbatch.types import Request, Result
 
 if TYPE_CHECKING:

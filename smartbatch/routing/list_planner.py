@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from smartbatch._clock import Clock
 from smartbatch._words import count_of
@@ -17,12 +17,11 @@ from smartbatch.core.preparation.validation import check_params
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.options import Constraints, seconds_until
 from smartbatch.errors import InvalidRequest
-from smartbatch.jobs.job_options import check_priced, checked_key
+from smartbatch.jobs.job_options import check_batches, check_priced, checked_key
 from smartbatch.plan import Plan
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.realtime import Realtime
 from smartbatch.routing.advisor import Advisor
-from smartbatch.routing.stored_lists import CheckedList
 from smartbatch.types import (
     ConstraintParams,
     Kind,
@@ -36,11 +35,21 @@ from smartbatch.types import (
     TableParams,
 )
 
-if TYPE_CHECKING:
-    from smartbatch.jobs.job_submission import JobSubmission
-
 CONSTRAINTS = ConstraintParams.__optional_keys__
 """Arguments of list calls that are about the route."""
+
+
+@frozen
+class CheckedList:
+    """A list whose requests and constraints have been checked."""
+
+    requests: list[Request]
+    params: Mapping[str, Any]  # as given, without the constraints
+    constraints: Constraints
+    kind: Kind
+    batchable: bool  # whether it may be sent as a batch
+    key: str | None = None  # under which it is stored; None for a list that ends with its caller
+    model: OpenedModel = field(kw_only=True)  # for which its route is chosen: that of most requests
 
 
 @frozen(eq=False, repr=False)
@@ -51,7 +60,6 @@ class ListPlanner:
         fallback: answers while the breaker of ``model`` is open; ``None`` if there is none.
         preparer: checks every request.
         realtime: says which requests it answers from the cache, or never lets wait for a batch.
-        jobs: returns what stores and carries on what goes by batch; made with the first job.
         advisor: chooses.
     """
 
@@ -61,7 +69,6 @@ class ListPlanner:
     _fallback: OpenedModel | None
     preparer: RequestPreparer
     _realtime: Realtime
-    _jobs: Callable[[], JobSubmission]
     advisor: Advisor
 
     def forecast(
@@ -127,7 +134,7 @@ class ListPlanner:
 
     def check_forced(self, given: Mapping[str, Any], kind: Kind, fallback: str | None) -> None:
         if given.get("strategy") in (Strategy.BATCH.value, Strategy.HYBRID.value):
-            self._jobs().check_batches(kind, fallback)
+            check_batches(self._config, self.model, kind, fallback)
 
     def constraints(self, given: Mapping[str, Any]) -> Constraints:
         config = self._config

@@ -1,59 +1,144 @@
-"""The results of a list as its caller reads them: by the route that was chosen, shown, and kept on Ctrl-C."""
+"""The results of a list as its caller reads them: sent by its route, shown, and kept on Ctrl-C."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, TypeAlias
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from smartbatch._clock import Clock
 from smartbatch._fork import run_after_collection
+from smartbatch.config import BatchingConfig
+from smartbatch.core.limits.failures import EqualFailures
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.outcome import ListDecision, Measured, rescue_in_words
 from smartbatch.errors import RequestCancelled, RowSkipped
 from smartbatch.interrupted import Interrupted
-from smartbatch.realtime.bounded_map import BoundedMap
+from smartbatch.observe.list_progress import ListDisplay
+from smartbatch.observe.listeners import tell_by_batch
+from smartbatch.realtime.bounded_map import BoundedMap, ListOptions, ReadAhead
+from smartbatch.realtime.realtime import Realtime
 from smartbatch.results import ResultList, of_prompts
-from smartbatch.routing.advisor import Advisor
-from smartbatch.routing.announced_plan import AnnouncedPlan
-from smartbatch.routing.job_results import JobResults
-from smartbatch.routing.list_progress import ListDisplay
-from smartbatch.routing.stored_lists import CheckedList
+from smartbatch.routing.advisor import AnnouncedPlan, individual_calls
+from smartbatch.routing.list_planner import CheckedList, ListPlanner
+from smartbatch.routing.stored_lists import JobResults, StoredLists
 from smartbatch.tables.row_prompts import SkippedRow
-from smartbatch.types import Request, Result
+from smartbatch.types import Prompt, Request, Result, Route, Strategy
 
 Taken: TypeAlias = JobResults | BoundedMap
 """The results of a route that was taken."""
 
 
+@frozen(eq=False, repr=False)
+class RouteTaker:
+    """Sends the lists of one client by their routes.
+
+    Args:
+        stored: stores lists that are sent as a batch, and those with a key.
+        note: stores the decision on a list that has no job; called again when it has been measured.
+    """
+
+    _config: BatchingConfig
+    clock: Clock
+    planner: ListPlanner
+    _realtime: Realtime
+    _stored: StoredLists
+    note: Callable[[ListDecision], object]
+
+    def chosen(self, asked: CheckedList, decision: Decision, options: ListOptions) -> RoutedResults:
+        """Return the results of a list whose route was chosen; it is taken when the first one is read."""
+        return RoutedResults(self, asked, decision, options)
+
+    def resumed(self, asked: CheckedList, options: ListOptions) -> JobResults | None:
+        """Return the results of a list whose key has a job already."""
+        if asked.key is None or self._stored.earlier(asked.key) is None:
+            return None
+        return self._stored.results(asked, None, options)
+
+    def lazily(
+        self,
+        prompts: Iterable[Prompt],
+        plain: Mapping[str, Any],
+        given: Mapping[str, Any],
+        options: ListOptions,
+        ahead_of: object | None,
+    ) -> BoundedMap:
+        """Return the results of a list that is read while its requests are sent in real time.
+
+        Args:
+            plain: arguments of the requests.
+            given: constraints.
+            ahead_of: the prompts as they were given, if a thread is to read them ahead.
+        """
+        planner = self.planner
+        constraints = planner.constraints(given)
+        budget = planner.budget(constraints.budget, planner.model_of(plain))
+        requests: Iterable[Request] = planner.preparer.requests(prompts, plain)
+        if budget is not None:
+            requests = planner.priced_as_read(requests)
+        if ahead_of is not None:
+            requests = ReadAhead(iter(requests), ahead_of, self.clock)
+        route = Route.INDIVIDUAL if constraints.strategy is Strategy.INDIVIDUAL else None
+        abilities = planner.model.provider.capabilities
+        shared = abilities.max_texts if plain.get("embedding") is not None else abilities.max_shared
+        ahead = None
+        if route is not None or (shared <= 1 and not self._config.packing):  # each request has its own call
+            ahead = individual_calls(self._config, constraints.strategy)
+        stop = None if constraints.keep_going else EqualFailures(None)
+        options = evolve(options, own_budget=budget, route=route, ahead=ahead, stop=stop)
+        return self._realtime.map(requests, options)
+
+    def take(self, asked: CheckedList, decision: Decision, options: ListOptions) -> Taken:
+        """Send a list by the chosen route.
+
+        1. As a batch: it is stored, and the caller, who may wait for hours, is told so at once.
+        2. It has a key: it is stored.
+        3. Otherwise it is sent in real time, within its budget.
+        """
+        chosen, constraints = decision.chosen, decision.constraints
+        if chosen.route.by_batch:
+            results = self._stored.results(asked, decision, options)
+            if results.job_id is not None:
+                again = f"smartbatch.job({results.job_id!r}).results()"
+                if asked.key is not None:
+                    again = f"the same call with key={asked.key!r}"
+                rest, times = decision.load.by_job - chosen.first, (chosen.p50, chosen.p95)
+                tell_by_batch(self.planner.advisor.label, rest, chosen.first, times, again)
+            return results
+        if asked.key is not None:
+            return self._stored.results(asked, decision, options)
+        budget = None
+        if constraints.budget is not None:
+            models = map(self.planner.model.of, asked.requests)
+            budget = self.planner.budget(constraints.budget, asked.model, *models)
+        stop = None if constraints.keep_going else EqualFailures(len(asked.requests))
+        alone = chosen.route is Route.INDIVIDUAL
+        ahead = individual_calls(self._config, constraints.strategy) if alone else None
+        options = evolve(options, own_budget=budget, route=chosen.route, ahead=ahead, stop=stop)
+        return self._realtime.map(asked.requests, options)
+
+
 class RoutedResults(Iterator[Result]):
-    """The results of a list whose route was chosen; one thread reads it. The choice is told and its route
-    taken with the first result that is asked for; it is scored after the last.
+    """The results of a list whose route was chosen; one thread reads it.
+
+    The decision is announced and its route taken when the first result is read; it is scored after the last.
+    Not a generator, whose finaliser must not wait for a lock.
 
     Attributes:
-        decided: the choice, once it was told, and what it took, once that is known.
-
-    No generator: one that is collected cleans up in a finaliser, which must not wait for a lock.
+        decided: the decision once it is announced, and its outcome once that is known.
     """
 
     def __init__(
-        self,
-        advisor: Advisor,
-        clock: Clock,
-        asked: CheckedList,
-        decision: Decision,
-        take: Callable[[], Taken],
-        note: Callable[[ListDecision], object] | None,
+        self, routes: RouteTaker, asked: CheckedList, decision: Decision, options: ListOptions
     ) -> None:
-        self._advisor = advisor
-        self._clock = clock
+        self._routes = routes
+        self._asked = asked
         self._decision = decision
-        self._purpose = common_purpose(asked.requests)
-        self._take = take
-        self._note = note
+        self._options = options
+        self._has_job = asked.key is not None or decision.chosen.route.by_batch  # which stores the decision
         self._plan: AnnouncedPlan | None = None
         self._results: Taken | None = None
         self._ended = False
@@ -63,14 +148,9 @@ class RoutedResults(Iterator[Result]):
         if self._ended:
             raise StopIteration
         try:
-            if self._plan is None:
-                self._plan = self._advisor.announce(self._decision, self._purpose)
-                self._began = self._clock.now()
-                self.decided = ListDecision(self._clock.wall(), self._advisor.label, self._decision)
-                if self._note is not None:
-                    self._note(self.decided)
+            plan = self._plan or self._announce()
             if self._results is None:
-                self._results = self._take()
+                self._results = self._routes.take(self._asked, self._decision, self._options)
             result = next(self._results)
         except StopIteration:
             self._ended = True
@@ -80,11 +160,21 @@ class RoutedResults(Iterator[Result]):
         except BaseException:
             self.close()
             raise
-        self._plan.add(result)
+        plan.add(result)
         return result
 
+    def _announce(self) -> AnnouncedPlan:
+        routes = self._routes
+        advisor = routes.planner.advisor.for_model(self._asked.model)
+        self._plan = advisor.announce(self._decision, common_purpose(self._asked.requests))
+        self._began = routes.clock.now()
+        self.decided = ListDecision(routes.clock.wall(), advisor.label, self._decision)
+        if not self._has_job:
+            routes.note(self.decided)
+        return self._plan
+
     def _score(self, plan: AnnouncedPlan, decided: ListDecision) -> None:
-        seconds = self._clock.now() - self._began
+        seconds = self._routes.clock.now() - self._began
         if rescue_in_words(self._decision, plan.actual, None) is not None:
             reason = self._results.rescue() if isinstance(self._results, JobResults) else None
             decided.rescue = rescue_in_words(self._decision, plan.actual, reason)
@@ -96,8 +186,8 @@ class RoutedResults(Iterator[Result]):
                 individual_cost=event.individual_cost,
                 batch_cost=event.batch_cost,
             )
-            if self._note is not None:
-                self._note(decided)
+            if not self._has_job:
+                self._routes.note(decided)
 
     def unread(self) -> dict[int, Result]:
         """Return, after :meth:`close`, the results that came and were not taken, by position."""

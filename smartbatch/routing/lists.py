@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,6 @@ from attrs import evolve, field, frozen
 
 from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig, checked
-from smartbatch.core.limits.failures import EqualFailures
 from smartbatch.core.preparation.preparer import kind_of, prompt_list
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.outcome import ActualCost, ListDecision
@@ -18,17 +17,16 @@ from smartbatch.errors import InvalidRequest
 from smartbatch.events import JobFinished
 from smartbatch.interrupted import as_interrupted
 from smartbatch.jobs.job_options import JobOptions, batches_of
-from smartbatch.observe.listeners import tell_by_batch
+from smartbatch.observe.list_progress import ListDisplay, ListDisplays, OnProgress, ProgressCounter
 from smartbatch.observe.progress import new_display
 from smartbatch.plan import Plan
-from smartbatch.realtime.bounded_map import BoundedMap, ListOptions, ReadAhead
+from smartbatch.realtime.bounded_map import ListOptions
 from smartbatch.realtime.realtime import Realtime, stored_stream
 from smartbatch.realtime.text_stream import TextStream
 from smartbatch.results import ReportFile, ResultList, ended
-from smartbatch.routing.advisor import individual_calls
-from smartbatch.routing.announced_plan import AnnouncedPlan
-from smartbatch.routing.job_results import JobResults
+from smartbatch.routing.advisor import AnnouncedPlan
 from smartbatch.routing.list_planner import (
+    CheckedList,
     ListPlanner,
     may_wait,
     prompts_of,
@@ -36,16 +34,15 @@ from smartbatch.routing.list_planner import (
     split_constraints,
     split_known,
 )
-from smartbatch.routing.list_progress import ListDisplay, ListDisplays, OnProgress, ProgressCounter
 from smartbatch.routing.list_results import (
     ListFacts,
     ListResults,
     RoutedResults,
+    RouteTaker,
     Taken,
     common_purpose,
     without_skipped,
 )
-from smartbatch.routing.stored_lists import CheckedList, StoredLists
 from smartbatch.types import (
     JobParams,
     Kind,
@@ -102,8 +99,7 @@ class ListRouter:
         planner: checks them and chooses.
         realtime: takes the routes in real time.
         jobs: returns what stores and carries on what goes by batch; made with the first job.
-        note: notes a decision on a list that is no job; again when it is measured.
-        stored: keeps the lists that go by batch, or have a key.
+        routes: sends them by the chosen route.
     """
 
     _config: BatchingConfig
@@ -111,12 +107,9 @@ class ListRouter:
     _planner: ListPlanner
     _realtime: Realtime
     _jobs: Callable[[], JobSubmission]
-    _note: Callable[[ListDecision], object]
-    _stored: StoredLists
-    _decided: dict[str, AnnouncedPlan] = field(factory=dict, init=False)
-    """The plans of jobs that have not ended."""
-    displays: ListDisplays = field(factory=ListDisplays, init=False)
-    """What shows lists that are read now."""
+    _routes: RouteTaker
+    _decided: dict[str, AnnouncedPlan] = field(factory=dict, init=False)  # of jobs that have not ended
+    displays: ListDisplays = field(factory=ListDisplays, init=False)  # of lists that are being read
 
     # -- lists -----------------------------------------------------------------------------------------------
 
@@ -157,50 +150,23 @@ class ListRouter:
             if isinstance(prompts, Sized):
                 total = len(prompts) * self._planner.preparer.answers_each(plain)
             options, display = self._options(total, reader)
-            results = self._read_lazily(
-                prompts, plain, given, options, given_prompts if reader.read_ahead else None
-            )
-            again = self._again(None)
+            ahead_of = given_prompts if reader.read_ahead else None
+            results, again = self._routes.lazily(prompts, plain, given, options, ahead_of), self._again(None)
         else:
             asked = self._planner.checked(prompts, plain, given)
             requests = asked.requests
             options, display = self._options(len(requests), reader)
-            if asked.key is not None and self._stored.earlier(asked.key) is not None:
-                results, again = self._stored.results(asked, None, options), self._again(asked.key)
+            resumed, again = self._routes.resumed(asked, options), self._again(asked.key)
+            if resumed is not None:
+                results = resumed
             else:
                 decision = self._planner.considered(asked)
-                results, again = self._take(asked, decision, options), self._again(asked.key, decision)
+                results, again = (
+                    self._routes.chosen(asked, decision, options),
+                    self._again(asked.key, decision),
+                )
         facts = ListFacts(requests, again, display, given_prompts, skipped, reader.ordered)
         return ListResults(client, results, facts)
-
-    def _read_lazily(
-        self,
-        prompts: Iterable[Prompt],
-        plain: Mapping[str, Any],
-        given: Mapping[str, Any],
-        options: ListOptions,
-        ahead_of: object | None,
-    ) -> BoundedMap:
-        """Return the results of a list that is read as its requests are sent, in real time.
-
-        Args:
-            ahead_of: the prompts as they were given, if they are read on a thread of their own.
-        """
-        planner = self._planner
-        constraints = planner.constraints(given)
-        budget = planner.budget(constraints.budget, planner.model_of(plain))
-        requests: Iterable[Request] = planner.preparer.requests(prompts, plain)
-        if budget is not None:
-            requests = planner.priced_as_read(requests)
-        if ahead_of is not None:
-            requests = ReadAhead(iter(requests), ahead_of, self._clock)
-        route = Route.INDIVIDUAL if constraints.strategy is Strategy.INDIVIDUAL else None
-        stop = None if constraints.keep_going else EqualFailures(None)
-        ahead = None
-        if route is not None or self._sends_alone(plain):
-            ahead = individual_calls(self._config, constraints.strategy)
-        options = evolve(options, own_budget=budget, route=route, ahead=ahead, stop=stop)
-        return self._realtime.map(requests, options)
 
     def collected(
         self,
@@ -226,25 +192,19 @@ class ListRouter:
         return ended(collected, self._clock.now() - began, results.prompts)
 
     def _options(self, total: int | None, reader: ReaderOptions) -> tuple[ListOptions, ListDisplay]:
-        display = ListDisplay(partial(new_display, reader.progress, total, self._clock.now), self.displays)
-        told: list[Callable[[Result], object]] = []
+        count = None
         if reader.on_progress is not None:
-            told.append(ProgressCounter(reader.on_progress, total, self._clock.now))
+            count = ProgressCounter(reader.on_progress, total, self._clock.now)
+        show = partial(new_display, reader.progress, total, self._clock.now)
+        display = ListDisplay(show, self.displays, count)
         chosen = self._config.on_error if reader.on_error is None else checked("on_error", reader.on_error)
         options = ListOptions(
             raising=chosen == "raise",
             ordered=reader.ordered,
             whole=reader.whole and chosen != "raise",
-            listeners=lambda: told if display.begin() is None else [display.advance, *told],
-            display=display.begin,
+            display=display,
         )
         return options, display
-
-    def _sends_alone(self, params: Mapping[str, Any]) -> bool:
-        """Whether requests that nobody chose a route for have a call each."""
-        abilities = self._planner.model.provider.capabilities
-        shares = abilities.max_texts if params.get("embedding") is not None else abilities.max_shared
-        return shares <= 1 and not self._config.packing
 
     def _again(self, key: str | None, decision: Decision | None = None) -> str:
         """Say what asking a list again asks and pays. Answers of a batch are in the cache once they were
@@ -372,31 +332,6 @@ class ListRouter:
         asked only while a process waits for the job."""
         return self._jobs().submit_planned(prompt_list(requests), plan.decision, options)
 
-    # -- taking a route --------------------------------------------------------------------------------------
-
-    def _take(self, asked: CheckedList, decision: Decision, options: ListOptions) -> RoutedResults:
-        """Return the results by the route that was chosen."""
-        by_batch = decision.chosen.route.by_batch
-        way: Callable[[CheckedList, Decision, ListOptions], Taken]
-        way = self._stored.results if by_batch or asked.key is not None else self._in_real_time
-        take: Callable[[], Taken] = partial(way, asked, decision, options)
-        if by_batch:
-            take = partial(self._told_by_batch, take, asked.key, decision)
-        note = None if asked.key is not None or by_batch else self._note  # else its job has the decision
-        advisor = self._planner.advisor.for_model(asked.model)
-        return RoutedResults(advisor, self._clock, asked, decision, take, note)
-
-    def _told_by_batch(self, take: Callable[[], Taken], key: str | None, decision: Decision) -> Taken:
-        """Take a route by batch, and say so at once: the caller may wait for hours."""
-        results, chosen = take(), decision.chosen
-        if isinstance(results, JobResults) and results.job_id is not None:
-            again = f"smartbatch.job({results.job_id!r}).results()"
-            if key is not None:
-                again = f"the same call with key={key!r}"
-            rest = decision.load.by_job - chosen.first
-            tell_by_batch(self._planner.advisor.label, rest, chosen.first, (chosen.p50, chosen.p95), again)
-        return results
-
     def _carry_out(
         self,
         client: object,
@@ -418,7 +353,7 @@ class ListRouter:
         )
         facts = ListFacts(asked.requests, self._again(asked.key, decision), display, prompts, skipped)
         began = self._clock.now()
-        return self._collect(ListResults(client, self._take(asked, decision, options), facts), began)
+        return self._collect(ListResults(client, self._routes.chosen(asked, decision, options), facts), began)
 
     def _needs_all(self, given: Mapping[str, Any]) -> bool:
         """Whether an iterator must be read to its end, before its route can be chosen."""
@@ -426,20 +361,8 @@ class ListRouter:
             return True
         return given.get("strategy", self._config.strategy) in _NEED_ALL
 
-    def _in_real_time(self, asked: CheckedList, decision: Decision, options: ListOptions) -> BoundedMap:
-        constraints = decision.constraints
-        stop = None if constraints.keep_going else EqualFailures(len(asked.requests))
-        budget = None
-        if constraints.budget is not None:
-            models = map(self._planner.model.of, asked.requests)
-            budget = self._planner.budget(constraints.budget, asked.model, *models)
-        route = decision.chosen.route
-        ahead = individual_calls(self._config, constraints.strategy) if route is Route.INDIVIDUAL else None
-        options = evolve(options, own_budget=budget, route=route, ahead=ahead, stop=stop)
-        return self._realtime.map(asked.requests, options)
-
 
 def _report(model: str, began: float, decided: ListDecision | None, results: ResultList[Any]) -> ReportFile:
-    from smartbatch.routing.list_report import list_report  # late: most programs make none
+    from smartbatch.jobs.job_report import list_report  # late: most programs make none
 
     return list_report(model, began, decided, results)

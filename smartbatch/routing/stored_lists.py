@@ -1,48 +1,36 @@
-"""Lists that stand in the store: those that go by batch, and those with a key, which whoever asks them again
-goes on with. A list is one job, which is stored as a whole before anything is sent."""
+"""Lists that are stored as one job: those sent as a batch, and those with a key, which can be resumed.
+
+A list is stored as a whole before anything is sent. Its results are read as if they had come in real time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 
+from smartbatch._fork import run_after_collection
 from smartbatch.core.preparation.preparer import RequestPreparer, row_named, row_of
+from smartbatch.core.preparation.structured import Parsed, read_answer
 from smartbatch.core.routing.choice import Decision
-from smartbatch.core.routing.options import Constraints
-from smartbatch.errors import InvalidRequest
+from smartbatch.errors import InvalidRequest, SmartbatchError, named
 from smartbatch.jobs.job_options import JobOptions
-from smartbatch.providers.registry import OpenedModel
+from smartbatch.observe.progress import Progress
+from smartbatch.realtime.admission import Admission
 from smartbatch.realtime.bounded_map import ListOptions
 from smartbatch.realtime.realtime import Realtime
-from smartbatch.routing.job_results import JobResults, ListParts, Reading
-from smartbatch.types import Answer, Kind, Request, Result
+from smartbatch.routing.list_planner import CheckedList
+from smartbatch.types import Answer, Request, Result, Usage, answer_fields
 
 if TYPE_CHECKING:
+    from smartbatch.jobs.job import Job
     from smartbatch.jobs.job_submission import JobSubmission
     from smartbatch.jobs.records import JobRow
 
-
-@frozen
-class CheckedList:
-    """A list as it was asked for, checked.
-
-    Attributes:
-        params: as they were given, without the constraints.
-        batchable: whether a batch may be considered at all.
-        key: under which it stands in the store; ``None`` for one that ends with its caller.
-        model: that its route is chosen for: the one that most of its requests are for.
-    """
-
-    requests: list[Request]
-    params: Mapping[str, Any]
-    constraints: Constraints
-    kind: Kind
-    batchable: bool
-    key: str | None = None
-    model: OpenedModel = field(kw_only=True)
+STATUS_SECONDS: Final = 1.0  # for the store to count the results of an interrupted list
 
 
 @frozen(eq=False, repr=False)
@@ -175,3 +163,298 @@ def check_storable(request: Request) -> None:
             "call is an own callable, which cannot be kept for another process: leave key= and durable= out",
             field="call",
         )
+
+
+@frozen
+class ListParts:
+    """A list, by what has to be sent.
+
+    Attributes:
+        requests: as they were asked.
+        sent: positions of those that go into the job, in order.
+        known: results of those that need no call, by position.
+        followers: for a position in ``sent``, the positions of identical requests, which get its answer.
+        keys: fingerprints of ``sent``, for the cache; ``None`` where an answer is not kept.
+    """
+
+    requests: Sequence[Request]
+    sent: tuple[int, ...]
+    known: dict[int, Result]
+    followers: dict[int, list[int]]
+    keys: dict[int, bytes | None]
+
+    def rows(self, *, attended: bool) -> Iterator[Request]:
+        """Yield what has to be sent; positions travel as contexts, which a store can keep.
+
+        Args:
+            attended: all go in real time while somebody waits, so each keeps its time-out.
+        """
+        for position in self.sent:
+            request = evolve(self.requests[position], context=position)
+            yield request if attended else evolve(request, timeout=None)
+
+
+@frozen
+class Reading:
+    """How results of a job are read as if they had come in real time.
+
+    Args:
+        admission: has the cache, for the answers that the client's model gave.
+        process: the client's ``post_process``.
+    """
+
+    admission: Admission
+    process: Callable[[Result], Result]
+
+    def key_of(self, request: Request) -> bytes | None:
+        """Return the key under which the cache keeps the answer to a request; ``None`` where it does not."""
+        return None if self.admission.cache is None else self.admission.fingerprint(request)
+
+    def own(self, request: Request, result: Result, key: bytes | None) -> Result:
+        """Return the result of ``request``, whose answer the cache keeps under ``key``."""
+        cache = self.admission.cache
+        if result.ok and key is not None and cache is not None and self.admission.is_own(request, result):
+            cache.put(key, _answer(request, result))
+        return self._made(request, result)
+
+    def follower(self, request: Request, result: Result) -> Result:
+        """Return the result of a request that gets the answer of an identical one, as it is stored."""
+        own_id = self.admission.id_of(request)
+        error = None if result.error is None else named(result.error, own_id)
+        copy = evolve(result, request_id=own_id, usage=Usage(), cost=0.0, error=error, deduplicated=True)
+        return self._made(request, copy)
+
+    def _made(self, request: Request, result: Result) -> Result:
+        """Return a stored result as the one who asked gets it: after the hooks, with its own object. The
+        cases of an answer, in order:
+
+        1. The schema takes it: an object made of the text.
+        2. Smartbatch itself fails to make one: a failed result with the answer, which stays in the store.
+        3. There is no schema, or its class refuses what the job, without that class, took: the stored data.
+        """
+        if not result.ok:
+            return evolve(result, **_echoed(request))
+        verdict, reason = None, result.finish_reason or "stop"
+        if request.params.schema is not None and result.text is not None:
+            verdict = read_answer(request.params, result.text, reason)
+        if isinstance(verdict, Parsed):
+            parsed = verdict.value
+        elif verdict is not None and verdict.ours:
+            error = verdict.error(
+                text=result.text, finish_reason=reason, usage=result.usage, request_id=result.request_id
+            )
+            error.attempts, error.route = result.attempts, result.route
+            return evolve(result, **_echoed(request), parsed=None, error=error)
+        else:
+            parsed = copy.deepcopy(result.parsed)  # plain data, as JSON has it
+        vector = None if result.embedding is None else result.embedding[:]
+        return self.process(evolve(result, **_echoed(request), embedding=vector, parsed=parsed))
+
+
+def _echoed(request: Request) -> dict[str, Any]:
+    """Return what a result has of its request."""
+    return {"context": request.context, "row": request.row, "sample": request.sample}
+
+
+class JobResults(Iterator[Result]):
+    """The results of a list whose requests are in a job; one thread reads it.
+
+    Args:
+        job: has the requests ``rows.sent``, in that order; ``None`` where there are none.
+        options: how they are read. Where that is not in the order of the list, they come as they do, what
+            needed no call first.
+        reading: also for answers of the cache.
+        paid: the ``sequence`` of the last of its results that were stored, and paid, before.
+        leave: has this process carry the job on no longer, where it has a key; else it is cancelled when
+            nobody reads further.
+    """
+
+    def __init__(
+        self,
+        job: Job | None,
+        rows: ListParts,
+        *,
+        options: ListOptions,
+        reading: Reading,
+        paid: int = 0,
+        leave: Callable[[str], None] | None = None,
+    ) -> None:
+        self._job = job
+        self._paid = paid
+        self._let_go = leave
+        self._rows = rows
+        self._raising = options.raising
+        self._reading = reading
+        self._display = options.display
+        self._ended = job is None
+        self._read = bytearray(len(rows.requests))
+        self._handed: int | None = None
+        self._results = self._in_order() if options.ordered else self._as_stored()
+
+    @property
+    def job_id(self) -> str | None:
+        """The job's id; ``None`` where the list needs none."""
+        return None if self._job is None else self._job.id
+
+    def __next__(self) -> Result:
+        if self._handed is not None:
+            self._read[self._handed] = True
+            self._handed = None
+        try:
+            self._handed, result = next(self._results)
+        except StopIteration:
+            self._ended = True
+            raise
+        except BaseException as error:
+            self._broke(error)
+            raise
+        if self._display is not None:
+            self._display.begin()
+            self._display.advance(result)
+        if self._raising and result.error is not None:
+            self.close()
+            raise result.error
+        return result
+
+    def close(self) -> None:
+        """Cancel what has not been sent, or leave it in the store; what comes is kept. Called by itself when
+        the loop breaks off."""
+        if not self._ended and self._job is not None:
+            self._ended = True
+            self._leave(self._job)
+
+    def unread(self) -> dict[int, Result]:
+        """Return the results that are stored by now and were not taken, by position."""
+        rows, missing = self._rows, [at for at, read in enumerate(self._read) if not read]
+        stored: dict[int, Result] = {}
+        if self._job is not None:
+            page = self._job.unprocessed_results(wait=False, paid=self._paid)
+            stored = {self._place(result): result for result in page}
+        copied = {copy: at for at, copies in rows.followers.items() for copy in copies}
+        found: dict[int, Result] = {}
+        for at in missing:
+            if at in rows.known:
+                found[at] = self._known(at)
+            elif at in stored:
+                found[at] = self._own(at, stored[at])
+            elif (leader := copied.get(at)) in stored:
+                found[at] = self._copy(at, stored[leader])
+        return found
+
+    def was_sent(self, position: int) -> bool:  # noqa: ARG002
+        """Whether a request without a result may have been sent: it may be in a batch of its job."""
+        return self._job is not None
+
+    def came(self) -> int:
+        """Return how many of its requests have their results, as far as the store says it soon."""
+        if self._job is None:
+            return len(self._rows.requests)
+        try:
+            return len(self._rows.known) + self._job.status(STATUS_SECONDS).finished
+        except SmartbatchError:
+            return sum(self._read)
+
+    def rescue(self) -> str | None:
+        """Return why requests of a batch were sent in real time instead; ``None`` if it is unknown."""
+        try:
+            return None if self._job is None else self._job.status(STATUS_SECONDS, forecast=False).rescue
+        except SmartbatchError:
+            return None
+
+    def __del__(self) -> None:
+        """As :meth:`close`; on another thread, as this one may hold any lock."""
+        if not self._ended and self._job is not None:
+            self._ended = True
+            run_after_collection(partial(self._leave, self._job))
+
+    def _leave(self, job: Job) -> None:
+        if self._let_go is None:
+            job.cancel()
+        else:
+            self._let_go(job.id)
+
+    def _broke(self, error: BaseException) -> None:
+        if self._ended or self._job is None:
+            return
+        if self._let_go is not None:
+            self.close()
+            if not isinstance(error, KeyboardInterrupt):  # which says so itself
+                error.add_note(
+                    f"what was not sent stays in the store as job {self._job.id}: the same call with "
+                    f"key={self._job.key!r} goes on"
+                )
+            return
+        try:
+            self.close()
+        except SmartbatchError:
+            error.add_note(
+                f"job {self._job.id} goes on: smartbatch.job({self._job.id!r}).cancel() cancels it"
+            )
+        else:
+            error.add_note(
+                f"job {self._job.id} was cancelled; what was done by then is kept: "
+                f"smartbatch.job({self._job.id!r}).results(wait=False) has it"
+            )
+
+    def _in_order(self) -> Iterator[tuple[int, Result]]:
+        rows, waiting = self._rows, iter(self._rows.sent)
+        stored = self._stored(ordered=True)
+        copies: dict[int, Result] = {}
+        next_sent = next(waiting, None)
+        for position in range(len(rows.requests)):
+            if position == next_sent:
+                result = next(stored)
+                for follower in rows.followers.get(position, ()):
+                    copies[follower] = result
+                next_sent = next(waiting, None)
+                yield position, self._own(position, result)
+            elif position in copies:
+                yield position, self._copy(position, copies.pop(position))
+            else:
+                yield position, self._known(position)
+
+    def _as_stored(self) -> Iterator[tuple[int, Result]]:
+        yield from ((position, self._known(position)) for position in self._rows.known)
+        for result in self._stored(ordered=False):
+            position = self._place(result)
+            yield position, self._own(position, result)
+            for follower in self._rows.followers.get(position, ()):
+                yield follower, self._copy(follower, result)
+
+    def _stored(self, *, ordered: bool) -> Iterator[Result]:
+        if self._job is None:
+            return iter(())
+        return self._job.unprocessed_results(ordered=ordered, paid=self._paid, display=self._begin_display)
+
+    def _begin_display(self) -> Progress | None:
+        return None if self._display is None else self._display.begin()
+
+    @staticmethod
+    def _place(stored: Result) -> int:
+        """Return the position in the list, which travels as the context."""
+        assert isinstance(stored.context, int)
+        return stored.context
+
+    def _known(self, position: int) -> Result:
+        """Return the result of a request that needs no call."""
+        known = self._rows.known[position]
+        return self._reading.process(known) if known.ok else known
+
+    def _own(self, position: int, result: Result) -> Result:
+        return self._reading.own(self._rows.requests[position], result, self._rows.keys.get(position))
+
+    def _copy(self, position: int, result: Result) -> Result:
+        """Return the result of a row that follows another, made of what is stored for that one."""
+        return self._reading.follower(self._rows.requests[position], result)
+
+
+def _answer(request: Request, result: Result) -> Answer:
+    """Return the provider's answer behind a stored result; an object nobody asked for is its own."""
+    params = request.params
+    own = params.schema is None and params.response_format is None
+    return Answer(
+        **{**answer_fields(result), "finish_reason": result.finish_reason or "unknown"},
+        usage=result.usage,
+        model=result.model,
+        value=result.parsed if own else None,
+    )

@@ -23,8 +23,8 @@ from smartbatch.errors import (
     ProviderError,
     RequestCancelled,
 )
+from smartbatch.observe.list_progress import ListProgress
 from smartbatch.providers import MockProvider, SimProvider
-from smartbatch.routing.list_progress import ListProgress
 from smartbatch.types import Request, Result
 
 ClientOf = Callable[..., BatchingClient]

@@ -31,7 +31,7 @@ CALLS: dict[str, Callable[[BatchingClient], object]] = {
 @pytest.mark.parametrize("ask", CALLS.values(), ids=CALLS)
 def test_they_are_refused_by_name(ask: Callable[[BatchingClient], object]) -> None:
     with BatchingClient(MODEL) as client:
-        with pytest.raises(InvalidRequest, match="temperature is about texts") as caught:
+        with pytest.raises(InvalidRequest, match="temperature has no effect on vectors") as caught:
             ask(client)
         assert caught.value.field == "temperature"
         assert client.jobs() == []

@@ -18,12 +18,12 @@ class ListProgress:
     """How far a list is.
 
     Attributes:
-        total: results there will be; ``None`` where the prompts were given without a length.
-        finished: results there are, failed ones included.
-        failed: those of them that failed.
+        total: expected number of results; ``None`` if the prompts were given without a length.
+        finished: results so far, including failed ones.
+        failed: failed results.
         cost: USD of the results whose cost is known.
         unpriced: results whose cost is unknown.
-        elapsed: seconds since the list was begun.
+        elapsed: seconds since the list began.
     """
 
     total: int | None
@@ -40,7 +40,7 @@ class ListProgress:
 
     @property
     def remaining(self) -> float | None:
-        """Seconds until the last result, at the mean rate so far; ``None`` where that is unknown."""
+        """Seconds until the last result, at the mean rate so far; ``None`` if that is unknown."""
         if self.total is None or not self.finished:
             return None
         return self.elapsed / self.finished * (self.total - self.finished)
@@ -50,23 +50,20 @@ OnProgress = Callable[[ListProgress], object]
 
 
 class ProgressCounter:
-    """Counts the results of one list and tells of each; used by the thread that reads the list.
+    """Counts the results of one list and calls ``on_progress`` for each, on the thread that reads the list.
 
-    Args:
-        tell: the caller's; what it raises is logged, and does not end the list.
-        total: results there will be, where that is known.
-        now: monotonic seconds.
+    What ``on_progress`` raises is logged and does not end the list. ``now`` returns monotonic seconds.
     """
 
-    def __init__(self, tell: OnProgress, total: int | None, now: Callable[[], float]) -> None:
-        self._tell = tell
+    def __init__(self, on_progress: OnProgress, total: int | None, now: Callable[[], float]) -> None:
+        self._on_progress = on_progress
         self._now = now
         self._began = now()
-        self._told = ListProgress(total)
+        self._progress = ListProgress(total)
 
     def __call__(self, result: Result) -> None:
-        before = self._told
-        self._told = ListProgress(
+        before = self._progress
+        self._progress = ListProgress(
             before.total,
             before.finished + 1,
             before.failed + (not result.ok),
@@ -75,65 +72,71 @@ class ProgressCounter:
             self._now() - self._began,
         )
         try:
-            self._tell(self._told)
+            self._on_progress(self._progress)
         except Exception as error:
             logs.user_error("an on_progress callback", error)
 
 
 class ListDisplays:
-    """The displays of the lists that are read now; each hears of its client's limits and outages."""
+    """The progress displays of the lists that are being read; each shows its client's limits and outages."""
 
     def __init__(self) -> None:
         self._shown: list[Progress] = []
 
     def __call__(self, event: Event) -> None:
-        """Tell all of them an event; called by any thread."""
         for shown in tuple(self._shown):
             shown(event)
 
     def add(self, shown: Progress) -> None:
-        """Tell a display the events from now on."""
         self._shown.append(shown)
 
     def remove(self, shown: Progress) -> None:
-        """Tell a display no more; nothing where that was done before."""
-        with suppress(ValueError):
+        with suppress(ValueError):  # removed before
             self._shown.remove(shown)
 
 
 class ListDisplay:
-    """Shows how far one list is, from the first result that is asked for; used by the thread that reads it.
+    """Shows and counts the results of one list from the first read on; used by the thread that reads it.
 
-    Args:
-        make: makes what shows it; ``None`` where nothing is to be shown.
-        displays: those of the client.
+    ``make`` makes the display, or returns ``None`` if nothing is to be shown; ``displays`` are those of the
+    client; ``count`` is called with each result.
     """
 
-    def __init__(self, make: Callable[[], Progress | None], displays: ListDisplays) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Progress | None],
+        displays: ListDisplays,
+        count: ProgressCounter | None = None,
+    ) -> None:
         self._make: Callable[[], Progress | None] | None = make
         self._displays = displays
+        self._count = count
         self._shown: Progress | None = None
 
     @property
     def is_open(self) -> bool:
-        """Whether something is shown."""
         return self._shown is not None
 
     def begin(self) -> Progress | None:
-        """Show it, unless that was begun before; return what shows it."""
+        """Show the display unless that was done before, and return it."""
         make, self._make = self._make, None
         if make is not None and (shown := make()) is not None:
             self._shown = shown
             self._displays.add(shown)
         return self._shown
 
+    def is_watched(self) -> bool:
+        """Return whether anybody wants to see each result; shows the display."""
+        return self.begin() is not None or self._count is not None
+
     def advance(self, result: Result) -> None:
-        """Count a result."""
         if self._shown is not None:
             self._shown.advance(result)
+        if self._count is not None:
+            self._count(result)
 
     def close(self) -> None:
-        """Show the last state and end."""
+        """Show the final state and end the display."""
         shown, self._shown = self._shown, None
         if shown is not None:
             self._displays.remove(shown)
