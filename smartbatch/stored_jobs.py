@@ -86,7 +86,7 @@ class StoredJobs:
         Args:
             beginning: prefix of the keys.
         """
-        return self._state.engine.store.summaries.kept(beginning)
+        return self._state.engine.store.summaries.of_deleted_jobs(beginning)
 
     def statuses(self, limit: int = 1000) -> list[JobStatus]:
         """Return the statuses of jobs, newest first, with a single query.

@@ -556,7 +556,7 @@ class RealtimeRunner:
         """Publish a job's progress after results were stored; return whether its batches left money. Errors
         are reported: the results are stored and must not be stored again."""
         try:
-            self._store.leases.tell_counts(job.lease.job_id, stored.counts)
+            self._store.leases.report_counts(job.lease.job_id, stored.counts)
             if any(result.final for result in results):
                 job.row = self._runtime.tell_progress(job.row)
             elif job.short and len(job.under_way) == len(results):  # only batches could leave money

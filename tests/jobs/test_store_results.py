@@ -412,7 +412,7 @@ def test_followers_end_with_their_leader_however_it_ends(
         store.shards.ingest(lease, shard, [result(0)], at=9.0)
     elif way == "real time":
         store.items.claim_realtime(lease, 5)
-        store.leases.tell_counts(job.id, store.items.answer(lease, [result(0)], at=9.0).counts)
+        store.leases.report_counts(job.id, store.items.answer(lease, [result(0)], at=9.0).counts)
     elif way == "refused":
         store.shards.fail(lease, store.shards.plan(lease, bench.shard(0)), b"no", note="", at=9.0)
     elif way == "dropped":

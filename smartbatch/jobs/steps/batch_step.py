@@ -160,8 +160,8 @@ def _pending(shard: ShardRow, wall: float) -> PendingShard:
     at_work = shard.state is _S.SUBMITTED and not (shard.cancelled or poll.is_being_cancelled(shard))
     movable = unsent or (at_work and not paused)
     age = 0.0 if shard.submitted_at is None else max(0.0, wall - shard.submitted_at)
-    asked = shard.remote.cancel_sent_at
-    cancelled = None if asked is None else max(0.0, wall - asked)
+    sent_at = shard.remote.cancel_sent_at
+    cancelled = None if sent_at is None else max(0.0, wall - sent_at)
     return PendingShard(
         left=max(0, left),
         sent=not unsent,

@@ -52,7 +52,7 @@ def fetch(step: Step, shard: ShardRow) -> ShardRow:
         batch = step.api.get(shard.batch_id, step.limits.call_timeout)
         nothing = batch is None or (batch.state is RemoteState.COMPLETED and not batch.outputs)
         # 1. there are no results, and they may have been deleted by now: they are gone
-        if nothing and no_longer_kept(step, shard):
+        if nothing and results_may_be_deleted(step, shard):
             return _gone(step, shard)
         # 2. the batch is missing or appears to be running again (a stale replica): try again later
         if batch is None or not batch.state.ended:
@@ -71,7 +71,7 @@ def _not_fetched(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow:
     if error.code == TOO_LARGE_CODE:
         _report_at_risk(step, shard, f"are larger than those of {shard.size:,} requests can be")
     # 1. the provider refuses, and may have deleted the results by now: they are gone
-    if error.kind is ErrorKind.CLIENT_ERROR and no_longer_kept(step, shard):
+    if error.kind is ErrorKind.CLIENT_ERROR and results_may_be_deleted(step, shard):
         return _gone(step, shard)
     # 2. otherwise try again; record an incident after half of the time for which results are stored
     until = shard.results_until
@@ -109,7 +109,7 @@ def _gone(step: Step, shard: ShardRow) -> ShardRow:
     return step.advance(shard, ShardState.INGESTING, remote=remote)
 
 
-def no_longer_kept(step: Step, shard: ShardRow) -> bool:
+def results_may_be_deleted(step: Step, shard: ShardRow) -> bool:
     """Whether the provider may have deleted the results of a shard by now."""
     return shard.results_until is not None and step.wall >= shard.results_until
 
@@ -212,7 +212,7 @@ def _report_dropped(
 
 
 def nonces_in(step: Step, shard: ShardRow, batch: RemoteBatch) -> set[str | None]:
-    """Return the nonces in the first megabyte of a batch's results; ``None`` stands for ids of another form.
+    """Return the nonces in the first megabyte of a batch's results; ``None`` for ids of another form.
 
     One line is not enough, since it may be garbled or foreign. An empty set proves nothing.
 
@@ -287,9 +287,9 @@ def _report_odd_lines(step: Step, shard: ShardRow, odd: OddLines, reader: Result
     _report(step, shard, "foreign_line", odd.foreign, foreign)
     costs = [reader.cost(usage) for usage in odd.repeats]
     known = [cost for cost in costs if cost is not None]
-    money = sum(known) if known and len(known) == len(costs) else None
+    usd = sum(known) if known and len(known) == len(costs) else None
     twice = "requests have two different answers; the first one is used"
-    _report(step, shard, "doubled_line", odd.doubled, twice, money)
+    _report(step, shard, "doubled_line", odd.doubled, twice, usd)
 
 
 def _report(

@@ -168,15 +168,17 @@ def _reason_to_cancel(step: Step, shard: ShardRow) -> str | None:
 
 def leave_at(step: Step, shard: ShardRow) -> float:
     """Return the Unix seconds at which a batch that we cancelled is abandoned; infinity for never."""
-    asked, deadline = shard.remote.cancel_sent_at, step.policy.deadline
+    cancelled_at, deadline = shard.remote.cancel_sent_at, step.policy.deadline
     waits = shard.state is ShardState.SUBMITTED and step.falls_back and not step.job.cancel_requested
-    if asked is None or not waits:
+    if cancelled_at is None or not waits:
         return math.inf
     if deadline is None:
-        return asked + STUCK_CANCEL_SECONDS
+        return cancelled_at + STUCK_CANCEL_SECONDS
     throughput = step.runtime.wiring.speed(step.job).throughput
     needs = throughput.finish(shard.size - (shard.remote.completed or 0), 0.5)
-    return max(asked + MIN_CANCEL_SECONDS, deadline - needs - margin_of(deadline - step.job.created_at))
+    return max(
+        cancelled_at + MIN_CANCEL_SECONDS, deadline - needs - margin_of(deadline - step.job.created_at)
+    )
 
 
 def abandon(step: Step, shard: ShardRow) -> ShardRow:
@@ -184,8 +186,8 @@ def abandon(step: Step, shard: ShardRow) -> ShardRow:
 
     The batch is then handled like any orphan: its results are counted but overwrite nothing.
     """
-    asked = shard.remote.cancel_sent_at
-    waited = 0.0 if asked is None else step.wall - asked
+    cancelled_at = shard.remote.cancel_sent_at
+    waited = 0.0 if cancelled_at is None else step.wall - cancelled_at
     detail = (
         f"batch {shard.batch_id} has not ended {duration(waited)} after it was cancelled: its {shard.size:,} "
         "requests are sent in real time and may be paid for twice"
@@ -266,7 +268,7 @@ def _failed(step: Step, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
 
 def _vanished(step: Step, shard: ShardRow) -> ShardRow:
     # 1. the provider deletes batches of that age: treat it as ended
-    if collect.no_longer_kept(step, shard):
+    if collect.results_may_be_deleted(step, shard):
         return step.advance(
             shard, ShardState.ENDED, "the provider no longer stores the batch", ended_at=step.wall
         )

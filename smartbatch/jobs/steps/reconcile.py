@@ -143,7 +143,7 @@ def _settle_with(
 def _was_cut(step: Step, shard: ShardRow, read: collect.ResultTotals) -> bool:
     """Whether results are to be downloaded again because they end too early."""
     # 1. the results are gone or no longer stored, or the job is cancelled: use what arrived
-    if shard.remote.results_gone or step.job.cancel_requested or collect.no_longer_kept(step, shard):
+    if shard.remote.results_gone or step.job.cancel_requested or collect.results_may_be_deleted(step, shard):
         return False
     # 2. they end in the middle of a line: they were cut
     # 3. they end with a complete line without a newline: they may have been cut there, unless the previous
@@ -180,7 +180,7 @@ def _may_have_run(shard: ShardRow, rest: list[UnsettledItem], billed: int) -> bo
 
 @define
 class _Outcomes:
-    opened: list[int] = field(factory=list)  # go into a new shard, with one try more
+    opened: list[int] = field(factory=list)  # go into a new shard, with one more try
     untried: list[int] = field(factory=list)  # go into a new shard, with the same number of tries
     realtime: list[int] = field(factory=list)  # are sent in real time
     finals: list[NewResult] = field(factory=list)  # end without an answer

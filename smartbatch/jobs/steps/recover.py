@@ -212,7 +212,7 @@ def _waited(step: Step, shard: ShardRow, listed: float | None) -> float:
     return _elapsed(step, shard.uncertain_since, shard.remote.searched_since, listed)
 
 
-def _elapsed(step: Step, since: float | None, told: float | None, listed: float | None) -> float:
+def _elapsed(step: Step, since: float | None, recorded: float | None, listed: float | None) -> float:
     """Return the seconds since a moment that another process may have recorded.
 
     Both our clock and the provider's must agree, since ours may have been set in between and a server may
@@ -221,14 +221,14 @@ def _elapsed(step: Step, since: float | None, told: float | None, listed: float 
 
     Args:
         since: the moment by our clock.
-        told: the moment by the provider's clock; ``None`` if it reports its time for the first time now.
+        recorded: the moment by the provider's clock; ``None`` if it reports its time for the first time now.
         listed: the provider's clock now. It has whole seconds, so one second too many may seem to have
             passed.
     """
     ours = step.wall - (since or step.wall)
     if listed is None:
         return ours
-    theirs = 0.0 if told is None else max(0.0, listed - told - 1.0)
+    theirs = 0.0 if recorded is None else max(0.0, listed - recorded - 1.0)
     return theirs if ours < 0 else min(ours, theirs)
 
 

@@ -226,7 +226,7 @@ def _exchange(step: Step, enqueued: int, more: int) -> bool:
     if step.runtime.wiring.exchange_enqueued is None:
         return True
     limit = enqueued_token_limit(step)
-    asked = LeaseAsk(
+    ask = LeaseAsk(
         member=_store_name(step),
         kind=QuotaKind.ENQUEUED,
         limits=MemberLimits(caps=first(limit if math.isfinite(limit) else 0.0)),
@@ -234,7 +234,7 @@ def _exchange(step: Step, enqueued: int, more: int) -> bool:
         least=first(more),
         wanted=first(more),
     )
-    grant = step.runtime.wiring.exchange_enqueued(step.job.scope, step.job.model, asked)
+    grant = step.runtime.wiring.exchange_enqueued(step.job.scope, step.job.model, ask)
     return grant is None or not grant.wait
 
 

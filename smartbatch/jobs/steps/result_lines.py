@@ -170,7 +170,7 @@ def pages_of(lines: Iterator[ResultLine], measures: Mapping[int, ItemSize]) -> I
 
 
 def nonces_of(step: Step, pieces: Iterable[bytes]) -> set[str | None]:
-    """Return the nonces in the ids of the lines in ``pieces``; ``None`` stands for ids of another form."""
+    """Return the nonces in the ids of the lines in ``pieces``; ``None`` for ids of another form."""
     kind = Kind(step.job.kind)
     found: set[str | None] = set()
     for raw in raw_lines(pieces):

@@ -158,8 +158,8 @@ def encoded(text: str | None) -> bytes | None:
     return None if text is None else text.encode("utf-8", "surrogatepass")
 
 
-def decoded(kept: bytes | None) -> str | None:
-    return None if kept is None else kept.decode("utf-8", "surrogatepass")
+def decoded(stored: bytes | None) -> str | None:
+    return None if stored is None else stored.decode("utf-8", "surrogatepass")
 
 
 def fitting(sizes: Iterable[int]) -> int:
@@ -183,9 +183,9 @@ def packed(positions: Iterable[int]) -> bytes:
     return _little(array("I", positions)).tobytes()
 
 
-def unpacked(kept: bytes) -> array[int]:
+def unpacked(stored: bytes) -> array[int]:
     positions = array("I")
-    positions.frombytes(kept)
+    positions.frombytes(stored)
     return _little(positions)
 
 
@@ -209,17 +209,17 @@ def damaged(what: str) -> StoreError:
     return StoreError(f"a {what} in the store is damaged; it was not changed. Restore the store from a copy")
 
 
-def record_of(kind: type[_Record], kept: str) -> _Record:
+def record_of(kind: type[_Record], stored: str) -> _Record:
     """Parse the record written by :func:`record_text`.
 
     Raises:
         StoreError: it is damaged, or a newer release wrote it: this release might ignore its decisions.
     """
     try:
-        stored = json.loads(kept)
-        version = stored.pop("version")
+        fields = json.loads(stored)
+        version = fields.pop("version")
         if version <= kind.version:
-            return kind(**stored)
+            return kind(**fields)
     except DAMAGES:
         raise damaged(kind.__name__) from None
     raise StoreError(

@@ -107,9 +107,9 @@ class ItemTable:
     ) -> StoredResults:
         """Store the outcomes of ``IN_FLIGHT`` items.
 
-        ``again`` makes them ``REALTIME`` with one try more, ``unrun`` with the same number of tries; their
+        ``again`` makes them ``REALTIME`` with one more try, ``unrun`` with the same number of tries; their
         costs are charged in both cases. The cost of answers that are not used stays reserved, and an incident
-        reports it. The caller reports the counts by :meth:`.LeaseTable.tell_counts`, with no lock held.
+        reports it. The caller reports the counts by :meth:`.LeaseTable.report_counts`, with no lock held.
 
         Args:
             freed: USD of reservations to release.
@@ -124,12 +124,12 @@ class ItemTable:
         foreign = {result.ix for result in results} - items.keys()
         if foreign:
             raise ValueError(f"the job has no item {min(foreign)}")
-        final, doubled = outcomes.keep(tx, job, items, results, at)
+        final, doubled = outcomes.store_results(tx, job, items, results, at)
         outcomes.send_again(tx, job, results)
         in_flight = ItemState.IN_FLIGHT.value
         outcomes.charge(tx, job, [r for r in results if not r.final and items[r.ix][0] == in_flight], at)
         outcomes.reserve(tx, job, -freed)
-        outcomes.keep_paid_twice(tx, job, [result for result in results if result.ix in doubled], at)
+        outcomes.record_paid_twice(tx, job, [result for result in results if result.ix in doubled], at)
         if note is not None:
             outcomes.note(tx, job, note)
         counts, tx.counted = tuple(tx.counted), []

@@ -73,7 +73,7 @@ class FailedRow:
 
 
 @frozen
-class KeptResult:
+class EarlierResult:
     """An earlier result of a row that was sent again; followers of another row have no body."""
 
     ix: int
@@ -157,10 +157,10 @@ class JobActs:
         if rows is None:
             found = self.db.rows(_FAILED.replace("{those}", ""), *span, limit)
         else:
-            leaders = """SELECT coalesce(f.leader, i.no) FROM item i LEFT JOIN follower f ON f.no = i.no
+            leaders_of = """SELECT coalesce(f.leader, i.no) FROM item i LEFT JOIN follower f ON f.no = i.no
                 WHERE i.no IN {numbers}"""
-            asked = self.db.rows(leaders, [number(job, ix) for ix in rows])
-            those = [no for (no,) in asked]
+            found = self.db.rows(leaders_of, [number(job, ix) for ix in rows])
+            those = [no for (no,) in found]
             found = self.db.rows(_FAILED.replace("{those}", " AND r.no IN {numbers}"), *span, those, limit)
         return [FailedRow(position(no), cost, body, bool(tried)) for no, cost, body, tried in found]
 
@@ -174,8 +174,8 @@ class JobActs:
     ) -> tuple[int, int]:
         """Run failed rows, and rows that share their results, again; in one transaction.
 
-        Their results are kept next to the current ones, their cost stays counted, and their tries begin anew:
-        in a batch if they were in one, otherwise in real time. A deadline that has passed is removed.
+        Their results are kept next to the current ones, their cost is still counted, and their tries begin
+        anew: in a batch if they were in one, otherwise in real time. A deadline that has passed is removed.
         Incidents list rows that may be paid for twice.
 
         Args:
@@ -218,7 +218,7 @@ class JobActs:
 
         return self.db.write(work)
 
-    def earlier_results(self, job_id: str, *, after: tuple[int, int], limit: int) -> list[KeptResult]:
+    def earlier_results(self, job_id: str, *, after: tuple[int, int], limit: int) -> list[EarlierResult]:
         """Return earlier results of rows that were sent again, by position and then ``seq``.
 
         ``after`` is the position and ``seq`` of the last one read.
@@ -237,16 +237,20 @@ class JobActs:
             number(job, seq),
             limit,
         )
-        return [KeptResult(position(no), position(seq), *others) for no, seq, *others in rows]
+        return [EarlierResult(position(no), position(seq), *others) for no, seq, *others in rows]
 
 
 def _chosen(
     reader: Database | Transaction, chosen: JobSelection, eligible: str
 ) -> tuple[list[tuple[int, str]], int]:
     """Return numbers and ids of jobs, oldest first, and the number of further ones."""
-    asked = {"id IN {texts}": list(chosen.ids) or None, "state = ?": chosen.state, "model = ?": chosen.model}
-    values = [value for value in asked.values() if value is not None]
-    where = " AND ".join([eligible, *(each for each, value in asked.items() if value is not None)])
+    conditions = {
+        "id IN {texts}": list(chosen.ids) or None,
+        "state = ?": chosen.state,
+        "model = ?": chosen.model,
+    }
+    values = [value for value in conditions.values() if value is not None]
+    where = " AND ".join([eligible, *(each for each, value in conditions.items() if value is not None)])
     found = reader.rows(
         f"SELECT no, id FROM job WHERE {where} ORDER BY no LIMIT ?", *values, MAX_JOBS_PER_ACT
     )
@@ -376,10 +380,10 @@ class ControlTable:
 
     def latest(self, *, before: int | None = None, job_id: str | None = None, limit: int) -> list[Act]:
         """Return actions, newest first, before a number and on a job, if these are given."""
-        asked = {"no < ?": before, "job_id = ?": job_id}
-        those = [condition for condition, value in asked.items() if value is not None]
+        conditions = {"no < ?": before, "job_id = ?": job_id}
+        those = [condition for condition, value in conditions.items() if value is not None]
         where = f"WHERE {' AND '.join(those)} " if those else ""
-        values = [value for value in asked.values() if value is not None]
+        values = [value for value in conditions.values() if value is not None]
         return [_act(row) for row in self.db.rows(f"{_ACTS}{where}ORDER BY no DESC LIMIT ?", *values, limit)]
 
 

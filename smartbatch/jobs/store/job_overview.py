@@ -108,8 +108,8 @@ class JobOverview:
 
     def forecasts(self, lines: Sequence[JobRow]) -> dict[int, AcceptedForecast]:
         """Return the forecasts made when jobs were accepted, by the number of the job."""
-        asked = [line.no for line in lines]
-        rows = self.db.rows("SELECT job, p50, p95 FROM decision WHERE job IN {numbers}", asked)
+        numbers = [line.no for line in lines]
+        rows = self.db.rows("SELECT job, p50, p95 FROM decision WHERE job IN {numbers}", numbers)
         return {no: AcceptedForecast(p50, p95) for no, p50, p95 in rows}
 
     def count(self, state: JobState) -> int:
@@ -121,8 +121,8 @@ class JobOverview:
     def shards(self, jobs: Sequence[JobRow]) -> dict[str, list[ShardRow]]:
         """Return the shards of jobs by job id, in the order of planning."""
         found: dict[str, list[ShardRow]] = {job.id: [] for job in jobs}
-        asked = f"SELECT {SHARD_COLUMNS} FROM shard WHERE job IN {{numbers}} ORDER BY job, no"
-        for row in self.db.rows(asked, [job.no for job in jobs]):
+        statement = f"SELECT {SHARD_COLUMNS} FROM shard WHERE job IN {{numbers}} ORDER BY job, no"
+        for row in self.db.rows(statement, [job.no for job in jobs]):
             shard = shard_row(row)
             found[shard.job_id].append(shard)
         return found

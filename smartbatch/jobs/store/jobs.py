@@ -100,7 +100,7 @@ class JobTable:
         if not last:
             owner = self.owner.enter()
             early = self.db.write(lambda tx: _new_number(tx, owner))
-        kept = False
+        created = False
         try:
             while not last:
                 self.db.write(partial(_store_page, early=early, owner=owner, job=job, start=total, page=page))
@@ -110,14 +110,14 @@ class JobTable:
                 job = evolve(job, policy=policy())
             # 3. another process may have stored the same key or id meanwhile: return its job, delete the
             # items
-            stored, kept = self.db.write(
+            stored, created = self.db.write(
                 lambda tx: _store_last(tx, early, owner, job, total, page, digest, decision)
             )
         finally:
-            if early and not kept:
+            if early and not created:
                 with contextlib.suppress(StoreError):  # otherwise the next owner deletes them
                     delete_items(self.db, early, owner)
-        return stored, kept
+        return stored, created
 
     def accept_named(
         self,
@@ -308,12 +308,12 @@ def _named_places(reader: Reader, names: Sequence[str]) -> dict[str, NamedPlace]
     found: dict[str, tuple[str, int, str]] = {}
     marks = ", ".join("?" * len(names))
     facts = f"SELECT name, value FROM fact WHERE name IN ({marks})"
-    for kept, value in reader.rows(facts, *(encoded(_NAMED + name) for name in names)) if names else ():
+    for key, value in reader.rows(facts, *(encoded(_NAMED + name) for name in names)) if names else ():
         try:
             job_id, ix, digest = json.loads(value)
         except DAMAGES:
             raise damaged("name of a request") from None
-        found[(decoded(kept) or "").removeprefix(_NAMED)] = job_id, ix, digest
+        found[(decoded(key) or "").removeprefix(_NAMED)] = job_id, ix, digest
     ids = list({job_id for job_id, _, _ in found.values()})
     jobs: dict[str, int] = dict(reader.rows("SELECT id, no FROM job WHERE id IN {texts}", ids)) if ids else {}
     numbers = [number(jobs[job_id], ix) for job_id, ix, _ in found.values() if job_id in jobs]
@@ -337,7 +337,7 @@ def _new_number(tx: Transaction, owner: str) -> int:
 def _store_page(
     tx: Transaction, early: int, owner: str, job: JobRow, start: int, page: Sequence[NewItem]
 ) -> None:
-    # the row is locked, so that nobody takes the number from its owner meanwhile
+    # the row is locked, so that the number cannot be taken from its owner
     held = "SELECT no FROM incomplete_job WHERE no = ? AND owner = ?{for_update}"
     if tx.row(held, early, owner) is None:
         raise _swept()

@@ -81,7 +81,7 @@ class LeaseTable:
         Args:
             unknown: body of the failed result for items found ``IN_FLIGHT``, for a job that must not send
                 requests again whose outcome is unknown. Otherwise these items become ``REALTIME`` with one
-                try more. An incident reports them in both cases.
+                more try. An incident reports them in both cases.
         """
         me = self._owner.enter()
 
@@ -107,7 +107,7 @@ class LeaseTable:
             return lease, tx.counted
 
         lease, counted = self._db.write(work)
-        self.tell_counts(job_id, counted)
+        self.report_counts(job_id, counted)
         return lease
 
     def renew(self, leases: Collection[JobLease], seconds: float) -> list[JobLease]:
@@ -145,10 +145,10 @@ class LeaseTable:
             return work(tx, int(no)), tx.counted
 
         done, counted = self._db.write(checked)
-        self.tell_counts(lease.job_id, counted)
+        self.report_counts(lease.job_id, counted)
         return done
 
-    def tell_counts(self, job_id: str, counted: Iterable[StoredCounts]) -> None:
+    def report_counts(self, job_id: str, counted: Iterable[StoredCounts]) -> None:
         """Report the counts of a job's transactions after their commit."""
         if self._counted is not None:
             for counts in counted:
@@ -197,7 +197,7 @@ class OwnerLocks(Protocol):
         """
         ...
 
-    def keep(self) -> None:
+    def ensure(self) -> None:
         """Check that the own lock is still held, and take it again if not."""
         ...
 
@@ -240,7 +240,7 @@ class Owner:
             if self.id is None:
                 self.id = self._enter()
                 self._sweep(self.id)
-            self._locks.keep()
+            self._locks.ensure()
             return self.id
 
     def _enter(self) -> str:
@@ -270,10 +270,10 @@ class Owner:
         for no, owner in incomplete:  # an owner that left is not listed and may have no lock
             if owner != own and not (owner in listed and self._locks.alive(owner)):
                 delete_items(self._db, no, owner)
-        kept = {owner for owner in listed if owner == own or owner in with_jobs or self._locks.alive(owner)}
-        if listed > kept:
-            self._db.change("DELETE FROM owner WHERE id IN {texts}", sorted(listed - kept))
-        self._locks.sweep(kept | with_jobs | {own})
+        known = {owner for owner in listed if owner == own or owner in with_jobs or self._locks.alive(owner)}
+        if listed > known:
+            self._db.change("DELETE FROM owner WHERE id IN {texts}", sorted(listed - known))
+        self._locks.sweep(known | with_jobs | {own})
 
     def sees_alive(self, owner: str | None) -> bool:
         """Whether an owner exists and its process is not known to have died."""
@@ -343,7 +343,7 @@ class FileLocks(OwnerLocks):
         self._descriptor, self._own = lock, path
         return True
 
-    def keep(self) -> None:
+    def ensure(self) -> None:
         """The kernel does."""
 
     def alive(self, owner: str) -> bool:
@@ -373,11 +373,11 @@ class FileLocks(OwnerLocks):
             os.close(lock)  # not LOCK_UN, which would release the parent's lock as well
 
     def sweep(self, known: Collection[str]) -> None:
-        kept = {self._path(owner) for owner in known}
+        paths = {self._path(owner) for owner in known}
         with contextlib.suppress(OSError):
             for name in os.listdir(self._folder):
                 path = os.path.join(self._folder, name)
-                if name.endswith(".lock") and path not in kept:
+                if name.endswith(".lock") and path not in paths:
                     self._delete_dead(path)
 
     def _delete_dead(self, path: str) -> None:

@@ -171,8 +171,8 @@ _END_ALIKE = """INSERT INTO result (no, seq, outcome, digest, cost, body)
 def positions(reader: Reader, shard_id: str) -> tuple[int, memoryview]:
     """Return the number of a shard's job, and the positions of the shard's items in it."""
     found = reader.row("SELECT job, positions FROM shard_items WHERE id = ?", shard_id)
-    job, kept = found or (0, b"")
-    return job, memoryview(unpacked(kept))
+    job, data = found or (0, b"")
+    return job, memoryview(unpacked(data))
 
 
 def item_states(tx: Transaction, job: int, ixs: Iterable[int]) -> dict[int, ItemAt]:
@@ -182,7 +182,7 @@ def item_states(tx: Transaction, job: int, ixs: Iterable[int]) -> dict[int, Item
     return {position(no): (state, shard) for no, state, shard in rows}
 
 
-def keep(
+def store_results(
     tx: Transaction, job: int, items: Mapping[int, ItemAt], results: Iterable[NewResult], at: float
 ) -> tuple[list[int], list[int]]:
     """Store final results of items without a result; results that are not final are ignored.
@@ -205,7 +205,7 @@ def keep(
     return [result.ix for result in new.values()], doubled
 
 
-def keep_verdicts(
+def store_verdicts(
     tx: Transaction, job: int, results: Sequence[NewResult], final: Collection[int], at: float
 ) -> list[int]:
     """Store verdicts on items that are sent again; return items with a different, earlier one."""
@@ -285,7 +285,7 @@ def end_late_followers(tx: Transaction, job: int, followers: Mapping[int, list[i
 
 
 def send_again(tx: Transaction, job: int, results: Sequence[NewResult]) -> None:
-    """Return items in flight to real time, with one try more unless the call was never executed."""
+    """Return items in flight to real time, with one more try unless the call was never executed."""
     for outcome, tried in (("again", 1), ("unrun", 0)):
         back = [number(job, result.ix) for result in results if result.outcome == outcome]
         if back:
@@ -305,21 +305,21 @@ def end_in_flight(tx: Transaction, lease: JobLease, job: int, unknown: bytes | N
         first_of(job),
         first_of(job + 1),
     )
-    asked = sorted(no for (no,) in freed)
-    if not asked:
+    numbers = sorted(no for (no,) in freed)
+    if not numbers:
         return
     if unknown is not None:
-        end_alike(tx, job, asked, NewResult(-1, "failed", unknown, cost=None), now)
-    named = _named([position(no) for no in asked])
+        end_alike(tx, job, numbers, NewResult(-1, "failed", unknown, cost=None), now)
+    named = _named([position(no) for no in numbers])
     end = "are sent again" if unknown is None else "end as failed"
     detail = (
-        f"{len(asked)} requests were in progress in real time when their process ended (about to be sent,"
+        f"{len(numbers)} requests were in progress in real time when their process ended (about to be sent,"
         f" sent, or answered but not stored), and {end}: rows {named} (owner {lease.epoch})"
     )
     add_incident(tx, IncidentRow("maybe_billed", lease.job_id, None, detail, None, now))
 
 
-def keep_paid_twice(tx: Transaction, job: int, doubled: Iterable[NewResult], at: float) -> None:
+def record_paid_twice(tx: Transaction, job: int, doubled: Iterable[NewResult], at: float) -> None:
     """Record the cost of real-time answers whose items have another answer already, such as an orphan's.
 
     It stays reserved, and an incident reports it.

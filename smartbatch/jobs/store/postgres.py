@@ -387,7 +387,7 @@ class SessionLocks(OwnerLocks):
         self._session, self._process = session, os.getpid()
         return True
 
-    def keep(self) -> None:
+    def ensure(self) -> None:
         """Check the session; if it was lost, open another one and take the lock again.
 
         If that fails, only the lease shows that this process is alive.

@@ -334,7 +334,7 @@ job_row = maker(JobRow, **_JOB_FIELDS)  # from a row of JOBS
 shard_row = maker(
     ShardRow,
     state=ShardState,
-    foreign_batches=lambda kept: tuple(json.loads(kept)),
+    foreign_batches=lambda text: tuple(json.loads(text)),
     remote=partial(record_of, RemoteProgress),
     cancelled=bool,
     cleaned_up=bool,

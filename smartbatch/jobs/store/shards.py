@@ -62,13 +62,13 @@ class ShardTable:
 
     def of_job(self, job_id: str, *, states: Collection[ShardState] = tuple(ShardState)) -> list[ShardRow]:
         """Return a job's shards in the order of planning."""
-        asked = [state.value for state in states]
-        return self._where("job = ? AND state IN {texts} ORDER BY no", job_number(self.db, job_id), asked)
+        values = [state.value for state in states]
+        return self._where("job = ? AND state IN {texts} ORDER BY no", job_number(self.db, job_id), values)
 
     def in_scope(self, scope: str, *, states: Collection[ShardState]) -> list[ShardRow]:
         """Return shards of all jobs of an account."""
-        asked = [state.value for state in states]
-        return self._where("scope = ? AND state IN {texts} ORDER BY job, no", scope, asked)
+        values = [state.value for state in states]
+        return self._where("scope = ? AND state IN {texts} ORDER BY job, no", scope, values)
 
     def _where(self, condition: str, *values: Any) -> list[ShardRow]:
         return [shard_row(row) for row in self.db.rows(f"{_SHARDS}WHERE {condition}", *values)]
@@ -79,9 +79,9 @@ class ShardTable:
         Candidates of dead shards are not claimed, since a shard that searches for its batch has precedence.
         Neither are batches that another shard found to be foreign, since they may belong to a third one.
         """
-        asked = list(batch_ids)
-        rows = self.db.rows(_BATCHES_OWN, scope, asked, asked) if asked else []
-        return {batch_id for row in rows for batch_id in row}.intersection(asked)
+        ids = list(batch_ids)
+        rows = self.db.rows(_BATCHES_OWN, scope, ids, ids) if ids else []
+        return {batch_id for row in rows for batch_id in row}.intersection(ids)
 
     def payloads(self, shard_id: str, *, after: int = -1, limit: int) -> dict[int, StoredItem]:
         """Return up to ``limit`` items of a shard by position, starting after ``after``."""
@@ -89,9 +89,9 @@ class ShardTable:
         fit = fitting(size.bytes for size in sizes.values())
         return self.items_at(shard_id, list(sizes)[:fit])
 
-    def measures(self, shard_id: str, asked: Iterable[int] | None = None) -> dict[int, ItemSize]:
+    def measures(self, shard_id: str, places: Iterable[int] | None = None) -> dict[int, ItemSize]:
         """Return the sizes of a shard's items by position, of all or of the given positions."""
-        numbers = self._numbers(shard_id, asked)
+        numbers = self._numbers(shard_id, places)
         rows = self.db.rows(
             """SELECT i.no, length(p.body), i.tokens FROM item i JOIN payload p ON p.no = i.no
             WHERE i.no IN {numbers}""",
@@ -100,16 +100,16 @@ class ShardTable:
         found = {no: ItemSize(*sizes) for no, *sizes in rows}
         return {at: found[no] for at, no in numbers.items() if no in found}
 
-    def items_at(self, shard_id: str, asked: Iterable[int]) -> dict[int, StoredItem]:
+    def items_at(self, shard_id: str, places: Iterable[int]) -> dict[int, StoredItem]:
         """Return a shard's items by position."""
-        numbers = self._numbers(shard_id, asked)
+        numbers = self._numbers(shard_id, places)
         found = items_by_number(self.db, numbers.values())
         return {at: found[no] for at, no in numbers.items()}
 
-    def _numbers(self, shard_id: str, asked: Iterable[int] | None) -> dict[int, int]:
-        """Return the numbers of a shard's items by position, of all if ``asked`` is ``None``."""
+    def _numbers(self, shard_id: str, places: Iterable[int] | None) -> dict[int, int]:
+        """Return the numbers of a shard's items by position, of all if ``places`` is ``None``."""
         job, ixs = positions(self.db, shard_id)
-        those = range(len(ixs)) if asked is None else asked
+        those = range(len(ixs)) if places is None else places
         return {at: number(job, ixs[at]) for at in those if 0 <= at < len(ixs)}
 
     def unsettled(self, shard_id: str) -> list[UnsettledItem]:
@@ -150,8 +150,8 @@ class ShardTable:
         take = "UPDATE item SET state = {sharded}, shard = ? WHERE no IN {numbers} AND state = {open}"
         if tx.change(take, no, [number(job, ix) for ix in shard.items]) != size:
             raise LeaseLost(f"not every item of the new shard {shard.id} is open; nothing was written")
-        kept = packed(shard.items)
-        tx.change("INSERT INTO shard_items (id, job, positions) VALUES (?, ?, ?)", shard.id, job, kept)
+        data = packed(shard.items)
+        tx.change("INSERT INTO shard_items (id, job, positions) VALUES (?, ?, ?)", shard.id, job, data)
         sizes = (size, shard.bytes, shard.tokens, shard.due_at, shard.reserved)
         [made] = tx.rows(
             f"""INSERT INTO shard
@@ -254,7 +254,7 @@ class ShardTable:
         if ended:
             members = outcomes.item_states(tx, job, [result.ix for result in ended])
             _check_members(tx, shard, members, ended)
-            outcomes.keep(tx, job, members, ended, at)
+            outcomes.store_results(tx, job, members, ended, at)
         _free(tx, shard, items, _left(tx, shard), tried=tried)
         return discarded
 
@@ -293,9 +293,9 @@ class ShardTable:
             raise LeaseLost(f"shard {shard.id} is no longer {shard.state.value}; nothing was written")
         items = outcomes.item_states(tx, job, [result.ix for result in results])
         _check_members(tx, shard, items, results)
-        final, doubled = outcomes.keep(tx, job, items, results, at)
+        final, doubled = outcomes.store_results(tx, job, items, results, at)
         if shard.state is ShardState.INGESTING:
-            doubled += outcomes.keep_verdicts(tx, job, results, final, at)
+            doubled += outcomes.store_verdicts(tx, job, results, final, at)
         return StoredResults(tuple(final), tuple(doubled))
 
     @leased
@@ -316,9 +316,9 @@ class ShardTable:
         """End a shard as ``SETTLED``.
 
         Args:
-            opened: items that go into a new shard, with one try more.
+            opened: items that go into a new shard, with one more try.
             untried: items that go into a new shard, with the same number of tries.
-            realtime: items that are sent in real time, with one try more.
+            realtime: items that are sent in real time, with one more try.
             finals: final results of items.
             changes: as in :meth:`advance`; ``reserved`` becomes 0 by default, since results contain the cost.
 
@@ -339,7 +339,7 @@ class ShardTable:
         if finals:
             items = outcomes.item_states(tx, job, sorted(ends))
             _check_members(tx, shard, items, finals)
-            outcomes.keep(tx, job, items, finals, at)
+            outcomes.store_results(tx, job, items, finals, at)
         if left := _left(tx, shard):
             raise ValueError(
                 f"{len(left)} items of shard {shard.id} are not assigned: row {position(left[0])}, …"

@@ -80,7 +80,7 @@ _GROUPS = """SELECT e.kind, e.message, e.count, e.first_at, e.last_at, e.model, 
     LEFT JOIN job j ON j.no = e.item >> 32 ORDER BY e.last_at DESC LIMIT ?"""
 
 _SUMS = ("requests", "failed", "unpriced", "input_tokens", "output_tokens")
-_spending = maker(Spending, hour=lambda kept: kept * HOUR, **dict.fromkeys(_SUMS, int))
+_spending = maker(Spending, hour=lambda hours: hours * HOUR, **dict.fromkeys(_SUMS, int))
 
 
 @frozen
@@ -99,7 +99,7 @@ class SummaryTable:
         found = self.db.row(_DECISIONS.replace("{body}", "d.body") + "WHERE d.no = ?", no)
         return None if found is None else _stored_decision(found)
 
-    def kept(self, beginning: str) -> list[tuple[str, StoredDecision]]:
+    def of_deleted_jobs(self, beginning: str) -> list[tuple[str, StoredDecision]]:
         """Return the latest ten decisions on deleted jobs with a key prefix, newest first."""
         low = beginning.encode("utf-8", "surrogatepass")
         found = "SELECT no, name FROM decision WHERE name >= ? AND name < ? ORDER BY no DESC LIMIT 10"

@@ -258,7 +258,7 @@ class _Walk:
         stored = store.items.answer(
             lease, results, at=self._now, freed=0.1, note=note, claim=self._rng.choice((0, 1))
         )
-        store.leases.tell_counts(lease.job_id, stored.counts)
+        store.leases.report_counts(lease.job_id, stored.counts)
         return stored
 
     def reopen(self) -> Any:
@@ -364,7 +364,7 @@ class _Walk:
             summaries.decisions(before=3, limit=50),
             summaries.numbered(1),
         )
-        note("kept", summaries.kept("k"))
+        note("kept", summaries.of_deleted_jobs("k"))
         note("groups", summaries.error_groups(limit=3), summaries.spending(self._now - 5000.0))
 
     # -- what is at hand ---------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def break_rule(name: str | None) -> None:
             for api in apis:
                 api.create = _repeating(api.create)
         case "own clock":
-            recover._elapsed = lambda step, since, told, listed: step.wall - (since or step.wall)
+            recover._elapsed = lambda step, since, recorded, listed: step.wall - (since or step.wall)
         case "no epochs":
             leases.JOB_OF_LEASE = _for_anybody(leases.JOB_OF_LEASE)
             leases.RENEW = _for_anybody(leases.RENEW)
