@@ -457,9 +457,9 @@ class ResponseRouter:
         lease = lane.quota.quota.lease
         if lease is not None and change.reason != FOLLOWED and lane.breaker.stopped(effects.now) is None:
             if change.after is BreakerState.CLOSED:
-                lease.tell_outage(begins=False)
+                lease.report_outage(begins=False)
             elif change.before is BreakerState.CLOSED:
-                lease.tell_outage(begins=True)
+                lease.report_outage(begins=True)
         if change.after is BreakerState.CLOSED:
             lane.provider_health.open_since = None
         elif lane.provider_health.open_since is None:

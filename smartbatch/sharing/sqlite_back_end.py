@@ -12,7 +12,7 @@ from typing import TypeVar
 from smartbatch._clock import RealClock
 from smartbatch._database import SqliteConnections, connect_sqlite
 from smartbatch._files import check_logs, check_own, inode_of, new_file, private_folder
-from smartbatch.core.limits.shared_limit import CLOCK_STEP
+from smartbatch.core.limits.shared_limit import CLOCK_STEP_SECONDS
 from smartbatch.errors import StoreError
 from smartbatch.observe.participants import KEPT_SECONDS
 from smartbatch.sharing.back_end import (
@@ -137,7 +137,8 @@ class SqliteBackEnd(BackEnd):
             now = self._now()
             # the clock of a machine begins anew with it, and no process survives that
             connection.execute(
-                "DELETE FROM participants WHERE seen < ? OR seen > ?", (now - KEPT_SECONDS, now + CLOCK_STEP)
+                "DELETE FROM participants WHERE seen < ? OR seen > ?",
+                (now - KEPT_SECONDS, now + CLOCK_STEP_SECONDS),
             )
             row = connection.execute("SELECT record FROM participants WHERE member = ?", (member,)).fetchone()
             connection.executemany(
@@ -159,7 +160,9 @@ class SqliteBackEnd(BackEnd):
         except sqlite3.Error as error:
             raise self._unavailable(error) from None
         now = self._now()
-        heard = [(now - seen, record) for seen, record in rows if -CLOCK_STEP <= now - seen <= KEPT_SECONDS]
+        heard = [
+            (now - seen, record) for seen, record in rows if -CLOCK_STEP_SECONDS <= now - seen <= KEPT_SECONDS
+        ]
         return Published(heard, sums)
 
     def _in_transaction(self, act: Callable[[sqlite3.Connection], _T], *, is_durable: bool) -> _T:

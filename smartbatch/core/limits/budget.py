@@ -20,70 +20,60 @@ _NANO = 1_000_000_000
 
 @define(eq=False)
 class SpendReservation:
-    """Money held back for one call, or for a job; settled or released once, by its budget, which alone
-    changes it.
+    """Money reserved for one call or job; reconciled or released once by its budget, which alone changes
+    it."""
 
-    Attributes:
-        nano: billionths of a USD that are held back.
-        outer: what is held back in the outer budget.
-        lasting: held for so long that nobody should wait for its end.
-        open: it has not ended.
-    """
-
-    nano: int
-    outer: SpendReservation | None
-    lasting: bool
-    open: bool = True
+    nano: int  # reserved billionths of a USD
+    outer: SpendReservation | None  # reserved in the outer budget
+    lasting: bool  # for so long that nothing waits for its end
+    open: bool = True  # not ended
 
     @property
     def usd(self) -> float:
-        """USD that are held back."""
+        """Reserved USD."""
         return self.nano / _NANO
 
 
 class Budget:
     """Spending of one client, or of one list within it.
 
-    Held at every step: spent + unconfirmed + reserved <= limit, as long as no call costs more than it
-    reserved. Reservations are rounded up and the limit down, to the billionth of a USD. A call that cost more
-    than it reserved is charged in full. What a call may have cost whose bill is unknown stays held back for
-    good, next to what is known to be spent.
+    At every step, spent + unconfirmed + reserved <= limit, as long as no call costs more than it reserved.
+    Reservations are rounded up and the limit down, to a billionth of a USD. A call that cost more than it
+    reserved is charged in full. If the bill of a call is unknown, what it may have cost stays reserved for
+    good, as unconfirmed.
 
     A budget within another one spends from both; a cost that does not fit into both is not reserved.
 
-    Nobody waits for a lasting reservation to end, as that of a job that may take days: a cost that does not
-    fit next to the lasting ones is hopeless.
-
-    Attributes:
-        lease: of a budget that processes share, whose limit is what was leased so far; ``None`` elsewhere.
+    A lasting reservation, such as that of a job that may take days, is not waited for: a cost that does not
+    fit beside the lasting ones is hopeless.
 
     Args:
-        limit: USD; ``None`` counts what is spent, without a limit.
-        outer: the budget it is within.
+        limit: USD; ``None`` only counts spending.
+        outer: the enclosing budget.
 
     Raises:
-        ValueError: for a negative or non-finite limit.
+        ValueError: the limit is negative or not finite.
     """
 
     def __init__(self, limit: float | None = None, outer: Budget | None = None) -> None:
         self._outer = outer
         self._limit = None if limit is None else math.floor(_checked(limit, "limit") * _NANO)
         self._spent = self._unconfirmed = self._reserved = self._lasting = 0
-        self.lease: BudgetLease | None = None
+        self.lease: BudgetLease | None = None  # of a shared budget, whose limit is what was leased so far
 
     @property
     def spent(self) -> float:
-        """USD of settled calls, as far as their bills are known."""
+        """USD of reconciled calls, as far as their bills are known."""
         return self._spent / _NANO
 
     @property
     def unconfirmed(self) -> float:
-        """USD that calls whose bills are unknown may have cost beyond :attr:`spent`."""
+        """USD that calls with unknown bills may have cost beyond :attr:`spent`."""
         return self._unconfirmed / _NANO
 
     @property
     def reserved(self) -> float:
-        """USD held back, lasting reservations included."""
+        """Reserved USD, including lasting reservations."""
         return self._reserved / _NANO
 
     @property
@@ -93,14 +83,14 @@ class Budget:
 
     @property
     def room(self) -> float | None:
-        """USD that can be had, as far as is known: :attr:`left`, and what nobody leased of a shared one."""
+        """USD available as far as is known: :attr:`left`, plus what is not leased of a shared budget."""
         if self._limit is None:
             return None
         unleased = 0.0 if self.lease is None else self.lease.unleased
         return max(0.0, (self._limit - self._used - self._reserved) / _NANO + unleased)
 
     def obtainable(self, cost: float) -> float:
-        """Return how many of ``cost`` USD can be had: all, where they fit, or while more may be leased."""
+        """Return how much of ``cost`` is available: all of it if it fits, or while more may be leased."""
         left, room = self.left, self.room
         if left is None or room is None or cost <= left:
             return cost
@@ -109,7 +99,7 @@ class Budget:
         return min(cost, left if cost == math.inf else room)
 
     def fits(self, cost: float) -> bool:
-        """Whether a call of at most ``cost`` USD may go now."""
+        """Whether a call of at most ``cost`` USD may be sent now."""
         if self._limit is not None and self._used + self._reserved + _up(cost) > self._limit:
             if self.lease is not None:
                 self.lease.lack(cost)
@@ -117,8 +107,8 @@ class Budget:
         return self._outer is None or self._outer.fits(cost)
 
     def short(self, cost: float) -> Budget | None:
-        """Return the first budget, from this one outwards, for which ``cost`` USD are hopeless: they would
-        not fit even if all calls in flight turned out free, and no other process gives any back."""
+        """Return the first budget, from this one outwards, for which ``cost`` is hopeless: it would not
+        fit even if all calls in flight turned out to be free, and no other process returns any money."""
         if self._limit is not None and self._used + self._lasting + _up(cost) > self._limit:
             if self.lease is None or self.lease.is_hopeless(cost):
                 return self
@@ -126,14 +116,15 @@ class Budget:
         return None if self._outer is None else self._outer.short(cost)
 
     def must_wait(self, cost: float) -> bool:
-        """Whether ``cost`` USD, which are not hopeless, fit into this budget only once calls in flight have
-        ended; the outer one does not count."""
+        """Whether ``cost``, which is not hopeless, fits into this budget only after calls in flight have
+        ended. The outer budget is not considered."""
         if self._limit is None:
             return False
         return self._lasting <= self._limit - self._used - _up(cost) < self._reserved
 
     def share(self, limit: float, member: str, wake: Callable[[], None]) -> BudgetLease:
-        """Spend from now on only what is leased of ``limit`` USD that processes share; return the lease."""
+        """Spend from now on only what is leased of ``limit`` USD shared by several processes; return the
+        lease."""
         self._limit = self._used + self._reserved
         self.lease = BudgetLease(
             limit,
@@ -151,34 +142,34 @@ class Budget:
             self._limit += round(more * _NANO)
 
     def reserve(self, cost: float, *, lasting: bool = False) -> SpendReservation:
-        """Hold back ``cost`` USD, after :meth:`fits` agreed, in the same critical section.
+        """Reserve ``cost`` USD, after :meth:`fits` agreed in the same critical section.
 
         Args:
-            lasting: held for so long that nobody should wait for its end.
+            lasting: whether the reservation may last so long that nothing should wait for its end.
 
         Raises:
-            RuntimeError: when it does not fit.
+            RuntimeError: it does not fit.
         """
         nano = _up(cost)
-        # nothing fits also where more was spent than the limit allows
+        # a free call fits even if more was spent than the limit allows
         if nano and self._limit is not None and self._used + self._reserved + nano > self._limit:
-            raise RuntimeError("reserved more than the budget has left; ask fits() first")
+            raise RuntimeError("the reservation exceeds what is left of the budget; call fits() first")
         outer = None if self._outer is None else self._outer.reserve(cost, lasting=lasting)
         made = SpendReservation(nano, outer, lasting)
-        self._reserved += nano  # from here on nothing is called, so that a Ctrl-C comes before or after it
+        self._reserved += nano  # nothing is called below, so a Ctrl-C arrives before or after it
         if lasting:
             self._lasting += nano
         return made
 
     def settle(self, reservation: SpendReservation, actual: float, unconfirmed: float = 0.0) -> None:
-        """Count what the call really cost as spent and release the rest.
+        """Count the actual cost of a call as spent and release the rest.
 
         Args:
             actual: USD, as far as the bill is known.
-            unconfirmed: USD that it may have cost besides; they stay held back.
+            unconfirmed: USD that it may have cost in addition; they stay reserved.
 
         Raises:
-            RuntimeError: when the reservation ended before.
+            RuntimeError: the reservation was ended before.
         """
         nano, unknown = round(_checked(actual, "actual cost") * _NANO), _up(unconfirmed)
         self._close(reservation)
@@ -188,7 +179,7 @@ class Budget:
         self._unconfirmed += unknown
 
     def spend(self, reservation: SpendReservation, actual: float) -> None:
-        """Count ``actual`` USD as spent out of the reservation; the rest stays held back."""
+        """Count ``actual`` USD as spent from the reservation; the rest stays reserved."""
         nano = round(_checked(actual, "actual cost") * _NANO)
         part = min(nano, reservation.nano)
         reservation.nano -= part
@@ -200,7 +191,7 @@ class Budget:
             self._outer.spend(reservation.outer, actual)
 
     def resize(self, reservation: SpendReservation, cost: float) -> None:
-        """Hold back ``cost`` USD by a reservation from now on, or what there is where that is less."""
+        """Change a reservation to ``cost`` USD, or to what is available if that is less."""
         nano = _up(cost)
         if self._limit is not None:
             nano = min(nano, max(0, self._limit - self._used - self._reserved + reservation.nano))
@@ -213,7 +204,7 @@ class Budget:
             self._outer.resize(reservation.outer, cost)
 
     def release(self, reservation: SpendReservation) -> None:
-        """Release all of it: the call cost nothing. Raises as :meth:`settle`."""
+        """Release the reservation: the call cost nothing. Raises as :meth:`settle`."""
         self.settle(reservation, 0.0)
 
     @property
@@ -222,7 +213,7 @@ class Budget:
 
     def _close(self, reservation: SpendReservation) -> None:
         if not reservation.open:
-            raise RuntimeError("a reservation ends once")
+            raise RuntimeError("a reservation can be ended only once")
         reservation.open = False
         self._reserved -= reservation.nano
         if reservation.lasting:
@@ -243,35 +234,30 @@ def _up(cost: float) -> int:
     return whole if math.isclose(nano, whole, rel_tol=1e-14, abs_tol=1e-6) else math.ceil(nano)
 
 
-_OFTEN, _RENEW, _IDLE, _HEARTBEAT = 0.1, 1.0, 0.5, 5.0
-"""Seconds between two exchanges at least, of a client that spends, after which unused money goes back, and of
-one that holds none."""
+_MIN_INTERVAL_SECONDS, _RENEW_SECONDS, _IDLE_SECONDS, _HEARTBEAT_SECONDS = 0.1, 1.0, 0.5, 5.0
+"""Seconds: minimum between two exchanges, between those of a spending client, until unused money is
+returned, and between those of a client that holds none."""
 
-_AHEAD, _LOW = 2.0, 0.5
-"""Seconds of the own spending that are leased, and below which more is."""
+_AHEAD_SECONDS, _LOW_SECONDS = 2.0, 0.5
+"""Seconds of this client's spending that are leased, and below which more is leased."""
 
-_PATIENCE = 5.0
-"""Seconds that a cost waits for what others hold, before it is hopeless."""
+_PATIENCE_SECONDS = 5.0
+"""Seconds for which a cost waits for money held by others before it is hopeless."""
 
-_CLOSED = 30.0
-"""Seconds after which costs are hopeless while the back end is unavailable."""
+_CLOSED_SECONDS = 30.0
+"""Seconds of an unavailable back end after which costs are hopeless."""
 
 
 class BudgetLease:
     """A client's part of a shared budget.
 
     Args:
-        limit: of all together, USD.
-        member: the client, by a name of its own.
+        limit: USD of all clients together.
+        member: a unique name of the client.
         wake: called when an exchange becomes due earlier than :meth:`due` said.
-        held: returns what is leased and not spent, USD, reserved money included.
-        reserved: returns what is reserved for calls and jobs, USD.
-        widen: adds to what may be spent, or takes away.
-
-    Attributes:
-        lost: whether the back end is unavailable.
-        incompatible: why waiting for it does not help, where it does not; else empty.
-        grant: of the last exchange; ``None`` before it.
+        held: returns USD leased and not spent, including reserved money.
+        reserved: returns USD reserved for calls and jobs.
+        widen: changes the limit of the budget by so many USD.
     """
 
     def __init__(
@@ -284,8 +270,9 @@ class BudgetLease:
         reserved: Callable[[], float],
         widen: Callable[[float], None],
     ) -> None:
-        self.lost, self.incompatible = False, ""
-        self.grant: LeaseGrant | None = None
+        self.lost = False  # the back end is unavailable
+        self.incompatible = ""  # why waiting for it does not help
+        self.grant: LeaseGrant | None = None  # of the last exchange
         self._limit = limit
         self._member = member
         self._wake = wake
@@ -293,12 +280,12 @@ class BudgetLease:
         self._lacking = 0.0
         self._lacking_since = self._asked_at = self._again_at = self._used_at = self._lost_at = -math.inf
         self._held_then = 0.0
-        self._number = self._drawn = self._given = 0  # of exchanges, and billionths of a USD
+        self._number = self._drawn = self._given = 0  # exchanges, and billionths of a USD
         self._demand = 0.0
         self._hopeless = math.inf
 
     def lack(self, cost: float) -> None:
-        """A call of ``cost`` USD does not fit into what is leased."""
+        """Record that a call of ``cost`` USD does not fit into what is leased."""
         if not self._lacking:
             self._lacking = cost
             self._wake()
@@ -306,25 +293,25 @@ class BudgetLease:
 
     @property
     def is_lacking(self) -> bool:
-        """Whether a cost did not fit, and no exchange was made since."""
+        """Whether a cost did not fit, and no exchange has taken place since."""
         return self._lacking > 0.0
 
     def is_hopeless(self, cost: float) -> bool:
-        """Whether nobody will ever lease ``cost`` USD to this client, as far as is known."""
+        """Whether ``cost`` USD will never be leased to this client, as far as is known."""
         return cost >= self._hopeless
 
     @property
     def unleased(self) -> float:
-        """USD that nobody leased, as far as is known; 0 while the back end is unavailable."""
+        """USD that are not leased, as far as is known; 0 while the back end is unavailable."""
         return 0.0 if self.lost else self.last_unleased
 
     @property
     def last_unleased(self) -> float:
-        """USD that nobody leased at the last exchange; all before the first one."""
+        """USD that were not leased at the last exchange; all of them before the first one."""
         return self._limit if self.grant is None else math.floor(self.grant.left[0] * _NANO) / _NANO
 
     def waits(self) -> bool:
-        """Whether an exchange is awaited, or something is leased that has to go back."""
+        """Whether an exchange is awaited, or unused money has to be returned."""
         return bool(self._lacking) or self._held() > self._reserved()
 
     def due(self, now: float) -> float:
@@ -332,37 +319,37 @@ class BudgetLease:
         if self.grant is None and not self.lost:
             return now
         if self._lacking:
-            return max(now, self._asked_at + _OFTEN, self._again_at)
-        if self._reserved() > 0.0 or now - self._used_at < _IDLE:
-            low = self._held() < _LOW * self._demand
-            return max(now, self._asked_at + (_OFTEN if low else _RENEW))
-        return max(now, self._asked_at + (_IDLE if self._held() > 0.0 else _HEARTBEAT))
+            return max(now, self._asked_at + _MIN_INTERVAL_SECONDS, self._again_at)
+        if self._reserved() > 0.0 or now - self._used_at < _IDLE_SECONDS:
+            low = self._held() < _LOW_SECONDS * self._demand
+            return max(now, self._asked_at + (_MIN_INTERVAL_SECONDS if low else _RENEW_SECONDS))
+        return max(now, self._asked_at + (_IDLE_SECONDS if self._held() > 0.0 else _HEARTBEAT_SECONDS))
 
     def ask(self, now: float, *, leaving: bool = False) -> LeaseAsk:
-        """Return what to tell and ask in an exchange; :meth:`adopt` or :meth:`lose` follows.
+        """Return the request of an exchange; :meth:`adopt` or :meth:`lose` follows.
 
-        What is not reserved goes back when nothing was spent lately, and when it is too little for a call
-        that asked in vain: else several clients would each hold a part of what one of them needs. Whether an
-        exchange was made whose answer was lost, the totals of the next one tell. A client that spends nothing
-        any more tells no limit, as the tightest holds and others may have been told a higher one since, and
-        wants nothing, so that it is given nothing beyond its own.
+        Unreserved money is returned if nothing was spent recently, and if it is too little for a call that
+        asked in vain; otherwise several clients could each hold a part of what one of them needs. If the
+        answer of an exchange was lost, the totals of the next one show whether it was carried out. A client
+        that no longer spends reports no limit, because the lowest one applies and others may have been given
+        a higher one since; it also wants nothing.
         """
         held, reserved = self._held(), self._reserved()
         spent = max(0.0, self._held_then - held)
         if spent or reserved:
             self._used_at = now
-        seconds = max(now - self._asked_at, _OFTEN)
+        seconds = max(now - self._asked_at, _MIN_INTERVAL_SECONDS)
         self._demand = max(spent / seconds, 0.7 * self._demand)
         returned = 0.0
         in_vain = self.grant is not None and self.grant.wait > 0.0
-        if leaving or (in_vain if self._lacking else now - self._used_at >= _IDLE):
+        if leaving or (in_vain if self._lacking else now - self._used_at >= _IDLE_SECONDS):
             returned = max(0.0, held - reserved)
             self._widen(-returned)
             self._given += round(returned * _NANO)
         kept = held - returned
         free = kept - reserved
         least = max(0.0, self._lacking - free)
-        ahead = _AHEAD * self._demand - free
+        ahead = _AHEAD_SECONDS * self._demand - free
         is_idle = self.grant is not None and not self._lacking and kept == 0.0
         wanted = least if returned or is_idle or ahead * _NANO < 1.0 else max(least, ahead)
         if self._lacking and self._lacking_since == -math.inf:
@@ -381,15 +368,9 @@ class BudgetLease:
         )
 
     def adopt(self, grant: LeaseGrant, now: float) -> None:
-        """Use what the exchange gave that began last. The cases, in order:
-
-        1. It gave money, or none was lacking: nothing is hopeless.
-        2. Nobody else holds any, or a call has waited for long: what was lacking is hopeless, and any call
-           that costs more.
-        3. Others may give some back: ask again soon.
-        """
+        """Use the result of the last exchange."""
         self.grant, self.lost, self.incompatible = grant, False, ""
-        more = math.floor(grant.granted[0] * _NANO + 0.1)  # sums of floats lack some parts of 10⁻¹⁰
+        more = math.floor(grant.granted[0] * _NANO + 0.1)  # sums of floats may be too low by 10⁻¹⁰
         if more:
             self._drawn += more
             self._widen(more / _NANO)
@@ -397,16 +378,18 @@ class BudgetLease:
         self._hopeless, self._again_at = math.inf, now
         if not grant.wait:
             self._lacking_since = -math.inf
-        elif grant.members == 1 or now - self._lacking_since >= _PATIENCE:
+        # no other client holds any, or a call has waited long: hopeless; otherwise others may return some
+        elif grant.members == 1 or now - self._lacking_since >= _PATIENCE_SECONDS:
             self._hopeless, self._lacking_since = lacking, -math.inf
         else:
-            self._again_at = now + _IDLE
+            self._again_at = now + _IDLE_SECONDS
         self._held_then = self._held()
 
     def lose(self, now: float, incompatible: str = "") -> bool:
-        """The back end cannot be used: nothing more is leased. True when that begins.
+        """The back end is unavailable: lease nothing more. Return whether this is new.
 
-        ``incompatible`` says why waiting does not help, where it does not.
+        Args:
+            incompatible: why waiting does not help; empty if it may.
         """
         begins = not self.lost
         self.incompatible = incompatible
@@ -414,6 +397,6 @@ class BudgetLease:
             self.lost, self._lost_at = True, now
         self._lacking = 0.0
         self._held_then = self._held()
-        if incompatible or now - self._lost_at >= _CLOSED:
+        if incompatible or now - self._lost_at >= _CLOSED_SECONDS:
             self._hopeless = 0.0
         return begins

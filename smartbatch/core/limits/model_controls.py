@@ -1,4 +1,4 @@
-"""What people set for models while work runs: pauses, and limits in place of configured ones."""
+"""What users set for models while work is running: pauses, and limits that override configured ones."""
 
 from __future__ import annotations
 
@@ -10,25 +10,18 @@ from smartbatch.errors import InvalidRequest
 
 ALL_MODELS = "*"
 """Stands for every model of a provider."""
-LONGEST_NAME = 300
-"""Characters of a provider and model together."""
+MAX_NAME_CHARACTERS = 300
+"""Maximum characters of a provider and model together."""
 
 
 @frozen
 class Pause:
-    """A provider and model of which nothing new is sent.
+    """A provider and model to which nothing new is sent."""
 
-    Attributes:
-        model: as ``provider:model``; ``provider:*`` for all models of a provider.
-        reason: in words; ``None`` where none was given.
-        by: who paused it.
-        since: Unix seconds, by the clock of the store.
-    """
-
-    model: str
+    model: str  # ``provider:model``, or ``provider:*`` for all models of a provider
     reason: str | None
-    by: str
-    since: float
+    by: str  # who paused it
+    since: float  # Unix seconds, by the store's clock
 
     def __str__(self) -> str:
         why = "" if self.reason is None else f": {self.reason}"
@@ -37,50 +30,46 @@ class Pause:
 
 @frozen
 class ModelLimit:
-    """Limits a minute of a provider and model that hold instead of those that clients are configured with.
+    """Limits per minute of a provider and model that override those configured in clients."""
 
-    Attributes:
-        model: as ``provider:model``.
-        requests_per_minute, tokens_per_minute: ``None`` leaves what clients are configured with.
-        by: who set them.
-        since: Unix seconds, by the clock of the store.
-    """
-
-    model: str
-    requests_per_minute: float | None
-    tokens_per_minute: float | None
-    by: str
-    since: float
+    model: str  # ``provider:model``
+    requests_per_minute: float | None  # None: as configured
+    tokens_per_minute: float | None  # None: as configured
+    by: str  # who set them
+    since: float  # Unix seconds, by the store's clock
 
 
 @frozen
 class ModelControls:
-    """All of it, as it stood at one moment; ``pauses`` and ``limits`` by the name of their model."""
+    """All user settings for models at one moment, by ``provider:model``."""
 
     pauses: Mapping[str, Pause] = field(factory=dict)
     limits: Mapping[str, ModelLimit] = field(factory=dict)
 
     def pause_of(self, label: str) -> Pause | None:
-        """Return the pause that holds for ``provider:model``: its own, or that of the whole provider."""
+        """Return the pause that applies to ``provider:model``: its own, or that of the whole provider."""
         if not self.pauses:
             return None
         return self.pauses.get(label) or self.pauses.get(f"{label.partition(':')[0]}:{ALL_MODELS}")
 
 
 def name_of(provider: str, model: str | None) -> str:
-    """Return the name under which a provider and model are paused; ``None`` is every model.
+    """Return ``provider:model``, the name under which a model is paused; ``None`` means every model.
 
     Raises:
-        InvalidRequest: it names none.
+        InvalidRequest: a name is empty, malformed or too long.
     """
     for given, field_ in ((provider, "provider"), (ALL_MODELS if model is None else model, "model")):
         if not isinstance(given, str) or not given or given != given.strip() or not given.isprintable():
-            raise InvalidRequest(f"{field_} = {given!r:.60} is no name", field=field_)
+            raise InvalidRequest(f"{field_} = {given!r:.60} is not a valid name", field=field_)
     if ":" in provider:
         raise InvalidRequest(
-            f"provider = {provider!r:.60} has a colon: give the model as a second argument", field="provider"
+            f"provider = {provider!r:.60} contains a colon: pass the model as the second argument",
+            field="provider",
         )
     name = f"{provider}:{ALL_MODELS if model is None else model}"
-    if len(name) > LONGEST_NAME:
-        raise InvalidRequest(f"a provider and model have at most {LONGEST_NAME} characters", field="model")
+    if len(name) > MAX_NAME_CHARACTERS:
+        raise InvalidRequest(
+            f"a provider and model have at most {MAX_NAME_CHARACTERS} characters", field="model"
+        )
     return name

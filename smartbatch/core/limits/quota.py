@@ -170,7 +170,7 @@ class Quota:
         alone = self._is_alone
         changed = self._reported.learn(report, reservation, self._traffic, now, alone=alone)
         if changed and self.lease is not None:
-            self.lease.tell()
+            self.lease.hurry()
         if self._adaptive.rate > 0.0 or self._reported.is_window or not alone:
             self._space_even(now)
         if self._adaptive.is_opening and report.requests_remaining is not None:
@@ -225,7 +225,7 @@ class Quota:
         self._reported.drop(now, call)
         if self.lease is not None:
             self.lease.settle(now, (0.0, *call.leased[1:]))
-            self.lease.tell()
+            self.lease.hurry()
         self._traffic.refused_at = now
         self._traffic.refused += 1
         self._reported.confirm()

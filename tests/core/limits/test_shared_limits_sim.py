@@ -17,7 +17,14 @@ from core.limits.metered_server import Client, SecondMeter, Server, fill
 
 from smartbatch.core.limits.lease import LimitLease, QuotaFacts
 from smartbatch.core.limits.quota import Quota
-from smartbatch.core.limits.shared_limit import GONE, NO_BOUND, Findings, LeaseAsk, SharedRecord, exchange
+from smartbatch.core.limits.shared_limit import (
+    GONE_SECONDS,
+    NO_BOUND,
+    Findings,
+    LeaseAsk,
+    SharedRecord,
+    exchange,
+)
 from tests.levels import sampled
 
 LATENCIES = {"50 ms": constant(0.05), "400 ms": constant(0.4), "around 2 s": lognormal(2.0)}
@@ -131,8 +138,8 @@ def test_what_a_process_leased_that_is_gone_comes_back(event: str) -> None:
     run.processes[0].frozen = (70.0, until)
     run.clients[0].end = 70.0
     run.fill(120.0)
-    assert run.used(70.0, 70.0 + GONE) >= 0.95
-    assert run.used(70.0 + GONE, 120.0) >= 0.99
+    assert run.used(70.0, 70.0 + GONE_SECONDS) >= 0.95
+    assert run.used(70.0 + GONE_SECONDS, 120.0) >= 0.99
     assert run.refused == 0.0
 
 
@@ -352,11 +359,11 @@ def test_the_end_of_an_outage_is_told_until_it_is_known(meanwhile: str) -> None:
         asked = lease.ask(now, evolve(Quota().facts(now), cool_until=cool_until))
         lease.adopt(exchange(record, asked, EPOCH + now), now)
 
-    one.tell_outage(begins=True)
+    one.report_outage(begins=True)
     for lease, now in ((one, 0.0), (other, 0.0)):
         exchanged(lease, now)
     assert other.outage
-    one.tell_outage(begins=False)
+    one.report_outage(begins=False)
     if meanwhile == "another was refused":
         exchanged(other, 1.0, cool_until=2.0)
     else:

@@ -192,9 +192,9 @@ def leases(rng: random.Random, record: Record) -> None:
                 accepted[n] += 1
         event = rng.random()
         if event < 0.03:
-            one.tell_outage(begins=rng.random() < 0.5)
+            one.report_outage(begins=rng.random() < 0.5)
         elif event < 0.05:
-            one.tell()
+            one.hurry()
         elif event < 0.08:
             cooled[n] = now + rng.choice((0.0, 0.5, 3.0))
         record.note(
