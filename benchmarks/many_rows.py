@@ -1,18 +1,11 @@
-"""A run of many rows on the command line, next to the library alone: throughput, CPU, memory, going on.
+"""``smartbatch run`` over many rows, compared with ``client.map`` over the same prompts.
 
     python -m benchmarks.many_rows
-    python -m benchmarks.many_rows --rows 1000000 --rounds 0 --kill 0.5
-    python -m benchmarks.many_rows --rows 1000000 --rounds 0 --answered 0.5
+    python -m benchmarks.many_rows --rows 200000 --rounds 0 --kill 0.5
 
-The server, :mod:`benchmarks.quick_server`, answers after 2 ms in a process of its own, 64 at a time. *run* is
-``smartbatch run`` over a file of rows of 200 letters, its output in a file; *alone* is ``client.map`` over
-the same prompts, read from the same file one by one, whose results are counted and dropped. They take turns,
-and the median of the rounds' ratios counts, without a first round, which compiles the modules. With
-``--kill`` a last run is killed with SIGKILL when so large a part of the rows is in its output, and the
-seconds count until the same command writes the next row; with ``--rounds 0`` it is the only one.
-``--answered`` asks the same of a run that was not made: its answers are put into the store and the output by
-:mod:`benchmarks.answered_rows`. It is started twice, as the first to go on may have to check every row, which
-the next need not.
+The server answers after 2 ms, 64 calls in flight. The two take turns, and the median of the ratios counts,
+after a first round that compiles the modules. With ``--kill``, a run is killed when that share of its
+rows is in the output, and the seconds count until the same command writes the next row.
 """
 
 from __future__ import annotations
@@ -30,9 +23,8 @@ from pathlib import Path
 
 from attrs import field, frozen
 
+from benchmarks.harness import emulator, memory_of
 from benchmarks.million_client import prompt_of
-from benchmarks.server import serving
-from benchmarks.targets import Targets
 from smartbatch import BatchingClient
 
 MODEL = "openai:gpt-5-mini"
@@ -95,15 +87,6 @@ def environment(folder: Path, url: str) -> dict[str, str]:
     own = {"XDG_STATE_HOME": str(folder), "OPENAI_API_KEY": "benchmark", "OPENAI_BASE_URL": url}
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {**kept, **own, "SMARTBATCH_SHARED": "off", "PYTHONPYCACHEPREFIX": str(folder / "compiled")}
-
-
-def memory_of(pid: int) -> float:
-    """Return the MB a process uses now; 0 when it has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0.0
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS")), 0.0)
 
 
 def taken(line: Sequence[str], environ: dict[str, str]) -> Taken:
@@ -198,16 +181,15 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=50_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kill", type=float, default=0.0, help="after this part of the rows; 0 kills none")
-    parser.add_argument("--answered", type=float, default=0.0, help="this part of the rows; 0 leaves it out")
     parser.add_argument("--alone", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.alone:
         alone(*args.alone)
         return
-    targets, ratios = Targets(), []
+    ratios = []
     with (
         tempfile.TemporaryDirectory(prefix="smartbatch-") as name,
-        serving("benchmarks.quick_server", "--latency", str(LATENCY)) as url,
+        emulator("--latency", str(LATENCY)) as url,
     ):
         folder, rows = Path(name), args.rows
         write_rows(folder / "rows.jsonl", rows)
@@ -230,10 +212,7 @@ def main() -> None:
                 )
         if ratios:
             share = 100 * statistics.median(ratios)
-            print(
-                f"the run's throughput of the library's {share:.0f} % ({targets.at_least(share, 80, ' %')})"
-            )
-            print(f"the run's memory   {peak:.0f} MB ({targets.at_most(peak, 120, ' MB')})")
+            print(f"throughput of the run: {share:.0f} % of the library alone; peak memory {peak:.0f} MB")
         if args.kill:
             forget(folder)
             both = goes_on(folder, environ, rows, args.kill)
@@ -241,21 +220,7 @@ def main() -> None:
             print(f"killed at {100 * args.kill:.0f} % and gone on: {rows / both.wall:.0f} rows/s")
             print(f"rows in the output {both.written:,} of {rows:,}")
             print(f"the first of both, {course(both.memory[0])}\nthe second, {course(both.memory[1])}")
-            print(f"memory             {most:.0f} MB ({targets.at_most(most, 120, ' MB')})")
-            print(f"writes again after {both.soon:.1f} s ({targets.at_most(both.soon, 5, ' s')})")
-        if args.answered:
-            forget(folder)
-            answer = [sys.executable, "-m", "benchmarks.answered_rows", str(args.answered)]
-            subprocess.run([*answer, *command(folder)[3:]], env=environ, check=True)
-            for _ in range(2):
-                process, soon, cpu = started_again(folder, environ)
-                process.kill()
-                process.wait()
-                met = targets.at_most(soon, 5, " s")
-                print(
-                    f"{args.answered:.0%} answered: writes a row after {soon:.1f} s ({met}), CPU {cpu:.1f} s"
-                )
-    targets.exit()
+            print(f"peak memory {most:.0f} MB; writes again after {both.soon:.1f} s")
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ from urllib.request import urlopen
 
 from attrs import define, field, frozen
 
+from benchmarks.harness import emulator
 from benchmarks.million_client import MODELS, PROMPT, Orders
-from benchmarks.server import emulator
 
 __all__ = ["ClientProcess", "Told", "serving", "undisturbed"]
 

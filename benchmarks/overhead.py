@@ -1,174 +1,81 @@
-"""What smartbatch costs over a raw ``urllib3`` pool: CPU, wall and memory, side by side in one run.
+"""What smartbatch costs compared with a bare ``urllib3`` loop: CPU, wall time, latency and memory.
 
     python -m benchmarks.overhead
 
-The emulator serves from its own process. Rounds alternate, so that a machine that changes its speed changes
-it for both; the median of the rounds' ratios is what counts.
+The two take turns, and the median of the ratios counts.
 """
 
 from __future__ import annotations
 
 import argparse
 import heapq
-import json
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
-from urllib.request import urlopen
 
-import urllib3
-
-from benchmarks.server import emulator
-from benchmarks.targets import Targets
+from benchmarks.harness import (
+    IN_FLIGHT,
+    emulator,
+    ledger,
+    measured,
+    prompts,
+    provider_of,
+    ratios,
+    raw,
+    reset_ledger,
+)
 from smartbatch import BatchingClient, Request
-from smartbatch.providers.openai.provider import OpenAIProvider
 
-KEY = "benchmark"
-LIMIT = 10**6
-"""Requests a minute: more than are sent, so that the limit is counted and holds nothing up."""
+UNREACHED_RPM = 10**6  # counted, and never in the way
 
 
-def prompts(count: int, mark: str) -> list[str]:
-    return [f"{mark} {number}: how many apples are left in the basket?" for number in range(count)]
+def ours(
+    base_url: str, texts: Sequence[str], *, api: str = "openai", parallelism: int = IN_FLIGHT, **settings: Any
+) -> list[str | None]:
+    model, provider = provider_of(api, base_url)
+    with BatchingClient(model, provider=provider, parallelism=parallelism, **settings) as client:
+        return list(client.generate(texts, strategy="individual").texts)
 
 
-def raw(base_url: str, texts: list[str], in_flight: int) -> list[str]:
-    """The loop a user writes first: a pool, a thread pool, JSON in and out."""
-    pool = urllib3.PoolManager(maxsize=in_flight, block=True, retries=False)
-    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
-
-    def ask(text: str) -> str:
-        body = json.dumps({"model": "gpt-5-mini", "messages": [{"role": "user", "content": text}]})
-        response = pool.request("POST", f"{base_url}/chat/completions", body=body, headers=headers)
-        answer: str = json.loads(response.data)["choices"][0]["message"]["content"]
-        return answer
-
-    with ThreadPoolExecutor(in_flight) as executor:
-        answers = list(executor.map(ask, texts))
-    pool.clear()
-    return answers
-
-
-def ours(base_url: str, texts: list[str], in_flight: int, **settings: Any) -> list[str]:
-    """The same through the client."""
-    provider = OpenAIProvider(KEY, base_url)
-    with BatchingClient("gpt-5-mini", provider=provider, parallelism=in_flight, **settings) as client:
-        return [str(text) for text in client.generate(texts).texts]
-
-
-Sender = Callable[[str, list[str], int], list[str]]
-
-
-def measure(send: Sender, base_url: str, texts: list[str], in_flight: int) -> tuple[float, float]:
-    """Return CPU seconds of this process and wall seconds."""
-    cpu, wall = time.process_time(), time.perf_counter()
-    answers = send(base_url, texts, in_flight)
-    result = time.process_time() - cpu, time.perf_counter() - wall
-    if len(set(answers)) != len(texts):
-        raise AssertionError("an answer is missing or doubled")
-    return result
-
-
-def cpu_and_wall(targets: Targets, rounds: int, count: int, in_flight: int, latency: float) -> None:
-    """2,000 requests, 64 in flight, 50 ms: CPU a request against the raw loop, wall against the ideal."""
-    ideal = count / in_flight * latency
-    cpu_ratios, raw_walls, our_walls, cpus = [], [], [], []
+def against_raw(rounds: int, count: int, latency: float) -> None:
     with emulator("--latency", str(latency)) as base_url:
-        raw(base_url, prompts(200, "warm"), in_flight)
-        ours(base_url, prompts(200, "warm too"), in_flight)
-        for number in range(rounds):
-            theirs = measure(raw, base_url, prompts(count, f"raw {number}"), in_flight)
-            mine = measure(ours, base_url, prompts(count, f"own {number}"), in_flight)
-            cpu_ratios.append(mine[0] / theirs[0])
-            cpus.append((1000 * theirs[0] / count, 1000 * mine[0] / count))
-            raw_walls.append(theirs[1] / ideal)
-            our_walls.append(mine[1] / ideal)
-    print(f"{count:,} requests, {in_flight} in flight, {1000 * latency:.0f} ms, {rounds} rounds")
-    print(f"  CPU a request, ms (raw, ours): {', '.join(f'({a:.2f}, {b:.2f})' for a, b in cpus)}")
-    cpu, wall = statistics.median(cpu_ratios), statistics.median(our_walls)
-    print(f"  CPU ours / raw      {cpu:.2f}   ({targets.at_most(cpu, 1.6)})")
-    print(f"  wall raw / ideal    {statistics.median(raw_walls):.2f}")
-    print(f"  wall ours / ideal   {wall:.2f}   ({targets.at_most(wall, 1.5)})")
+        for api in ("openai", "anthropic", "gemini"):
+            cpu, wall = ratios(partial(ours, api=api), raw, base_url, count, rounds)
+            print(f"{api}, {count:,} requests of {1000 * latency:.0f} ms: CPU {cpu:.2f}, wall {wall:.2f}")
 
 
-def shared_limits(targets: Targets, rounds: int, count: int, in_flight: int, latency: float) -> None:
-    """The same requests within a limit that processes share, and within one that is the client's own."""
-    ratios, alone = [], partial(ours, max_rpm=LIMIT, shared="off")
-    with emulator("--latency", str(latency)) as base_url, tempfile.TemporaryDirectory() as folder:
-        together = partial(ours, max_rpm=LIMIT, shared=f"sqlite:///{folder}/limits.db")
-        for send in (alone, together):
-            send(base_url, prompts(200, "warm"), in_flight)
-        for number in range(rounds):
-            without = measure(alone, base_url, prompts(count, f"alone {number}"), in_flight)
-            within = measure(together, base_url, prompts(count, f"together {number}"), in_flight)
-            ratios.append((within[0] / without[0], within[1] / without[1]))
-    cpu, wall = (statistics.median(each) for each in zip(*ratios, strict=True))
-    print(f"{count:,} requests, {in_flight} in flight, within a limit, {rounds} rounds")
-    print(f"  CPU shared / own    {cpu:.2f}   ({targets.at_most(cpu, 1.1)})")
-    print(f"  wall shared / own   {wall:.2f}")
+def shared_limits(rounds: int, count: int) -> None:
+    with emulator("--latency", "0.05") as base_url, tempfile.TemporaryDirectory() as folder:
+        alone = partial(ours, max_rpm=UNREACHED_RPM, shared="off")
+        together = partial(ours, max_rpm=UNREACHED_RPM, shared=f"sqlite:///{folder}/limits.db")
+        cpu, wall = ratios(together, alone, base_url, count, rounds)
+    print(f"within a shared limit, compared with a limit of one client: CPU {cpu:.2f}, wall {wall:.2f}")
 
 
-def against_zero_cost(targets: Targets, rounds: int, count: int, in_flight: int) -> None:
-    """400 requests, 32 in flight, lognormal around 400 ms: wall against a client that costs nothing.
-
-    The ideal is computed from the latencies the server drew, taken by the first free of ``in_flight`` slots.
-    """
-    ratios = []
+def against_zero_cost(rounds: int, count: int, in_flight: int) -> None:
+    """Compare with the time computed from the latencies that the server drew."""
+    found = []
     with emulator("--latency", "0.4", "--latency-sigma", "0.4") as base_url:
-        ours(base_url, prompts(50, "warm"), in_flight)
+        send = partial(ours, parallelism=in_flight)
+        send(base_url, prompts(50, "warm"))
         for number in range(rounds):
-            reset(base_url)
-            _, wall = measure(ours, base_url, prompts(count, f"log {number}"), in_flight)
-            ratios.append(wall / ideal_wall(latencies(base_url), in_flight))
-    print(f"{count} requests, {in_flight} in flight, lognormal around 400 ms, {rounds} rounds")
-    ratio = statistics.median(ratios)
-    print(f"  wall ours / zero-cost client   {ratio:.3f}   ({targets.at_most(ratio, 1.03)})")
+            reset_ledger(base_url)
+            _, wall = measured(send, base_url, prompts(count, f"log {number}"))
+            free = [0.0] * in_flight
+            for call in ledger(base_url, full=True)["calls"]:
+                heapq.heapreplace(free, free[0] + call["latency"])
+            found.append(wall / max(free))
+    print(f"{count} requests of about 400 ms: wall {statistics.median(found):.3f} of ideal")
 
 
-def reset(base_url: str) -> None:
-    ledger = base_url.removesuffix("/v1") + "/_ledger"
-    urllib3.request("POST", f"{ledger}/reset")
-
-
-def latencies(base_url: str) -> list[float]:
-    """The seconds the server waited for each call, in order of arrival."""
-    with urlopen(base_url.removesuffix("/v1") + "/_ledger?full=1") as answer:
-        return [call["latency"] for call in json.load(answer)["calls"]]
-
-
-def ideal_wall(seconds: list[float], in_flight: int) -> float:
-    free = [0.0] * in_flight
-    for each in seconds:
-        heapq.heapreplace(free, free[0] + each)
-    return max(free)
-
-
-def memory(targets: Targets, small: int, large: int) -> None:
-    """Growth of the peak memory from a small to a large list, in processes of their own."""
-    peaks = []
-    for count in (small, large):
-        command = [sys.executable, "-m", "benchmarks.overhead", "--peak-of", str(count)]
-        peaks.append(int(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
-    print(f"from {small:,} to {large:,} requests")
-    growth = (peaks[1] - peaks[0]) / (large - small)
-    print(f"  memory a request    {growth:.2f} KiB   ({targets.at_most(growth, 3)})")
-
-
-def peak_of(count: int) -> None:
-    with emulator() as base_url:
-        ours(base_url, prompts(count, "memory"), 32)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-
-
-def on_the_wire(targets: Targets, count: int) -> None:
-    """Seconds from ``submit`` on an idle client to its call, seen by an own callable."""
+def on_the_wire(count: int) -> None:
+    """Seconds from ``submit`` on an idle client to its call, as seen by an own function."""
     started: list[float] = []
     waits = []
 
@@ -180,14 +87,19 @@ def on_the_wire(targets: Targets, count: int) -> None:
         for number in range(count):
             began = time.perf_counter()
             client.submit(f"single {number}").result()
-            waits.append(started[-1] - began)
+            waits.append(1000 * (started[-1] - began))
     waits.sort()
-    print(f"a single submit on an idle client, {count} times")
-    slowest = 1000 * waits[int(0.99 * count)]
-    print(
-        f"  until its call, ms  median {1000 * statistics.median(waits):.2f}, "
-        f"99 % {slowest:.2f}   ({targets.at_most(slowest, 5)})"
-    )
+    slowest = waits[int(0.99 * count)]
+    print(f"from submit to call: median {statistics.median(waits):.2f} ms, 99 % {slowest:.2f} ms")
+
+
+def memory(small: int, large: int) -> None:
+    """Growth of the peak memory from a small to a large list, each in its own process."""
+    peaks = []
+    for count in (small, large):
+        command = [sys.executable, "-m", "benchmarks.overhead", "--peak-of", str(count)]
+        peaks.append(int(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+    print(f"memory per request: {(peaks[1] - peaks[0]) / (large - small):.2f} KiB")
 
 
 def main() -> None:
@@ -196,15 +108,15 @@ def main() -> None:
     parser.add_argument("--peak-of", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peak_of:
-        peak_of(options.peak_of)
+        with emulator() as base_url:
+            ours(base_url, prompts(options.peak_of, "memory"), parallelism=32)
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         return
-    targets = Targets()
-    cpu_and_wall(targets, options.rounds, 2000, 64, 0.05)
-    shared_limits(targets, options.rounds, 2000, 64, 0.05)
-    against_zero_cost(targets, max(1, options.rounds // 2), 400, 32)
-    on_the_wire(targets, 500)
-    memory(targets, 2_000, 20_000)
-    targets.exit()
+    against_raw(options.rounds, 2_000, 0.05)
+    shared_limits(options.rounds, 2_000)
+    against_zero_cost(max(1, options.rounds // 2), 400, 32)
+    on_the_wire(500)
+    memory(2_000, 20_000)
 
 
 if __name__ == "__main__":

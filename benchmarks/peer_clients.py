@@ -1,41 +1,23 @@
-"""How the same work is done with what people use: each peer asks a list of prompts, 64 at a time.
+"""How other libraries send a list of prompts, 64 at a time, with five tries if that can be configured.
 
-Every peer is given the retries it has (five tries where it lets one say so) and nothing else; the raw loop is
-what a careful user writes. A peer returns the answers in order, with ``None`` for what was lost.
+Each function returns the answers in order, with ``None`` for lost ones.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib
-import json
-import random
-import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import urllib3
+from benchmarks.harness import IN_FLIGHT as WIDE
+from benchmarks.harness import KEY, MODELS, TRIES, raw
+from benchmarks.harness import chat as _chat
 
-KEY = "benchmark"
-MODEL = "gpt-5-mini"
-EMBEDDING_MODEL = "text-embedding-3-small"
-DIMENSIONS = 64
-WIDE = 64
-TRIES = 5
-RETRIED = frozenset({408, 409, 429, *range(500, 600)})
+MODEL = MODELS["openai"]
 
 Answers = list[str | None]
-Vectors = list[list[float] | None]
-
-
-def _chat(text: str) -> dict[str, Any]:
-    return {"model": MODEL, "messages": [{"role": "user", "content": text}]}
-
-
-def _embedding(text: str) -> dict[str, Any]:
-    return {"model": EMBEDDING_MODEL, "input": text, "dimensions": DIMENSIONS}
 
 
 # -- this library --------------------------------------------------------------------------------------------
@@ -48,88 +30,6 @@ def smartbatch(url: str, texts: Sequence[str]) -> Answers:
     options = {"api_key": KEY, "base_url": url}
     with BatchingClient(f"openai:{MODEL}", provider_options=options, parallelism=WIDE) as client:
         return [result.text if result.ok else None for result in client.map(texts, strategy="individual")]
-
-
-def smartbatch_vectors(url: str, texts: Sequence[str]) -> Vectors:
-    """``client.submit_embedding`` by each thread."""
-    from smartbatch import BatchingClient
-
-    options = {"api_key": KEY, "base_url": url}
-    with BatchingClient(f"openai:{EMBEDDING_MODEL}", provider_options=options, parallelism=WIDE) as client:
-
-        def ask(text: str) -> list[float] | None:
-            vector = client.submit_embedding(text, dimensions=DIMENSIONS).result().embedding
-            return None if vector is None else list(vector)
-
-        return by_threads(ask, texts)
-
-
-# -- raw urllib3 ---------------------------------------------------------------------------------------------
-
-
-class _Loop:
-    """A pool, five tries, exponential back-off with full jitter, Retry-After obeyed."""
-
-    def __init__(self, url: str, path: str) -> None:
-        self._url = url + path
-        self._pool = urllib3.PoolManager(maxsize=WIDE, block=True, retries=False)
-        self._headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
-
-    def ask(self, body: dict[str, Any]) -> Any:
-        content = json.dumps(body).encode()
-        for attempt in range(TRIES):
-            asked: float | None = 0.0
-            try:
-                response = self._pool.request("POST", self._url, body=content, headers=self._headers)
-                if response.status == 200:
-                    return json.loads(response.data)
-                asked = float(response.headers.get("Retry-After", 0)) if response.status in RETRIED else None
-            except (urllib3.exceptions.HTTPError, ValueError):
-                pass
-            if asked is None:
-                return None
-            if attempt + 1 < TRIES:
-                time.sleep(asked or random.uniform(0.0, min(8.0, 0.5 * 2**attempt)))
-        return None
-
-
-def raw(url: str, texts: Sequence[str]) -> Answers:
-    """``urllib3`` and a thread pool."""
-    loop = _Loop(url, "/chat/completions")
-
-    def ask(text: str) -> str | None:
-        found = loop.ask(_chat(text))
-        return None if found is None else str(found["choices"][0]["message"]["content"])
-
-    with ThreadPoolExecutor(WIDE) as executor:
-        return list(executor.map(ask, texts))
-
-
-def raw_vectors(url: str, texts: Sequence[str]) -> Vectors:
-    """``urllib3``, one call a text."""
-    loop = _Loop(url, "/embeddings")
-
-    def ask(text: str) -> list[float] | None:
-        found = loop.ask(_embedding(text))
-        return None if found is None else found["data"][0]["embedding"]
-
-    return by_threads(ask, texts)
-
-
-def by_threads(ask: Callable[[str], list[float] | None], texts: Sequence[str]) -> Vectors:
-    """Have 64 threads ask one text after the other, as the workers of a web application do."""
-    vectors: Vectors = [None] * len(texts)
-
-    def work(first: int) -> None:
-        for at in range(first, len(texts), WIDE):
-            vectors[at] = ask(texts[at])
-
-    threads = [threading.Thread(target=work, args=(first,)) for first in range(WIDE)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return vectors
 
 
 # -- the vendor's SDK ----------------------------------------------------------------------------------------
@@ -150,22 +50,6 @@ def sdk_threads(url: str, texts: Sequence[str]) -> Answers:
 
     with ThreadPoolExecutor(WIDE) as executor:
         return list(executor.map(ask, texts))
-
-
-def sdk_vectors(url: str, texts: Sequence[str]) -> Vectors:
-    """OpenAI's client, one call a text."""
-    import openai
-
-    client = openai.OpenAI(api_key=KEY, base_url=url, max_retries=TRIES - 1)
-
-    def ask(text: str) -> list[float] | None:
-        try:
-            found = client.embeddings.create(**_embedding(text), encoding_format="float")
-        except openai.OpenAIError:
-            return None
-        return found.data[0].embedding
-
-    return by_threads(ask, texts)
 
 
 def sdk_asyncio(url: str, texts: Sequence[str]) -> Answers:
@@ -252,9 +136,3 @@ LISTS: dict[str, tuple[str | None, Callable[[str, Sequence[str]], Answers]]] = {
     "async-batch-llm": ("async_batch_llm", async_batch_llm),
 }
 """The peers, with the module that has to be installed for each."""
-LONE_VECTORS: dict[str, tuple[str | None, Callable[[str, Sequence[str]], Vectors]]] = {
-    "smartbatch": (None, smartbatch_vectors),
-    "urllib3, threads": (None, raw_vectors),
-    "openai, threads": ("openai", sdk_vectors),
-}
-"""Those that are asked for one vector by each of 64 threads."""

@@ -2,7 +2,7 @@
 
     python -m benchmarks.routing [DRAW]
 
-Three comparisons, of jobs that :mod:`benchmarks.routing_world` makes and policies of
+Two comparisons, of jobs that :mod:`benchmarks.routing_world` makes and policies of
 :mod:`benchmarks.routing_policies`. The library starts each with nothing seen, and learns as time goes. What
 is random is drawn anew for each DRAW, a word; without one it is the one that the library is judged by.
 
@@ -11,23 +11,17 @@ is random is drawn anew for each DRAW, a word; without one it is the one that th
   days. The first day, when nothing was known, also stands alone. *Refused* are those of them that the library
   refuses, before anything is sent, as nothing is likely to be in time.
 - *Deadlines*: 1,000 jobs, with turnarounds of heavy tails.
-- *Without deadlines*: USD with each hour until the last answer at 5 USD.
-
-The last table is what a decision takes.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from time import process_time
 
 from benchmarks import routing_policies as policies
 from benchmarks.routing_policies import Library, Outcome
 from benchmarks.routing_world import (
-    INPUT,
     JUDGED,
-    OUTPUT,
     REGIMES,
     TRACES,
     Fate,
@@ -39,17 +33,7 @@ from benchmarks.routing_world import (
     pareto,
     traffic,
 )
-from smartbatch.core.forecast import Forecaster
-from smartbatch.core.preparation.tokens import Calibration
-from smartbatch.core.routing.choice import choose
-from smartbatch.core.routing.offers import BatchOffer, Offer, Throughput
-from smartbatch.core.routing.options import Constraints
-from smartbatch.core.routing.workload import Rates, Workload
-from smartbatch.prices import Price, PriceBook, Processing
-from smartbatch.routing.history import BATCH, CALL, CANCEL
-from smartbatch.types import Request, Route
 
-WAYS: tuple[Processing, ...] = ("standard", "batch", "flex")
 RULES = {"individual": policies.alone, "batch": policies.by_batch, "threshold": policies.threshold}
 
 
@@ -108,54 +92,12 @@ def report_deadlines(draw: str) -> None:
         )
 
 
-def report_without(traces: dict[str, Maker], draw: str) -> None:
-    """Print what lists without a deadline come to, their time included."""
-    print(f"\n{'trace':<20}{'regime':<24}{'oracle':>12}" + "".join(f"{n:>12}" for n in ("library", *RULES)))
-    for trace, make in traces.items():
-        listed = next(days(trace, make, draw))
-        for regime in REGIMES:
-            fates = [Fate.of(job, regime) for job in listed]
-            best = sum(policies.weight(policies.oracle(fate, deadline=False)) for fate in fates)
-            ran = [Library().run(fates, deadline=False)]
-            ran += [[rule(fate) for fate in fates] for rule in RULES.values()]
-            sums = (sum(map(policies.weight, outcomes)) for outcomes in ran)
-            print(f"{trace:<20}{regime.name:<24}{best:>8.0f} USD", end="")
-            print("".join(f"{each / best - 1:>+12.1%}" for each in sums), flush=True)
-
-
-def report_cost(count: int = 1000, runs: int = 5) -> None:
-    """Print the CPU time of a decision, for each request of a list of prompts of 1,700 characters."""
-    book = PriceBook({"small": Price(input=INPUT * 1e6, output=OUTPUT * 1e6)})
-    rates: dict[str, Rates | None] = {name: book.rates("any", "small", 0.0, name) for name in WAYS}
-    requests = [Request(prompt=f"{place} ".ljust(1700, "x")) for place in range(count)]
-    throughput = Throughput(Forecaster(CALL).at(0.0), policies.PARALLELISM)
-    times, cancels = Forecaster(BATCH).at(0.0), Forecaster(CANCEL).at(0.0)
-
-    def decide(constraints: Constraints) -> None:
-        workload = Workload(Calibration(), rates)
-        for request in requests:
-            workload.add(request)
-        offers = [Offer(Route.INDIVIDUAL, throughput, workload.cost("standard"))]
-        choose(workload.load, offers, BatchOffer(times, workload.cost("batch"), cancels), constraints)
-
-    print()
-    for name, constraints in (("no deadline", Constraints()), ("deadline", Constraints(deadline=7200.0))):
-        took = []
-        for _ in range(runs):
-            began = process_time()
-            decide(constraints)
-            took.append((process_time() - began) / count)
-        print(f"a decision, {name}: {min(took) * 1e6:.1f} µs a request of {count:,}, workload included")
-
-
 def main(draw: str = JUDGED) -> None:
     traces = traffic()
     if not TRACES.exists():
         print("The Azure traces are not here; the made-up ones are compared alone.\n")
     report_regret(traces, draw)
     report_deadlines(draw)
-    report_without(traces, draw)
-    report_cost()
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def threshold(fate: Fate) -> Outcome:
     return by_batch(fate) if len(fate.job.rows) >= THRESHOLD else alone(fate)
 
 
-def oracle(fate: Fate, *, deadline: bool = True) -> Outcome:
+def oracle(fate: Fate) -> Outcome:
     """Take what turns out best: each batch of the job that will be in time, the rest in real time.
 
     It knows how long each batch will take, and each call, so it never cancels any. It keeps to the rule that
@@ -93,9 +93,6 @@ def oracle(fate: Fate, *, deadline: bool = True) -> Outcome:
     workers = Workers(PARALLELISM, fate.regime.rpm)
     first = AT_ONCE if n < THRESHOLD else 0
     cost, seconds = job.cost(0, first), workers.take(fate.calls[:first], 0.0)
-    if not deadline:
-        took = max(seconds, by_batch(fate).seconds)
-        return min(plain, Outcome(took, cost + HALF * job.cost(first), Route.BATCH), key=weight)
     for place, size in enumerate(shards(n - first)):
         price, took = job.cost(first, first + size), fate.batch(place, job.at)
         if took <= job.deadline:
@@ -106,11 +103,6 @@ def oracle(fate: Fate, *, deadline: bool = True) -> Outcome:
         first += size
     met = [each for each in (Outcome(seconds, cost, Route.BATCH), plain) if each.met(job)]
     return min(met or [plain], key=lambda each: each.cost)
-
-
-def weight(outcome: Outcome) -> float:
-    """Return USD, the time included."""
-    return outcome.cost + TIME_VALUE * outcome.seconds / 3600
 
 
 # -- the library ---------------------------------------------------------------------------------------------
@@ -190,10 +182,10 @@ class Library:
     _numbers: itertools.count[int] = field(factory=itertools.count)
     now: float = 0.0
 
-    def run(self, fates: Sequence[Fate], *, deadline: bool = True) -> list[Outcome]:
+    def run(self, fates: Sequence[Fate]) -> list[Outcome]:
         """Return what becomes of each job."""
         for place, fate in enumerate(fates):
-            self._at(fate.job.at, self._starter(place, fate, deadline))
+            self._at(fate.job.at, self._starter(place, fate))
         while self._events:
             self.now, _, act = heapq.heappop(self._events)
             act(self.now)
@@ -202,9 +194,9 @@ class Library:
     def _at(self, when: float, act: Callable[[float], None]) -> None:
         heapq.heappush(self._events, (when, next(self._numbers), act))
 
-    def _starter(self, place: int, fate: Fate, deadline: bool) -> Callable[[float], None]:
+    def _starter(self, place: int, fate: Fate) -> Callable[[float], None]:
         def begin(_: float) -> None:
-            self._resume(place, self._steps(fate, deadline))
+            self._resume(place, self._steps(fate))
 
         return begin
 
@@ -216,10 +208,10 @@ class Library:
         else:
             self._at(when, lambda _: self._resume(place, steps))
 
-    def _steps(self, fate: Fate, deadline: bool) -> Steps:
+    def _steps(self, fate: Fate) -> Steps:
         """Take one job from its decision to its end; yields when its next event is due."""
         job = fate.job
-        constraints = Constraints(deadline=job.deadline if deadline else None, time_value=TIME_VALUE)
+        constraints = Constraints(deadline=job.deadline, time_value=TIME_VALUE)
         try:
             option = self.know.decide(fate, constraints)
         except Infeasible:
@@ -235,7 +227,7 @@ class Library:
             for shard in [each for each in open_ if each.ends <= now]:
                 open_.remove(shard)
                 cost += self._ended(fate, workers, shard)
-            wait = self._rescued(fate, workers, open_) if deadline else math.inf
+            wait = self._rescued(fate, workers, open_)
             late = late or any(shard.cancelled is not None for shard in open_)
             if open_:
                 yield max(now, min(now + wait, min(shard.ends for shard in open_)))

@@ -4,7 +4,7 @@
 
 Each run is one job with a provider of one kind, the random faults of its seed, and processes that crash. The
 invariants are checked with the ledger of the emulated provider. A run that fails prints the line to find it
-again. ``--mutants`` makes 16 mistakes in the code instead, and says which check sees each.
+again.
 """
 
 from __future__ import annotations
@@ -14,10 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from attrs import evolve
-
 from tests.faults.simulation.crash_points import step_of
-from tests.faults.simulation.mutants import MUTANTS, first_caught, mutated, start
 from tests.faults.simulation.plans import (
     CASES,
     RATES,
@@ -35,10 +32,6 @@ Run = Callable[[Iterable[Plan]], Iterator[Outcome]]
 FIRST_SEED = 1_000_000
 """Far from the seeds of the tests."""
 REPLAYED = 100
-CONTROLS = 1000
-"""Runs in which something repeats creates, at most."""
-WITHIN = 400
-"""Runs in which a mutant must be seen."""
 
 
 def everything(run: Run, seeds: range) -> list[str]:
@@ -99,44 +92,6 @@ def points(run: Run, seeds: range, *, pairs: range) -> list[str]:
     return problems
 
 
-def repeated(run: Run, seeds: range) -> list[str]:
-    """Print what became of creates that something repeats; return the lines of runs that failed."""
-    total = Totals.of(run(evolve(plan, repeats=2) for plan in seeded(seeds)))
-    print("\nNegative control: lost creates are sent again up to twice by something below the library")
-    print(
-        f"{total.runs:,} runs: {total.repeated:,} told of a double submission; {total.double:,} requests were"
-        f" paid for more than once; answers paid for and not used that no incident names: {total.unnamed:,};"
-        f" violations {len(total.problems)}",
-        flush=True,
-    )
-    return total.problems
-
-
-def mutants() -> list[str]:
-    """Print which check sees which mutant; return those that none sees."""
-    print("| | mutated | seen by | how |\n|---|---|---|---|")
-    missed = []
-    for mutant in MUTANTS:
-        if mutant.test is None:
-            with mutated(mutant):
-                outcome = first_caught(mutant, within=WITHIN)
-            seen = outcome is not None
-            where = f"simulation, run {outcome.plan.seed + 1:,}" if outcome is not None else "no check"
-            how = str(outcome.problem) if outcome is not None else ""
-        else:
-            process = start(mutant)
-            said, _ = process.communicate()
-            seen = f"FAILED {mutant.test}" in said
-            where, how = (
-                (f"`{mutant.test.partition('::')[0]}`" if seen else "no check"),
-                mutant.test.partition("::")[2],
-            )
-        print(f"| {mutant.number} | {mutant.name} | {where} | {how} |", flush=True)
-        if not seen:
-            missed.append(f"no check sees: {mutant}")
-    return missed
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -146,19 +101,14 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=3, help="jobs a case whose every point crashes alone")
     parser.add_argument("--pairs", type=int, default=1, help="jobs a case whose points crash in pairs")
     parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--mutants", action="store_true", help="which check sees which mutant")
     options = parser.parse_args()
     began = time.monotonic()
-    if options.mutants:
-        problems = mutants()
-    else:
-        with runner(options.cores) as run:
-            first = options.first
-            problems = everything(run, range(first, first + options.seeds))
-            problems += points(
-                run, range(first, first + options.points), pairs=range(first, first + options.pairs)
-            )
-            problems += repeated(run, range(first, first + min(options.seeds, CONTROLS)))
+    with runner(options.cores) as run:
+        first = options.first
+        problems = everything(run, range(first, first + options.seeds))
+        problems += points(
+            run, range(first, first + options.points), pairs=range(first, first + options.pairs)
+        )
     print(f"\n{time.monotonic() - began:,.0f} s")
     for problem in problems:
         print(problem)

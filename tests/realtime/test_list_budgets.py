@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import budget_runs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scenes import PATIENCE, InTime, Scripted, eventually, submit_all
 
-from benchmarks import budgets
 from smartbatch import BatchingClient, Price, Result
 from smartbatch._clock import VirtualClock
 from smartbatch.core.limits.budget import Budget
@@ -184,7 +184,7 @@ def test_a_budget_is_never_exceeded_by_64_threads(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", sampled(range(15), keep=2))
 def test_lists_and_a_job_side_by_side_never_exceed_a_budget(seed: int) -> None:
-    found = budgets.run(seed)
+    found = budget_runs.run(seed)
     assert not found.exceeded
     assert found.answered > 0
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.forecast import DRIFTING, WORLDS, Run, held, noticed
 from smartbatch.core.forecast import PROMISE, Distribution, ForecastChange, Forecaster, Observation, Prior
+from tests.core.forecast.worlds import DRIFTING, WORLDS, Run, held, noticed
 from tests.levels import sampled
 
 NOW = 1.8e9

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from benchmarks.server import emulator
+from benchmarks.harness import emulator
 
 __all__ = ["LATEST", "LIST_LAG", "faulty_emulator"]
 

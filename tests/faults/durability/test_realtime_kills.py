@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.server import emulator
+from benchmarks.harness import emulator
 from tests.faults.durability.fork_server import ForkServer
 from tests.faults.durability.realtime_kills import REALTIME, KilledRows, kill_rows
 

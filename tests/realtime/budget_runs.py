@@ -1,20 +1,10 @@
-"""Budgets under 64 threads: 1,000 clients, each with lists and a job that have budgets of their own.
-
-    python -m benchmarks.budgets [RUNS]
-
-In each run a client with 64 calls at a time answers one to three lists side by side, some with a budget of
-their own, and every second one a job besides. What an answer costs is drawn, up to what it may; calls fail,
-some of them billed, some with their answers lost, and are tried again. The provider keeps the bill. Pauses
-are virtual, threads are real.
-"""
+"""A client with 64 calls in flight, whose lists and job have budgets, and the provider's bill."""
 
 from __future__ import annotations
 
 import random
-import sys
 import tempfile
 import threading
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,7 +19,6 @@ from smartbatch.providers.mock import MockProvider
 from smartbatch.types import Answer, Request, Usage
 
 THREADS: Final = 64
-RUNS: Final = 1000
 MOST: Final = 9
 """Tokens of an answer at most; each costs a USD."""
 TINY: Final = 1e-6
@@ -142,30 +131,3 @@ def _job(client: BatchingClient, budget: float) -> list[Result]:
     prompts = [f"job {number}" for number in range(int(budget / MOST))]
     job = client.submit_batch(prompts, budget=budget, strategy="individual", batch_fallback="individual")
     return list(job.results())
-
-
-def main() -> None:
-    runs = int(sys.argv[1]) if len(sys.argv) > 1 else RUNS
-    began = time.perf_counter()
-    exceeded = answered = stopped = 0
-    nearest: list[float] = []
-    for seed in range(runs):
-        found = run(seed)
-        for name in found.exceeded:
-            exceeded += 1
-            print(f"run {seed}: {name} was exceeded: {found}")
-        answered += found.answered
-        stopped += found.stopped
-        if found.budget is not None and found.stopped:
-            nearest.append(sum(found.bill.values()) / found.budget)
-    share = sum(nearest) / len(nearest) if nearest else 0.0
-    print(
-        f"{runs:,} runs, {THREADS} threads, {time.perf_counter() - began:.0f} s: {answered:,} requests "
-        f"answered, {stopped:,} not sent because of a budget; budgets exceeded: {exceeded}; of a budget "
-        f"that bound, {share:.1%} were spent on average"
-    )
-    sys.exit(bool(exceeded))
-
-
-if __name__ == "__main__":
-    main()

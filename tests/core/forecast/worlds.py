@@ -1,22 +1,10 @@
-"""How well forecasts hold, and how soon they notice that the world changed; seeded, on one core.
-
-    python -m benchmarks.forecast
-
-*Covered* is the share of the times after the first 200 that stay within the quantile forecast just before
-each; next to the mean over all runs, the worst and best run of 1,000. *Noticed* is how many times of the new
-regime pass until a sudden change is told, after 200 of the old one, and in how many of 100 runs within 20.
-*False* is how many times of an unchanged world there are for each change told.
-
-Sizes are spread evenly over 1..1000 on a logarithmic scale; seconds then grow as the square root of the size.
-"""
+"""Seeded worlds of times: how well forecasts cover them, and how soon a change is noticed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from random import Random
-from statistics import mean, median
-from time import process_time
 
 from attrs import frozen
 
@@ -140,56 +128,3 @@ def noticed(world: World, factor: float, runs: int, *, sized: bool = False) -> l
         run.learn(LEARNED)
         counts.append(run.notice(factor))
     return sorted(counts)
-
-
-def report_held(runs: int = 12, count: int = 1000) -> None:
-    """Print how forecasts hold."""
-    print(f"{'times':<24}{'sizes':<8}{'p50':>8}{'p90':>8}{'p95':>8}{'p99':>8}{'p95 of a run':>18}   false")
-    for name, world in {**WORLDS, **DRIFTING}.items():
-        for sized in (False, True):
-            all_held = held(world, runs, count, sized=sized)
-            shares = [mean(one.covered[q] for one in all_held) for q in QUANTILES]
-            each = [one.covered[0.95] for one in all_held]
-            alarms = sum(one.alarms for one in all_held)
-            print(
-                f"{name:<24}{'1..1000' if sized else '1':<8}"
-                + "".join(f"{share:8.1%}" for share in shares)
-                + f"{f'{min(each):.1%}..{max(each):.1%}':>18}   "
-                + (f"1 in {runs * count // alarms:,}" if alarms else f"none in {runs * count:,}")
-            )
-
-
-def report_noticed(runs: int = 100) -> None:
-    """Print how soon changes are noticed."""
-    print(f"\n{'times':<24}{'change':>8}{'median':>8}{'90 %':>8}{'within 20':>12}")
-    for name, world in WORLDS.items():
-        for factor in (2.0, 0.5, 4.0, 0.25):
-            counts = noticed(world, factor, runs)
-            soon = sum(count <= 20 for count in counts) / runs
-            ninth = counts[int(0.9 * runs)]
-            print(f"{name:<24}{factor:>7g}x{median(counts):>8g}{ninth:>8}{soon:>12.0%}")
-
-
-def report_cost(count: int = 5000) -> None:
-    """Print what learning and asking take, in CPU time."""
-    run = Run(lognormal(0.7), 1, sized=True)
-    things = [run.draw() for _ in range(count)]
-    began = process_time()
-    for seen in things:
-        run.forecaster.observe(seen)
-    learning = (process_time() - began) / count
-    began = process_time()
-    for seen in things:
-        run.forecaster.at(things[-1].at).quantile(0.95, seen.size)
-    asking = (process_time() - began) / count
-    print(f"\nan observation {learning * 1e6:.0f} µs, a quantile {asking * 1e6:.1f} µs")
-
-
-def main() -> None:
-    report_held()
-    report_noticed()
-    report_cost()
-
-
-if __name__ == "__main__":
-    main()
