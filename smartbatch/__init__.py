@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from smartbatch.errors import StoreError as StoreError
     from smartbatch.errors import ValidationFailed as ValidationFailed
     from smartbatch.errors import WrongProcess as WrongProcess
-    from smartbatch.interrupted import Interrupted as Interrupted
     from smartbatch.jobs.job import Job as Job
     from smartbatch.jobs.records import Act as Act
     from smartbatch.jobs.records import Acted as Acted
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from smartbatch.prices import Price as Price
     from smartbatch.realtime.text_stream import TextStream as TextStream
     from smartbatch.realtime.ticket import ResultFuture as ResultFuture
+    from smartbatch.results import Interrupted as Interrupted
     from smartbatch.results import ResultList as ResultList
     from smartbatch.sharing.published import participants as participants
     from smartbatch.shortcuts import EmbeddingScriptParams as EmbeddingScriptParams
@@ -100,14 +100,13 @@ _NAMES_OF = {
         "QueueFull RequestCancelled RequestTimeout RowSkipped SmartbatchError StoreError ValidationFailed "
         "WrongProcess"
     ),
-    "interrupted": "Interrupted",
     "core.limits.model_controls": "ModelLimit Pause",
     "jobs.records": "Act Acted JobSelection RetriedRows",
     "jobs.job": "Job",
     "jobs.stored_result": "StoredResult",
     "jobs.status": "JobStatus",
     "views.html": "Report",
-    "results": "ResultList",
+    "results": "Interrupted ResultList",
     "types": (
         "Answer Attempt ConstraintParams Embedding EmbeddingListParams EmbeddingParams Generation "
         "GenerationParams JobParams ListParams Message Priority Request RequestParams Result Route "

@@ -1,4 +1,4 @@
-"""The turns of a conversation, and the tools that are offered and called in it."""
+"""The messages of a conversation, and the tools offered and called in it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Tool:
         name: 1 to 64 letters, digits, ``_`` and ``-``.
         description: what the function does, for the model.
         parameters: the JSON schema of its arguments, an object.
-        strict: True for arguments that follow the schema exactly, where the provider enforces it; ``None``
+        strict: True for arguments that follow the schema exactly, if the provider enforces it; ``None``
             for the provider's default.
     """
 
@@ -30,16 +30,15 @@ class Tool:
 
 @frozen
 class ToolCall:
-    """A call of a tool that the model asks for.
+    """A tool call requested by the model.
 
     Attributes:
-        id: names the call in the message with its result. Gemini's models give none; then one is made that is
-            unique in the answer.
-        name: the tool.
-        arguments: decoded; ``None`` if the model wrote something that is not a JSON object.
-        arguments_text: what the model wrote in that case, unchanged.
-        extra: further fields of the provider's own call, such as Gemini's ``thoughtSignature``; sent back
-            with the call.
+        id: identifies the call in the message with its result. Gemini's models return none; a unique one is
+            generated.
+        name: the tool. arguments: decoded; ``None`` if the model wrote anything but a JSON object.
+        arguments_text: what the model wrote in that case, unchanged. extra: further fields of the provider's
+        call, such as Gemini's ``thoughtSignature``; sent back with the
+            call.
     """
 
     id: str
@@ -56,7 +55,7 @@ class TokenLogprob:
     Attributes:
         token: its text.
         logprob: natural logarithm of its probability.
-        top: the most likely tokens at this position with their log-probabilities, as many as were asked for.
+        top: the most likely tokens at this position with their log-probabilities, as many as requested.
     """
 
     token: str = field(repr=short)
@@ -66,16 +65,16 @@ class TokenLogprob:
 
 @frozen
 class Message:
-    """One turn of a conversation.
+    """One message of a conversation.
 
     Args:
         role: ``system``, ``developer``, ``user``, ``assistant`` or ``tool``.
-        content: text, or the provider's list of content parts. Empty for an assistant's message that only
-            calls tools.
-        tool_calls: the calls in an assistant's message.
-        tool_call_id: of a ``tool`` message: the id of the call whose result ``content`` is.
-        reasoning: the reasoning in an assistant's message, for OpenAI-compatible servers that want it back;
-            the other APIs are not sent it.
+        content: text, or the provider's list of content parts. Empty for an assistant message that only calls
+            tools.
+        tool_calls: the calls in an assistant message. tool_call_id: in a ``tool`` message, the id of the call
+        whose result ``content`` is. reasoning: the reasoning in an assistant message, for OpenAI-compatible
+        servers that require it; not sent
+            to other APIs.
     """
 
     role: str
@@ -86,7 +85,7 @@ class Message:
 
 
 def call_form(call: ToolCall) -> dict[str, Any]:
-    """Return a call as JSON has it, for :func:`read_call`."""
+    """Return a call as JSON values, for :func:`read_call`."""
     return asdict(call, filter=lambda _, value: value is not None, recurse=False)
 
 
@@ -96,7 +95,7 @@ def read_call(form: Mapping[str, Any]) -> ToolCall:
 
 
 def message_form(message: Message) -> list[Any]:
-    """Return a message as JSON has it, for :func:`read_message`: role, content, any rest."""
+    """Return a message as JSON values, for :func:`read_message`: role, content, other fields."""
     form: list[Any] = [message.role, message.content]
     rest: dict[str, Any] = {}
     if message.tool_calls:

@@ -23,7 +23,6 @@ from smartbatch.core.limits.failures import Classifier, Classifiers
 from smartbatch.core.preparation.preparer import GENERATION, Preprocess
 from smartbatch.errors import StoreError, did_you_mean
 from smartbatch.events import Observer
-from smartbatch.interrupted import as_interrupted
 from smartbatch.jobs.job_options import STATUS_TIMEOUT, JobOptions, WaitOptions, batches_of
 from smartbatch.observe import logs
 from smartbatch.observe.list_progress import OnProgress
@@ -39,7 +38,7 @@ from smartbatch.realtime.queue import RequestCounts
 from smartbatch.realtime.setup import PostProcess, UserHooks
 from smartbatch.realtime.text_stream import TextStream
 from smartbatch.realtime.ticket import ResultFuture
-from smartbatch.results import ResultList
+from smartbatch.results import ResultList, as_interrupted
 from smartbatch.routing.advisor import AnnouncedPlan
 from smartbatch.routing.lists import ReaderOptions
 from smartbatch.running import ClientSettings, RunningState, forget

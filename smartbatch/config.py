@@ -1,4 +1,4 @@
-"""Settings of a client: one frozen object, checked when made; from code, environment, file and defaults."""
+"""Settings of a client: one frozen object, checked when made, from code, environment, file and defaults."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["BatchingConfig", "ClientParams", "Settings", "changed", "check_names
 
 PREFIX = "SMARTBATCH_"
 RESERVED = ("SMARTBATCH_TEST_", "SMARTBATCH_SIM_")
-"""Variables of tests and of the simulated provider; a key of this class that starts so is still read."""
+"""Prefixes of variables for tests and the simulated provider; settings with such a name are still read."""
 
 OF_APPLICATIONS = ("SMARTBATCH_MODEL", "SMARTBATCH_WEB_TIMEOUT")
-"""Variables that applications of web frameworks read, and nothing else."""
+"""Variables that only applications of web frameworks read."""
 
 LARGE_QUEUE = 10_000
 DAY = 86_400
@@ -31,14 +31,15 @@ DAY = 86_400
 
 @frozen(kw_only=True, init=False)
 class BatchingConfig:
-    """Everything that can be set on a client. All durations are seconds and may be fractions,
-    and are taken as text as well: ``"2s"``, ``"90m"``, ``"6h30min"``.
+    """All settings of a client. Durations are seconds, may be fractions, and may also be given as strings:
+    ``"2s"``, ``"90m"``, ``"6h30min"``.
 
-    ``BatchingConfig().describe()`` lists each key with its range and meaning.
+    ``BatchingConfig().describe()`` lists each setting with its range and meaning.
 
     Raises:
-        ConfigError: for a value out of its range, for settings that contradict each other (both are named),
-            and for an unknown one (the nearest is suggested).
+        ConfigError: a value is out of range, settings contradict each other (both are named), or one is
+        unknown
+            (the nearest is suggested).
     """
 
     batch_window: float = seconds(0.1, "How long a request waits for others to share its call.", 0.01, 5)
@@ -279,10 +280,10 @@ class BatchingConfig:
         """Return the settings: ``overrides`` win over ``SMARTBATCH_<KEY>`` variables, these over ``file``.
 
         Args:
-            file: TOML, or YAML where PyYAML is installed, with the keys at its top level, or a
-                ``pyproject.toml`` with ``[tool.smartbatch]``; or the same as a mapping, as a host application
-                has it that reads its own settings file.
-            environ: where variables are looked up; ``none`` stands for no value, an empty text for not set.
+            file: TOML, or YAML if PyYAML is installed, with the keys at its top level, or a
+            ``pyproject.toml`` with
+                ``[tool.smartbatch]``; or the same as a mapping, from the settings of an application.
+            environ: the environment variables; ``none`` stands for no value, an empty string for not set.
             overrides: keys as in the constructor; ``None`` means "not given here".
 
         Raises:
@@ -302,7 +303,7 @@ class BatchingConfig:
         return cls(**values)
 
     def describe(self) -> tuple[Setting, ...]:
-        """Return every setting with value, default, range, meaning and variable, as the class orders them."""
+        """Return all settings with value, default, range, meaning and variable, in the order of the class."""
         return tuple(
             Setting(
                 name=name,
@@ -317,7 +318,7 @@ class BatchingConfig:
 
 
 class Settings(TypedDict, total=False):
-    """The settings of :class:`BatchingConfig` as keywords, with the types in which they may be given."""
+    """The settings of :class:`BatchingConfig` as keywords, with the types they accept."""
 
     batch_window: Duration
     max_batch_size: int
@@ -383,7 +384,7 @@ class Settings(TypedDict, total=False):
 
 
 class ClientParams(GenerationParams[T], Settings, total=False):
-    """What a client takes, as keywords: settings, and parameters of all generations."""
+    """The keywords of a client: settings, and parameters of all generations."""
 
 
 def _keys() -> dict[str, Attribute[Any]]:
@@ -391,12 +392,12 @@ def _keys() -> dict[str, Attribute[Any]]:
 
 
 def variable_of(key: str) -> str | None:
-    """Return the environment variable of a setting; ``None`` if there is none of that name."""
+    """Return the environment variable of a setting; ``None`` if there is none."""
     return PREFIX + key.upper() if key in _keys() and key != "prices" else None
 
 
 def _contradictions(c: BatchingConfig) -> Iterator[str]:
-    """Yield what contradicts; each text names both settings and says what to change."""
+    """Yield contradictions; each names both settings and what to change."""
     for low, high in (
         ("min_batch_size", "max_batch_size"),
         ("batch_window", "max_wait"),
@@ -467,8 +468,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
                 values[key] = _spec(key, key).parse(f"{key} ({variable})", text)
         elif variable == f"{PREFIX}PRICES":
             raise ConfigError(
-                f"{variable}: prices are a table, which no variable can hold; put them into a settings "
-                "file (--config FILE), or pass prices={…} to the client"
+                f"{variable}: prices are a table, which does not fit into a variable; put them into a "
+                "settings file (--config FILE), or pass prices={…} to the client"
             )
         elif variable not in OF_APPLICATIONS and not variable.startswith(RESERVED):
             if near := did_you_mean(variable, variables, PREFIX):
@@ -479,9 +480,9 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 
 @cache
 def _warn_of(variable: str) -> None:
-    """Log once per process that a variable is no setting."""
+    """Log once per process that a variable is not a setting."""
     logging.getLogger("smartbatch").warning(
-        "the environment variable %s is no setting and is ignored; unset it to end this warning", variable
+        "the environment variable %s is not a setting and is ignored; unset it to stop this warning", variable
     )
 
 
@@ -494,7 +495,6 @@ _MAX_DEPTH = 50
 
 
 def _table(path: Path) -> Mapping[str, Any]:
-    """Return the settings table of a TOML or YAML file, with or without a byte order mark."""
     import tomllib  # late: most programs have no such file
 
     form = "YAML" if path.suffix in (".yaml", ".yml") else "TOML"
@@ -525,11 +525,11 @@ def _table(path: Path) -> Mapping[str, Any]:
 
 
 def _yaml(path: Path, text: str) -> Mapping[str, Any]:
-    """Return the mapping of a YAML text; an empty one has no keys. Plain values only: no tags are followed.
+    """Return the mapping of a YAML file, which may be empty. Plain values only: no tags are followed.
 
     Raises:
         ConfigError: PyYAML is not installed.
-        ValueError: the text is not YAML, or no mapping.
+        ValueError: it is not YAML, or not a mapping.
     """
     try:
         import yaml
@@ -548,33 +548,34 @@ def _yaml(path: Path, text: str) -> Mapping[str, Any]:
             raise ValueError(f"it has {aliases:,} aliases, more than {_MAX_ALIASES}")
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)  # the error's own text repeats the line, secrets included
+        # the error's own message repeats the line, including secrets
+        mark = getattr(error, "problem_mark", None)
         place = "" if mark is None else f" (at line {mark.line + 1}, column {mark.column + 1})"
         raise ValueError(f"{getattr(error, 'problem', None) or 'it cannot be read'}{place}") from None
     if content is None:
         return {}
     if not isinstance(content, Mapping):
-        raise ValueError(f"it has no keys at its top level, but one {type(content).__name__}")
+        raise ValueError(f"its top level is a {type(content).__name__}, not a mapping of keys")
     return content
 
 
 OF_PROVIDERS = frozenset({"api_key", "base_url", "headers", "organization", "project"})
-"""Arguments of adapters that other libraries take besides the settings."""
+"""Arguments of adapters that other libraries accept next to settings."""
 NEAR_SETTINGS = {
     **dict.fromkeys(("concurrency", "max_concurrency", "max_workers", "workers", "threads"), "parallelism"),
     "batch_size": "max_batch_size",
     "max_cost": "budget",
 }
-"""Names that other libraries use, and the name here."""
+"""Names in other libraries, and the name here."""
 _OF_REQUESTS = frozenset({"priority", "purpose", "context", "isolation_key"})
-"""What a request has, and a client or a script's call has not."""
+"""Fields of a request that a client or a shortcut does not accept."""
 
 
 def check_names(names: Iterable[str], known: Collection[str]) -> None:
-    """Check the keywords of a call that takes settings.
+    """Check the keywords of a call that accepts settings.
 
     Raises:
-        ConfigError: for one that is not ``known``; the nearest is suggested, or where it belongs.
+        ConfigError: a keyword is not ``known``; the nearest is suggested, or where it belongs.
     """
     for name in names:
         if name in known:
@@ -582,17 +583,19 @@ def check_names(names: Iterable[str], known: Collection[str]) -> None:
         if name in OF_PROVIDERS and "provider_options" in known:
             raise ConfigError(f"{name} is an option of the provider: provider_options={{{name!r}: …}}")
         if name in _OF_REQUESTS:
-            raise ConfigError(f"unknown setting or parameter {name}: requests have it, Request(…, {name}=…)")
+            raise ConfigError(
+                f"unknown setting or parameter {name}: set it on a request, Request(…, {name}=…)"
+            )
         other = NEAR_SETTINGS.get(name)
         near = f"; did you mean {other}?" if other in known else did_you_mean(name, known)
         raise ConfigError(f"unknown setting or parameter {name}{near}")
 
 
 def given_or_loaded(config: object, **own: Any) -> BatchingConfig:
-    """Return a config with the settings of ``own`` over it; that of the environment when none was given.
+    """Return a config with the settings of ``own`` over it; that of the environment if none was given.
 
     Raises:
-        ConfigError: it is no config, or a setting cannot be used.
+        ConfigError: it is not a config, or a setting cannot be used.
     """
     if config is None:
         return BatchingConfig.load(**own)
@@ -603,7 +606,7 @@ def given_or_loaded(config: object, **own: Any) -> BatchingConfig:
 
 
 def checked(setting: str, value: Any) -> Any:
-    """Return an argument that stands for a ``setting``, in the setting's type.
+    """Return an argument that overrides a ``setting``, in the setting's type.
 
     Raises:
         ConfigError: it is out of the setting's range.
@@ -621,13 +624,13 @@ def changed(config: BatchingConfig, **settings: Any) -> BatchingConfig:
 
 
 def checked_table(table: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Return the settings of a table, each in its own type, also where they contradict each other.
+    """Return the settings of a table, each in its own type, even if they contradict each other.
 
     Args:
-        place: where the table is, as errors say it.
+        place: where the table is, for errors.
 
     Raises:
-        ConfigError: one is unknown or out of its range.
+        ConfigError: one is unknown or out of range.
     """
     values: dict[str, Any] = {}
     for key, value in table.items():

@@ -1,7 +1,7 @@
-"""Every error that smartbatch raises. Each says what happened, to which request, and what to do next.
+"""The errors that smartbatch raises. Each says what happened, to which request, and what to do next.
 
-No message carries a key, a prompt or an answer: texts that come from a provider pass :func:`scrub` first.
-All errors can be pickled, so they can be sent to other processes.
+No message contains a key, a prompt or an answer: text from a provider passes :func:`scrub` first. All errors
+can be pickled, so they can be sent to other processes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 
 class ErrorKind(enum.Enum):
-    """What a failed call means for the next one; the retry policy decides by it."""
+    """The class of a failed call, which decides how it is retried."""
 
     RATE_LIMIT = "rate_limit"
     """The provider asks for fewer requests or tokens: all calls that share the quota wait."""
@@ -44,13 +44,13 @@ class SmartbatchError(Exception):
 
     Args:
         message: what happened and what to do next.
-        kind: the :class:`ErrorKind`, where a call failed.
-        request_id: the request it happened to.
+        kind: the :class:`ErrorKind`, if a call failed.
+        request_id: the affected request.
         batch_id: the batch the request was part of.
 
     Attributes:
-        attempts: calls that were made for the request; 0 where none was.
-        route: the :class:`~smartbatch.Route` of the last of them; ``None`` where none was.
+        attempts: number of calls made for the request.
+        route: the :class:`~smartbatch.Route` of the last call; ``None`` if there was none.
     """
 
     kind: ErrorKind | None = None
@@ -95,14 +95,15 @@ def snake_case(name: str) -> str:
 
 
 def kind_name(error: SmartbatchError) -> str:
-    """Return the name under which an error is counted and written: that of its :class:`ErrorKind`, such as
-    ``rate_limit``, or else of its class."""
+    """Return the name under which an error is counted: that of its :class:`ErrorKind`, such as
+    ``rate_limit``, or else of its class.
+    """
     return snake_case(type(error).__name__) if error.kind is None else error.kind.value
 
 
 def named(error: _E, request_id: str) -> _E:
-    """Return ``error`` as that of a request: itself the first time, then a copy, so that no two futures share
-    one exception.
+    """Return ``error`` for a request: itself the first time, then a copy, so that no two futures share one
+    exception.
     """
     if error.request_id is not None:
         cause = error.__cause__
@@ -113,7 +114,7 @@ def named(error: _E, request_id: str) -> _E:
 
 
 def after_refusal(error: _E, refused: UnusableAnswer) -> _E:
-    """Return a copy of ``error``, which also says why the answer that came before it was refused."""
+    """Return a copy of ``error`` that also says why the earlier answer was refused."""
     said = _rebuild(type(error), error.message, dict(error.__dict__))
     said.message = f"{error.message}; an answer before it was refused: {refused.message}"
     said.args = (said.message,)
@@ -122,15 +123,15 @@ def after_refusal(error: _E, refused: UnusableAnswer) -> _E:
 
 
 class ConfigError(SmartbatchError, ValueError):
-    """A setting is out of its range, unknown, or contradicts another; the text names the keys."""
+    """A setting is out of range, unknown, or contradicts another; the message names the settings."""
 
 
 class InvalidRequest(SmartbatchError, ValueError):
-    """A request is refused before anything is sent.
+    """A request is rejected before anything is sent.
 
     Attributes:
-        field: the field that is wrong, such as ``temperature``.
-        row: the zero-based position in the list the request came from, where there is one.
+        field: the invalid field, such as ``temperature``.
+        row: zero-based position in the list the request is from, if any.
     """
 
     field: str | None = None
@@ -138,15 +139,15 @@ class InvalidRequest(SmartbatchError, ValueError):
 
 
 class RowSkipped(SmartbatchError):
-    """A row of a table has no request, as a field of its prompt is blank and ``on_missing`` is ``"skip"``."""
+    """A row of a table has no request: a field of its prompt is blank and ``on_missing`` is ``"skip"``."""
 
 
 class InputError(SmartbatchError, ValueError):
-    """An input or output file of a run cannot be used; the text names file, row and field."""
+    """An input or output file of a run cannot be used; the message names file, row and field."""
 
 
 class QueueFull(SmartbatchError):
-    """The queue has no room and the client is configured not to wait (any longer) for it."""
+    """The queue has no room, and the client is configured not to wait for it, or has waited long enough."""
 
 
 class ClientClosed(SmartbatchError):
@@ -158,11 +159,11 @@ class WrongProcess(SmartbatchError):
 
 
 class RequestTimeout(SmartbatchError, TimeoutError):
-    """The request's own time-out ended before an answer came."""
+    """The request timed out before an answer arrived."""
 
 
 class BudgetExceeded(SmartbatchError):
-    """Sending the request could cost more than is left of the budget."""
+    """The request could cost more than is left of the budget."""
 
 
 class ProviderError(SmartbatchError):
@@ -170,13 +171,13 @@ class ProviderError(SmartbatchError):
 
     Attributes:
         kind: the class of the failure.
-        status: HTTP status, where there was an answer.
+        status: HTTP status, if there was an answer.
         code: the provider's own error code.
-        retry_after: seconds the provider asked to wait, already clamped.
+        retry_after: seconds the provider asked to wait, already limited.
         provider_request_id: the provider's id of the call, for its support.
-        maybe_billed: True when the call may have been carried out although no answer came.
-        usage: tokens the failed call was billed for, where the provider said so.
-        refused_parameters: names of parameters that the server does not take, if its reason names them.
+        maybe_billed: whether the call may have been executed although no answer arrived.
+        usage: tokens the failed call was billed for, if the provider reported them.
+        refused_parameters: names of parameters that the server rejects, if its error names them.
     """
 
     kind: ErrorKind = ErrorKind.UNKNOWN
@@ -191,11 +192,11 @@ class ProviderError(SmartbatchError):
 
 
 class MissingAnswer(ProviderError):
-    """The answer to a shared call does not clearly contain this request's answer; the request is sent alone.
+    """The answer to a shared call does not clearly contain this request's answer; it is sent alone.
 
     Attributes:
-        usage: the request's share of what the call was billed for.
-        cost: the request's share of what the provider said the call cost.
+        usage: the request's share of the billed tokens.
+        cost: the request's share of the reported cost.
     """
 
     kind: ErrorKind = ErrorKind.INVALID_RESPONSE
@@ -208,11 +209,11 @@ class MissingAnswer(ProviderError):
 
 
 class ParameterRejected(ProviderError):
-    """The server does not take a parameter, and nothing was run. From now on the provider omits the
-    parameter, so the request is sent again at once.
+    """The server rejects a parameter, and nothing was run. From now on the provider omits it, so the request
+    is sent again at once.
 
     Attributes:
-        omitted: names of the parameters, each with what it means and the option that sends it nevertheless.
+        omitted: names of the parameters, each with its meaning and the option that sends it anyway.
     """
 
     omitted: tuple[tuple[str, str], ...] = ()
@@ -223,11 +224,11 @@ class ProviderUnavailable(ProviderError):
 
 
 class RequestCancelled(ProviderError):
-    """The request was cancelled: before its call started or, where it was streamed, before its end."""
+    """The request was cancelled before its call started or, if it was streamed, before its end."""
 
 
 class ListStopped(SmartbatchError):
-    """The request was not sent, as the first requests of its list or job all failed with the same error.
+    """The request was not sent, because the first requests of its list or job all failed with the same error.
 
     Attributes:
         reason: that error in words, such as ``the API key was rejected (401)``.
@@ -236,19 +237,19 @@ class ListStopped(SmartbatchError):
     reason: str | None = None
 
     def summary(self, unsent: int) -> str:
-        """Return a sentence about the list, of which ``unsent`` rows were not sent."""
+        """Return a sentence about a list of which ``unsent`` rows were not sent."""
         rows = "1 row was" if unsent == 1 else f"{unsent:,} rows were"
         return f"Stopped: {self.reason}. {rows} not sent."
 
 
 class UnusableAnswer(SmartbatchError):
-    """An answer came and was paid for, but it cannot be used: the base of the two errors below.
+    """An answer arrived and was paid for, but cannot be used: the base of the two errors below.
 
     Attributes:
         kind: ``INVALID_RESPONSE``.
-        text: the last answer, which was paid for; the error's own text repeats nothing of it.
+        text: the last answer, which was paid for; the message repeats none of it.
         finish_reason: why the last answer ended.
-        tries: answers the model gave.
+        tries: number of answers from the model.
         usage: tokens of all of them.
     """
 
@@ -262,28 +263,27 @@ class UnusableAnswer(SmartbatchError):
 class ValidationFailed(UnusableAnswer):
     """The model's answer does not fit the schema, and repairs did not help or were not possible.
 
-    Its attributes are those of :class:`UnusableAnswer`.
+    It has the attributes of :class:`UnusableAnswer`.
     """
 
 
 class AnswerUnread(UnusableAnswer):
-    """Smartbatch itself failed while it read an answer, three times; the answer may well be right.
+    """Smartbatch itself failed to read an answer, three times; the answer may be correct.
 
-    Its attributes are those of :class:`UnusableAnswer`: ``text`` is the answer, and the request is not sent
-    again. In a job and in the response cache the answer is read again each time it is asked for, and the
-    result succeeds once that works; the counts of the job (``status().failed``) keep what was stored. Please
-    report the error.
+    It has the attributes of :class:`UnusableAnswer`: ``text`` is the answer, and the request is not sent
+    again. In a job and in the response cache the answer is read again at each access, which may succeed
+    later; the counts of the job (``status().failed``) stay as stored. Please report the error.
     """
 
     kind: ErrorKind = ErrorKind.UNKNOWN
 
 
 class StoreError(SmartbatchError):
-    """The store of jobs cannot be used; nothing was sent. The text says where it is and what to do."""
+    """The store of jobs cannot be used; nothing was sent. The message says where it is and what to do."""
 
 
 class JobNotFound(SmartbatchError, LookupError):
-    """The store has no job of that id or key."""
+    """The store has no job with that id or key."""
 
 
 class JobConflict(SmartbatchError, ValueError):
@@ -291,7 +291,7 @@ class JobConflict(SmartbatchError, ValueError):
 
 
 class JobTimeout(SmartbatchError, TimeoutError):
-    """The job has not ended in the time given; it continues, and nothing is lost.
+    """The job has not ended within the timeout; it continues, and nothing is lost.
 
     Attributes:
         job_id: the job.
@@ -319,16 +319,16 @@ _SECRETS = re.compile(
 
 
 def has_secret(text: str, *secrets: str | None) -> bool:
-    """Whether ``text`` has one of ``secrets`` in it, or what looks like a key."""
+    """Whether ``text`` contains one of ``secrets``, or something that looks like a key."""
     return any(secret and len(secret) >= 4 and secret in text for secret in secrets) or bool(
         _SECRETS.search(text)
     )
 
 
 def scrub(text: str, *secrets: str | None, limit: int = 300) -> str:
-    """Return ``text`` without the ``secrets`` and what looks like a key, cut to ``limit`` characters.
+    """Return ``text`` without ``secrets`` and anything that looks like a key, cut to ``limit`` characters.
 
-    Providers repeat keys and parts of prompts in their error texts, so every foreign text is scrubbed.
+    Providers repeat keys and parts of prompts in their error messages, so all foreign text is scrubbed.
     """
     for secret in secrets:
         if secret and len(secret) >= 4:
@@ -339,10 +339,7 @@ def scrub(text: str, *secrets: str | None, limit: int = 300) -> str:
 
 
 def nearest(word: object, known: Iterable[str], prefix: str = "") -> str | None:
-    """Return the nearest of the ``known`` names; ``None`` if none is near.
-
-    All names begin with ``prefix``, which makes none of them nearer.
-    """
+    """Return the nearest ``known`` name; all begin with ``prefix``. ``None`` if none is near."""
     if not isinstance(word, str):
         return None
     names = [name.removeprefix(prefix) for name in known]

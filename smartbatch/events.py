@@ -1,9 +1,8 @@
 """Events: what happened, as frozen classes made by keyword. Metrics, logs, progress and observers use them.
 
-Events carry ids, counts, seconds, tokens and USD; never a key, a prompt or an answer.
-Observers are called after locks are released, on the thread that caused the event. What concerns a request is
-told under the context variables of whoever submitted it; those that an observer sets when a call starts hold
-for the call.
+Events contain ids, counts, seconds, tokens and USD; never a key, a prompt or an answer. Observers are called
+after locks are released, on the thread that caused the event. An event about a request is passed on in the
+context variables of its submitter; variables that an observer sets when a call starts apply to the call.
 """
 
 from __future__ import annotations
@@ -35,12 +34,13 @@ class Event:
 
     @property
     def name(self) -> str:
-        """The event's name as logs and metrics spell it, such as ``call_finished``."""
+        """The event's name in logs and metrics, such as ``call_finished``."""
         return snake_case(type(self).__name__)
 
     def fields(self) -> dict[str, Any]:
-        """The event as plain values, fit for JSON; without the objects that are the user's own, and without
-        the texts of providers."""
+        """The event as plain values, fit for JSON, without objects of the user and without text from
+        providers.
+        """
         return asdict(self, value_serializer=_plain, filter=lambda each, _: each.name not in _LEFT_OUT)
 
 
@@ -55,10 +55,10 @@ _LEFT_OUT = frozenset({"context", "requests", "message"})
 
 @frozen(kw_only=True)
 class RequestEvent(Event):
-    """Root of the events that concern one request.
+    """Root of the events about one request.
 
     Attributes:
-        context: the object that its caller gave it.
+        context: the object its caller passed.
     """
 
     request_id: str
@@ -68,12 +68,12 @@ class RequestEvent(Event):
 
 @frozen(kw_only=True, eq=False)
 class CalledRequest:
-    """One of the requests that a call is made for.
+    """One of the requests of a call.
 
     Attributes:
-        context: the object that its caller gave it.
+        context: the object its caller passed.
         submitted: monotonic seconds.
-        variables: the context variables of whoever submitted it.
+        variables: the context variables of its submitter.
     """
 
     request_id: str
@@ -171,7 +171,7 @@ class CooldownStarted(Event):
 
 @frozen(kw_only=True)
 class SharedLimitsLost(Event):
-    """The place where processes share a limit cannot be used; told once, until it can be again."""
+    """The place where processes share a limit cannot be used; reported once, until it works again."""
 
     place: str
     scope: str
@@ -194,7 +194,7 @@ class SharedLimitsRestored(Event):
 
 @frozen(kw_only=True)
 class LongWait(Event):
-    """What is known of the limits lets no call go for more than a minute; once, until that is over."""
+    """The known limits block all calls for more than a minute; reported once, until that time has passed."""
 
     scope: str
     model: str
@@ -213,7 +213,7 @@ class BreakerChanged(Event):
 
 @frozen(kw_only=True)
 class PackingChanged(Event):
-    """Packing was suspended for a model, as too many requests had to be sent again; or it was resumed."""
+    """Packing was suspended for a model, because too many requests had to be sent again, or resumed."""
 
     model: str
     enabled: bool
@@ -222,7 +222,7 @@ class PackingChanged(Event):
 
 @frozen(kw_only=True)
 class FlexChanged(Event):
-    """A model's slower tier was suspended, as it refused requests; or it is tried again."""
+    """A model's slower tier was suspended, because it refused requests, or is tried again."""
 
     model: str
     enabled: bool
@@ -231,7 +231,7 @@ class FlexChanged(Event):
 
 @frozen(kw_only=True)
 class PauseChanged(Event):
-    """Somebody paused a model, or ended its pause: this process sends nothing new to it, or does again."""
+    """A user paused a model or ended its pause: this process stops or resumes sending requests to it."""
 
     model: str
     """``provider:*`` for every model of a provider."""
@@ -243,7 +243,7 @@ class PauseChanged(Event):
 
 @frozen(kw_only=True)
 class LimitChanged(Event):
-    """Somebody set limits of a model, or took them back; those of the settings hold where there are none."""
+    """A user set or removed limits of a model; without them the settings apply."""
 
     model: str
     requests_per_minute: float | None
@@ -254,7 +254,7 @@ class LimitChanged(Event):
 
 @frozen(kw_only=True)
 class ParameterDropped(RequestEvent):
-    """A parameter the provider does not take was left out."""
+    """A parameter that the provider does not accept was omitted."""
 
     field: str
     reason: str
@@ -273,7 +273,7 @@ class ClientStopped(Event):
 
 @frozen(kw_only=True)
 class JobAccepted(Event):
-    """A job is in the store; from now on it cannot be lost."""
+    """A job is stored; from now on it cannot be lost."""
 
     job_id: str
     model: str
@@ -282,7 +282,7 @@ class JobAccepted(Event):
 
 @frozen(kw_only=True)
 class ShardChanged(Event):
-    """A shard of a job, which is one batch at the provider, moved to another state."""
+    """A shard of a job, which is one batch at the provider, changed its state."""
 
     job_id: str
     shard_id: str
@@ -296,7 +296,7 @@ class ShardChanged(Event):
 
 @frozen(kw_only=True)
 class BatchEnded(Event):
-    """A batch of a job has ended at the provider. What it took is learned from at once."""
+    """A batch of a job has ended at the provider. Forecasts learn from its duration at once."""
 
     job_id: str
     shard_id: str
@@ -336,7 +336,7 @@ class JobProgress(Event):
 
 @frozen(kw_only=True)
 class JobResultsStored(Event):
-    """Results of a job were stored by this process: those of one transaction that came by one route."""
+    """This process stored results of a job: those of one transaction and route."""
 
     job_id: str
     model: str
@@ -362,7 +362,7 @@ class JobResultsStored(Event):
 
 @frozen(kw_only=True)
 class JobRescued(Event):
-    """A batch was taken back so that its requests are answered before the job's deadline."""
+    """A batch was withdrawn so that its requests are answered before the job's deadline."""
 
     job_id: str
     shard_id: str
@@ -376,7 +376,7 @@ class JobRescued(Event):
 
 @frozen(kw_only=True)
 class JobHeld(Event):
-    """A job is held, and a caller of this process waits for it; sent once."""
+    """A job is held while a caller of this process waits for it; sent once."""
 
     job_id: str
     model: str
@@ -387,7 +387,7 @@ class JobHeld(Event):
 
 @frozen(kw_only=True)
 class JobIncident(Event):
-    """Something that should not have happened; it is kept in the store as well."""
+    """Something went wrong; the incident is also stored."""
 
     job_id: str
     shard_id: str | None
@@ -398,7 +398,7 @@ class JobIncident(Event):
 
 @frozen(kw_only=True)
 class ClockStepped(Event):
-    """The wall clock was set while jobs were carried on; their waits and deadlines go on as they were."""
+    """The wall clock was set while jobs were running; their waits and deadlines are not affected."""
 
     seconds: float
     """For how many it was set ahead; negative where it was set back."""
@@ -406,9 +406,10 @@ class ClockStepped(Event):
 
 @frozen(kw_only=True)
 class CacheUnavailable(Event):
-    """The response cache could not be written: answers are not kept for a while. Told once, until one is.
+    """The response cache could not be written, so answers are not stored for a while; reported once per
+    outage.
 
-    Or one of its entries cannot be read, so that its request is sent again. Told once.
+    Or an entry cannot be read, so that its request is sent again; reported once.
     """
 
     path: str
@@ -417,7 +418,7 @@ class CacheUnavailable(Event):
 
 @frozen(kw_only=True)
 class StoreUnavailable(Event):
-    """Answers of jobs cannot be stored: they are kept in memory, and no job asks anything in real time."""
+    """Answers of jobs cannot be stored: they stay in memory, and jobs send nothing in real time."""
 
     reason: str
     unstored: int
@@ -426,7 +427,7 @@ class StoreUnavailable(Event):
 
 @frozen(kw_only=True)
 class StoreAvailable(Event):
-    """The answers that were kept in memory are stored, and jobs go on."""
+    """The answers held in memory are stored, and jobs continue."""
 
     seconds: float
     """Since :class:`StoreUnavailable`."""
@@ -434,7 +435,7 @@ class StoreAvailable(Event):
 
 @frozen(kw_only=True)
 class AnswersLost(Event):
-    """The client ended while answers could not be stored: they may be paid for, and are not there."""
+    """The client stopped while answers could not be stored: they may have been billed, and are lost."""
 
     answers: int
     """Those that came; ``cost`` is theirs, as far as prices are known."""
@@ -462,7 +463,7 @@ class JobFinished(Event):
 
 @frozen(kw_only=True)
 class RouteChosen(Event):
-    """A list, or a job, was given its route."""
+    """The route of a list or a job was chosen."""
 
     decision_id: str
     model: str
@@ -482,7 +483,7 @@ class RouteChosen(Event):
 
 @frozen(kw_only=True)
 class ThresholdMoved(Event):
-    """The number of requests from which lists like the latest one go by batch has changed."""
+    """The number of requests from which lists like the latest one are sent as a batch has changed."""
 
     model: str
     before: int | None
@@ -493,8 +494,9 @@ class ThresholdMoved(Event):
 
 @frozen(kw_only=True)
 class RouteScored(Event):
-    """What a decision really took, with its forecast, and with what the two plain routes would have: their
-    seconds by the forecast, their cost by their prices for the tokens that were really used."""
+    """The actual cost and duration of a decision, next to its forecast and the two plain routes: their
+    duration as forecast, their cost for the tokens actually used.
+    """
 
     decision_id: str
     model: str
@@ -520,8 +522,8 @@ class RouteScored(Event):
 class ForecastMoved(Event):
     """The forecast of calls or batches changed by more than a quarter.
 
-    That of calls is told when chance does not explain it; that of batches with each batch that changes it, as
-    the choice of a route follows it at once.
+    For calls it is reported when chance does not explain it; for batches with each batch that changes it,
+    since the choice of a route follows it at once.
     """
 
     model: str

@@ -13,8 +13,7 @@ from smartbatch.core.routing.explanation import IN_PYTHON, decision_parts, expla
 from smartbatch.core.routing.options import Option
 from smartbatch.core.routing.workload import expected_usd
 from smartbatch.errors import ConfigError
-from smartbatch.interrupted import as_interrupted
-from smartbatch.results import ResultList
+from smartbatch.results import ResultList, as_interrupted
 from smartbatch.types import Route, T
 from smartbatch.views.model import Section, View
 

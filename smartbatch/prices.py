@@ -1,10 +1,10 @@
-"""What a request costs: the user's own table, then the bundled one of ``genai-prices``.
+"""The price of a request: from the user's own table, then from the bundled one of ``genai-prices``.
 
-The same request is cheaper in a batch. Where the table lists a model's batch rates, those hold; where it has
-none, the discount its provider documents for all models (:data:`BATCH_SHARES`); without either the price is
-not known. In the provider's flex tier, which not every model has, only rates the table lists hold.
+Requests are cheaper in a batch. If the table lists a model's batch rates, they apply; otherwise the discount
+that the provider documents for all models (:data:`BATCH_SHARES`); without either, the price is unknown. In
+the provider's flex tier, which not every model has, only rates in the table apply.
 
-Tiered prices depend on the size of a single request, so the cost of each request is computed by itself and
+Tiered prices depend on the size of a single request, so the cost of each request is computed separately and
 costs are added, never usages.
 """
 
@@ -35,9 +35,10 @@ __all__ = ["Price", "PriceBook", "Processing", "RateCard", "listed_models"]
 
 MILLION = 1_000_000
 
-SHORTEST_WRITTEN = 1024
-"""Tokens from which OpenAI's models write a prompt to the cache by themselves (its prompt caching guide).
-From gpt-5.6 on a write costs 1.25 times the price of input."""
+MIN_CACHED_TOKENS = 1024
+"""Shortest prompt that OpenAI's models write to the cache by themselves (its prompt caching guide). From
+gpt-5.6 on a write costs 1.25 times the price of input.
+"""
 
 Processing: TypeAlias = Literal["standard", "batch", "flex"]
 """The way a request is processed: in real time, through the provider's Batch API, or in real time in its
@@ -47,17 +48,19 @@ _CONTEXTS: Mapping[str, dict[str, str]] = {
     "batch": {"processing": "batch"},
     "flex": {"service_tier": "flex"},
 }
-"""The bundled table's names of the processings that are not standard."""
+"""The bundled table's names of the other kinds of processing."""
 
 _KEPT = "prices.json"
-"""The file in which what the bundled table says of a model is kept for later processes."""
+"""The file that stores prices of the bundled table for later processes, in the user's state folder. Without
+it each process imports genai-prices, which takes 0.3 s.
+"""
 
 BATCH_SHARES: Mapping[str, tuple[float, float]] = {
     "openai": (0.5, 1.0),
     "anthropic": (0.5, 0.5),
     "google": (0.5, 1.0),
 }
-"""What a batch costs of the standard price, and of the price of cached input, for models without batch rates
+"""Share of the standard price, and of the price of cached input, in a batch, for models without batch rates
 in the table: ``text-embedding-3-*``, ``gemini-embedding-001``, and all of them before 2026-10-14.
 
 OpenAI's guide to the Batch API: half the price of synchronous calls; cached input differs from model to
@@ -91,18 +94,20 @@ class Price:
         output: answer tokens.
         cached_input: prompt tokens read from the provider's cache; the price of ``input`` when ``None``.
         cache_write: prompt tokens written to the provider's cache; the price of ``input`` when ``None``.
-        cache_write_1h: those kept for an hour, as Anthropic prices apart; ``cache_write`` when ``None``.
-        batch_discount: share of the price that a request saves in a batch; half, as with OpenAI, Anthropic
-            and Gemini. Cached tokens cost there what they cost elsewhere, but no more than other input.
-        batch_input: prompt tokens in a batch, where it is not the discounted ``input``.
-        batch_output: answer tokens in a batch, where it is not the discounted ``output``.
-        flex_input: prompt tokens in the provider's slower tier; ``None`` where it has none for the model.
-            Cached tokens cost there what they cost elsewhere, but no more than this.
+        cache_write_1h: those cached for an hour, which Anthropic prices separately; ``cache_write`` when
+            ``None``.
+        batch_discount: share of the price saved in a batch; by default half, as with OpenAI, Anthropic and
+            Gemini. Cached tokens cost the same as elsewhere, but no more than other input.
+        batch_input: prompt tokens in a batch, if it is not the discounted ``input``.
+        batch_output: answer tokens in a batch, if it is not the discounted ``output``.
+        flex_input: prompt tokens in the provider's slower tier; ``None`` if it has none for the model. Cached
+            tokens cost the same as elsewhere, but no more than this.
         flex_output: answer tokens in the slower tier; given together with ``flex_input``.
 
     Raises:
-        ConfigError: for a price that is negative or not a number, a discount that is no share, or half a
-            price of the slower tier.
+        ConfigError: a price is negative or not a number, the discount is not a share, or only one price of
+        the
+            slower tier is given.
     """
 
     input: float = field(validator=_usd)
@@ -122,10 +127,10 @@ class Price:
 
     @classmethod
     def parse(cls, model: str, table: Price | Mapping[str, Any]) -> Price:
-        """Return the price written as ``table`` for ``model``, as in a configuration file.
+        """Return the price of ``model`` from a configuration table.
 
         Raises:
-            ConfigError: for a missing or unknown field, or a bad price; the text names the model.
+            ConfigError: a field is missing, unknown or invalid; the message names the model.
         """
         if isinstance(table, Price):
             return table
@@ -156,35 +161,27 @@ class Band:
 
 @frozen
 class RateCard:
-    """What one model costs now; fast enough to be used for every request.
+    """The present price of one model; fast enough to be used for every request."""
 
-    Attributes:
-        source: the table it comes from, such as ``genai-prices 0.2.3`` or ``user``.
-        bands: rates by size of the request, smallest first.
-        per_request: USD for each request on top.
-        valid_until: Unix seconds after which the price book must be asked again.
-        writes_by_itself: the model writes long prompts to its cache unasked, at a price above that of input.
-        exact: returns the USD of one request where the bands cannot say it, by a slower way; else ``None``.
-    """
-
-    source: str
-    bands: tuple[Band, ...]
-    per_request: float = 0.0
-    valid_until: float = math.inf
-    writes_by_itself: bool = False
+    source: str  # its table, such as genai-prices 0.2.3 or user
+    bands: tuple[Band, ...]  # rates by size of the request, smallest first
+    per_request: float = 0.0  # additional USD per request
+    valid_until: float = math.inf  # Unix seconds after which to ask the price book again
+    writes_by_itself: bool = False  # writes long prompts to its cache unasked, at a price above that of input
+    # returns the USD of one request, slowly, if bands cannot express it
     exact: Callable[[Usage], float] | None = None
 
     def expected_usage(self, input_tokens: int, output_tokens: int) -> Usage:
-        """Return the tokens of a request that is not sent yet, as they are to be priced.
+        """Return the tokens to price for a request that is not sent yet.
 
-        A model that writes its cache by itself is taken to write the whole of each prompt that is long
-        enough: a prompt's own end is new each time.
+        A model that writes its cache by itself is assumed to write every prompt that is long enough, since
+        the end of each prompt is new.
         """
-        written = input_tokens if self.writes_by_itself and input_tokens >= SHORTEST_WRITTEN else 0
+        written = input_tokens if self.writes_by_itself and input_tokens >= MIN_CACHED_TOKENS else 0
         return Usage(input_tokens, output_tokens, cache_write_tokens=written)
 
     def cost(self, usage: Usage) -> float:
-        """Return the USD of one request that used ``usage``; never give it a sum over requests."""
+        """Return the USD of one request that used ``usage``; never pass the total of several requests."""
         if self.exact is not None:
             return self.exact(usage)
         tokens = usage.input_tokens
@@ -215,11 +212,11 @@ class RateCard:
 
 
 class PriceBook:
-    """Finds rate cards. May be used from any thread.
+    """Finds rate cards. Thread-safe.
 
     Args:
         user: prices by ``provider:model`` or by model; they win over the bundled table and may name models
-            it does not know.
+            it does not list.
     """
 
     def __init__(self, user: Mapping[str, Price] | None = None) -> None:
@@ -229,17 +226,15 @@ class PriceBook:
     def rates(
         self, provider: str, model: str, wall: float, processing: Processing = "standard"
     ) -> RateCard | None:
-        """Return the card of ``model``, or ``None`` when no table has a price for it.
+        """Return the card of ``model``, or ``None`` if no table has a price for it.
+
+        The first call for a model reads the bundled table, which takes about 0.3 s, and stores the result for
+        later processes; later calls are dictionary look-ups.
 
         Args:
-            provider: the prefix of the model's name, such as ``openai``.
-            model: the name without the prefix.
-            wall: the time of the request, Unix seconds; prices change with date and time of day.
-            processing: ``batch`` for what it costs through the provider's Batch API, ``flex`` for its
-                slower tier; ``None`` comes back for a model without a price there.
-
-        The first call for a model reads the bundled table, which takes some 0.1 s, and keeps what it says of
-        the model for later processes; later calls take a dictionary look-up.
+            provider: the prefix of the model's name, such as ``openai``. model: the name without the prefix.
+            wall: the time of the request, Unix seconds; prices change with date and time of day. processing:
+            ``batch`` for the price through the provider's Batch API, ``flex`` for its slower tier.
         """
         key = (provider, model, processing)
         try:
@@ -254,7 +249,7 @@ class PriceBook:
         return card
 
     def check_known(self, asked: Iterable[tuple[str, Processing]], wall: float) -> None:
-        """Check that a budget can be kept.
+        """Check that a budget can be enforced.
 
         Args:
             asked: models, as ``provider:model``, and how their requests are processed.
@@ -274,7 +269,7 @@ class PriceBook:
 
 
 def listed_models(provider: str) -> tuple[str, ...]:
-    """Return the models of a provider that the bundled table has, whether or not they are paid by tokens.
+    """Return a provider's models in the bundled table, whether or not they are priced by tokens.
 
     Args:
         provider: the prefix of the models' names, such as ``openai``.
@@ -314,19 +309,16 @@ def _share_of(price: float, standard: float) -> float:
 
 
 def _bundled(provider: str, model: str, wall: float, processing: Processing) -> RateCard | None:
-    """Return the card of ``model`` for ``processing``; ``None`` when that has no known price.
-
-    1. The table is imported already, and may have been replaced: it is asked.
-    2. An earlier process kept what this very table said, and it still holds: that.
-    3. The table is imported and asked, and what it says of the model is kept.
-    """
+    # 1. The table is already imported, and may have been replaced: use it.
     if "genai_prices" in sys.modules:
         return _found(provider, model, wall, processing)
     table, name = _table_on_disk(), f"{provider}:{model}"
     if table is None:
         return _found(provider, model, wall, processing)
+    # 2. An earlier process stored the prices of this very table, and they are still valid.
     with suppress(TypeError, KeyError, ValueError, AttributeError):  # of another version of this library
         return _card_kept(_read_kept(table)[name][processing], wall)
+    # 3. Import the table, and store its prices of the model.
     cards = {each: _found(provider, model, wall, each) for each in get_args(Processing)}
     if all(card is None or card.exact is None for card in cards.values()):
         shown = {each: None if card is None else asdict(card) for each, card in cards.items()}
@@ -335,7 +327,7 @@ def _bundled(provider: str, model: str, wall: float, processing: Processing) -> 
 
 
 def _table_on_disk() -> str | None:
-    """Return what tells the table on the disk from any other; ``None`` where it is in no file."""
+    """Return what identifies the table on the disk; ``None`` if it is not in a file."""
     spec = find_spec("genai_prices")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -348,11 +340,11 @@ def _table_on_disk() -> str | None:
 
 
 def _card_kept(kept: Mapping[str, Any], wall: float) -> RateCard | None:
-    """Return the card that was kept.
+    """Return a stored card.
 
     Raises:
-        ValueError: it does not hold at ``wall``.
-        TypeError, KeyError, AttributeError: it is no card.
+        ValueError: it is not valid at ``wall``.
+        TypeError, KeyError, AttributeError: it is not a card.
     """
     card = kept["card"]
     if not kept["since"] <= wall < (math.inf if card is None else card["valid_until"]):
@@ -365,7 +357,6 @@ _KEPT_MODELS = 256
 
 
 def _read_kept(table: str) -> dict[str, Any]:
-    """Return the cards of a table by model; empty if the file is missing, damaged or another table's."""
     path = os.path.join(state_folder(), _KEPT)
     try:
         check_own(path)
@@ -377,7 +368,6 @@ def _read_kept(table: str) -> dict[str, Any]:
 
 
 def _keep(table: str, values: Mapping[str, Any]) -> None:
-    """Add cards to the file. If two processes write at the same time, one of them wins."""
     last = dict(list({**_read_kept(table), **values}.items())[-_KEPT_MODELS:])
     path = os.path.join(state_folder(), _KEPT)
     part = f"{path}.{os.getpid()}"
@@ -394,7 +384,6 @@ def _keep(table: str, values: Mapping[str, Any]) -> None:
 
 
 def _found(provider: str, model: str, wall: float, processing: Processing) -> RateCard | None:
-    """Return the card of ``model`` for ``processing`` by the bundled table; ``None`` as above."""
     standard = _listed(provider, model, wall)
     if standard is None:
         return None
@@ -426,15 +415,13 @@ def _cheaper(card: RateCard, share: float, cached_share: float) -> RateCard:
 
 @frozen
 class _Listed:
-    """What the bundled table says of a model: its card, the provider's id in the table, the plain rates."""
-
     card: RateCard
     provider: str
     rates: Mapping[str, Any]
 
 
 def _listed(provider: str, model: str, wall: float, context: dict[str, str] | None = None) -> _Listed | None:
-    """Return the card of ``model`` in genai-prices, which is imported here because that takes 0.3 s."""
+    """Return a model of genai-prices, which is imported here because that takes 0.3 s."""
     from datetime import UTC, datetime
 
     genai_prices = imported("genai_prices")
@@ -482,7 +469,7 @@ def _listed(provider: str, model: str, wall: float, context: dict[str, str] | No
 
 
 def _next_change(model: ModelInfo, wall: float, *, variants: bool) -> float:
-    """Return the Unix seconds after ``wall`` from which prices with conditions may be others."""
+    """Return when conditional prices may change next, Unix seconds."""
     from datetime import UTC, datetime, time
 
     starts = imported("genai_prices.types").StartDateConstraint
@@ -522,7 +509,7 @@ def _bands(price: ModelPrice) -> tuple[Band, ...]:
 
 
 def _at(unit: Any, tokens: int) -> Decimal | None:
-    """Return the rate of a unit for a request of ``tokens`` input tokens: that of the last tier below."""
+    """Return the rate of a request of ``tokens`` input tokens: that of the last tier below."""
     if not hasattr(unit, "tiers"):
         return unit  # type: ignore[no-any-return]
     passed = [tier.price for tier in unit.tiers if tokens > tier.start]
@@ -530,7 +517,7 @@ def _at(unit: Any, tokens: int) -> Decimal | None:
 
 
 def _agrees(card: RateCard, exact: Callable[[Usage], float]) -> bool:
-    """Whether the card gives the library's costs around every tier; where not, the library computes them."""
+    """Whether the card gives the library's costs around every tier; if not, the library computes them."""
     sizes = {0, 1000, *(size for band in card.bands[1:] for size in (band.above, band.above + 1))}
     usages = [
         Usage(size, 500, size // 3, 120, cache_write_tokens=size // 2, cache_write_1h_tokens=size // 4)

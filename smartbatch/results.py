@@ -1,10 +1,12 @@
-"""The results of a list, in the order of the requests, with sums over the whole."""
+"""The results of a list, in the order of the requests, with totals; and Ctrl-C with the results so far."""
 
 from __future__ import annotations
 
 import os
+import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import evolve
@@ -29,7 +31,7 @@ __all__ = ["ResultList", "ended"]
 
 
 class ReportFile(Protocol):
-    """A report: one file of HTML; as the last line of a cell a notebook shows it."""
+    """A report, as a single HTML file; a notebook shows it as the value of a cell."""
 
     @property
     def html(self) -> str:
@@ -37,13 +39,11 @@ class ReportFile(Protocol):
         ...
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file; one that is there already is replaced."""
+        """Write the file, replacing an existing one."""
         ...
 
 
 class DefectCounts(Protocol):
-    """Counts of answers by their defects."""
-
     @property
     def truncated(self) -> int: ...
     @property
@@ -59,15 +59,15 @@ def defects_in_words(counts: DefectCounts) -> str:
 
 
 class ResultList(list[Result[T]]):
-    """Results in the order of the requests, with sums over the whole.
+    """Results in the order of the requests, with totals.
 
     Attributes:
         wall: seconds from the first submission to the last result.
-        table: what the prompts came from: a table, a column of one, or a list of rows; ``None`` where they
-            were a list of texts, or came one by one.
-        rescue: how many requests that were planned for a batch were sent in real time, and why; ``None`` if
-            there are none.
-        reporter: makes their report; ``None`` where they were put together elsewhere.
+        table: the source of the prompts: a table, a column or a list of rows; ``None`` if they were a list
+            of strings or arrived one by one.
+        rescue: how many requests planned for a batch were sent in real time, and why; ``None`` if there are
+            none.
+        reporter: creates the report; ``None`` for lists not returned by a client.
     """
 
     wall: float = 0.0
@@ -77,44 +77,44 @@ class ResultList(list[Result[T]]):
 
     @property
     def succeeded(self) -> int:
-        """Requests that were answered."""
+        """Answered requests."""
         return sum(result.ok for result in self)
 
     @property
     def failed(self) -> int:
-        """Requests that were not."""
+        """Requests that were not answered."""
         return len(self) - self.succeeded - self.skipped
 
     @property
     def skipped(self) -> int:
-        """Rows for which no request was made, as a field of the prompt is blank and ``on_missing`` is
-        ``"skip"``."""
+        """Rows without a request, because a field of the prompt is blank and ``on_missing`` is ``"skip"``."""
         return sum(isinstance(result.error, RowSkipped) for result in self)
 
     @property
     def truncated(self) -> int:
-        """Answers that the output limit cut off; see :attr:`Result.truncated`."""
+        """Answers cut off by the output limit; see :attr:`Result.truncated`."""
         return sum(result.truncated for result in self)
 
     @property
     def empty(self) -> int:
-        """Answers without a text; see :attr:`Result.empty`. One that was truncated can be empty as well."""
+        """Answers without text; see :attr:`Result.empty`. A truncated answer can be empty as well."""
         return sum(result.empty for result in self)
 
     @property
     def refused(self) -> int:
-        """Answers that the model, or a content filter, refused to give; see :attr:`Result.refused`."""
+        """Requests that the model or a content filter refused; see :attr:`Result.refused`."""
         return sum(result.refused for result in self)
 
     @property
     def texts(self) -> list[str | None]:
-        """The answers' texts; ``None`` where a request failed."""
+        """The texts of the answers; ``None`` for failed requests."""
         return [result.text for result in self]
 
     @property
     def vectors(self) -> NDArray[float32] | list[Vector | None]:
-        """The vectors, in order: a float32 matrix where NumPy is installed and every text has its vector,
-        else a list with ``None`` where a request failed."""
+        """The vectors, in order: a float32 matrix if NumPy is installed and every text has its vector, else a
+        list with ``None`` for failed requests.
+        """
         vectors = [result.embedding for result in self]
         if not vectors or any(vector is None for vector in vectors):
             return vectors
@@ -131,19 +131,21 @@ class ResultList(list[Result[T]]):
 
     @property
     def cost(self) -> float:
-        """USD of the results whose cost is known: of all of them where :attr:`cost_known`."""
+        """Total USD of the results whose cost is known; the complete total if :attr:`cost_known` is true."""
         return sum((result.cost for result in self if result.cost is not None), 0.0)
 
     @property
     def unconfirmed_cost(self) -> float:
-        """USD that these requests may have cost beyond :attr:`cost`: calls whose answer was lost, or did not
-        say what it used, are counted at the most they can have cost."""
+        """USD that may have been billed beyond :attr:`cost`: calls whose answer was lost, or without usage,
+        count at their maximum cost.
+        """
         return sum(result.unconfirmed_cost for result in self)
 
     @property
     def paid_now(self) -> float:
-        """The part of :attr:`cost` that was paid by this call or run, USD; the rest was paid earlier, for
-        answers that were stored."""
+        """The part of :attr:`cost` paid by this call or run, USD; the rest was paid earlier, for stored
+        answers.
+        """
         return sum((each.cost for each in self if each.cost is not None and not each.paid_before), 0.0)
 
     @property
@@ -153,42 +155,44 @@ class ResultList(list[Result[T]]):
 
     @property
     def unpriced(self) -> tuple[str, ...]:
-        """The models, as ``provider:model``, of the results that are not in :attr:`cost` because no table has
-        a price for them."""
+        """The models, as ``provider:model``, of the results missing from :attr:`cost` because no table has
+        their price.
+        """
         unknown = [each for each in self if each.cost is None and not each.unconfirmed_cost]
         return tuple(dict.fromkeys(each.model or "unknown" for each in unknown))
 
     @property
     def total_latency(self) -> float:
-        """Seconds of all results together: of the calls that answered, which is about the time a sequential
-        loop needs; by batch, from the submission of the batch to each result."""
+        """Total latency in seconds: for calls, roughly the time of a sequential loop; for batches, from the
+        submission of the batch to each result.
+        """
         return sum(result.latency for result in self)
 
     @property
     def mean_latency(self) -> float:
-        """Mean seconds to an answer: of its call, or by batch from the batch's submission; 0 when nothing was
-        answered."""
+        """Mean seconds per answer: of its call or, in a batch, since the batch's submission; 0 without
+        answers.
+        """
         return self.total_latency / self.succeeded if self.succeeded else 0.0
 
     @property
     def speed_up(self) -> float | None:
-        """How many times faster than the calls one after the other: their seconds, added up, by the seconds
-        of the whole list.
+        """How many times faster the list was than its calls one after another: the sum of their latencies,
+        divided by the seconds of the whole list.
 
-        ``None`` where a request was answered by batch, since requests that wait together say nothing of a
-        loop, and when nothing was timed.
+        ``None`` if a request was answered in a batch, where waiting together says nothing about a loop, or if
+        nothing was timed.
         """
         if self.wall <= 0 or any(result.route is Route.BATCH for result in self):
             return None
         return self.total_latency / self.wall
 
     def report(self) -> ReportFile:
-        """Return a report: one file of HTML that says what was asked, what came, by which route and why, and
-        what it cost next to the alternatives. It holds no prompt and no answer.
+        """Return a report: a single HTML file showing what was sent and answered, by which route and why, and
+        its cost compared with the alternatives. It contains no prompts or answers.
 
         Raises:
-            ValueError: these are not the results of a whole list of a client: of a job ``job.report()`` tells
-                more.
+            ValueError: these are not the results of one client call; for a job, use ``job.report()``.
         """
         if self.reporter is None:
             raise ValueError("only a list that a client returned has a report, and a job: job.report()")
@@ -197,58 +201,59 @@ class ResultList(list[Result[T]]):
     # -- as tables: one row a request ------------------------------------------------------------------------
 
     def to_table(self, table: Any = None) -> Any:
-        """Return the table that the prompts came from with the answers as further columns, in its own kind.
+        """Return the table the prompts came from, as the same type, with the answers added as columns.
 
-        Its rows, their order and their index are kept; with several answers to a prompt, its row comes once
-        for each. The answers' columns are those of :meth:`as_dicts`;
-        one whose name the table has already is called ``result_…``.
+        Rows, order and index are kept; with several answers per prompt, its row is repeated for each. The
+        added columns are those of :meth:`as_dicts`; if the table already has a column of that name, the new
+        one is called ``result_…``.
 
         Args:
-            table: :attr:`table` when ``None``; needed for results that were read one by one, as of
+            table: defaults to :attr:`table`; pass one for results read one by one, for example from
                 :meth:`Job.results`: ``ResultList(job.results()).to_table(table)``.
 
         Raises:
-            ValueError: there is none, or it has not one row a prompt.
+            ValueError: there is no table, or it does not have exactly one row per prompt.
         """
         return with_answers(self.table if table is None else table, self)
 
     def as_dicts(self) -> list[dict[str, Any]]:
-        """Return one dictionary a request: ``text``, the fields of parsed objects by their own names,
-        ``embedding`` where vectors were asked for, ``input_tokens``, ``output_tokens``, ``cached_tokens``,
+        """Return one dictionary per request: ``text``, the fields of parsed objects by their own names,
+        ``embedding`` if vectors were requested, ``input_tokens``, ``output_tokens``, ``cached_tokens``,
         ``reasoning_tokens``, ``cost``, ``latency``, ``route``, ``attempts``, ``model``, ``finish_reason``,
-        ``error_kind`` and ``error``. With several answers to a prompt, ``row`` (the position of the prompt)
+        ``error_kind`` and ``error``. With several answers per prompt, ``row`` (the position of the prompt)
         and ``sample`` (the number of the answer) come first, both from 0.
 
-        A parsed field with the name of another column is called ``parsed_…``; what is parsed and has no
-        fields is ``parsed``.
+        A parsed field with the name of another column is called ``parsed_…``; a parsed value without fields
+        is ``parsed``.
         """
         return as_rows(answer_columns(self))
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return the columns of :meth:`as_dicts` as a frame of pandas; with the index of the frame, or of the
-        column, that the prompts came from."""
+        """Return the columns of :meth:`as_dicts` as a pandas frame, with the index of the frame or column the
+        prompts came from.
+        """
         index = index_of(self.table)
         if index is not None and has_samples(self):
             index = index.take(rows_of(self))
         return to_pandas(answer_columns(self), index)
 
     def to_polars(self) -> polars.DataFrame:
-        """Return the columns of :meth:`as_dicts` as a frame of Polars."""
+        """Return the columns of :meth:`as_dicts` as a Polars frame."""
         return to_polars(answer_columns(self))
 
     def to_arrow(self) -> pyarrow.Table:
-        """Return the columns of :meth:`as_dicts` as a table of Arrow."""
+        """Return the columns of :meth:`as_dicts` as an Arrow table."""
         return to_arrow(answer_columns(self))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled: all but the maker of the report, which belongs to its process."""
+        """Return everything but the maker of the report, which belongs to its process."""
         return {name: value for name, value in vars(self).items() if name != "reporter"}
 
     def __repr__(self) -> str:
         return f"<ResultList {_summary(self)}>"
 
     def _repr_html_(self) -> str:
-        """Return the sums and the first and last results, for a notebook."""
+        """Return the totals and the first and last results, for a notebook."""
         from smartbatch.views.html import notebook
         from smartbatch.views.model import DataTable, Section, View  # late: most programs are no notebooks
 
@@ -260,7 +265,7 @@ class ResultList(list[Result[T]]):
         return notebook(View(_summary(self), (Section("results", "Results", (table,)),)))
 
     def raise_if_all_failed(self) -> None:
-        """Raise ``AllRequestsFailed`` when there are requests and not one was answered."""
+        """Raise ``AllRequestsFailed`` if there are requests and none was answered."""
         if self.failed and not self.succeeded:
             failed = next(result for result in self if not isinstance(result.error, RowSkipped))
             first = failed.error
@@ -278,15 +283,18 @@ class ResultList(list[Result[T]]):
 
 
 def ended(results: ResultList[T], wall: float, prompts: object = None) -> ResultList[T]:
-    """Note the seconds that a list took, and the table that its prompts came from, and return it; raises as
-    ``raise_if_all_failed``."""
+    """Record how long the list took and the table its prompts came from, and return the list.
+
+    Raises:
+        AllRequestsFailed: no request was answered.
+    """
     results.wall = wall
     of_prompts(results, prompts).raise_if_all_failed()
     return results
 
 
 def of_prompts(results: ResultList[T], prompts: object) -> ResultList[T]:
-    """Note the table that the prompts of a list came from, if they did, and return the list."""
+    """Record the table the prompts of a list came from, if any, and return the list."""
     table = table_of(prompts)
     results.table = table if table is not None and fits(table, results) else None
     return results
@@ -315,7 +323,7 @@ def _summary(results: ResultList[T]) -> str:
 
 
 def _way(result: Result[T]) -> str:
-    """Return the route of a result; ``not sent`` only of a request that was certainly not sent."""
+    """Return the route of a result; ``not sent`` only if the request was certainly not sent."""
     if result.route is not None:
         return result.route.value
     if result.attempts:
@@ -339,13 +347,90 @@ def _row(result: Result[T]) -> tuple[Cell, ...]:
 
 
 def tokens_in_words(usage: Usage) -> str:
-    """Return the tokens of a request; marked if they are estimated, and never 0 if they are unknown."""
+    """Return the tokens of a request; estimates are marked, and unknown tokens are not shown as 0."""
     if usage.unknown:
         return f"at least {usage.total_tokens:,}" if usage.total_tokens else "unknown"
     return f"{usage.total_tokens:,}" + (" (estimated)" if usage.estimated else "")
 
 
 def as_kept(result: Result) -> Result:
-    """Return a result that was stored before it was asked for: without a call, and paid for earlier."""
+    """Return a result that was stored earlier: without a call, and already paid for."""
     kept = evolve(result, latency=0.0, queued=0.0, attempts=0, paid_before=True)
     return evolve(kept, route=Route.CACHED) if result.ok else kept
+
+
+_FRAMES = 3
+"""Frames of a traceback that a notebook shows: the innermost ones, down to the call that was interrupted."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, or the interrupt of a notebook cell, while a call of this library waited for results.
+
+    In a notebook or a shell, ``sys.last_value`` is the last uncaught one.
+
+    Args:
+        message: how many results there are, and how to continue.
+        results: returns the results, each time they are read.
+    """
+
+    def __init__(self, message: str = "", results: Callable[[], ResultList] = ResultList) -> None:
+        super().__init__(message)
+        self._results = results
+
+    @property
+    def results(self) -> ResultList:
+        """The answers so far, looked up at each access: calls in flight may have finished since.
+
+        For a list, in the order of the requests, with a ``RequestCancelled`` for each without an answer. For
+        the loops over ``map`` and ``as_completed``, only answers that were not yielded yet; for a job, the
+        stored ones.
+        """
+        return self._results()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (str(self), list(self.results))
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython shows, without the code around each frame."""
+        lines = ["Traceback (most recent call last):"]
+        frames = [one for one in _frames(self.__traceback__) if not _is_shell(one.tb_frame.f_globals)]
+        for one in frames[-_FRAMES:]:
+            (summary,) = traceback.extract_tb(one, limit=1)
+            lines.append(f'  File "{summary.filename}", line {summary.lineno}, in {summary.name}')
+            lines.append(f"    {summary.line}")
+        return [*lines, *traceback.format_exception_only(self)]
+
+
+def as_interrupted(error: KeyboardInterrupt, results: ResultList | None = None) -> Interrupted:
+    """Return the interrupt that a public call raises ``from None`` for one raised inside it.
+
+    It has the frames of the caller only. It keeps results already counted, perhaps before a second Ctrl-C,
+    and otherwise says whether everything had arrived or nothing had been sent.
+
+    Args:
+        results: of the whole list, if all had arrived.
+    """
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, Interrupted):
+        found = found.__context__
+    if found is None and results is not None:
+        all_of_them = results
+        found = Interrupted("interrupted; every result had come: .results has them", lambda: all_of_them)
+    elif found is None:
+        found = Interrupted("interrupted before a result was waited for")
+    found.__context__ = None
+    return found.with_traceback(None)
+
+
+def _rebuilt(message: str, results: list[Any]) -> Interrupted:
+    return Interrupted(message, lambda: ResultList(results))
+
+
+def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _is_shell(names: dict[str, Any]) -> bool:
+    return str(names.get("__name__")).startswith("IPython.")

@@ -1,4 +1,4 @@
-"""One call for scripts and notebooks: a list, or the jobs of a store, without a client of one's own."""
+"""One call for scripts and notebooks: a list, or the jobs of a store, without creating a client."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig, Settings, check_names
 from smartbatch.core.limits.model_controls import Pause
 from smartbatch.core.preparation.validation import refuse_for_vectors
-from smartbatch.interrupted import as_interrupted
 from smartbatch.observe.list_progress import OnProgress
 from smartbatch.providers.base import Provider
 from smartbatch.realtime.setup import HookParams
-from smartbatch.results import ResultList
+from smartbatch.results import ResultList, as_interrupted
 from smartbatch.routing.list_planner import CONSTRAINTS, split_constraints
 from smartbatch.types import (
     Deadline,
@@ -50,8 +49,9 @@ _OF_LIST = (
 
 
 class EmbeddingScriptParams(Settings, HookParams, TableParams, ReadingParams, total=False):
-    """What :func:`embed` takes, as keywords: settings, the client's other arguments, a deadline, a key, and
-    how prompts are made of a table."""
+    """The keywords of :func:`embed`: settings, the client's other arguments, a deadline, a key, and how
+    prompts are made from a table.
+    """
 
     config: BatchingConfig | None
     provider: Provider | None
@@ -63,7 +63,7 @@ class EmbeddingScriptParams(Settings, HookParams, TableParams, ReadingParams, to
 
 
 class ScriptParams(GenerationParams[T], EmbeddingScriptParams, total=False):
-    """What :func:`generate` takes, as keywords: the same, and parameters of all generations."""
+    """The keywords of :func:`generate`: those of :func:`embed`, and generation parameters."""
 
 
 def generate(
@@ -77,23 +77,23 @@ def generate(
     """Send every prompt, wait for every answer, and return the results in order.
 
     Args:
-        prompts: texts, lists of chat messages, or :class:`~smartbatch.Request` objects; or a table of pandas,
+        prompts: strings, lists of chat messages, or :class:`~smartbatch.Request` objects; or a table of
+        pandas,
             Polars, Arrow or datasets, or rows as mappings, with ``template="… {column} …"`` or
-            ``column="text"``: then the results' ``to_table()`` gives it back with the answers.
+            ``column="text"``: then ``to_table()`` of the results returns it with the answers.
         model: ``provider:model``, such as ``openai:gpt-5-mini``; ``sim:demo`` needs no key and no network.
-        progress: True for a progress display, False for none; by default a bar where somebody watches:
-            on a terminal or in a notebook.
-        on_progress: called with a :class:`~smartbatch.ListProgress` for each result that arrives.
-        params: all arguments of :class:`~smartbatch.BatchingClient`, settings and generation parameters
-            included, the constraints that decide the route (``strategy``, ``deadline``, …), and ``key``, see
-            :meth:`~smartbatch.BatchingClient.map`.
+        progress: True for a progress display, False for none; by default a bar on a terminal or in a
+        notebook. on_progress: called with a :class:`~smartbatch.ListProgress` for each result that arrives.
+        params: all arguments of :class:`~smartbatch.BatchingClient`, including settings and generation
+            parameters, the constraints that decide the route (``strategy``, ``deadline``, …), and ``key``,
+            see :meth:`~smartbatch.BatchingClient.map`.
 
     Returns:
-        a list of :class:`~smartbatch.Result`; failed requests hold their ``.error``, in their place.
+        a list of :class:`~smartbatch.Result`; failed requests have an ``.error``, in their place.
 
     Raises:
         InvalidRequest, ConfigError: before anything is sent.
-        AllRequestsFailed: when not one request was answered.
+        AllRequestsFailed: no request was answered.
         Interrupted: Ctrl-C; its ``results`` are those so far, each in its place.
     """
     check_names(params, ScriptParams.__optional_keys__)
@@ -110,14 +110,14 @@ def embed(
     on_progress: OnProgress | None = None,
     **params: Unpack[EmbeddingScriptParams],
 ) -> ResultList:
-    """Turn every text into its vector: ``embed(texts, model="openai:text-embedding-3-small").vectors``.
+    """Embed every text: ``embed(texts, model="openai:text-embedding-3-small").vectors``.
 
     Args:
-        texts: what to embed; a table as in :func:`generate`.
+        texts: the texts to embed; or a table as in :func:`generate`.
         model: ``provider:model`` with embeddings.
         task_type, dimensions: as in :class:`~smartbatch.Embedding`.
         progress, on_progress: as in :func:`generate`.
-        params: as in :func:`generate`, but for the parameters of a generation.
+        params: as in :func:`generate`, without generation parameters.
 
     Returns, Raises:
         as :func:`generate`; each result has its ``embedding``.
@@ -131,17 +131,16 @@ def embed(
 def job(id_or_key: str, *, store: str | None = None) -> Job:
     """Return a job by its id or key, in any process, whatever model it was submitted for.
 
-    Looking at it needs no key. Waiting for it, or reading results that are still to come, has this process
-    carry on the jobs of the store whose accounts it has the keys for, as the environment says, unless another
-    process does so already.
+    Viewing it needs no API key. Waiting for it, or reading results that have not arrived, makes this process
+    run the jobs of the store for whose accounts the environment has keys, unless another process already
+    does.
 
     Args:
-        id_or_key: as ``Job.id`` or as given to ``submit_batch``.
-        store: a path, or a PostgreSQL address; ``SMARTBATCH_STORE``, or else the user's own store, when
-            ``None``.
+        id_or_key: ``Job.id``, or the key given to ``submit_batch``.
+        store: a path, or a PostgreSQL address; by default ``SMARTBATCH_STORE``, or else the user's own store.
 
     Raises:
-        JobNotFound: the store has none.
+        JobNotFound: the store does not have the job.
         StoreError, ConfigError: the store, or a setting in the environment, cannot be used.
     """
     return _stored(store).job(id_or_key)
@@ -154,8 +153,8 @@ def list_jobs(*, store: str | None = None, unfinished: bool = False, limit: int 
 
     Args:
         store: as for :func:`job`.
-        unfinished: only those that have not ended.
-        limit: at most so many.
+        unfinished: only jobs that have not ended.
+        limit: maximum number of jobs.
 
     Raises:
         StoreError, ConfigError: as :func:`job`.
@@ -171,7 +170,7 @@ def pause(
     by: str | None = None,
     store: str | None = None,
 ) -> Pause:
-    """Have nothing new sent to a model by any process that uses a store; see :meth:`StoredJobs.pause`.
+    """Stop all processes that use a store from sending new requests to a model; see :meth:`StoredJobs.pause`.
 
     Args:
         store: as for :func:`job`.
@@ -182,7 +181,7 @@ def pause(
 def resume(
     provider: str, model: str | None = None, *, by: str | None = None, store: str | None = None
 ) -> bool:
-    """End a pause; False where there is none. See :meth:`StoredJobs.resume`.
+    """End a pause; False if there is none. See :meth:`StoredJobs.resume`.
 
     Args:
         store: as for :func:`job`.
@@ -191,7 +190,7 @@ def resume(
 
 
 def paused(*, store: str | None = None) -> list[Pause]:
-    """Return the pauses that hold in a store, oldest first.
+    """Return the active pauses of a store, oldest first.
 
     Args:
         store: as for :func:`job`.
@@ -232,6 +231,6 @@ _known: list[StoredJobs] = []
 
 
 def close_stores() -> None:
-    """Give the jobs back that :func:`job` had this process carry on, and close their stores."""
+    """Release the jobs that :func:`job` made this process run, and close their stores."""
     while _known:
         _known.pop().close()

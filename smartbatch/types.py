@@ -1,4 +1,4 @@
-"""Requests, answers, results and what they are made of: frozen classes that all rooms share."""
+"""Requests, answers, results and their parts: frozen classes shared by all packages."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ Deadline: TypeAlias = "Duration | datetime"
 
 
 class Priority(enum.IntEnum):
-    """How urgent a request is. Names and numbers are accepted wherever a priority is asked for."""
+    """How urgent a request is. Names and numbers are accepted as well."""
 
     URGENT = 100
     HIGH = 75
@@ -100,7 +100,7 @@ class Priority(enum.IntEnum):
         """Return the priority named by ``value`` (``"high"``, ``75`` or a member).
 
         Raises:
-            ValueError: for anything else; the text lists the names.
+            ValueError: it is none of these; the message lists the names.
         """
         try:
             return cls[value.upper()] if isinstance(value, str) else cls(value)
@@ -130,7 +130,7 @@ class Route(enum.Enum):
 
     @property
     def by_batch(self) -> bool:
-        """Whether requests of it go in batches: :attr:`BATCH` and :attr:`HYBRID`, whose lists are jobs."""
+        """Whether its requests are sent in batches, as in :attr:`BATCH` and the jobs of :attr:`HYBRID`."""
         return self in (Route.BATCH, Route.HYBRID)
 
 
@@ -164,12 +164,12 @@ RunCallback: TypeAlias = Callable[[Callable[[], Any]], Any]
 
 
 def call_now(fn: Callable[[], Any]) -> Any:
-    """The :data:`RunCallback` that puts nothing around it."""
+    """The :data:`RunCallback` that adds nothing."""
     return fn()
 
 
 class Table(Protocol):
-    """A frame of pandas or Polars, a table of Arrow: what hands its columns on as Arrow does."""
+    """A frame of pandas or Polars, or an Arrow table: an object that exports its columns as Arrow does."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
@@ -185,15 +185,14 @@ class Usage:
     """Tokens of one request, over all its attempts.
 
     Attributes:
-        input_tokens: prompt tokens, cached ones included.
-        output_tokens: answer tokens, reasoning included.
-        cached_tokens: the part of ``input_tokens`` read from the provider's cache.
-        reasoning_tokens: the part of ``output_tokens`` spent on reasoning.
-        estimated: True when the provider did not say and some of the numbers are our own estimate.
-        cache_write_tokens: the part of ``input_tokens`` written to the provider's cache.
-        cache_write_1h_tokens: the part of ``cache_write_tokens`` that Anthropic keeps for an hour, at a
-            higher price than its five minutes.
-        unknown: True when a call may have used tokens that are not counted here, since its answer was lost.
+        input_tokens: prompt tokens, including cached ones. output_tokens: answer tokens, including reasoning.
+        cached_tokens: the part of ``input_tokens`` read from the provider's cache. reasoning_tokens: the part
+        of ``output_tokens`` spent on reasoning. estimated: whether some of the numbers are estimates, because
+        the provider did not report them. cache_write_tokens: the part of ``input_tokens`` written to the
+        provider's cache. cache_write_1h_tokens: the part of ``cache_write_tokens`` that Anthropic caches for
+        an hour, at a higher
+            price than for five minutes.
+        unknown: whether a call may have used tokens not counted here, because its answer was lost.
     """
 
     input_tokens: int = 0
@@ -234,8 +233,7 @@ _REFUSALS: Final = frozenset({"refusal", "content_filter"})
 def shares(total: int, weights: Sequence[int]) -> list[int]:
     """Split ``total`` by ``weights``, 0 or more, into whole numbers that add up to it exactly.
 
-    Where rounding down leaves something, those with the largest remainders get it; weights that are all 0
-    split evenly.
+    The rest after rounding down goes to the largest remainders; weights that are all 0 split evenly.
     """
     whole = sum(weights)
     if whole <= 0:
@@ -258,34 +256,33 @@ def _schema(value: Any) -> Mapping[str, Any] | None:
 
 
 def _tools(value: Any) -> tuple[Tool, ...] | None:
-    """Accept functions and dictionaries as well; admission turns them into tools."""
     tools: tuple[Tool, ...] | None = value
     return tools
 
 
 @frozen
 class Generation:
-    """Parameters of a text generation; ``None`` means "not sent", so the provider's default holds.
+    """Parameters of a text generation; ``None`` means "not sent", so the provider's default applies.
 
     Args:
         system: instruction placed before the conversation.
-        max_tokens: most tokens of output, 1 or more.
+        max_tokens: maximum output tokens, 1 or more.
         temperature: 0 to 2.
         top_p: above 0, up to 1.
-        stop: up to 4 texts that end the output.
-        seed: integer that asks for repeatable sampling, where the provider knows it.
-        n: answers to the prompt, 1 to 128: each is a request of its own, with its own result.
+        stop: up to 4 strings that end the output.
+        seed: integer for repeatable sampling, if the provider supports it.
+        n: answers to the prompt, 1 to 128: each is a separate request, with its own result.
         response_format: the provider's own ``response_format`` value.
-        schema: a JSON schema the answer must follow, or a class to make objects of, from which the schema is
-            made when the request is taken (:func:`smartbatch.core.preparation.class_schemas.schema_of`);
+        schema: a JSON schema the answer must follow, or a class to create objects of, whose schema is derived
+            when the request is accepted (:func:`smartbatch.core.preparation.class_schemas.schema_of`);
             excludes ``response_format``.
         schema_mode: how a server gets the schema: ``json_schema``, ``json_object``, ``prompt``, ``tool``, or
-            ``auto``: the first of the former three that it has not refused.
+            ``auto``: the first of the first three that it has not rejected.
         tools: functions the model may ask to call: Python functions with type hints, :class:`Tool`, or
             dictionaries in the form of OpenAI or Anthropic.
         tool_choice: ``auto``, ``none``, ``required`` for at least one call, or the name of the tool to call.
-        logprobs: True for the log-probability of each token; 1 to 20 for as many alternatives as well.
-        extra: further fields of the request body, passed through untouched.
+        logprobs: True for the log-probability of each token; 1 to 20 to add as many alternatives.
+        extra: additional fields of the request body, passed through unchanged.
     """
 
     system: str | None = field(default=None, repr=short)
@@ -310,11 +307,11 @@ def _priority(value: Priority | str | int) -> Priority:
 
 @frozen  # compared with each request: compiled is quicker
 class Embedding:
-    """What kind of vector is asked for.
+    """What kind of vector to return.
 
     Args:
-        task_type: what it will be used for, in the provider's words, such as ``RETRIEVAL_DOCUMENT``.
-        dimensions: length of the vector; the model's own when ``None``.
+        task_type: the purpose, in the provider's terms, such as ``RETRIEVAL_DOCUMENT``.
+        dimensions: length of the vector; the model's default when ``None``.
     """
 
     task_type: str | None = None
@@ -323,13 +320,13 @@ class Embedding:
 
 @frozen(eq=False)
 class Request:
-    """One request as the caller means it.
+    """One request of the caller.
 
     Args:
-        prompt: a string, or chat messages; normalised when the client takes it.
+        prompt: a string, or chat messages; normalised when the client accepts it.
         params: generation parameters; ``None`` fields are filled from the client's.
         priority: see :class:`Priority`.
-        max_wait: most seconds in the window; the client's setting when ``None``.
+        max_wait: maximum seconds in the window; the client's setting when ``None``.
         timeout: seconds from submission after which the request fails with ``RequestTimeout``.
         id: the caller's id, returned as ``Result.request_id``; generated when ``None``.
         context: any object, returned as ``Result.context`` unchanged.
@@ -338,15 +335,14 @@ class Request:
         embedding: set for a vector instead of a text; the prompt is then the text to embed.
         deduplicate: whether it shares the answer of an identical request in flight, in a list or in a job;
             False also bypasses the cache. ``None`` follows the client's setting of that name.
-        call: own callable ``call(request, attempt)`` that makes the call itself; it goes through the
-            same queue, gates and retries. Returns an ``Answer``, a text, or any object
-            (found as ``Result.parsed``), or one of these with its :class:`Usage`, as ``(value, usage)``.
-            ``attempt`` is an :class:`Attempt`. The prompt is what the callable makes of it; a vector cannot
-            be asked for besides.
-        model: of the same provider, with or without its prefix; the client's when ``None``.
-        sample: the number of the answer, from 0, where ``n`` asked for several; set by the library.
-        row: the position of its prompt in a list, from 0, where that is not the position of the request; set
-            by the library.
+        call: your own callable ``call(request, attempt)`` that makes the call itself, with the same queue,
+        gates
+            and retries. It returns an ``Answer``, a string, or any object (available as ``Result.parsed``),
+            or one of these with its :class:`Usage`, as ``(value, usage)``. ``attempt`` is an
+            :class:`Attempt`. The callable interprets the prompt; it cannot be combined with an embedding.
+        model: of the same provider, with or without its prefix; the client's when ``None``. sample: number of
+        the answer, from 0, if ``n`` requests several; set by the library. row: position of its prompt in a
+        list, from 0, if it differs from that of the request; set by the library.
     """
 
     prompt: str | tuple[Message, ...] = field(default="", repr=short)
@@ -368,16 +364,16 @@ class Request:
 
 @frozen
 class LimitReport:
-    """What a provider's answer reported about its limits; ``None`` where it reported nothing.
+    """The limits reported with a provider's answer; ``None`` if not reported.
 
-    ``tokens`` are input and output together; a provider that limits them apart fills ``input`` and
+    ``tokens`` are input and output together; a provider that limits them separately fills ``input`` and
     ``output``.
 
     Attributes:
-        requests_limit, tokens_limit, input_limit, output_limit: allowed a minute.
+        requests_limit, tokens_limit, input_limit, output_limit: allowed per minute.
         requests_remaining, tokens_remaining, input_remaining, output_remaining: left now.
         requests_reset, tokens_reset, input_reset, output_reset: seconds until the bucket is full again.
-        resets_rounded_to: seconds up to which the resets may be too long, as they are rounded.
+        resets_rounded_to: seconds by which the resets may be too long, because they are rounded.
     """
 
     requests_limit: int | None = None
@@ -401,18 +397,18 @@ class Answer:
 
     Attributes:
         text: the answer's text.
-        usage: tokens billed for the call; ``None`` when the provider did not say.
-        finish_reason: ``stop``, ``length``, ``content_filter``, ``refusal``, ``tool_calls`` or the
-            provider's own word.
+        usage: tokens billed for the call; ``None`` if not reported.
+        finish_reason: ``stop``, ``length``, ``content_filter``, ``refusal``, ``tool_calls`` or the provider's
+            own term.
         model: the model that answered.
         provider_request_id: the provider's id of the call.
-        value: an object instead of a text, for own callables.
-        cost: USD, where the provider knows it better than a price table.
-        limits: what the answer said about limits.
-        embedding: the vector, for embeddings; an ``array('f')``, exact to the wire.
-        dropped: parameters the provider does not take and that were left out, each with the reason.
-        tier: the tier of service that answered, in the provider's word; ``None`` when it did not say.
-        kept: whether it was kept from an earlier call, see the setting ``cache``.
+        value: an object instead of a text, from the user's own callables.
+        cost: USD, if the provider reports it.
+        limits: the reported limits.
+        embedding: the vector; an ``array('f')`` with exactly the numbers that were sent.
+        dropped: parameters omitted because the provider does not accept them, each with the reason.
+        tier: the service tier that answered, in the provider's term; ``None`` if not reported.
+        kept: whether it comes from the cache; see the setting ``cache``.
         tool_calls, reasoning, logprobs, extra: see :class:`Result`.
     """
 
@@ -440,41 +436,37 @@ class Result(Generic[T_co]):
 
     Attributes:
         request_id: the request's id.
-        text: the answer's text; ``None`` on failure, but for an answer that came and was refused afterwards,
-            because it does not fit its schema or by ``post_process``: then ``error`` says why.
-        parsed: the decoded object when a schema or JSON format was asked for, or an own callable's value.
-        embedding: the vector, for embeddings.
-        tool_calls: the calls of tools that the model asks for.
-        reasoning: the model's reasoning, or the provider's summary of it; never part of ``text``.
-        logprobs: the log-probabilities of the answer's tokens, if ``logprobs`` asked for them.
-        extra: what the provider returned besides, undecoded; ``None`` if nothing. The keys are the
-            provider's.
-        usage: tokens over all attempts, failed ones included where the provider reported them.
-        cost: USD over all attempts whose bill is known, 0 if nothing was sent or billed; ``None`` when the
-            model's price is unknown, or no bill is known.
-        unconfirmed_cost: USD that attempts may have cost besides, because their answer was lost or did not
-            say what it used; 0 when the price is unknown.
-        paid_before: True when the answer was stored and paid for by an earlier call or run, whose ``usage``
-            and ``cost`` these are.
-        latency: seconds of the call that answered, or of the last call of a failed request; by batch, from
-            the submission of the batch to the result, which all requests of a batch waited for together.
-        queued: seconds between submission and that call's start, or that of the batch.
-        time_to_first_chunk: for a stream, seconds from that call's start to the first piece of text.
-        attempts: calls made.
-        route: how it was sent, also if it failed; ``None`` when it was never sent.
-        finish_reason: why the output ended; see :class:`Answer`.
-        model: the model that answered, or was asked, as ``provider:model``.
-        provider_request_id: the provider's id of the call that answered.
-        error: what went wrong; ``None`` on success.
-        context: the request's context, unchanged.
-        dropped: parameters that were left out because the provider does not take them, with the reasons.
-        deduplicated: True when the answer came from an identical request in flight, or of the same list or
-            job (then ``cost`` is 0).
-        answers: the result of each answer, where a single request asked for several with ``n``; then
-            ``usage``, ``cost`` and ``attempts`` are totals, and all else is that of the first that succeeded.
-        row: in a list or a job, the position of its prompt, from 0, where that is not the position of the
-            result, as with several answers to a prompt.
-        sample: in a list or a job, the number of the answer, from 0, where ``n`` asked for several.
+        text: the answer's text; ``None`` on failure, unless an answer arrived and was rejected afterwards, by
+            its schema or by ``post_process``: then ``error`` says why.
+        parsed: the decoded object if a schema or JSON format was requested, or an own callable's value.
+        embedding: the vector, for embeddings. tool_calls: the tool calls the model requests. reasoning: the
+        model's reasoning, or the provider's summary of it; never part of ``text``. logprobs: the log-
+        probabilities of the answer's tokens, if ``logprobs`` was set. extra: other fields the provider
+        returned, undecoded, under the provider's names; ``None`` if none. usage: tokens over all attempts,
+        including failed ones if the provider reported them. cost: USD over all attempts with a known bill, 0
+        if nothing was sent or billed; ``None`` if the model's
+            price is unknown, or no bill is known.
+        unconfirmed_cost: USD that attempts may have cost in addition, because their answer was lost or lacked
+            usage; 0 if the price is unknown.
+        paid_before: whether the answer was stored and paid for by an earlier call or run, to which ``usage``
+            and ``cost`` belong.
+        latency: seconds of the call that answered, or of the last call of a failed request; in a batch, from
+        the
+            submission of the batch to the result.
+        queued: seconds between submission and the start of that call or batch. time_to_first_chunk: for a
+        stream, seconds from that call's start to the first piece of text. attempts: number of calls. route:
+        how it was sent, even if it failed; ``None`` if it was never sent. finish_reason: why the output
+        ended; see :class:`Answer`. model: the model that answered, or was requested, as ``provider:model``.
+        provider_request_id: the provider's id of the call that answered. error: what went wrong; ``None`` on
+        success. context: the request's context, unchanged. dropped: parameters omitted because the provider
+        does not accept them, with the reasons. deduplicated: whether the answer belongs to an identical
+        request in flight, or of the same list or job;
+            then ``cost`` is 0.
+        answers: the result of each answer, if a single request asked for several with ``n``; then ``usage``,
+            ``cost`` and ``attempts`` are totals, and all else is that of the first success.
+        row: in a list or a job, the position of its prompt, from 0, if it differs from that of the result, as
+            with several answers per prompt.
+        sample: in a list or a job, the number of the answer, from 0, if ``n`` requested several.
     """
 
     request_id: str = field(repr=short)
@@ -507,22 +499,22 @@ class Result(Generic[T_co]):
 
     @property
     def ok(self) -> bool:
-        """True when the request was answered."""
+        """Whether the request was answered."""
         return self.error is None
 
     @property
     def truncated(self) -> bool:
-        """True when the output limit cut the answer off: its ``finish_reason`` is ``length``."""
+        """Whether the output limit cut the answer off: its ``finish_reason`` is ``length``."""
         return self.ok and self.finish_reason == "length"
 
     @property
     def refused(self) -> bool:
-        """True when the model refused to answer, or a content filter of the provider withheld the answer."""
+        """Whether the model refused to answer, or a content filter of the provider withheld the answer."""
         return self.ok and self.finish_reason in _REFUSALS
 
     @property
     def empty(self) -> bool:
-        """True when the answer has no text but white space, nothing in place of it, and was not refused."""
+        """Whether the answer has no text but white space, nothing else instead, and was not refused."""
         if not self.ok or self.refused or (self.text is not None and self.text.strip()):
             return False
         calls = self.tool_calls or self.finish_reason == "tool_calls"
@@ -530,14 +522,16 @@ class Result(Generic[T_co]):
 
     @property
     def defects(self) -> tuple[Defect, ...]:
-        """Which of ``"truncated"``, ``"empty"`` and ``"refused"`` the answer is; or the first two."""
+        """Which of ``"truncated"``, ``"empty"`` and ``"refused"`` apply to the answer; possibly the first
+        two.
+        """
         return tuple(name for name in DEFECTS if getattr(self, name))
 
     def message(self) -> Message:
-        """Return the answer as the assistant's message that continues its conversation.
+        """Return the answer as the assistant message that continues its conversation.
 
-        Follow it with a ``tool`` message for each of its :attr:`tool_calls`. Blocks that the provider wants
-        back unchanged, such as Anthropic's signed thinking, are in it.
+        Follow it with a ``tool`` message for each of its :attr:`tool_calls`. It includes blocks that the
+        provider requires unchanged, such as Anthropic's signed thinking.
         """
         blocks = (self.extra or {}).get(MESSAGE_BLOCKS)
         content = self.text or "" if blocks is None else tuple(blocks)
@@ -556,7 +550,7 @@ _values_of = attrgetter(*_COMMON)
 
 
 def own_parts(answer: Answer | Result) -> dict[str, Any]:
-    """Return copies of the parts of an answer that whoever gets it may change, for one more who gets it."""
+    """Return copies of the mutable parts of an answer, for another receiver."""
     parts: dict[str, Any] = {}
     if answer.embedding is not None:
         parts["embedding"] = answer.embedding[:]
@@ -568,7 +562,7 @@ def own_parts(answer: Answer | Result) -> dict[str, Any]:
 
 
 def answer_fields(answer: Answer | Result) -> dict[str, Any]:
-    """Return the fields that answers and results have in common, but for usage, cost and model."""
+    """Return the fields that answers and results share, except usage, cost and model."""
     return dict(zip(_COMMON, _values_of(answer), strict=True))
 
 
@@ -597,16 +591,17 @@ class GenerationParams(TypedDict, Generic[T], total=False):
 class ConstraintParams(TypedDict, total=False):
     """The constraints that decide the route of a list, as keywords.
 
-    Where one is left out, the client's setting of that name holds; there is none for ``deadline``.
+    If one is omitted, the client's setting of that name applies; there is none for ``deadline``.
 
     Attributes:
         strategy: ``"auto"``, ``"individual"``, ``"batch"``, ``"hybrid"`` or ``"threshold"``.
-        deadline: a text such as ``"2h"`` or ``"6h30min"``, seconds, a ``timedelta``, or a ``datetime`` with
+        deadline: a string such as ``"2h"`` or ``"6h30min"``, seconds, a ``timedelta``, or a ``datetime`` with
             its time zone.
-        budget: most to spend on this list, in USD or as ``"5 USD"``; the setting is for everything that the
-            client does.
-        prefer: ``"balanced"``, ``"speed"`` or ``"cost"``; counts where there is no deadline.
-        time_value: what an hour of waiting is worth, USD.
+        budget: maximum to spend on this list, in USD or as ``"5 USD"``; the setting covers everything the
+        client
+            does.
+        prefer: ``"balanced"``, ``"speed"`` or ``"cost"``; used if there is no deadline.
+        time_value: the value of an hour of waiting, USD.
         keep_going: send all requests, even if the first 20 fail with the same error and none is answered.
     """
 
@@ -627,8 +622,8 @@ class TableParams(TypedDict, total=False):
 
     Attributes:
         template: prompt text with ``{column}`` or ``{column:.2f}`` placeholders.
-        column: the column that has the prompts.
-        on_missing: what happens to a row without a field of its prompt: ``"error"`` refuses the list,
+        column: the column that contains the prompts.
+        on_missing: what to do with a row that lacks a field of its prompt: ``"error"`` rejects the list,
             ``"skip"`` gives it a result with :class:`~smartbatch.RowSkipped`, ``"empty"`` leaves it empty.
     """
 
@@ -638,7 +633,7 @@ class TableParams(TypedDict, total=False):
 
 
 class RowParams(TypedDict, total=False):
-    """The fields of a :class:`Request` that any call takes, as keywords."""
+    """The fields of a :class:`Request` that any call accepts, as keywords."""
 
     priority: Priority | PriorityName | int | None
     id: str | None
@@ -650,8 +645,9 @@ class RowParams(TypedDict, total=False):
 
 
 class JobParams(GenerationParams[T], ConstraintParams, TableParams, RowParams, total=False):
-    """What jobs take, as keywords: parameters of a generation, constraints, fields of a request, and how
-    prompts are made of a table."""
+    """The keywords of jobs: generation parameters, constraints, fields of a request, and how prompts are made
+    from a table.
+    """
 
     embedding: Embedding | None
 
@@ -664,13 +660,13 @@ class EmbeddingParams(RowParams, total=False):
 
 
 class KeyParams(TypedDict, total=False):
-    """What has a list stand in the store, as a keyword; see :meth:`smartbatch.BatchingClient.map`."""
+    """The keyword that stores a list; see :meth:`smartbatch.BatchingClient.map`."""
 
     key: str | None
 
 
 class ReadingParams(TypedDict, total=False):
-    """Whether an iterator is read on a thread of its own; see :meth:`smartbatch.BatchingClient.map`."""
+    """Whether an iterator is read on a separate thread; see :meth:`smartbatch.BatchingClient.map`."""
 
     read_ahead: bool | None
 
@@ -678,21 +674,21 @@ class ReadingParams(TypedDict, total=False):
 class EmbeddingListParams(
     EmbeddingParams, ConstraintParams, KeyParams, TableParams, ReadingParams, total=False
 ):
-    """What lists of texts to embed take, as keywords."""
+    """The keywords of lists of texts to embed."""
 
 
 class RequestParams(GenerationParams[T], EmbeddingParams, total=False):
-    """What one request takes, as keywords: parameters of a generation and fields of a :class:`Request`."""
+    """The keywords of one request: generation parameters and fields of a :class:`Request`."""
 
     embedding: Embedding | None
     call: Callable[[Request, Attempt], Any] | None
 
 
 class SubmitParams(RequestParams[T], KeyParams, total=False):
-    """What a request takes that may outlive the process; see :meth:`smartbatch.BatchingClient.submit`."""
+    """The keywords of a stored request; see :meth:`smartbatch.BatchingClient.submit`."""
 
     durable: bool | None
 
 
 class ListParams(RequestParams[T], ConstraintParams, KeyParams, TableParams, ReadingParams, total=False):
-    """What lists take: what a request takes, for all of them, constraints, and how a table is read."""
+    """The keywords of lists: those of a request, for all of them, constraints, and how a table is read."""

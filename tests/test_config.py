@@ -200,7 +200,7 @@ def test_a_variable_that_resembles_no_setting_is_ignored_with_one_warning(
         assert load(environ={"SMARTBATCH_NOPE": "10"}) == BatchingConfig()
     [told] = caplog.records
     assert told.levelname == "WARNING"
-    assert "SMARTBATCH_NOPE is no setting and is ignored; unset it" in told.getMessage()
+    assert "SMARTBATCH_NOPE is not a setting and is ignored; unset it" in told.getMessage()
 
 
 ADDRESSES = [
@@ -289,7 +289,7 @@ def test_settings_are_read_from_yaml_as_from_toml(tmp_path: Path) -> None:
     [
         ("paralelism: 3", r"paralelism \(in .*settings.yaml\); did you mean parallelism"),
         ("store: [postgresql://me:secret@db", r"is not YAML: .* \(at line 1, column \d+\)$"),
-        ("- parallelism", "is not YAML: it has no keys at its top level, but one list"),
+        ("- parallelism", "is not YAML: its top level is a list, not a mapping of keys"),
         ("store: !!python/object/apply:os.getcwd []", r"is not YAML: could not determine a constructor"),
     ],
 )

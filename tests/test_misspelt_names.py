@@ -36,7 +36,7 @@ def test_a_script_is_told_the_nearest_name(given: dict[str, Any], meant: str) ->
 
 @pytest.mark.parametrize("name", ["priority", "purpose", "context", "isolation_key"])
 def test_a_script_is_told_that_a_name_is_of_single_requests(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"parameter {name}: requests have it, Request\(…, {name}=…\)$"):
+    with pytest.raises(ConfigError, match=rf"parameter {name}: set it on a request, Request\(…, {name}=…\)$"):
         smartbatch.generate(["a"], model="sim:demo", progress=False, **{name: "a"})  # type: ignore[misc]
 
 

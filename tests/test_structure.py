@@ -28,7 +28,7 @@ from tests.syntax import (
     written_lines,
 )
 
-NOUNS = frozenset({"attempt", "chats", "errors", "types", "events", "results", "interrupted"})
+NOUNS = frozenset({"attempt", "chats", "errors", "types", "events", "results"})
 """What travels everywhere: it imports nothing above itself."""
 
 FOR_ALL = frozenset({"_clock", "_words", "_files", "_fork", "_database", "_version"})
@@ -66,7 +66,6 @@ ALLOWED: dict[str, frozenset[str]] = {
     "tables": frozenset({"chats", "types", "errors", "events"}),  # tables in, and results as tables
     "views": frozenset(),  # what people see, without where it comes from
     "results": frozenset({"types", "errors", "tables", "views"}),
-    "interrupted": frozenset({"results"}),
     "prices": frozenset({"errors", "types"}),
     "setting": frozenset({"errors", "prices"}),  # how one setting is checked
     "config": frozenset({"errors", "prices", "setting", "types"}),

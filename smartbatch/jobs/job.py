@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from smartbatch._words import count_of, seconds_of, short
 from smartbatch.errors import RequestCancelled, SmartbatchError, StoreError
-from smartbatch.interrupted import Interrupted
 from smartbatch.jobs.actions import change_budget, change_deadline, retry_failed
 from smartbatch.jobs.job_options import STATUS_TIMEOUT
 from smartbatch.jobs.job_wait import JobWait
@@ -27,7 +26,7 @@ from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.stored_result import StoredResult
 from smartbatch.jobs.watching import PAGE_RESULTS, stored_job
 from smartbatch.observe.progress import Progress
-from smartbatch.results import ResultList, as_kept
+from smartbatch.results import Interrupted, ResultList, as_kept
 from smartbatch.types import Deadline, Duration, Result
 
 if TYPE_CHECKING:

@@ -31,9 +31,8 @@ from smartbatch._clock import Clock
 from smartbatch._fork import reentered
 from smartbatch.core.preparation.tokens import estimate
 from smartbatch.errors import RequestCancelled, SmartbatchError, WrongProcess
-from smartbatch.interrupted import Interrupted
 from smartbatch.observe import logs
-from smartbatch.results import ResultList
+from smartbatch.results import Interrupted, ResultList
 from smartbatch.types import Result, T
 
 MAX_CHUNKS = 1_000

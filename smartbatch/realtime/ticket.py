@@ -18,10 +18,10 @@ from smartbatch._fork import notice_fork
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.retry import RetryCount
 from smartbatch.errors import SmartbatchError, UnusableAnswer, WrongProcess
-from smartbatch.interrupted import Interrupted
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.text_stream import ChunkBox
+from smartbatch.results import Interrupted
 from smartbatch.types import NO_USAGE, Priority, Request, Result, Route, T, Usage
 
 

@@ -16,12 +16,11 @@ from smartbatch.core.limits.failures import EqualFailures
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.outcome import ListDecision, Measured, rescue_in_words
 from smartbatch.errors import RequestCancelled, RowSkipped
-from smartbatch.interrupted import Interrupted
 from smartbatch.observe.list_progress import ListDisplay
 from smartbatch.observe.listeners import tell_by_batch
 from smartbatch.realtime.bounded_map import BoundedMap, ListOptions, ReadAhead
 from smartbatch.realtime.realtime import Realtime
-from smartbatch.results import ResultList, of_prompts
+from smartbatch.results import Interrupted, ResultList, of_prompts
 from smartbatch.routing.advisor import AnnouncedPlan, individual_calls
 from smartbatch.routing.list_planner import CheckedList, ListPlanner
 from smartbatch.routing.stored_lists import JobResults, StoredLists

@@ -15,7 +15,6 @@ from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.outcome import ActualCost, ListDecision
 from smartbatch.errors import InvalidRequest
 from smartbatch.events import JobFinished
-from smartbatch.interrupted import as_interrupted
 from smartbatch.jobs.job_options import JobOptions, batches_of
 from smartbatch.observe.list_progress import ListDisplay, ListDisplays, OnProgress, ProgressCounter
 from smartbatch.observe.progress import new_display
@@ -23,7 +22,7 @@ from smartbatch.plan import Plan
 from smartbatch.realtime.bounded_map import ListOptions
 from smartbatch.realtime.realtime import Realtime, stored_stream
 from smartbatch.realtime.text_stream import TextStream
-from smartbatch.results import ReportFile, ResultList, ended
+from smartbatch.results import ReportFile, ResultList, as_interrupted, ended
 from smartbatch.routing.advisor import AnnouncedPlan
 from smartbatch.routing.list_planner import (
     CheckedList,

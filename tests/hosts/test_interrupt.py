@@ -143,7 +143,7 @@ def test_an_interrupt_that_nobody_catches_ends_the_script(place: str) -> None:
     """It ends as any interrupted script does, and nothing is called that had not started."""
     ended = run_script(SETTING + UNCAUGHT[place])
     last = ended.err.splitlines()[-1]
-    assert last == "KeyboardInterrupt" or last.startswith("smartbatch.interrupted.Interrupted: interrupted; ")
+    assert last == "KeyboardInterrupt" or last.startswith("smartbatch.results.Interrupted: interrupted; ")
     assert "smartbatch-" not in ended.err
     assert ended.lines == ["call"] * 24
     assert ended.code == -signal.SIGINT

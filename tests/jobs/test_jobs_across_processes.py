@@ -234,7 +234,7 @@ def test_ctrl_c_leaves_the_job_alive_and_says_how_to_go_on(environ: dict[str, st
         environ=environ,
     )
     assert ended.code == -signal.SIGINT
-    assert "smartbatch.interrupted.Interrupted: interrupted; job job-" in ended.err
+    assert "smartbatch.results.Interrupted: interrupted; job job-" in ended.err
     assert "smartbatch.job('job-" in ended.err
     assert smartbatch.job("k", store=environ["SMARTBATCH_STORE"]).status().total == 30
 
