@@ -1,8 +1,8 @@
 """Time and waiting: the only file of the library that waits or notifies.
 
-Everything that has to wait does it on a :class:`Monitor` handed out by a :class:`Clock`. With
-:class:`VirtualClock` the same threads run in virtual time: when every registered thread is parked, time
-steps to the next deadline. Locks are ordinary; only waiting is virtual.
+All waiting happens on a :class:`Monitor` created by a :class:`Clock`. With :class:`VirtualClock` the same
+threads run in virtual time: when every registered thread is parked, time moves to the next deadline. Locks
+are ordinary; only waiting is virtual.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Monitor(Protocol):
     def wait(self, timeout: float | None = None, *, idle: bool = False, glance: float | None = None) -> bool:
         """Release the lock, wait for a notification or ``timeout`` seconds, take the lock again.
 
-        Returns False when the time ran out. The lock must be held. With ``idle`` the time-out only ends what
-        is unused: virtual time does not step to it, and it is noticed when time has passed it anyway. So it
-        is with ``glance``, seconds after which the wait ends as well.
+        Returns False on a timeout. The lock must be held. With ``idle`` the timeout only ends unused things:
+        virtual time does not move to it, and it is noticed once time has passed it anyway. The same holds for
+        ``glance``, seconds after which the wait ends as well.
         """
         ...
 
     def wait_for(self, predicate: Callable[[], object], timeout: float | None = None) -> object:
-        """Wait until ``predicate`` holds, for at most ``timeout`` seconds; return what it returned last."""
+        """Wait until ``predicate`` holds, for at most ``timeout`` seconds; return its last value."""
         ...
 
     def notify(self, n: int = 1) -> None:
@@ -61,7 +61,7 @@ class Clock(Protocol):
     """Seconds, monitors, and the count of running threads that virtual time needs."""
 
     def now(self) -> float:
-        """Monotonic seconds; only differences mean anything."""
+        """Monotonic seconds; only differences are meaningful."""
         ...
 
     def wall(self) -> float:
@@ -69,7 +69,7 @@ class Clock(Protocol):
         ...
 
     def monitor(self, lock: threading.Lock | None = None) -> Monitor:
-        """Return a new monitor, on ``lock`` where one is given."""
+        """Return a new monitor, on ``lock`` if given."""
         ...
 
     def sleep(self, seconds: float) -> None:
@@ -77,7 +77,7 @@ class Clock(Protocol):
         ...
 
     def spawned(self) -> None:
-        """Work was handed to a thread that has not begun yet: time must not step past it."""
+        """Work was handed to a thread that has not begun yet: time must not move past it."""
         ...
 
     def began(self) -> None:
@@ -85,7 +85,7 @@ class Clock(Protocol):
         ...
 
     def ended(self) -> None:
-        """The work on this thread is over."""
+        """The work on this thread has ended."""
         ...
 
     def unspawned(self) -> None:
@@ -94,10 +94,10 @@ class Clock(Protocol):
 
 
 class _RealMonitor(threading.Condition):
-    """A condition on a plain lock, so that holding it twice is an error one sees.
+    """A condition on a plain lock, so that holding it twice is a visible error.
 
-    ``with`` takes the lock's own methods, which are in C. Those of ``Condition`` are not, so a Ctrl-C could
-    land in them, after the lock was taken and before the block, and leave it locked for ever.
+    ``with`` uses the lock's own methods, which are written in C. Those of ``Condition`` are not, so a Ctrl-C
+    could come between taking the lock and the block, and leave it locked forever.
     """
 
     __enter__ = property(attrgetter("lock.__enter__"))
@@ -114,37 +114,35 @@ class _RealMonitor(threading.Condition):
         idle: bool = False,  # noqa: ARG002
         glance: float | None = None,
     ) -> bool:
-        """Wait as :class:`Monitor` says; a time the system cannot count to is cut, so look again after it."""
+        """Wait as :class:`Monitor` describes; timeouts beyond the system's range are cut, so check again."""
         if glance is not None:
             timeout = glance if timeout is None else min(timeout, glance)
         return super().wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
 
 
 class RealClock:
-    """The machine's clocks, and the waits that are for the interpreter itself and never virtual: at forks, in
-    finalisers, for a thread that handles signals."""
+    """The machine's clocks, and the waits that are never virtual, because they serve the interpreter: at
+    forks, in finalisers, for a thread that handles signals.
+    """
 
     now = staticmethod(time.monotonic)
     wall = staticmethod(time.time)
 
     @staticmethod
     def sleep(seconds: float) -> None:
-        """Wait, by the ``time.sleep`` of this moment: green threads have another."""
+        """Wait, by the current ``time.sleep``: green threads replace it."""
         time.sleep(seconds)
 
     @staticmethod
     def receive(inbox: SimpleQueue[_T]) -> _T:
-        """Return what was put in first, waiting for it."""
         return inbox.get()
 
     @staticmethod
     def acquire(lock: threading.Lock, seconds: float) -> bool:
-        """Take a lock if it is free within ``seconds``; False when it is not."""
         return lock.acquire(timeout=seconds)
 
     @staticmethod
     def join(thread: threading.Thread) -> None:
-        """Wait until a thread has ended."""
         thread.join()
 
     def monitor(self, lock: threading.Lock | None = None) -> Monitor:
@@ -157,12 +155,12 @@ class RealClock:
 
 
 class SteadyWall:
-    """Unix seconds that no setting of the wall clock moves: read once, then counted by the monotonic clock.
+    """Unix seconds that no change of the wall clock moves: read once, then counted by the monotonic clock.
 
-    The time for which the machine slept counts, where the system tells it: there the monotonic clock stands.
+    Includes time the machine slept, if the system reports it: the monotonic clock stops then.
 
     Args:
-        clock: whose wall time it begins with.
+        clock: provides the initial wall time.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -175,12 +173,11 @@ class SteadyWall:
         return self._clock.now() + self._offset + _slept(self._clock) - self._slept
 
     def ahead(self) -> float:
-        """Return for how many seconds the wall clock was set ahead since; negative where it was set back."""
+        """Return how many seconds the wall clock was set ahead since then; negative if set back."""
         return self._clock.wall() - self()
 
 
 def _slept(clock: Clock) -> float:
-    """Return the seconds for which the machine slept since it was started, as far as the system tells."""
     if not isinstance(clock, RealClock) or not hasattr(time, "CLOCK_BOOTTIME"):
         return 0.0
     return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
@@ -200,12 +197,12 @@ class WaitingThread:
 
 
 class VirtualClock:
-    """Time that steps from deadline to deadline once every registered thread is parked.
+    """Time that moves from deadline to deadline once every registered thread is parked.
 
-    Threads of the library register themselves, and so may a test's own: :meth:`spawned` and :meth:`began`,
-    then time stands while it works, and a :meth:`sleep` ends at its moment exactly. A thread that is not
-    registered does not count: time runs on while it works, while it waits for a future, and after its sleep
-    has ended. ``with clock.held():`` stops time while such a thread sets a scene.
+    Threads of the library register themselves, and so may a test's own, with :meth:`spawned` and
+    :meth:`began`: time stops while it works, and a :meth:`sleep` ends exactly on time. A thread that is not
+    registered does not count: time moves on while it works, while it waits for a future, and after its sleep
+    has ended. ``with clock.held():`` stops time while such a thread prepares a scene.
 
     Args:
         start: the first value of :meth:`now`, seconds.
@@ -229,7 +226,7 @@ class VirtualClock:
         return self._now + self._wall_offset
 
     def set_wall(self, ahead: float) -> None:
-        """Set the wall clock ahead by so many seconds, or back; monotonic time goes on as it did."""
+        """Set the wall clock ahead, or back, by some seconds; monotonic time is not affected."""
         self._wall_offset += ahead
 
     def monitor(self, lock: threading.Lock | None = None) -> Monitor:
@@ -267,7 +264,7 @@ class VirtualClock:
             self.unspawned()
 
     def pending(self) -> int:
-        """Return how many threads wait for a moment, and not for a notification alone."""
+        """Return how many threads wait for a time, and not only for a notification."""
         with self._guard:
             return sum(not waiter.woken for _, _, waiter in self._deadlines)
 
@@ -303,7 +300,7 @@ class VirtualClock:
         return True
 
     def _step_locked(self) -> None:
-        """Move to the next deadline while nobody runs; waiters that are not counted wake on the way."""
+        """Move to the next deadline while no thread runs, waking uncounted waiters on the way."""
         while self._active == 0 and self._deadlines:
             deadline, _, waiter = heapq.heappop(self._deadlines)
             if waiter.woken:
@@ -315,7 +312,7 @@ class VirtualClock:
 
 
 class VirtualTime(Protocol):
-    """What a :class:`VirtualMonitor` needs of its clock."""
+    """The part of a clock that a :class:`VirtualMonitor` needs."""
 
     def now(self) -> float: ...
 
@@ -324,16 +321,16 @@ class VirtualTime(Protocol):
         ...
 
     def park(self, waiter: WaitingThread, timeout: float | None, *, idle: bool, glance: float | None) -> None:
-        """Count the calling thread as waiting, until :meth:`wake` or its time-out."""
+        """Count the calling thread as waiting, until :meth:`wake` or its timeout."""
         ...
 
     def wake(self, waiter: WaitingThread, *, notified: bool) -> bool:
-        """Let ``waiter`` go on; False when it does already."""
+        """Let ``waiter`` continue; False if it already does."""
         ...
 
 
 class VirtualMonitor:
-    """A lock and a condition on it, whose time-outs are virtual."""
+    """A lock and a condition on it, with virtual timeouts."""
 
     def __init__(self, clock: VirtualTime, lock: threading.Lock) -> None:
         self.lock = lock

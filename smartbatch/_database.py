@@ -19,27 +19,26 @@ from smartbatch._clock import RealClock
 from smartbatch._fork import around_fork
 from smartbatch.errors import ConfigError
 
-FORK_WAIT = 5.0
-"""Seconds that a fork waits for a read, and for a write, of other threads. One that takes longer may wait for
-the very thread that forks; then the child may find the file locked."""
+FORK_WAIT_SECONDS = 5.0
+"""How long a fork waits for a read, and for a write, of other threads. A longer one may be waiting for the
+forking thread itself; then the child may find the file locked."""
 _abandoned: list[sqlite3.Connection] = []
-"""Connections of the parent, kept in a forked child: closing one there could disturb the parent's log."""
+"""Connections of the parent, kept open in a forked child: closing one could disturb the parent's log."""
 DEFAULT_SCHEMA = "smartbatch"
-"""A schema of our own, because tables of such plain names could meet the user's."""
+"""A separate schema, because the plain table names could conflict with the user's."""
 SCHEMA_LOCK = 7_310_294_563_017_112
-"""Number of the advisory lock under which a schema is made: jobs and shared limits may begin in one
-at the same time."""
+"""Advisory lock for creating a schema: jobs and shared limits may start in one at the same time."""
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _DEFAULTS: dict[str, Any] = {
     "application_name": "smartbatch",
     "connect_timeout": 10,
-    # a server that vanished without a word is noticed within a minute
+    # a server that disappeared without notice is detected within a minute
     "keepalives_idle": 20,
     "keepalives_interval": 10,
     "keepalives_count": 3,
     "tcp_user_timeout": 50_000,
 }
-"""Parameters of libpq where the DSN says nothing else: seconds, and the last in milliseconds."""
+"""Defaults of libpq parameters, in seconds; the last one in milliseconds."""
 _SECRET = ("password", "sslpassword", "passfile", "sslkey")
 
 _T = TypeVar("_T")
@@ -49,7 +48,7 @@ def connect_sqlite(path: str, *, timeout: float) -> sqlite3.Connection:
     """Open a connection without implicit transactions that any thread may use.
 
     Args:
-        timeout: seconds that SQLite itself waits for a lock of others.
+        timeout: seconds that SQLite itself waits for a lock.
     """
     monkey = sys.modules.get("gevent.monkey")
     green = monkey is not None and monkey.is_module_patched("threading")
@@ -63,9 +62,9 @@ def connect_sqlite(path: str, *, timeout: float) -> sqlite3.Connection:
 
 
 class _GreenConnection(sqlite3.Connection):
-    """Waits on native threads: a statement that waits for a lock or the disk would stop all green ones.
+    """Runs statements on native threads: one that waits for a lock or the disk would block all green ones.
 
-    What is inside a transaction has its locks already, and goes without the 0.2 ms that the way there takes.
+    Inside a transaction the locks are held, so statements run directly, which saves 0.2 ms each.
     """
 
     def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
@@ -78,7 +77,7 @@ class _GreenConnection(sqlite3.Connection):
 
 
 def _natively(act: Callable[..., _T], *arguments: Any) -> _T:
-    """Call ``act`` on a native thread while other green threads go on; as it is, where none may."""
+    """Call ``act`` on a native thread while other green threads continue; directly in gevent's hub."""
     gevent: Any = sys.modules["gevent"]
     hub = gevent.get_hub()
     if gevent.getcurrent() is hub:
@@ -90,7 +89,7 @@ def _natively(act: Callable[..., _T], *arguments: Any) -> _T:
 
 
 def _outcome(act: Callable[..., _T], arguments: tuple[Any, ...]) -> tuple[_T | None, Exception | None]:
-    """Return what ``act`` returns or raises: gevent prints what is raised on its threads."""
+    """Return what ``act`` returns or raises: gevent prints errors raised on its threads."""
     try:
         return act(*arguments), None
     except Exception as error:
@@ -98,12 +97,13 @@ def _outcome(act: Callable[..., _T], arguments: tuple[Any, ...]) -> tuple[_T | N
 
 
 class SqliteConnections:
-    """One connection that reads and one that writes, each by one thread at a time: no read waits for a write.
+    """One connection for reading and one for writing, each used by one thread at a time, so reads wait for no
+    write.
 
-    A fork copies what SQLite itself knows of open files, their locks and its own mutexes: in the child they
-    would be locked for ever, or taken for its own. So a fork waits for the reads and writes under way and
-    closes the connections first (https://sqlite.org/howtocorrupt.html, 2.6); they are opened again when they
-    are needed. A child begins with none.
+    A fork copies SQLite's own knowledge of open files, locks and mutexes: in the child they would be locked
+    forever, or taken for its own. So a fork waits for reads and writes under way and closes the connections
+    first (https://sqlite.org/howtocorrupt.html, 2.6); they are reopened at the next use. A child begins with
+    none.
 
     Args:
         connect: opens a connection that any thread may use.
@@ -125,25 +125,24 @@ class SqliteConnections:
     def reading(self) -> threading.Lock:
         """Return the lock that lets one thread at a time read.
 
-        The lock itself: a generator around it would keep it after a Ctrl-C between lock and block.
+        The lock itself: a generator around it would keep it locked after a Ctrl-C between lock and block.
         """
         self._check_process()
         return self._read_lock
 
     def writing(self) -> threading.Lock:
-        """Return the lock that lets one thread at a time write."""
         self._check_process()
         return self._write_lock
 
     def reader(self) -> sqlite3.Connection:
-        """Return the connection that reads; called inside :meth:`reading`."""
+        """Return the reading connection; called inside :meth:`reading`."""
         if self._reader is None:
             self._reader = self._connect()
             self._reader.execute("PRAGMA query_only = ON")
         return self._reader
 
     def writer(self) -> sqlite3.Connection:
-        """Return the connection that writes; called inside :meth:`writing`."""
+        """Return the writing connection; called inside :meth:`writing`."""
         self._writing_thread = threading.get_ident()
         if self._writer is None:
             self._writer = self._connect()
@@ -151,11 +150,10 @@ class SqliteConnections:
 
     @property
     def has_writer(self) -> bool:
-        """Whether the connection that writes is open."""
         return self._writer is not None
 
     def undo(self) -> None:
-        """Roll back; a connection that cannot is given up, and its transaction with it."""
+        """Roll back; if that fails, drop the connection and its transaction."""
         writer = self._writer
         try:
             if writer is not None and writer.in_transaction:
@@ -184,66 +182,57 @@ class SqliteConnections:
                 _abandoned.append(connection)
 
     def before_fork(self) -> None:
-        """Wait for the others, close the connections, and let nobody open one before the fork is over."""
+        """Wait for other threads, close the connections, and prevent new ones until the fork is over."""
         me = threading.get_ident()
         if self._process != os.getpid():
             return
         if self._write_lock.locked() and self._writing_thread == me:  # in the middle of its own write
             return
-        if not RealClock.acquire(self._write_lock, FORK_WAIT):
+        if not RealClock.acquire(self._write_lock, FORK_WAIT_SECONDS):
             return
-        if not RealClock.acquire(self._read_lock, FORK_WAIT):
+        if not RealClock.acquire(self._read_lock, FORK_WAIT_SECONDS):
             self._write_lock.release()
             return
         self._cut()
         self._forking = me
 
     def after_fork_in_parent(self) -> None:
-        """Go on, in the process that forked."""
         if self._forking == threading.get_ident():
             self._forking = None
             self._read_lock.release()
             self._write_lock.release()
 
     def after_fork(self) -> None:
-        """Begin anew, in the child."""
         self.abandon()
 
     def _check_process(self) -> None:
-        if self._process != os.getpid():  # a child made without the hooks of os.fork
+        if self._process != os.getpid():  # a child created without the hooks of os.fork
             self.abandon()
 
 
 def _close(connection: sqlite3.Connection | None) -> None:
     if connection is not None:
         with contextlib.suppress(sqlite3.Error):
-            connection.execute("PRAGMA busy_timeout = 0")  # the last one to close would wait to empty the log
+            connection.execute("PRAGMA busy_timeout = 0")  # else the last one to close waits to empty the log
         with contextlib.suppress(sqlite3.Error):
             connection.close()
 
 
 @frozen
 class Address:
-    """Where something is kept on a server.
+    """An address of a PostgreSQL server and schema."""
 
-    Attributes:
-        parameters: of libpq.
-        schema: the schema of its tables.
-        place: the address for people, without secrets.
-        secrets: what must not be shown.
-    """
-
-    parameters: dict[str, Any] = field(repr=False)
+    parameters: dict[str, Any] = field(repr=False)  # of libpq
     schema: str
-    place: str
-    secrets: tuple[str, ...] = field(repr=False)
+    place: str  # the address for people, without secrets
+    secrets: tuple[str, ...] = field(repr=False)  # never to be shown
 
     @classmethod
     def of(cls, dsn: str, setting: str = "store") -> Address:
-        """Read a DSN, which a ``setting`` names.
+        """Parse a DSN, given by ``setting``.
 
         Raises:
-            ConfigError: it cannot be read, or psycopg is missing. The address is not shown, because it may
+            ConfigError: it cannot be parsed, or psycopg is missing. The address is not shown, because it may
                 contain a password.
         """
         require_psycopg()
@@ -253,7 +242,7 @@ class Address:
         try:
             server, _, asked = dsn.partition("?")
             before, _, path = server.partition("://")[2].partition("/")
-            if before.count("@") > 1 or "@" in path:  # a part of the password would be host or database
+            if before.count("@") > 1 or "@" in path:  # part of the password would become host or database
                 raise ValueError
             words = asked.split("&") if asked else []
             schema = next((unquote(w[7:]) for w in words if w.startswith("schema=")), DEFAULT_SCHEMA)
@@ -267,8 +256,8 @@ class Address:
             ) from None
         if not _SCHEMA.fullmatch(schema):
             raise ConfigError(
-                f"{setting}: the schema {schema!r} is not usable; a name has small letters, digits and _, and"
-                " begins with no digit"
+                f"{setting}: the schema {schema!r} cannot be used; a name consists of lower-case letters,"
+                " digits and _, and does not begin with a digit"
             )
         place = "postgresql://{user}{host}{port}/{dbname}?schema={schema}".format(
             user=f"{given['user']}@" if given.get("user") else "",
@@ -282,7 +271,7 @@ class Address:
 
     @property
     def digest(self) -> str:
-        """Twelve characters that tell this address from others."""
+        """Twelve characters that identify this address."""
         return hashlib.blake2b(self.place.encode(), digest_size=6).hexdigest()
 
 

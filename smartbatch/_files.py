@@ -1,4 +1,4 @@
-"""Files and folders for this user only, written whole; their locks; and where programs keep what lasts."""
+"""Files and folders for this user only, written atomically; file locks; and the user's state folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ else:
 
 
 def state_folder() -> str:
-    """Return this user's folder for what programs keep (XDG base directories, ``XDG_STATE_HOME``)."""
+    """Return this user's folder for program state (XDG base directories, ``XDG_STATE_HOME``)."""
     base = os.environ.get("XDG_STATE_HOME", "")
     if not os.path.isabs(base):  # the specification: a relative path is to be ignored
         base = os.path.join(os.path.expanduser("~"), ".local", "state")
@@ -28,15 +28,15 @@ def state_folder() -> str:
 
 
 def require_locks() -> None:
-    """Check that the system has file locks, and owners of files, as Linux and macOS have them.
+    """Check that the system has file locks and owners of files, as Linux and macOS do.
 
     Raises:
-        StoreError: it has not; says what needs them, and where they are.
+        StoreError: it does not; the message says what needs them, and where they exist.
     """
     if not HAS_LOCKS:
         raise StoreError(
             "this system has no file locks (the Python module fcntl), which stores, shared limits and "
-            "outputs of runs need: use Linux, macOS or the Windows Subsystem for Linux; requests and lists "
+            "output files need: use Linux, macOS or the Windows Subsystem for Linux; requests and lists "
             "without a key work here, with shared='off'"
         )
 
@@ -45,8 +45,8 @@ def lock_file(fd: int, *, shared: bool = False, wait: bool = False) -> None:
     """Lock an open file, until its last descriptor is closed.
 
     Args:
-        shared: together with others that lock it so.
-        wait: for others who hold it.
+        shared: together with other shared locks.
+        wait: until others release it.
 
     Raises:
         StoreError: as :func:`require_locks`.
@@ -57,11 +57,11 @@ def lock_file(fd: int, *, shared: bool = False, wait: bool = False) -> None:
 
 
 def new_file(path: str) -> int:
-    """Make a file for its owner only, or open one that is this user's, and return its descriptor.
+    """Create a file for its owner only, or open this user's existing one, and return its descriptor.
 
     Raises:
-        StoreError: somebody else has planted what has the name; says what to do.
-        OSError: it cannot be made.
+        StoreError: another user planted a file or link of that name; the message says what to do.
+        OSError: it cannot be created.
     """
     require_locks()
     try:
@@ -85,9 +85,7 @@ def check_own(path: str) -> None:
 
 
 def check_logs(path: str) -> None:
-    """Raise StoreError where another user has put a log next to an SQLite file: SQLite would take what is in
-    it for changes of the file's.
-    """
+    """Raise StoreError if another user put a log next to an SQLite file, which SQLite would apply to it."""
     for ending in ("-wal", "-shm", "-journal"):
         with contextlib.suppress(FileNotFoundError):
             owner = os.lstat(path + ending).st_uid
@@ -96,20 +94,20 @@ def check_logs(path: str) -> None:
 
 
 def inode_of(path: str) -> tuple[int, int]:
-    """Return the device and inode of a file, which tell it from another of its name.
+    """Return the device and inode of a file, which distinguish it from another of its name.
 
     Raises:
-        OSError: it cannot be looked at; FileNotFoundError where there is none.
+        OSError: it cannot be read; FileNotFoundError if it does not exist.
     """
     found = os.stat(path)
     return found.st_dev, found.st_ino
 
 
 def resolved_file(path: str) -> str:
-    """Return where a file is that is opened, or made where it is not there yet.
+    """Return the real path of a file that is opened, or created if it does not exist.
 
     Raises:
-        StoreError: it would be made where another user's link leads.
+        StoreError: it would be created where another user's link leads.
     """
     path = os.path.expanduser(path)
     found = os.path.realpath(path)
@@ -119,18 +117,18 @@ def resolved_file(path: str) -> str:
 
 
 def is_foreign_link(path: str) -> bool:
-    """Whether a path is a symbolic link that neither this user nor the system's has made."""
+    """Whether a path is a symbolic link made by neither this user nor root."""
     return os.path.islink(path) and os.lstat(path).st_uid not in (os.geteuid(), 0)
 
 
 def own_folder(folder: str) -> None:
-    """Make a folder for its owner only, and take one that is there only where nobody else can have made it.
+    """Create a folder for its owner only; an existing one must be this user's.
 
-    What lies in it is sent, believed or overwritten, and holds prompts and answers.
+    Its content is sent, trusted or overwritten, and contains prompts and answers.
 
     Raises:
-        StoreError: it is another user's, or no folder but a link or a file; says what to do.
-        OSError: it cannot be made.
+        StoreError: it is another user's, or a link or a file; the message says what to do.
+        OSError: it cannot be created.
     """
     private_folder(folder)
     found = os.lstat(folder)
@@ -150,11 +148,11 @@ def _foreign(what: str) -> StoreError:
 
 
 def private_folder(folder: str) -> None:
-    """Make a folder, and those above it that are missing, for their owner only, whatever the umask says.
+    """Create a folder and its missing parents for their owner only, whatever the umask is.
 
     Raises:
         StoreError: the system has no owners of files, see :func:`require_locks`.
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     require_locks()
     if os.path.isdir(folder):
@@ -168,15 +166,15 @@ def private_folder(folder: str) -> None:
         if not os.path.isdir(folder):
             raise
         return
-    with contextlib.suppress(PermissionError):  # a folder that may be changed and not be read
+    with contextlib.suppress(PermissionError):  # a folder that is writable but not readable
         sync_folder(above)
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:
-    """Have the names in a folder on the disk, so that they survive a loss of power.
+    """Flush the names in a folder to the disk, so that they survive a power failure.
 
     Raises:
-        OSError: the disk does not take them.
+        OSError: the disk does not accept them.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -186,18 +184,17 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def write_whole(path: Path, partial: Path, pieces: Iterable[bytes]) -> None:
-    """Write ``pieces`` into ``partial``, for its owner only, and rename it to ``path`` when all of it is on
-    the disk.
+    """Write ``pieces`` to ``partial``, for its owner only, and rename it to ``path`` once it is on the disk.
 
-    Where the pieces or the disk fail, ``partial`` is deleted: on a full disk the store needs the room.
+    If the pieces or the disk fail, ``partial`` is deleted: on a full disk the store needs the room.
 
     Raises:
         StoreError: the disk is full, or the folder cannot be written.
-        FileNotFoundError: ``partial`` was deleted by a process that took the job over and has finished it.
-        Exception: whatever ``pieces`` raise.
+        FileNotFoundError: ``partial`` was deleted by a process that took over the job and finished it.
+        Exception: any error of ``pieces``.
     """
     with _disk_errors(path):
-        partial.unlink(missing_ok=True)  # of a process that died: it is made anew, and never through a link
+        partial.unlink(missing_ok=True)  # left by a process that died; never written through a link
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         file = open(os.open(partial, flags, 0o600), "wb")  # noqa: SIM115
     try:
@@ -206,7 +203,7 @@ def write_whole(path: Path, partial: Path, pieces: Iterable[bytes]) -> None:
                 file.write(piece)
         with _disk_errors(path):
             file.flush()
-            os.fsync(file.fileno())  # else a loss of power may leave a name with half of its content
+            os.fsync(file.fileno())  # else a power failure may leave a truncated file
             file.close()
             partial.replace(path)
             sync_folder(path.parent)
@@ -220,13 +217,12 @@ def write_whole(path: Path, partial: Path, pieces: Iterable[bytes]) -> None:
 
 @contextlib.contextmanager
 def _disk_errors(path: Path) -> Iterator[None]:
-    """Raise what a system call fails with as a StoreError; a file that is gone stays FileNotFoundError."""
     try:
         yield
     except FileNotFoundError:
         raise
     except OSError as error:
         raise StoreError(
-            f"the folder {path.parent} cannot be written ({error.strerror}); it holds files that are being "
+            f"the folder {path.parent} cannot be written ({error.strerror}); it contains files being "
             "uploaded or downloaded: free some disk space, and the job continues by itself"
         ) from None

@@ -23,7 +23,7 @@ from smartbatch._clock import RealClock
 
 
 class Forked(Protocol):
-    """Something that must begin anew in a forked child."""
+    """Starts over in a forked child."""
 
     def after_fork(self) -> None:
         """Called in the child: start empty, touch no inherited lock, socket or thread."""
@@ -31,7 +31,7 @@ class Forked(Protocol):
 
 
 class Awaited(Forked, Protocol):
-    """Something that a fork waits for."""
+    """A fork waits for it."""
 
     def before_fork(self) -> None:
         """Called by the thread that forks, in the parent."""
@@ -43,7 +43,7 @@ class Awaited(Forked, Protocol):
 
 
 class Stoppable(Protocol):
-    """Something with threads that must end before the interpreter does."""
+    """Has threads that must end before the interpreter does."""
 
     def at_exit(self, waited: float, *, interrupted: bool) -> None:
         """Called when the interpreter exits: finish within the grace period, fail the rest.
@@ -59,9 +59,9 @@ _T = TypeVar("_T")
 
 
 class _Registry(Generic[_T]):
-    """Objects held weakly, in the order in which they were added, each with whose it is.
+    """Weakly held objects in the order they were added, each with its owner.
 
-    A plain dictionary of weak references: a WeakSet keeps a guard that a fork could catch half-way.
+    A plain dictionary of weak references: a WeakSet has a guard that a fork could catch half-way.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class _Registry(Generic[_T]):
         self._known[key] = weakref.ref(one, lambda _: self._known.pop(key, None)), identity()
 
     def living(self, of: tuple[int, bool] | None = None) -> list[_T]:
-        """Return those that still exist; only those that were added under the identity ``of``, if given."""
+        """Return those that still exist; only those added under the identity ``of``, if given."""
         return [
             one
             for reference, owner in list(self._known.values())
@@ -86,12 +86,12 @@ _stoppable: _Registry[Stoppable] = _Registry()
 
 _NATIVE = threading.Lock
 _noticed = os.getpid()
-"""The last process that knows it is one: it imported this module, or its copy of the parent's was marked."""
+"""The last process that noticed it is one: it imported this module, or its copy was marked after a fork."""
 
 
 def identity() -> tuple[int, bool]:
-    """Return what locks, threads and sockets belong to: the process, and whether its threads are still those
-    of when this module was imported. ``gevent.monkey`` may have put green ones in their place since.
+    """Return the owner of locks, threads and sockets: the process, and whether its threads are still those
+    of the import. ``gevent.monkey`` may have replaced them with green ones since.
     """
     return os.getpid(), threading.Lock is _NATIVE
 
@@ -99,7 +99,7 @@ def identity() -> tuple[int, bool]:
 def notice_fork() -> None:
     """In a child whose fork called no hooks (uWSGI, C extensions), do now what they would have done.
 
-    Called before anything is made for a process, and before anything inherited is waited for.
+    Called before anything is created for a process, and before waiting for anything inherited.
     """
     if _noticed == os.getpid():
         return
@@ -113,12 +113,12 @@ _noticing: dict[tuple[int, bool], threading.RLock] = {}
 
 def on_fork(one: Forked) -> None:
     """Call ``one.after_fork()`` in each forked child, for as long as ``one`` exists."""
-    notice_fork()  # else the child would take it for its parent's
+    notice_fork()  # else the child would consider it its parent's
     _forked.add(one)
 
 
 def around_fork(one: Awaited) -> None:
-    """As :func:`on_fork`, and call ``one`` in the parent as well, before each fork and after it."""
+    """As :func:`on_fork`, and also call ``one`` in the parent, before and after each fork."""
     _awaited.add(one)
     _forked.add(one)
 
@@ -127,22 +127,24 @@ def on_exit(one: Stoppable) -> None:
     """Call ``one.at_exit`` when the interpreter exits, if ``one`` still exists.
 
     Not in a forked child, which must not wait for its parent's requests, nor after the threads of ``one``
-    were replaced by green ones, which would wait for locks that stop them all.
+    were replaced by green ones, which would wait for locks that block them all.
     """
     _stoppable.add(one)
 
 
 class PerProcess(Generic[_T]):
-    """One value for each :func:`identity`, made at its first use there. A forked child makes its own, also
-    where Python's hooks were not called, and so does a process whose threads were replaced by green ones.
+    """One value for each :func:`identity`, created at its first use.
 
-    Making one of these costs nothing and makes no lock. :meth:`get` takes none once the value exists. Threads
-    that meet at the first use wait for the one that makes the value, by a lock of this identity's own: never
-    one that a thread of the parent holds, nor one that would stop all green threads. The parent's value stays
-    as it is until :meth:`inherited`.
+    A forked child creates its own, even if Python's hooks were not called, and so does a process whose
+    threads were replaced by green ones.
+
+    Creating one of these costs nothing and creates no lock. :meth:`get` takes none once the value exists.
+    Threads that meet at the first use wait for the one that creates the value, by a lock of this identity:
+    never one that a thread of the parent holds, nor one that would block all green threads. The parent's
+    value stays as it is until :meth:`inherited`.
 
     Args:
-        make: makes the value; what it raises goes to the caller, and the next use tries again.
+        make: creates the value; its errors go to the caller, and the next use tries again.
     """
 
     __slots__ = ("_locks", "_make", "_values")
@@ -153,7 +155,6 @@ class PerProcess(Generic[_T]):
         self._locks: dict[tuple[int, bool], threading.RLock] = {}
 
     def get(self) -> _T:
-        """Return the value of this process."""
         value = self.peek()
         if value is None:
             notice_fork()
@@ -164,26 +165,26 @@ class PerProcess(Generic[_T]):
         return value
 
     def peek(self) -> _T | None:
-        """Return the value of this process if it was made. Takes no lock."""
+        """Return the value of this process if it exists. Takes no lock."""
         return self._values.get((os.getpid(), threading.Lock is _NATIVE))
 
     def take(self) -> _T | None:
-        """Return the value of this process and forget it; ``None`` where there is none."""
+        """Return and drop the value of this process; ``None`` if there is none."""
         with self.lock():
             return self._values.pop(identity(), None)
 
     def inherited(self) -> _T | None:
-        """Return and forget the value of the process of which this one is a fork. Takes no lock."""
+        """Return and drop the value of the process this one was forked from. Takes no lock."""
         others = [owner for owner in self._values if owner[0] != os.getpid()]
         return self._values.pop(others[-1]) if others else None
 
     def lock(self) -> threading.RLock:
-        """Return the lock under which this process makes and takes the value; ``setdefault`` is atomic."""
+        """Return the lock for creating and taking the value; ``setdefault`` is atomic."""
         return self._locks.setdefault(identity(), threading.RLock())
 
 
 class _Collected:
-    """What is to be done after objects were collected, on a thread that lives while anything runs."""
+    """Work to do after objects were collected, on a thread that lives while anything runs."""
 
     def __init__(self) -> None:
         self.todo: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
@@ -191,20 +192,18 @@ class _Collected:
         self._running = 0
 
     def begin(self) -> None:
-        """Something was started that may have to be ended after a collection."""
         with self._lock:
             self._running += 1
             if self._running == 1:
                 threading.Thread(target=self._run, name="smartbatch-collected", daemon=True).start()
 
     def offer(self, act: Callable[[], object]) -> bool:
-        """Have something done, if there is a thread for it. Takes no lock."""
+        """Have work done, if there is a thread for it. Takes no lock."""
         if self._running:
             self.todo.put(act)
         return self._running > 0
 
     def end(self) -> None:
-        """It has ended."""
         with self._lock:
             self._running -= 1
             if self._running == 0:
@@ -214,8 +213,8 @@ class _Collected:
         while (act := RealClock.receive(self.todo)) is not None:
             thread = threading.Thread(target=act, name="smartbatch-stop", daemon=True)
             try:
-                thread.start()  # one that takes long holds up no other
-            except RuntimeError:  # no thread can be had: better late than never
+                thread.start()  # a slow one must not delay the others
+            except RuntimeError:  # no thread can be started: run it here
                 act()
 
 
@@ -228,18 +227,17 @@ def something_started() -> None:
 
 
 def something_ended() -> None:
-    """What :func:`something_started` was called for has ended."""
     _collected.get().end()
 
 
 def run_after_collection(act: Callable[[], object]) -> bool:
-    """Have ``act`` called soon on another thread. For finalisers, which may run while any lock is held; and
-    for the interpreter's end, where some versions of Python start no thread any more: this one is there.
+    """Have ``act`` called soon on another thread; False if nothing runs, and so nothing has to be ended.
 
-    Where nothing runs, nothing has to be ended, and ``act`` is not called: False.
+    For finalisers, which may run while any lock is held, and for the interpreter's exit, when some versions
+    of Python start no more threads: this one already exists.
     """
     collected = _collected.peek()
-    return collected is not None and collected.offer(act)  # which may be called in the middle of anything
+    return collected is not None and collected.offer(act)  # may run in the middle of anything
 
 
 def _before_fork() -> None:
@@ -270,14 +268,14 @@ def _at_exit() -> None:
 
 
 def _interactive() -> bool:
-    """Whether somebody types the code: then an exception that was shown has ended no script."""
+    """Whether code is being typed: then a displayed exception has not ended a script."""
     return bool(sys.flags.interactive) or hasattr(sys, "ps1") or "IPython" in sys.modules
 
 
 def _end_by_signal() -> None:
-    """Have the interpreter end as one that Ctrl-C ended, by ``SIGINT``, so that a shell's loop ends, too.
+    """End the interpreter by ``SIGINT``, as after an uncaught Ctrl-C, so that a shell's loop ends, too.
 
-    CPython does so where code it ran ended with ``KeyboardInterrupt`` itself, and not with a class of it.
+    CPython does so only for ``KeyboardInterrupt`` itself, not for a subclass.
     """
     with contextlib.suppress(KeyboardInterrupt):
         exec("raise KeyboardInterrupt")
@@ -289,9 +287,9 @@ def on_main_thread() -> bool:
 
 
 def reentered() -> bool:
-    """Whether the main thread is inside this library already, beneath the code that calls it now.
+    """Whether the main thread is already inside this library, below the calling code.
 
-    So it is in a signal handler, which may have interrupted a thread that holds a lock, and in a hook or an
+    That is so in a signal handler, which may have interrupted code that holds a lock, and in a hook or
     observer that runs on the main thread. Other threads are never interrupted.
     """
     if not on_main_thread():
@@ -309,8 +307,8 @@ def _is_ours(frame: FrameType) -> bool:
     return isinstance(name, str) and name.startswith("smartbatch.") and not name.startswith("smartbatch.cli.")
 
 
-TRIES = 3
-"""Times a module is imported that fails because another thread of the program imports a part of it."""
+IMPORT_TRIES = 3
+"""Tries to import a module while another thread of the program imports a part of it."""
 
 _turn = PerProcess(threading.RLock)
 
@@ -320,19 +318,19 @@ def one_at_a_time() -> Iterator[None]:
     """Let one thread at a time import modules that import each other in circles.
 
     Threads that enter such a circle at different places would wait for each other. Python then gives one of
-    them a module that is half made, which shows as an ``ImportError`` or an ``AttributeError``.
+    them a half-initialized module, which shows as an ``ImportError`` or an ``AttributeError``.
     """
     with _turn.get():
         yield
 
 
 def imported(name: str) -> Any:
-    """Return a module of another project, imported at its first use; any thread may ask for it."""
+    """Return a module of another project, imported at its first use; thread-safe."""
     module = sys.modules.get(name)
     if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
         return module
     with one_at_a_time():
-        for _ in range(TRIES - 1):
+        for _ in range(IMPORT_TRIES - 1):
             try:
                 __import__(name)
             except (ImportError, AttributeError):  # the program's own threads import without taking turns
@@ -343,7 +341,7 @@ def imported(name: str) -> Any:
 
 
 def names_on_demand(package: str, module_of: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package whose public names load on first use.
+    """Return the ``__getattr__`` of a package whose public names load at first use.
 
     Args:
         module_of: the module of each name, relative to the package.

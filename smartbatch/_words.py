@@ -25,7 +25,7 @@ _short.maxlevel = 3
 
 
 def number(value: float) -> str:
-    """Return a number, with thousands separated: ``1,234``, ``0.25``."""
+    """Return a number with thousands separators: ``1,234``, ``0.25``."""
     if not math.isfinite(value):
         return "∞" if value > 0 else "–"
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.3g}"
@@ -50,7 +50,7 @@ def money(usd: float | None, *, rounded_up: bool = False) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in the unit that suits them: ``350 ms``, ``4 min``, ``2.5 h``, ``3 d``."""
+    """Return seconds in a suitable unit: ``350 ms``, ``4 min``, ``2.5 h``, ``3 d``."""
     if not math.isfinite(seconds):
         return "forever"
     if seconds <= 0:
@@ -160,39 +160,39 @@ def usd_in(value: Any) -> Any:
 
 
 def short(value: object, most: int = 240) -> str:
-    """Return a repr of some ``most`` characters, whatever is in ``value``."""
+    """Return a repr of about ``most`` characters."""
     return without_middle(_short.repr(value), most)
 
 
 def brief(value: object) -> str:
-    """Return a repr of a few words, for what there are many of."""
+    """Return a very short repr, for items of long lists."""
     return short(value, 80)
 
 
 def without_middle(words: str, most: int = 300) -> str:
-    """Return at most ``most`` characters of a repr, its end included."""
+    """Return at most ``most`` characters of a repr, including its end."""
     return words if len(words) <= most else f"{words[: most - 43]}...{words[-40:]}"
 
 
 def counted(word: str, values: Sequence[object]) -> str:
-    """Return how many values there are, in place of what may be thousands."""
+    """Return the number of values in place of the values."""
     return f"<{len(values):,} {word}>"
 
 
 def escape(text: str) -> str:
-    """Return ``text`` with what is not printable (escape sequences, line ends, bidi marks) as ``\\x1b``."""
+    """Return ``text`` with unprintable characters (escape sequences, line ends, bidi marks) as ``\\x1b``."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 class SafeStream:
-    """A stream that others may close: after a failed write, nothing more is written.
+    """A stream that may be closed by others: after a failed write, nothing more is written.
 
-    Characters that the stream's encoding lacks are written as escapes.
+    Characters missing from the stream's encoding are written as escapes.
 
     Args:
-        stream: ``None`` if there is none, as for a program started without standard streams.
+        stream: ``None`` in a program started without standard streams.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -204,7 +204,7 @@ class SafeStream:
             encoding = getattr(self._stream, "encoding", None) or "utf-8"
             try:
                 self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-            except (OSError, ValueError):  # the reader ended, or the stream is closed
+            except (OSError, ValueError):  # the reader has ended, or the stream is closed
                 self._broken = True
         return len(text)
 

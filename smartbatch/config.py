@@ -43,11 +43,15 @@ class BatchingConfig:
     """
 
     batch_window: float = seconds(0.1, "How long a request waits for others to share its call.", 0.01, 5)
-    max_batch_size: int = setting(10, "int", "Most prompts in a shared call.", 1, 50)
+    max_batch_size: int = setting(10, "int", "Maximum prompts in a shared call.", 1, 50)
     min_batch_size: int | None = setting(
-        None, "int", "Prompts that go at once, while fewer wait; unset: by the calls in flight.", 1, 50
+        None,
+        "int",
+        "Prompts that are sent without waiting for more; unset: depends on the calls in flight.",
+        1,
+        50,
     )
-    max_wait: float = seconds(5.0, "Longest wait in the window, whatever the priority.", 0.5, 30)
+    max_wait: float = seconds(5.0, "Maximum wait in the window, whatever the priority.", 0.5, 30)
 
     queue_capacity: int = setting(
         1000,
@@ -59,48 +63,56 @@ class BatchingConfig:
     )
     large_queue: bool = setting(False, "bool", f"Allows a queue_capacity above {LARGE_QUEUE}.")
     queue_full: Literal["block", "raise"] = choice(
-        "block", "What submitting does while the queue is full.", "block", "raise"
+        "block", "Whether submitting waits or raises while the queue is full.", "block", "raise"
     )
-    queue_timeout: float | None = seconds(None, "Longest wait for room before QueueFull.", 0, DAY)
+    queue_timeout: float | None = seconds(None, "Maximum wait for room before QueueFull.", 0, DAY)
     urgent_reserve: float = setting(
-        0.1, "float", "Room for urgent and high requests, as a share added to the capacity.", 0, 1
+        0.1, "float", "Additional room for urgent and high requests, as a share of the capacity.", 0, 1
     )
 
-    parallelism: int = setting(4, "int", "Calls in flight at most; the number of workers.", 1, 1024)
-    call_timeout: float = seconds(600.0, "Total time of one call.", 0.1, DAY)
-    request_timeout: float | None = seconds(None, "Time from submission to failure.", 0.1, 30 * DAY)
+    parallelism: int = setting(
+        4, "int", "Maximum number of concurrent calls, and of worker threads.", 1, 1024
+    )
+    call_timeout: float = seconds(600.0, "Maximum time of one call.", 0.1, DAY)
+    request_timeout: float | None = seconds(
+        None, "Time after submission at which an unanswered request fails.", 0.1, 30 * DAY
+    )
 
-    retries: int = setting(3, "int", "Retries of a request that failed.", 0, 20)
+    retries: int = setting(3, "int", "Maximum retries of a failed request.", 0, 20)
     retry_initial: float = seconds(1.0, "Delay before the first retry.", 0.01, 300)
-    retry_multiplier: float = setting(2.0, "float", "Growth of the delay from try to try.", 1, 10)
-    retry_max_delay: float = seconds(10.0, "Longest delay of a retry.", 0.01, 3600)
+    retry_multiplier: float = setting(2.0, "float", "Factor by which the delay grows from try to try.", 1, 10)
+    retry_max_delay: float = seconds(10.0, "Maximum delay before a retry.", 0.01, 3600)
 
     validation_retries: int = setting(
-        3, "int", "Repairs of an answer that does not fit its schema; each is paid.", 0, 10
+        3, "int", "Maximum repairs of an answer that does not fit its schema; each is billed.", 0, 10
     )
 
     breaker_threshold: int = setting(
-        5, "int", "Failures in a row that open the breaker where few calls fail; else more.", 1, 1000
+        5, "int", "Consecutive failures that open the breaker; more if many calls fail anyway.", 1, 1000
     )
     breaker_pause: float = seconds(
-        1.0, "Longest time from the opening of a breaker to its first probe.", 0.01, 3600
+        1.0, "Maximum time from the opening of a breaker to its first probe.", 0.01, 3600
     )
-    breaker_max_pause: float = seconds(5.0, "Longest time between two probes of an open breaker.", 0.01, DAY)
+    breaker_max_pause: float = seconds(5.0, "Maximum time between two probes of an open breaker.", 0.01, DAY)
     breaker_probes: int = setting(
-        4, "int", "Calls at a time that probe whether the provider works again.", 1, 100
+        4, "int", "Concurrent calls that probe whether the provider works again.", 1, 100
     )
     on_breaker_open: Literal["wait", "fail", "fallback"] = choice(
-        "wait", "What requests do while the breaker is open.", "wait", "fail", "fallback"
+        "wait",
+        "Whether requests wait, fail or use the fallback model while the breaker is open.",
+        "wait",
+        "fail",
+        "fallback",
     )
     fallback_model: str | None = setting(
-        None, "text", "The model, as provider:model, that takes over from an open breaker."
+        None, "text", "The model, as provider:model, to use while the breaker is open."
     )
     outage_patience: float = seconds(
         10_800.0, "How long each request waits for a provider that is down.", 0, 7 * DAY
     )
 
-    max_rpm: int | None = setting(None, "int", "Requests a minute.", 1, 10**9)
-    max_tpm: int | None = setting(None, "int", "Tokens a minute, input and output.", 1, 10**12)
+    max_rpm: int | None = setting(None, "int", "Requests per minute.", 1, 10**9)
+    max_tpm: int | None = setting(None, "int", "Tokens per minute, input and output.", 1, 10**12)
     shared: str = setting(
         "auto",
         "text",
@@ -110,28 +122,28 @@ class BatchingConfig:
     )
     shared_lost: Literal["share", "stop", "local"] = choice(
         "share",
-        "What calls do while it is unavailable: keep to this process's share, stop, or use the whole limit.",
+        "When that place is unreachable: keep this process's share, stop, or use the whole limit.",
         "share",
         "stop",
         "local",
     )
     budget: float | None = setting(
-        None, "usd", "Most to spend; a text like '5 USD' will do.", 0, 10**9, unit="USD"
+        None, "usd", "Maximum to spend; also as a string such as '5 USD'.", 0, 10**9, unit="USD"
     )
     budget_scope: str = setting(
         "client",
         "text",
-        "Whose budget it is: client, or shared:NAME for one that all processes spend that name it.",
+        "Scope of the budget: client, or shared:NAME for one shared by all processes that name it.",
     )
     prices: Mapping[str, Price] = setting(
         {}, "prices", "Own prices by provider:model or model, in USD per million tokens."
     )
     allow_unknown_price: bool = setting(
-        False, "bool", "Spend on models without a known price although there is a budget."
+        False, "bool", "Allows models without a known price even if there is a budget."
     )
 
     packing: bool = setting(
-        False, "bool", "Several prompts are packed into one call; see the risks in the documentation."
+        False, "bool", "Packs several prompts into one call; see the risks in the documentation."
     )
     deduplicate: bool | None = setting(
         None,
@@ -140,13 +152,13 @@ class BatchingConfig:
         "explicit temperature above 0 and the answers of n.",
     )
     cache: str | None = setting(
-        None, "text", "File of the response cache, so that the same request is not paid again."
+        None, "text", "File of the response cache, so that equal requests are not paid for again."
     )
     cache_ttl: float = seconds(7 * DAY, "How long a cached answer is used.", 1, 3650 * DAY)
     cache_max_bytes: int = setting(
         2**30,
         "int",
-        "Size of the cache; the oldest answers are removed first.",
+        "Maximum size of the cache; the oldest answers are removed first.",
         2**16,
         2**44,
         unit="bytes",
@@ -157,55 +169,57 @@ class BatchingConfig:
         "Where jobs are kept: a file, or a PostgreSQL address such as postgresql://…; in the user's state "
         "folder when none.",
     )
-    batch_enabled: bool = setting(True, "bool", "Allows batches at the provider; off, jobs go in real time.")
+    batch_enabled: bool = setting(
+        True, "bool", "Allows provider batches; if off, jobs are sent in real time."
+    )
     batch_threshold: int = setting(
-        10, "int", "Fewest requests of a list for which a batch is considered.", 1, 1_000_000
+        10, "int", "Minimum number of requests for which a batch is considered.", 1, 1_000_000
     )
     batch_poll_interval: float = seconds(30.0, "Time between two polls of a batch.", 0.01, 3600)
     batch_timeout: float = seconds(
         3600.0,
-        "How long submit_and_wait waits by default, and when a job that may falls back to real time.",
+        "Default timeout of submit_and_wait, and time after which a job may fall back to real time.",
         0.1,
         30 * DAY,
     )
-    batch_max_requests: int = setting(5000, "int", "Most requests of one batch.", 1, 100_000)
+    batch_max_requests: int = setting(5000, "int", "Maximum requests per batch.", 1, 100_000)
     batch_settle: float = seconds(
         1800.0,
-        "How long a batch whose creation is uncertain is searched for before its requests are sent again.",
+        "How long to search for a batch whose creation is uncertain before its requests are sent again.",
         0.1,
         30 * DAY,
     )
     batch_on_unknown: Literal["settle", "hold"] = choice(
         "settle",
-        "What follows when it was not found: send again, or wait 26 hours until it is certain.",
+        "What to do if it is not found: send the requests again, or hold them for 26 hours to be certain.",
         "settle",
         "hold",
     )
     batch_fallback: Literal["batch", "individual"] = choice(
         "batch",
-        "Where requests go that an expired, failed or late batch has not run: a new batch, or real time.",
+        "How to send requests that an expired, failed or late batch did not process: new batch or real time.",
         "batch",
         "individual",
     )
     batch_retention: float | None = seconds(
-        None, "When files at the provider are deleted, after a job has ended; never when none.", 0, 365 * DAY
+        None, "When to delete files at the provider after a job has ended; none: never.", 0, 365 * DAY
     )
     batch_enqueued_tokens: int | None = setting(
-        None, "int", "Most tokens of one model in batches that have not ended.", 1, 10**12
+        None, "int", "Maximum tokens of one model in unfinished batches.", 1, 10**12
     )
     exclusive_workspace: bool = setting(
-        False, "bool", "Nobody else creates batches in this Anthropic workspace."
+        False, "bool", "States that nothing else creates batches in this Anthropic workspace."
     )
     deferrable: Literal["realtime", "batch"] = choice(
         "realtime",
-        "Where submitted requests of priority deferrable go: real time, or together into the Batch API.",
+        "How to send submitted requests of priority deferrable: in real time, or together in batches.",
         "realtime",
         "batch",
     )
 
     strategy: Literal["auto", "individual", "batch", "hybrid", "threshold"] = choice(
         "auto",
-        "How the route of a list is chosen: auto forecasts and compares, threshold counts, the others force.",
+        "How to choose the route: auto compares forecasts, threshold counts requests, others force a route.",
         "auto",
         "individual",
         "batch",
@@ -214,7 +228,7 @@ class BatchingConfig:
     )
     prefer: Literal["balanced", "speed", "cost"] = choice(
         "balanced",
-        "What auto weighs where there is no deadline: money and time, or one of them.",
+        "What auto optimizes if there is no deadline: money and time, or one of them.",
         "balanced",
         "speed",
         "cost",
@@ -222,7 +236,7 @@ class BatchingConfig:
     time_value: float = setting(
         5.0,
         "float",
-        "What an hour of waiting is worth to auto; part of what a missed deadline costs.",
+        "Value of an hour of waiting for auto; also part of the cost of a missed deadline.",
         0,
         10**6,
         unit="USD",
@@ -243,16 +257,14 @@ class BatchingConfig:
         1,
         1024,
     )
-    flex: bool = setting(
-        True, "bool", "Lets auto use the provider's cheaper, slower tier, where there is one."
-    )
+    flex: bool = setting(True, "bool", "Lets auto use the provider's cheaper, slower tier, if there is one.")
     on_error: Literal["result", "raise"] = choice(
-        "result", "What list calls do with a failed request.", "result", "raise"
+        "result", "Whether list calls return a failed request as a result, or raise.", "result", "raise"
     )
     exit_grace: float = seconds(2.0, "Time for calls in flight when the interpreter ends.", 0, 3600)
     telemetry: Literal["auto", "outer", "full", "off"] = choice(
         "auto",
-        "What OpenTelemetry is told of calls where it is set up: tokens, but for own callables and "
+        "What OpenTelemetry records of calls, if it is set up: tokens except for own callables and "
         "providers; no tokens; all tokens; or nothing.",
         "auto",
         "outer",
