@@ -1,7 +1,7 @@
-"""Supervision carries the jobs of a store on, for as long as the process lives.
+"""Runs the jobs of a store for as long as the process lives.
 
-One thread watches the time: it claims jobs that no living process owns, renews leases, also while a remote
-call takes long, and queues the jobs that are due. Worker threads run one step of one job at a time.
+One thread, the supervisor, claims jobs that no living process owns, renews leases even while a remote call
+takes long, and queues the jobs that are due. Worker threads run one step of one job at a time.
 """
 
 from __future__ import annotations
@@ -31,53 +31,44 @@ from smartbatch.jobs.watching import Changes
 from smartbatch.jobs.wiring import JobRuntime
 from smartbatch.types import Result, Route, Usage
 
-RENEW_EVERY = 5.0
-"""Seconds between renewals: two may fail before the lease is over."""
-CLAIM_EVERY = 10.0
-"""Seconds between searches for jobs without an owner; the own jobs are read anew at the same time."""
-LOOK_EVERY = 1.0
-"""Seconds between looks at what people did to the store: one read of an index."""
-WORKERS = 4
-"""Steps that run at the same time: a long upload of one job must not delay the polls of the others."""
+RENEW_SECONDS = 5.0
+"""Seconds between renewals: two may fail before the lease expires."""
+CLAIM_SECONDS = 10.0
+"""Seconds between searches for jobs without an owner; the own jobs are read again at the same time."""
+LOOK_SECONDS = 1.0
+"""Seconds between looks at user actions in the store, one indexed read each."""
+MAX_WORKERS = 4
+"""Concurrent steps: a long upload of one job must not delay the polls of the others."""
 IDLE_SECONDS = 30.0
-"""How long a worker has no step until its thread ends; the next step that finds none starts another."""
-CLAIMS = 200
-"""Jobs claimed in one search, so that the leases of the first are renewed in time."""
-LONGEST_PAUSE = 60.0
-"""Seconds at most between two tries of a step that fails because of the store, or a bug."""
+"""Seconds without a step after which a worker thread ends; the next step starts another."""
+MAX_CLAIMS = 200
+"""Jobs claimed in one search, so that the leases of the first ones are renewed in time."""
+MAX_PAUSE_SECONDS = 60.0
+"""Longest pause between two tries of a step that fails because of the store or a bug."""
 
 
 @define(eq=False)
 class OwnedJob:
-    """A job this process owns.
-
-    Attributes:
-        row: as it was read last.
-        due: Unix seconds of the next step.
-        running: a step runs or is queued.
-        notified: something happened while the step ran, so the next one is due at once.
-        failures: steps in a row that failed.
-        error: why the last step failed, for users.
-    """
+    """A job this process owns."""
 
     lease: JobLease
-    row: JobRow
-    due: float = -math.inf
-    running: bool = False
-    notified: bool = False
-    failures: int = 0
-    error: str | None = None
+    row: JobRow  # as last read
+    due: float = -math.inf  # Unix seconds of the next step
+    running: bool = False  # a step runs or is queued
+    notified: bool = False  # something happened while the step ran, so the next one is due at once
+    failures: int = 0  # consecutive failed steps
+    error: str | None = None  # why the last step failed, for users
 
 
 class Supervision:
     """Owns jobs and runs their steps. It cannot be started again after :meth:`stop`.
 
     Args:
-        changes: what was told of jobs; its lock is the engine's, which is this one's as well.
+        changes: its lock is the engine's, and also guards this object.
         attended: ids of the attended jobs that somebody here waits for.
-        controls: what people did to the store.
-        run_step: does one step of a job.
-        realtime: runs the items of jobs that go in real time.
+        controls: user actions in the store.
+        run_step: runs one step of a job.
+        realtime: runs the items that are sent in real time.
     """
 
     def __init__(
@@ -120,7 +111,6 @@ class Supervision:
         attended: Set[str],
         controls: LiveControls,
     ) -> Self:
-        """Return what runs all steps, and what goes in real time within the limits of the settings."""
         realtime = RealtimeRunner(
             runtime,
             limit_of=item_limits(config, runtime),
@@ -134,8 +124,7 @@ class Supervision:
     # -- for others ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread that watches the time, unless it runs; where none can be had, the next call tries
-        again."""
+        """Start the supervisor thread, unless it runs; if no thread is available, the next call tries again."""
         with self._monitor:
             if self._started or self._stopping:
                 return
@@ -143,7 +132,7 @@ class Supervision:
             self._started = self._spawn_locked(watch, "smartbatch-supervisor")
 
     def notify(self, job_id: str | None = None) -> None:
-        """Run a step of an own job at once, or claim a job at once; without an id, search for jobs."""
+        """Run a step of an own job, or claim another one, at once; without an id, search for jobs."""
         with self._monitor:
             owned = None if job_id is None else self._owned.get(job_id)
             if job_id is None:
@@ -157,43 +146,42 @@ class Supervision:
             self._monitor.notify()
 
     def look(self) -> None:
-        """Look at once at what people did to the store."""
+        """Check at once for user actions in the store."""
         with self._monitor:
             self._look_at = -math.inf
             self._monitor.notify()
 
     def owns(self, job_id: str) -> bool:
-        """Whether this process carries the job on."""
         with self._monitor:
             return job_id in self._owned
 
     def problem_with(self, job_id: str) -> str | None:
-        """Return, for users, what keeps this process from carrying the job on."""
+        """Return, for users, what keeps this process from running the job."""
         with self._monitor:
             owned = self._owned.get(job_id)
             error = self._error if owned is None else owned.error or self._error
         return error if owned is None else error or self.realtime.problem
 
     def on_own_thread(self) -> bool:
-        """Whether the caller runs on a thread of the supervisor, in an observer of the user's."""
+        """Whether the caller is a user's observer running on a thread of this class."""
         return self._threads.has_current() or self.realtime.on_own_thread()
 
     def halt(self) -> None:
-        """Begin no further step and claim nothing more, but keep what is owned: the first half of a stop."""
+        """Begin no further step and claim nothing more, but keep the owned jobs: the first half of a stop."""
         with self._monitor:
             self._halted = True
             self._ready.clear()
             self._monitor.notify_all()
 
     def stop(self, grace: float) -> None:
-        """Begin no further step, wait up to ``grace`` seconds for running ones, release all jobs.
+        """Begin no further step, wait up to ``grace`` seconds for running ones, and release all jobs.
 
-        A step that outlives the grace goes on, but cannot write any more.
+        A step that outlives the grace continues, but can no longer write.
         """
         self.release(self.end(grace))
 
     def end(self, grace: float) -> list[JobLease]:
-        """Do what :meth:`stop` does without the store; return the leases that are to be released."""
+        """Stop without using the store; return the leases to release."""
         with self._monitor:
             self._halted = self._stopping = True
             self._monitor.notify_all()
@@ -206,68 +194,61 @@ class Supervision:
         return leases
 
     def release(self, leases: Iterable[JobLease]) -> None:
-        """Give jobs back."""
         for lease in leases:
             self._release(lease)
 
-    # -- the thread that watches the time --------------------------------------------------------------------
+    # -- the supervisor thread -------------------------------------------------------------------------------
 
     def run_task(self, task: Callable[[], None]) -> None:
-        """Do what :meth:`next_task_locked` returned."""
         try:
             task()
         except BaseException as error:  # nothing may end this thread: leases depend on it
             if self._error is None and not (task == self._look and self._stopping):
-                self._error = describe(error)  # reported once, not with every try
+                self._error = describe(error)  # reported once, not at every try
                 self._report(None, error)
         finally:
             if task != self._look:
                 self._finished()
 
     def next_task_locked(self) -> Callable[[], None] | float | None:
-        """Return the next task of this thread, or for how many seconds to wait. The cases, in order:
-
-        1. It stops: None.
-        2. Leases are to be renewed: that first, also while halted, since steps may still run.
-        3. It is time to look at what people did to the store, also while halted: a pause may end.
-        4. Jobs were named, and it is not halted: claim these.
-        5. It is time to search for jobs, and it is not halted: claim jobs.
-        6. Otherwise queue the jobs that are due, and wait for the earliest of the times above but the third,
-           of the next due job, or a notification.
-        """
+        """Return the next task of this thread, or the seconds to wait for one; ``None`` at the end."""
         if self._stopping:
             return None
         now = self._clock.now()
         task: Callable[[], None] | None = None
+        # 1. leases must be renewed, even while halted, because steps may still run
         if self._owned and now >= self._renew_at:
-            self._renew_at, task = now + RENEW_EVERY, self._renew
+            self._renew_at, task = now + RENEW_SECONDS, self._renew
+        # 2. it is time to look at user actions, even while halted, because a pause may end
         elif now >= self._look_at:
-            self._look_at = now + LOOK_EVERY
-            return self._look  # it writes nothing, so a stop does not wait for it where the store hangs
+            self._look_at = now + LOOK_SECONDS
+            return self._look  # it writes nothing, so a stop does not wait for it if the store hangs
+        # 3. jobs were named: claim them
         elif self._named and not self._halted:
             task = partial(self._claim_named, list(self._named))
             self._named.clear()
+        # 4. it is time to search for jobs
         elif now >= self._claim_at and not self._halted:
-            self._claim_at, task = now + CLAIM_EVERY, self._claim_jobs
+            self._claim_at, task = now + CLAIM_SECONDS, self._claim_jobs
         if task is not None:
             self._busy += 1
             return task
+        # 5. queue the jobs that are due, and wait for the next one, for 1 or 4, or for a notification
         soonest = math.inf
         if not self._halted:
             soonest = min(self._queue_due_locked(), self._claim_at - now)
         return min(soonest, self._renew_at - now) if self._owned else soonest
 
     def look_in_locked(self) -> float:
-        """Return the seconds to the next look at the store: idle time does not have to be waited for."""
+        """Return the seconds until the next look at user actions, which need not interrupt idle time."""
         return self._look_at - self._clock.now()
 
     @property
     def owns_any(self) -> bool:
-        """Whether this process carries any job on."""
         return bool(self._owned)
 
     def _queue_due_locked(self) -> float:
-        """Queue every job that is due, and start missing workers; return the seconds to the next due job."""
+        """Queue every job that is due, and start missing workers; return the seconds until the next is due."""
         wall, soonest = self._runtime.wall(), math.inf
         for owned in self._owned.values():
             if owned.running:
@@ -280,10 +261,10 @@ class Supervision:
         missing = len(self._ready) - self._idle
         if self._ready:
             self._worker_monitor.notify(len(self._ready))
-        while missing > 0 and self._workers < WORKERS:
+        while missing > 0 and self._workers < MAX_WORKERS:
             missing -= 1
             if not self._spawn_locked(self._work, "smartbatch-jobs"):
-                return min(soonest, RENEW_EVERY)
+                return min(soonest, RENEW_SECONDS)
             self._workers += 1
         return soonest
 
@@ -297,12 +278,7 @@ class Supervision:
                 self._drop(lease)
 
     def _look(self) -> None:
-        """Have people's acts take effect on the own jobs, and claim jobs that go on by them. In order:
-
-        1. Models were paused: of their jobs, what has not started in real time is taken back. Others go on.
-        2. Jobs were acted on: their rows are read anew, and their budgets may have more room.
-        3. Jobs that nobody carries on may wait for somebody: they are searched for.
-        """
+        """Apply new user actions to the own jobs, and claim jobs that can continue because of them."""
         news = self._controls.new_acts()
         if news is None:
             return
@@ -314,9 +290,11 @@ class Supervision:
                 self._claim_at = -math.inf
         for owned in all_owned:
             job_id = owned.lease.job_id
+            # 1. the job was acted on: its row is read again, and its budget may have more room
             acted_on = news.any_job or job_id in news.jobs
             if acted_on:
                 self._refresh(owned)
+            # 2. its model was paused: calls that have not started are recalled
             if news.models and self._runtime.pause_of(owned.row.model) is not None:
                 self.realtime.recall(job_id)
             elif news.models or acted_on:
@@ -325,7 +303,7 @@ class Supervision:
                 self.notify(job_id)
 
     def _claim_named(self, job_ids: Iterable[str]) -> None:
-        """Claim jobs by their ids: of the others, which may be many, nothing is read."""
+        """Claim jobs by their ids, without reading the others, which may be many."""
         rows: list[JobRow] = []
         for job_id in job_ids:
             if self.owns(job_id):  # it was named while it was claimed
@@ -335,27 +313,24 @@ class Supervision:
         self._claim(rows)
 
     def _claim_jobs(self) -> None:
-        """Read the own jobs anew, and claim jobs that no living process owns."""
+        """Read the own jobs again, and claim jobs that no living process owns."""
         self._runtime.summaries.save(self._store)
         self._refresh_owned()
         self._claim(self._store.leases.claimable())
 
     def _claim(self, rows: Iterable[JobRow]) -> None:
-        """Claim jobs, but for those that somebody alive owns.
-
-        1. The wall clock jumped: nothing is claimed until living owners had time to renew their leases.
-        2. A job for which there is no provider here, or that another process was quicker to claim, is left.
-        3. Steps have been halted: nothing more is claimed.
-        4. Many were claimed: the rest after a renewal.
-        """
+        """Claim jobs that no living process owns."""
+        # 1. the wall clock jumped: nothing is claimed until living owners had time to renew their leases
         if self._wall_jumped():
             with self._monitor:
-                self._claim_at = self._clock.now() + 2 * RENEW_EVERY
+                self._claim_at = self._clock.now() + 2 * RENEW_SECONDS
             return
         claims = 0
         for row in rows:
+            # 2. steps have been halted: nothing more is claimed
             if self._halted:
                 return
+            # 3. a job is left alone if its provider is missing here or another process was quicker
             if not self._serves(row):
                 continue
             lease = self._store.leases.claim(row.id, LEASE_SECONDS, unknown=_unknown_outcome(row))
@@ -364,42 +339,42 @@ class Supervision:
             if not self._add(OwnedJob(lease, row)):
                 return
             claims += 1
-            if claims == CLAIMS:
+            if claims == MAX_CLAIMS:  # the rest after a renewal
                 self.notify()
                 break
         self._error = None
 
     def _serves(self, row: JobRow) -> bool:
-        """Whether this process can carry a job on, and may."""
+        """Whether this process can and may run a job."""
         return self._is_wanted(row) and self._runtime.provider_of(row) is not None
 
     def _is_wanted(self, row: JobRow) -> bool:
         return not row.policy.attended or row.id in self._attended
 
     def _wall_jumped(self) -> bool:
-        """Whether the wall clock ran ahead since the last search: it was set, or the machine slept.
+        """Whether the wall clock ran ahead since the last search, because it was set or the machine slept.
 
-        Then leases are over whose owners are alive, and had no time to renew them.
+        Then leases may have expired whose owners are alive but had no time to renew them.
         """
         ahead = self._runtime.wall.ahead()
-        if abs(ahead - self._stepped) > RENEW_EVERY:
+        if abs(ahead - self._stepped) > RENEW_SECONDS:
             self._runtime.tell(ClockStepped(at=self._clock.now(), seconds=ahead - self._stepped))
             self._stepped = ahead
         before, self._wall_offset = self._wall_offset, self._clock.wall() - self._clock.now()
-        return self._wall_offset - before > RENEW_EVERY
+        return self._wall_offset - before > RENEW_SECONDS
 
     def _add(self, owned: OwnedJob) -> bool:
         with self._monitor:
             if not self._halted:
                 if not self._owned:
-                    self._renew_at = self._clock.now() + RENEW_EVERY
+                    self._renew_at = self._clock.now() + RENEW_SECONDS
                 self._owned[owned.lease.job_id] = owned
                 return True
         self._release(owned.lease)  # stopped meanwhile
         return False
 
     def _refresh_owned(self) -> None:
-        """Read the own jobs anew: another process may have cancelled, resumed or deleted one."""
+        """Read the own jobs again: another process may have cancelled, resumed or deleted one."""
         with self._monitor:
             all_owned = list(self._owned.values())
         for owned in all_owned:
@@ -424,7 +399,7 @@ class Supervision:
                 self._finished()
 
     def _next_job(self) -> OwnedJob | None:
-        """Wait for the next job whose step is due; ``None`` at the end, and when there was none for long."""
+        """Wait for the next job whose step is due; ``None`` at the end, and if there was none for long."""
         with self._worker_monitor:
             notified = True
             while not self._ready and not self._stopping and notified:
@@ -440,28 +415,26 @@ class Supervision:
             return self._ready.popleft()
 
     def _step(self, owned: OwnedJob) -> None:
-        """Run one step of a job. The cases, in order:
-
-        1. The lease is lost, as another process owns the job, or the job was forgotten: it is dropped here.
-        2. The step failed: the job is due again after a growing pause, and the first failure is reported.
-        3. The job is finished: its lease is released.
-        4. Nobody here waits for it any more: likewise, once what is under way has its results.
-        5. Otherwise it is due when the step says; its real-time items, if any, are offered at once.
-        """
+        """Run one step of a job."""
         lease = owned.lease
         try:
+            # 1. nobody here waits for it any more: it is released once its items in flight have results
             if not self._is_wanted(owned.row):
-                self._give_back(owned)
+                self._release_unwanted(owned)
                 return
+            # 2. it runs a step; real-time items are offered at once
             result = self._run_step(lease)
             if result.realtime and not result.finished:
                 self.realtime.offer(lease)
+        # 3. another process owns the job now, or it was forgotten
         except (LeaseLost, JobNotFound):
             self._drop(lease)
             return
+        # 4. the step failed: it is due again after a growing pause
         except BaseException as error:
             self._step_failed(owned, error)
             return
+        # 5. the job is finished, or its next step is due when this one says
         owned.failures, owned.error = 0, None
         if result.finished:
             self._drop(lease)
@@ -469,20 +442,20 @@ class Supervision:
             self._schedule(owned, math.inf if result.next_at is None else result.next_at)
         self._changes.notify(lease.job_id)
 
-    def _give_back(self, owned: OwnedJob) -> None:
+    def _release_unwanted(self, owned: OwnedJob) -> None:
         if self.realtime.withdraw(owned.lease.job_id):
             self._drop(owned.lease)
-        else:  # due again when the last of it is stored
+        else:  # due again when its last result is stored
             self._schedule(owned, math.inf)
 
     def _step_failed(self, owned: OwnedJob, error: BaseException) -> None:
         if self._stopping and isinstance(error, StoreError):
-            return  # it outlived the grace of a stop, which closed the store: nothing is wrong, or to be done
+            return  # it outlived the grace of a stop, which closed the store: nothing is wrong
         owned.failures += 1
-        if owned.failures == 1:  # reported once, not with every try
+        if owned.failures == 1:  # reported once, not at every try
             self._report(owned.lease.job_id, error)
         owned.error = describe(error)
-        wait = backoff(owned.failures, self._runtime.rng, first=2.0, longest=LONGEST_PAUSE)
+        wait = backoff(owned.failures, self._runtime.rng, first=2.0, longest=MAX_PAUSE_SECONDS)
         self._schedule(owned, self._runtime.wall() + wait)
 
     def _schedule(self, owned: OwnedJob, due: float) -> None:
@@ -496,10 +469,10 @@ class Supervision:
             self._busy -= 1
             self._idle_monitor.notify_all()
 
-    # -- the end of a job ------------------------------------------------------------------------------------
+    # -- releasing jobs --------------------------------------------------------------------------------------
 
     def _drop(self, lease: JobLease) -> None:
-        """Forget a job that is finished, or owned by another process; a stop that was faster releases it."""
+        """Forget a job that is finished or owned by another process; a concurrent stop may have released it."""
         with self._monitor:
             owned = self._owned.get(lease.job_id)
             is_ours = owned is not None and owned.lease == lease
@@ -519,17 +492,17 @@ class Supervision:
     def _spawn_locked(self, target: Callable[[], None], name: str) -> bool:
         try:
             self._threads.start(target, name)
-        except RuntimeError as error:  # the system allows no further thread, or the interpreter ends
+        except RuntimeError as error:  # the system allows no further thread, or the interpreter is ending
             self._error = describe(error)
             return False
         return True
 
 
 def _watch(of: weakref.ref[Supervision], monitor: Monitor) -> None:
-    """Do one task after the other, until the end.
+    """Run one task after the other.
 
-    While no job is owned this thread holds nothing of the client: one that only its own observers and hooks
-    refer to can be collected, and is stopped then.
+    While no job is owned, this thread holds no reference to the client, so that a client that only its own
+    observers and hooks refer to can be collected, which stops it.
     """
     while (supervisor := of()) is not None:
         with monitor:
@@ -548,19 +521,19 @@ def _watch(of: weakref.ref[Supervision], monitor: Monitor) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """Return an error for users; of foreign errors, which may hold anything, the class only."""
+    """Return an error for users; only the class of foreign errors, which may contain anything."""
     if isinstance(error, StoreError):
         return error.message
-    return f"an error inside smartbatch ({type(error).__name__}); it is tried again"
+    return f"an error inside smartbatch ({type(error).__name__}); it will be tried again"
 
 
 def _unknown_outcome(row: JobRow) -> bytes | None:
-    """Return how items end that were half asked when their process ended; ``None``: they are asked again."""
+    """Return the result of items in flight when their process ended; ``None``: they are sent again."""
     if row.policy.on_unknown != "hold":
         return None
     error = ProviderError(
-        "the process that asked this request ended before its answer came, so the outcome is unknown, "
-        "and it may be billed; the job's policy is hold, so it was not asked again: submit it anew",
+        "the process that sent this request ended before the answer arrived, so the outcome is unknown, and it "
+        "may be billed; the job's policy is hold, so it was not sent again: submit it anew",
         kind=ErrorKind.UNKNOWN,
         code="outcome_unknown",
         maybe_billed=True,

@@ -281,8 +281,8 @@ def world(provider: str, folder: Path, *, rare: float = 12.0, **settings: Any) -
     """
     spans = (
         (supervision, "LEASE_SECONDS"),
-        (supervision, "RENEW_EVERY"),
-        (supervision, "CLAIM_EVERY"),
+        (supervision, "RENEW_SECONDS"),
+        (supervision, "CLAIM_SECONDS"),
         (jobs_engine, "OWN_JOB_POLL_SECONDS"),
     )
     usual = [(module, name, getattr(module, name)) for module, name in spans]

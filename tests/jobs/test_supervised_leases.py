@@ -12,7 +12,7 @@ from smartbatch.jobs.records import LEASE_SECONDS, JobLease, JobSelection, Lease
 from smartbatch.jobs.steps import StepResult
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.leases import LeaseTable
-from smartbatch.jobs.supervision import CLAIM_EVERY
+from smartbatch.jobs.supervision import CLAIM_SECONDS
 
 __all__ = ["scene"]  # fixtures
 
@@ -45,11 +45,11 @@ def test_a_wall_clock_that_leaps_takes_no_job_from_a_living_owner(scene: Scene) 
     owner.start()
     scene.until(lambda: len(scene.steps) >= 1)
     rival.start()
-    scene.in_step(lambda: scene.clock.sleep(3 * CLAIM_EVERY))
+    scene.in_step(lambda: scene.clock.sleep(3 * CLAIM_SECONDS))
     with scene.clock.held():
         scene.clock.set_wall(8 * 3600.0)
         rival.notify()
-    scene.in_step(lambda: scene.clock.sleep(5 * CLAIM_EVERY))
+    scene.in_step(lambda: scene.clock.sleep(5 * CLAIM_SECONDS))
     assert owner.owns(job_id)
     assert not rival.owns(job_id)
     row = scene.store.jobs.get(job_id)

@@ -14,7 +14,7 @@ from smartbatch.errors import StoreError
 from smartbatch.jobs.records import JobLease
 from smartbatch.jobs.steps import StepResult
 from smartbatch.jobs.store.leases import LeaseTable
-from smartbatch.jobs.supervision import CLAIM_EVERY, WORKERS
+from smartbatch.jobs.supervision import CLAIM_SECONDS, MAX_WORKERS
 
 __all__ = ["scene"]  # fixtures
 
@@ -36,7 +36,7 @@ def test_a_job_of_another_account_is_left_alone(scene: Scene) -> None:
     """Only what this process can serve is claimed; the other stays free for another process."""
     mine, other = scene.accept("a"), scene.accept("b", scope="scope-2")
     scene.serves = lambda row: row.scope == "scope-1"
-    scene.script = lambda _, count: StepResult(scene.clock.wall() + CLAIM_EVERY)
+    scene.script = lambda _, count: StepResult(scene.clock.wall() + CLAIM_SECONDS)
     supervisor = scene.supervisor()
     supervisor.start()
     scene.until(lambda: len(scene.steps) >= 3)
@@ -72,13 +72,13 @@ def test_steps_of_different_jobs_run_at_the_same_time(scene: Scene) -> None:
         supervisor.start()
     scene.until(lambda: len(scene.steps) >= 50)
     supervisor.stop(1.0)
-    assert most == [WORKERS, 1]
+    assert most == [MAX_WORKERS, 1]
     assert {job_id for _, job_id in scene.steps[:50]} == set(ids)  # and each has its turn
 
 
 def test_workers_without_a_step_for_long_end_and_come_back(scene: Scene) -> None:
     """Those that have a step now and then stay."""
-    ids = [scene.accept(f"{number}") for number in range(WORKERS)]
+    ids = [scene.accept(f"{number}") for number in range(MAX_WORKERS)]
     workers: list[threading.Thread] = []
 
     def step(lease: JobLease, count: int) -> StepResult:
@@ -90,14 +90,14 @@ def test_workers_without_a_step_for_long_end_and_come_back(scene: Scene) -> None
     supervisor = scene.supervisor()
     with scene.clock.held():
         supervisor.start()
-    scene.until(lambda: len(scene.steps) == 10 * WORKERS)
-    assert len(set(workers)) == WORKERS
+    scene.until(lambda: len(scene.steps) == 10 * MAX_WORKERS)
+    assert len(set(workers)) == MAX_WORKERS
     scene.in_step(lambda: scene.clock.sleep(60.0))
     for worker in set(workers):
         worker.join(PATIENCE)
         assert not worker.is_alive()
     supervisor.notify(ids[0])
-    scene.until(lambda: len(scene.steps) == 10 * WORKERS + 1)
+    scene.until(lambda: len(scene.steps) == 10 * MAX_WORKERS + 1)
     assert workers[-1] not in workers[:-1]
     supervisor.stop(1.0)
 
@@ -111,7 +111,7 @@ def test_a_supervisor_that_owns_nothing_is_not_held_by_its_thread(scene: Scene) 
     busy.notify()
     scene.until(lambda: len(scene.steps) >= 1)
     idle.start()
-    scene.in_step(lambda: scene.clock.sleep(2 * CLAIM_EVERY))
+    scene.in_step(lambda: scene.clock.sleep(2 * CLAIM_SECONDS))
     collected = threading.Event()
     references = weakref.ref(idle, lambda _: collected.set()), weakref.ref(busy)
     del idle, busy

@@ -169,8 +169,8 @@ def scale_times(task: WorkerTask) -> None:
         share = task.lease / supervision.LEASE_SECONDS
         send_within *= share
         supervision.LEASE_SECONDS *= share
-        supervision.RENEW_EVERY *= share
-        supervision.CLAIM_EVERY *= share
+        supervision.RENEW_SECONDS *= share
+        supervision.CLAIM_SECONDS *= share
     usual = StepLimits.of
     limits: Any = StepLimits
     limits.of = lambda config: evolve(
