@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from smartbatch.jobs.records import Acted as Acted
     from smartbatch.jobs.records import JobSelection as JobSelection
     from smartbatch.jobs.records import RetriedRows as RetriedRows
+    from smartbatch.jobs.records import StoredResult as StoredResult
     from smartbatch.jobs.status import JobStatus as JobStatus
-    from smartbatch.jobs.stored_result import StoredResult as StoredResult
     from smartbatch.observe.list_progress import ListProgress as ListProgress
     from smartbatch.observe.participants import LaneStatus as LaneStatus
     from smartbatch.observe.participants import Participant as Participant
@@ -101,9 +101,8 @@ _NAMES_OF = {
         "WrongProcess"
     ),
     "core.limits.model_controls": "ModelLimit Pause",
-    "jobs.records": "Act Acted JobSelection RetriedRows",
+    "jobs.records": "Act Acted JobSelection RetriedRows StoredResult",
     "jobs.job": "Job",
-    "jobs.stored_result": "StoredResult",
     "jobs.status": "JobStatus",
     "views.html": "Report",
     "results": "Interrupted ResultList",

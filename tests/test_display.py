@@ -14,7 +14,7 @@ from attrs import evolve
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.jobs.stored_result import StoredResult
+from smartbatch.jobs.records import StoredResult
 from smartbatch.observe.participants import LaneStatus, Participant, Participants, RealtimeStatus
 from smartbatch.prices import Price
 from smartbatch.results import ResultList

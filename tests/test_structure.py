@@ -358,7 +358,7 @@ READ_ANSWERS = (
     ),
     *("core/preparation/class_schemas.py", "core/preparation/answer_length.py", "core/batching/packing.py"),
     *("realtime/answer_reader.py", "realtime/admission.py", "realtime/call.py"),
-    *("jobs/payload.py", "jobs/stored_result.py", "jobs/steps/result_lines.py", "routing/stored_lists.py"),
+    *("jobs/payload.py", "jobs/watching.py", "jobs/steps/result_lines.py", "routing/stored_lists.py"),
     *("providers/answer_parts.py", "providers/gemini/answers.py", "providers/anthropic/answers.py"),
     *("providers/openai/answers.py", "providers/openai/streams.py"),
 )

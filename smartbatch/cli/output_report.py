@@ -16,8 +16,14 @@ from smartbatch.core.limits.failures import pattern_of
 from smartbatch.core.preparation.validation import MAX_SAMPLES
 from smartbatch.errors import InputError, RowSkipped, snake_case
 from smartbatch.jobs.job_report import run_of_list
-from smartbatch.jobs.report_view import ReportedRequests, ReportedRun, report_view, totals
-from smartbatch.jobs.sampling import RequestFigures, SeenResults
+from smartbatch.jobs.report_view import (
+    ReportedRequests,
+    ReportedRun,
+    RequestFigures,
+    SeenResults,
+    report_view,
+    totals,
+)
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.summary_records import StoredDecision
 from smartbatch.runs.output_lines import defects_of, figures_of, is_answer, number_of, sample_of
@@ -105,10 +111,10 @@ class OutputFigures:
         if error is not None:
             self.seen.failures_read += 1
             message = pattern_of(str(error["message"]))
-            self.seen.failures.add(str(error["kind"]), message, str(line.get("id")))
+            self.seen.failures.count(str(error["kind"]), message, str(line.get("id")))
             return
         took = line.get("latency") or 0.0, cost
-        self.seen.sample.add(RequestFigures("", *took, *tokens, line.get("attempts") or 0))
+        self.seen.sample.take(RequestFigures("", *took, *tokens, line.get("attempts") or 0))
 
     def status(self) -> JobStatus:
         """Return the totals."""

@@ -16,7 +16,6 @@ from smartbatch.dashboard.source import Source
 from smartbatch.errors import JobNotFound, kind_name
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.payload import decode_result
-from smartbatch.jobs.progress_chart import progress_chart
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.status import (
     JobStatus,
@@ -24,6 +23,7 @@ from smartbatch.jobs.status import (
     cost_in_words,
     incident_parts,
     job_tiles,
+    progress_chart,
     shown_state,
     status_of,
 )

@@ -1,16 +1,25 @@
-"""The store of one client: opened when first needed, and read within a time limit."""
+"""The store of one client: opened when needed, read within a time limit, and given request totals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
 from random import Random
+from typing import TypeAlias
 
 from smartbatch._clock import Clock
-from smartbatch.errors import SmartbatchError
+from smartbatch.core.limits.failures import OTHER_MESSAGES, pattern_of
+from smartbatch.core.routing.outcome import ListDecision
+from smartbatch.errors import SmartbatchError, snake_case
+from smartbatch.events import RequestFinished
 from smartbatch.jobs.records import StoredCounts
 from smartbatch.jobs.store import SqlStore, open_store
-from smartbatch.jobs.threads import TimedReads
-from smartbatch.types import T
+from smartbatch.jobs.summary_records import Failures, Spending
+from smartbatch.jobs.threads import OwnThreads, TimedReads
+from smartbatch.observe import logs
+from smartbatch.types import Route, T, Usage
 
 
 class ClientStore:
@@ -83,3 +92,126 @@ class ClientStore:
             f"the store {place} has not answered for {seconds:.3g} s: another process may have locked it, or "
             "its server may be hanging; nothing is lost, try again later"
         )
+
+
+MAX_UNFOLDED_REQUESTS = 2_000
+"""Finished requests after which they are added up, before they are written."""
+MAX_ERROR_GROUPS = 100
+"""Groups of errors between two writes; further errors are counted by their kind."""
+MAX_DECISIONS = 100
+"""Decisions kept between two writes, the latest ones."""
+SAVE_SECONDS = 15.0
+"""Seconds after the last write from which the end of a list triggers one, if no supervisor does."""
+
+
+_Ended: TypeAlias = "tuple[str, Route | None, float | None, Usage, str | None, str | None, str]"
+"""A finished request without any user data: model, route, USD, tokens, kind and message of the error, id. It
+is a tuple because it is made for every request."""
+
+
+class SummaryLog:
+    """Stores totals of a client's real-time requests and its route decisions, as an observer of its events.
+    Thread-safe.
+
+    The thread that completes a request only notes it; a jobs thread adds up and writes every few seconds.
+    Nothing is noted while no store is open. Requests of jobs are counted when their results are stored.
+
+    Args:
+        store: returns the client's store, if it is open.
+        part: a random number for this process.
+    """
+
+    def __init__(self, clock: Clock, store: Callable[[], SqlStore | None], *, part: int) -> None:
+        self._clock = clock
+        self._store = store
+        self._part = part
+        self._ended: deque[_Ended] = deque()
+        self._decided: deque[ListDecision] = deque(maxlen=MAX_DECISIONS)
+        self._lock = threading.Lock()
+        self._spent: dict[tuple[str, str], Spending] = {}
+        self._failed: dict[tuple[str, str], Failures] = {}
+        self._saved_at = -math.inf
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether a store is open; otherwise nothing is noted."""
+        return self._store() is not None
+
+    def __call__(self, event: RequestFinished) -> None:
+        """Note a finished request; takes no lock."""
+        if event.of_job or not self.is_stored:
+            return
+        error = None if event.ok or event.cancelled else event.error
+        self._ended.append(
+            (event.model, event.route, event.cost, event.usage, error, event.message, event.request_id)
+        )
+        if len(self._ended) >= MAX_UNFOLDED_REQUESTS and self._lock.acquire(blocking=False):
+            try:
+                self._fold_locked()
+            finally:
+                self._lock.release()
+
+    def decided(self, one: ListDecision) -> None:
+        """Note a decision on a list that has no job; called again when it is measured."""
+        if not self.is_stored:
+            return
+        self._decided.append(one)
+        now = self._clock.now()
+        if now - self._saved_at > SAVE_SECONDS:
+            self._saved_at = now
+            try:
+                OwnThreads(self._clock).start(self._save_now, "smartbatch-summaries")
+            except RuntimeError:  # the interpreter is ending, and writes what is left
+                return
+
+    def save(self, store: SqlStore) -> None:
+        """Write what was noted since the last time. Never raises: what cannot be written is kept."""
+        self._saved_at = self._clock.now()
+        with self._lock:
+            self._fold_locked()
+            spent, self._spent = self._spent, {}
+            failed, self._failed = self._failed, {}
+            decided = list(dict.fromkeys(self._decided))
+            self._decided.clear()
+        if not (spent or decided):
+            return
+        try:
+            store.summaries.write(
+                decided, failed.values(), spent.values(), at=self._clock.wall(), part=self._part
+            )
+        except Exception as error:
+            logs.warn("summaries_not_stored", error=type(error).__name__)
+            with self._lock:
+                self._decided.extendleft(reversed(decided))
+                for each in spent.values():
+                    self._spent_locked(each.model, each.route).merge(each)
+                self._fail_locked(failed.values())
+
+    def _save_now(self) -> None:
+        store = self._store()
+        if store is not None:
+            self.save(store)
+
+    def _fold_locked(self) -> None:
+        while self._ended:
+            model, route, cost, usage, error, message, request_id = self._ended.popleft()
+            spent = self._spent_locked(model, "" if route is None else route.value)
+            spent.count(cost, usage, failed=error is not None)
+            if error is not None:
+                pattern = pattern_of(message or "")
+                self._fail_locked([Failures(snake_case(error), pattern, model, 1, request_id=request_id)])
+
+    def _spent_locked(self, model: str, route: str) -> Spending:
+        known = self._spent.get((model, route))
+        if known is None:
+            known = self._spent[model, route] = Spending(model, route)
+        return known
+
+    def _fail_locked(self, failures: Iterable[Failures]) -> None:
+        for more in failures:
+            key = (more.kind, more.message)
+            if key not in self._failed and len(self._failed) >= MAX_ERROR_GROUPS:
+                key = (more.kind, OTHER_MESSAGES)
+            known = self._failed.setdefault(key, Failures(*key, more.model))
+            known.count += more.count
+            known.model, known.request_id = more.model, more.request_id

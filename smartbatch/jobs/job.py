@@ -20,10 +20,10 @@ from smartbatch.jobs.records import (
     JobState,
     ResultRow,
     RetriedRows,
+    StoredResult,
     actor,
 )
 from smartbatch.jobs.status import JobStatus
-from smartbatch.jobs.stored_result import StoredResult
 from smartbatch.jobs.watching import PAGE_RESULTS, stored_job
 from smartbatch.observe.progress import Progress
 from smartbatch.results import Interrupted, ResultList, as_kept

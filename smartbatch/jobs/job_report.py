@@ -19,11 +19,16 @@ from smartbatch.jobs.payload import (
     item_id,
     with_earlier_tries,
 )
-from smartbatch.jobs.progress_chart import progress_chart
 from smartbatch.jobs.records import JobPolicy, JobRow, ResultRow
-from smartbatch.jobs.report_view import ReportedRequests, ReportedRun, report_view, totals
-from smartbatch.jobs.sampling import MAX_SAMPLED, SeenResults
-from smartbatch.jobs.status import status_of
+from smartbatch.jobs.report_view import (
+    MAX_SAMPLED,
+    ReportedRequests,
+    ReportedRun,
+    SeenResults,
+    report_view,
+    totals,
+)
+from smartbatch.jobs.status import progress_chart, status_of
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.job_overview import FailedRequest
 from smartbatch.jobs.summary_records import StoredDecision
@@ -31,19 +36,16 @@ from smartbatch.results import ResultList
 from smartbatch.types import Generation, Kind, Result, Usage
 from smartbatch.views.html import Report
 
-_PAGES = 80
-"""Places of a job at which results are read."""
-_FAILURES = 5_000
-"""Failed requests that are read; of more, those at evenly chosen places."""
+_SAMPLED_PLACES = 80
+"""Places of a large job at which results are read."""
+_MAX_FAILURES = 5_000
+"""Failed requests that are read; if there are more, at evenly chosen places."""
 _FALLBACKS = ("are sent by another batch", "are sent in real time")
 _PLAIN_PARAMETERS = ("max_tokens", "temperature", "top_p", "seed")
 
 
 def job_report(store: SqlStore, row: JobRow, wall: float) -> Report:
-    """Return the report of a job.
-
-    Args:
-        wall: Unix seconds.
+    """Return the report of a job; ``wall`` is Unix seconds.
 
     Raises:
         StoreError: the store cannot be read.
@@ -62,7 +64,7 @@ def job_report(store: SqlStore, row: JobRow, wall: float) -> Report:
 
 
 def reported_run(store: SqlStore, row: JobRow, wall: float) -> ReportedRun:
-    """Return how a job went, without its results."""
+    """Return the outcome of a job, without its results."""
     shards, incidents = store.shards.of_job(row.id), store.facts.incidents(row.id)
     status = status_of(row, shards, asking=0, incidents=incidents, remaining=None, note=None, wall=wall)
     known = status.done and not row.unpriced
@@ -87,7 +89,7 @@ def reported_run(store: SqlStore, row: JobRow, wall: float) -> ReportedRun:
 
 
 def run_of_list(one: StoredDecision | ListDecision, key: str | None = None) -> ReportedRun:
-    """Return how a list in real time went that is no job, or whose job ``key`` was deleted."""
+    """Return the outcome of a real-time list that has no job, or whose job ``key`` was deleted."""
     measured = one.measured
     return ReportedRun(
         title=f"Job {key}" if key else f"Requests of {moment(one.at)} UTC",
@@ -102,7 +104,6 @@ def run_of_list(one: StoredDecision | ListDecision, key: str | None = None) -> R
 
 
 def _seen(store: SqlStore, row: JobRow) -> SeenResults:
-    """Return what results of a job have in common; of a large one those at evenly chosen places."""
     seen = SeenResults(
         input_tokens=row.input_tokens, output_tokens=row.output_tokens, is_whole=row.total <= MAX_SAMPLED
     )
@@ -110,22 +111,22 @@ def _seen(store: SqlStore, row: JobRow) -> SeenResults:
         if each.follower:
             seen.deduplicated += each.outcome == "succeeded"
         else:
-            seen.add(_result(each, row.id))
+            seen.count(_result(each, row.id))
     for failed in _failed(store, row):
         request_id = item_id(row.id, failed.ix, failed.user_id)
         error = decode_error(failed.body, request_id=request_id)
         if error is not None:
-            seen.add_failure(error, request_id)
+            seen.count_failure(error, request_id)
     return seen
 
 
 def _places(store: SqlStore, row: JobRow) -> Iterator[ResultRow]:
-    """Yield results at evenly chosen places of a job; all of one that has few."""
-    size = MAX_SAMPLED // _PAGES
+    """Yield all results of a small job, or those at evenly chosen places of a large one."""
+    size = MAX_SAMPLED // _SAMPLED_PLACES
     if row.total <= MAX_SAMPLED:
         starts = range(0, row.total, size)
     else:
-        starts = range(0, row.total - size + 1, (row.total - size) // (_PAGES - 1))
+        starts = range(0, row.total - size + 1, (row.total - size) // (_SAMPLED_PLACES - 1))
     last = -1
     for start in starts:
         page = store.items.results(row.id, after=max(start - 1, last), limit=size)
@@ -135,14 +136,16 @@ def _places(store: SqlStore, row: JobRow) -> Iterator[ResultRow]:
 
 
 def _failed(store: SqlStore, row: JobRow) -> Iterator[FailedRequest]:
-    """Yield requests that failed: all, or those at evenly chosen places of a job that has many."""
-    if row.failed <= _FAILURES:
-        yield from store.overview.failed(row, limit=_FAILURES, cancelled=False)
+    """Yield all failed requests, or those at evenly chosen places if there are many."""
+    if row.failed <= _MAX_FAILURES:
+        yield from store.overview.failed(row, limit=_MAX_FAILURES, cancelled=False)
         return
     first = 0
-    for start in range(0, row.total, max(1, row.total // _PAGES)):
+    for start in range(0, row.total, max(1, row.total // _SAMPLED_PLACES)):
         first = max(first, start)
-        page = store.overview.failed(row, first=first, limit=_FAILURES // _PAGES, cancelled=False)
+        page = store.overview.failed(
+            row, first=first, limit=_MAX_FAILURES // _SAMPLED_PLACES, cancelled=False
+        )
         yield from page
         first = page[-1].ix + 1 if page else row.total
 
@@ -153,11 +156,11 @@ def _result(row: ResultRow, job_id: str) -> Result:
 
 
 def _parameters(row: JobRow) -> tuple[tuple[str, str], ...]:
-    """Return what all requests share, without what may be a prompt."""
+    """Return the parameters that all requests share, without anything that may contain a prompt."""
     try:
         shared = decode_params(row.params)
     except StoreError:
-        return (("parameters", "of a newer release, which this one cannot read"),)
+        return (("parameters", "written by a newer release, which this one cannot read"),)
     return tuple(_shared(shared))
 
 
@@ -166,18 +169,18 @@ def _shared(shared: Shared) -> Iterator[tuple[str, str]]:
     for name in _PLAIN_PARAMETERS:
         if (value := getattr(params, name)) is not None:
             yield name, str(value)
-    yield from _told_by_size(params)
+    yield from _confidential(params)
     if shared.embedding is not None:
         yield "task_type", str(shared.embedding.task_type)
         yield "dimensions", str(shared.embedding.dimensions)
 
 
-def _told_by_size(params: Generation) -> Iterator[tuple[str, str]]:
-    """Yield parameters whose contents may be confidential, each by its size."""
+def _confidential(params: Generation) -> Iterator[tuple[str, str]]:
+    """Yield the sizes of parameters whose contents may be confidential."""
     if params.system is not None:
         yield "system", f"{len(params.system):,} characters"
     if params.stop is not None:
-        yield "stop", f"{len(params.stop):,} texts"
+        yield "stop", f"{len(params.stop):,} strings"
     if params.schema is not None:
         yield "schema", f"{len(params.schema.get('properties', ())):,} properties"
     if params.response_format is not None:
@@ -210,10 +213,10 @@ def list_report(model: str, began: float, decided: ListDecision | None, results:
     seen = SeenResults(input_tokens=usage.input_tokens, output_tokens=usage.output_tokens)
     for result in results:
         if result.error is not None:
-            seen.add_failure(result.error, result.request_id)
+            seen.count_failure(result.error, result.request_id)
         seen.deduplicated += result.deduplicated
         if not result.deduplicated:
-            seen.add(result)
+            seen.count(result)
     embeds = any(result.embedding is not None for result in results)
     models = Counter(result.model or model for result in results)
     asked = ReportedRequests(

@@ -28,14 +28,12 @@ from smartbatch.events import (
 )
 from smartbatch.jobs.acceptance import Items, accept
 from smartbatch.jobs.actions import LiveControls
-from smartbatch.jobs.client_store import ClientStore
+from smartbatch.jobs.client_store import ClientStore, SummaryLog
 from smartbatch.jobs.records import JobLease, JobRow, JobState, NamedPlace, NewItem, ResultRow, StoredCounts
 from smartbatch.jobs.status import JobStatus, read_status
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.stored_result import result_as_stored
-from smartbatch.jobs.summary_log import SummaryLog
 from smartbatch.jobs.threads import OwnThreads, run_within, wait_while
-from smartbatch.jobs.watching import Changes, ItemWaiter, Watcher, Watchers, stored_job
+from smartbatch.jobs.watching import Changes, ItemWaiter, Watcher, Watchers, result_as_stored, stored_job
 from smartbatch.jobs.wiring import JobProviders, JobRuntime, JobWiring, StepLimits
 from smartbatch.prices import PriceBook
 from smartbatch.types import Result

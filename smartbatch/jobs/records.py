@@ -16,7 +16,7 @@ from attrs import define, field, frozen
 from attrs.converters import optional
 
 from smartbatch.errors import ErrorKind, InvalidRequest, SmartbatchError
-from smartbatch.types import Defect, Route, Usage
+from smartbatch.types import Defect, Result, Route, Usage
 
 LEASE_SECONDS = 15.0
 """Seconds after which another process may take over a job whose lease is not renewed."""
@@ -289,6 +289,21 @@ class ResultRow:
     seq: int  # grows within a job in commit order
     follower: bool = False  # ``body`` is the result of the identical item that it followed
     earlier: EarlierTries | None = None  # None if nothing was billed before
+
+
+@frozen
+class StoredResult:
+    """A result and its position.
+
+    Attributes:
+        index: the position of its request, from 0.
+        sequence: grows with each result of the store.
+        result: the result.
+    """
+
+    index: int
+    sequence: int
+    result: Result
 
 
 @frozen

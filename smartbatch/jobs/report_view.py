@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from attrs import evolve, field, frozen
+from attrs import define, evolve, field, frozen
 
 from smartbatch._version import __version__
 from smartbatch._words import UNKNOWN, Unit, duration, moment, money, plural, share, worded
+from smartbatch.core.limits.failures import pattern_of
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.explanation import decision_parts
 from smartbatch.core.routing.options import Option
-from smartbatch.jobs.sampling import RequestFigures, SeenResults, by_route
+from smartbatch.errors import SmartbatchError, kind_name
 from smartbatch.jobs.status import JobStatus, batch_parts, incident_parts
 from smartbatch.results import defects_in_words
-from smartbatch.types import DEFECTS
+from smartbatch.types import DEFECTS, Result
 from smartbatch.views.drawings import quantile
 from smartbatch.views.model import (
     Cell,
@@ -44,58 +45,150 @@ _FIGURES: tuple[tuple[str, Unit], ...] = (
 )
 
 
+# -- what the results of a report have in common -------------------------------------------------------------
+
+MAX_SAMPLED = 4_000
+"""Requests in a sample."""
+MAX_GROUPS = 200
+"""Groups of failures; further ones of a kind are counted as one group."""
+_OTHERS = "(further messages)"
+
+
+@frozen
+class RequestFigures:
+    """The figures of one answered request."""
+
+    route: str  # empty if it is not recorded
+    latency: float  # seconds of the call that answered, or of its batch
+    cost: float | None  # USD; None if the price is unknown
+    input_tokens: int  # of all attempts, like the next two
+    output_tokens: int
+    attempts: int
+
+
+class EvenSample:
+    """Keeps at most :data:`MAX_SAMPLED` of the requests it is given, evenly spread over them."""
+
+    def __init__(self) -> None:
+        self.seen = 0  # requests it was given
+        self._step = 1
+        self._kept: list[RequestFigures] = []
+
+    def take(self, figures: RequestFigures) -> None:
+        """Keep every n-th request; when there are too many, every second one is dropped and n doubles."""
+        if self.seen % self._step == 0:
+            self._kept.append(figures)
+            if len(self._kept) > MAX_SAMPLED:
+                self._kept = self._kept[::2]
+                self._step *= 2
+        self.seen += 1
+
+    def sampled(self) -> tuple[RequestFigures, ...]:
+        return tuple(self._kept)
+
+
+@define
+class FailureGroup:
+    """Requests with the same kind of error and the same message."""
+
+    kind: str  # an ErrorKind, or the error's class
+    message: str  # what their messages have in common
+    count: int
+    example: str  # id of one of them
+
+
+class FailureGroups:
+    """Counts failures by kind and message, and those with further messages together."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[str, str], FailureGroup] = {}
+
+    def count(self, kind: str, message: str, example: str) -> None:
+        key = (kind, message)
+        if key not in self._groups and len(self._groups) >= MAX_GROUPS:
+            key = (kind, _OTHERS)
+        if (group := self._groups.get(key)) is None:
+            group = self._groups[key] = FailureGroup(*key, 0, example)
+        group.count += 1
+
+    def largest(self) -> tuple[FailureGroup, ...]:
+        """Return the groups, largest first."""
+        return tuple(sorted(self._groups.values(), key=lambda group: -group.count))
+
+
+@define
+class SeenResults:
+    """What results have in common, in bounded memory."""
+
+    sample: EvenSample = field(factory=EvenSample)  # answered requests, except those sharing another's answer
+    failures: FailureGroups = field(factory=FailureGroups)
+    failures_read: int = 0  # failed requests in the groups
+    dropped: dict[str, str] = field(factory=dict)  # parameters that were left out, with the reasons
+    input_tokens: int = 0  # of all results
+    output_tokens: int = 0
+    estimated: int = 0  # results with estimated tokens
+    unknown: int = 0  # results with unknown tokens
+    deduplicated: int = 0  # answers of identical requests, without their own cost and time
+    is_whole: bool = True  # these are all results, not a sample
+
+    def count(self, result: Result) -> None:
+        """Count a result that is not the answer of an identical request."""
+        usage = result.usage
+        self.dropped.update(result.dropped)
+        self.estimated += usage.estimated
+        self.unknown += usage.unknown
+        if result.ok:
+            route = "" if result.route is None else result.route.value
+            tokens = usage.input_tokens, usage.output_tokens
+            self.sample.take(RequestFigures(route, result.latency, result.cost, *tokens, result.attempts))
+
+    def count_failure(self, error: SmartbatchError, request_id: str) -> None:
+        self.failures_read += 1
+        self.failures.count(kind_name(error), pattern_of(error.message), request_id)
+
+
+def _by_route(sample: Iterable[RequestFigures]) -> dict[str, list[RequestFigures]]:
+    """Return requests by their route, most frequent first."""
+    groups: dict[str, list[RequestFigures]] = {}
+    for each in sample:
+        groups.setdefault(each.route, []).append(each)
+    return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
+
+
 @frozen(kw_only=True)
 class ReportedRun:
-    """How a job, or a list in real time, went. ``None`` stands for what is not known.
-
-    Attributes:
-        title: its name in words.
-        job: its status; ``None`` for a list in real time.
-        route, decision: chosen route, and the decision with its forecasts.
-        rescue: why requests planned as a batch were sent in real time.
-        settings: further facts, such as its deadline.
-        created, finished: Unix seconds; ``finished`` is ``None`` while it runs.
-        paid: USD in all.
-        individual_cost, batch_cost: USD of the same tokens in real time and by batch.
-        progress: how many requests were done by when.
-    """
+    """The outcome of a job or a real-time list. ``None`` stands for unknown values."""
 
     title: str
-    job: JobStatus | None = None
-    route: str | None
+    job: JobStatus | None = None  # None for a real-time list
+    route: str | None  # the chosen route
     decision: Decision | None = field(default=None, repr=False)
-    rescue: str | None = None
-    settings: tuple[tuple[str, str], ...] = ()
-    created: float
-    finished: float | None
-    paid: float | None
-    individual_cost: float | None
-    batch_cost: float | None
+    rescue: str | None = None  # why requests planned as a batch were sent in real time
+    settings: tuple[tuple[str, str], ...] = ()  # further facts, such as its deadline
+    created: float  # Unix seconds
+    finished: float | None  # Unix seconds; None while it runs
+    paid: float | None  # USD in total
+    individual_cost: float | None  # USD of the same tokens in real time
+    batch_cost: float | None  # USD of the same tokens by batch
     progress: ProgressOverTime | None = field(default=None, repr=False)
 
 
 @frozen(kw_only=True)
 class ReportedRequests:
-    """What the requests of a report have in common.
+    """What the requests of a report have in common."""
 
-    Attributes:
-        kind: ``generate`` or ``embed``; ``None`` where it is not recorded.
-        models: ``provider:model``, most frequent first.
-        parameters: of all requests, none of them a prompt; ``None`` where they are not recorded.
-        labels: the user's.
-        skipped: rows of a file that no request was made for.
-        place: the store or file that was read, without a password.
-        made_at, written_at: Unix seconds; of the report, and of the last change of the file.
-    """
-
-    kind: str | None
-    models: tuple[str, ...]
+    kind: str | None  # "generate" or "embed"; None if not recorded
+    models: tuple[str, ...]  # provider:model, most frequent first
+    # of all requests, without prompts; None: not recorded
     parameters: tuple[tuple[str, str], ...] | None = None
-    labels: tuple[tuple[str, str], ...] = ()
-    skipped: int = 0
-    place: str
-    made_at: float
-    written_at: float | None = None
+    labels: tuple[tuple[str, str], ...] = ()  # the user's
+    skipped: int = 0  # rows of a file for which no request was made
+    place: str  # the store or file that was read, without a password
+    made_at: float  # Unix seconds of the report
+    written_at: float | None = None  # Unix seconds of the file's last change
+
+
+# -- the report ----------------------------------------------------------------------------------------------
 
 
 def report_view(
@@ -104,9 +197,9 @@ def report_view(
     """Return the view of a report.
 
     Args:
-        status: of the job; of a list or a file, its totals.
+        status: of the job; for a list or a file, its totals.
         seen: what its results have in common.
-        runs: the job, or those whose answers a file has, oldest first.
+        runs: the job, or the jobs whose answers a file contains, oldest first.
     """
     sections = (
         Section("asked", "Requests", tuple(_asked(status, seen, asked))),
@@ -127,7 +220,7 @@ def report_view(
     return View(title, sections, _state(status), _sentence(status, runs, asked), tuple(_tiles(status, runs)))
 
 
-_NO_ROUTE = "The file does not record the route, and the store has no job of it."
+_NO_ROUTE = "The file does not record the route, and the store has no job for it."
 
 
 def _state(s: JobStatus) -> State:
@@ -153,7 +246,7 @@ def _cost(s: JobStatus) -> str:
 
 
 def _sentence(s: JobStatus, runs: Sequence[ReportedRun], asked: ReportedRequests) -> str:
-    """Return the whole in a sentence."""
+    """Return a one-sentence summary."""
     took = _took(runs)
     words = f"{s.completed:,} of {s.total:,} requests were answered"
     words += "" if took is None else f" in {duration(took)}"
@@ -211,7 +304,6 @@ def _results(s: JobStatus, seen: SeenResults, asked: ReportedRequests) -> Facts:
 
 
 def _tokens(seen: SeenResults, tokens: int) -> str:
-    """Return tokens; never 0 if they are unknown."""
     return UNKNOWN if seen.unknown and not tokens else f"{tokens:,}"
 
 
@@ -219,7 +311,7 @@ def _tokens(seen: SeenResults, tokens: int) -> str:
 
 
 def _each(runs: Sequence[ReportedRun], show: Callable[[ReportedRun], Iterator[Part]]) -> Iterator[Part]:
-    """Yield the parts of each run, under its name where there are several."""
+    """Yield the parts of each run, under its title if there are several."""
     for run in runs[:_MAX_RUNS]:
         if len(runs) > 1:
             yield Note(run.title)
@@ -229,9 +321,9 @@ def _each(runs: Sequence[ReportedRun], show: Callable[[ReportedRun], Iterator[Pa
 
 
 def _routes(seen: SeenResults) -> Iterator[Part]:
-    """Yield by which routes requests were answered; of a sample, estimates."""
-    sample = seen.sample.kept()
-    groups = by_route(sample)
+    """Yield the shares of the routes; estimates if only a sample was read."""
+    sample = seen.sample.sampled()
+    groups = _by_route(sample)
     if sample and list(groups) != [""]:
         about = "" if len(sample) == seen.sample.seen and seen.is_whole else "about "
         shares = (
@@ -261,7 +353,7 @@ def _costs(s: JobStatus, runs: Sequence[ReportedRun]) -> Iterator[Part]:
 
 
 def _alternatives(run: ReportedRun) -> Iterator[Part]:
-    """Yield cost and time of the run, next to those of the plain routes, which it did not take."""
+    """Yield cost and time of the run, next to those of the routes not taken."""
     took = None if run.finished is None else run.finished - run.created
     if run.paid is not None and run.individual_cost is not None:
         saved = run.individual_cost - run.paid
@@ -283,8 +375,8 @@ def _alternatives(run: ReportedRun) -> Iterator[Part]:
         ],
     )
     yield Note(
-        "Routes not taken were not measured: their cost is that of the tokens really used, at their price, "
-        "and their time is a forecast."
+        "Routes not taken were not measured: their cost is that of the tokens actually used, at their "
+        "prices, and their time is a forecast."
     )
 
 
@@ -332,13 +424,13 @@ def _time(run: ReportedRun) -> Iterator[Part]:
 
 
 def _distributions(s: JobStatus, seen: SeenResults) -> Iterator[Part]:
-    sample = seen.sample.kept()
+    sample = seen.sample.sampled()
     if not sample:
         return
     answered = seen.sample.seen if seen.is_whole else s.completed
     part = "" if len(sample) == answered else f"; {len(sample):,}, evenly chosen: figures are estimates"
     yield Note(f"Of {plural(answered, 'answered request')}{part}.")
-    groups = list(by_route(sample).items())
+    groups = list(_by_route(sample).items())
     yield DataTable.of(
         "Quantiles by route",
         "route, figure, p50, p95, p99, mean, maximum",
@@ -352,7 +444,6 @@ def _distributions(s: JobStatus, seen: SeenResults) -> Iterator[Part]:
 
 
 def _values(sample: Sequence[RequestFigures], name: str) -> list[float]:
-    """Return the sorted values of one figure."""
     of = {"latency": "latency", "cost": "cost", "tokens in": "input_tokens", "tokens out": "output_tokens"}
     known = (getattr(one, of.get(name, name)) for one in sample)
     return sorted(float(value) for value in known if value is not None and (value or name != "latency"))
@@ -371,7 +462,7 @@ def _failures(s: JobStatus, seen: SeenResults) -> Iterator[Part]:
     rows = [(one.kind, one.message, one.count, one.example) for one in seen.failures.largest()]
     yield DataTable.of("Failures by kind and message", "kind, message, requests:number, example", rows)
     if seen.failures_read < s.failed:
-        yield Note(f"The groups are made of {seen.failures_read:,} of {s.failed:,} failures, evenly chosen.")
+        yield Note(f"The groups contain {seen.failures_read:,} of {s.failed:,} failures, evenly chosen.")
 
 
 def _incidents(runs: Sequence[ReportedRun]) -> Iterator[Part]:
@@ -384,7 +475,7 @@ def _incidents(runs: Sequence[ReportedRun]) -> Iterator[Part]:
 
 def _no_incidents(runs: Sequence[ReportedRun]) -> str:
     if all(run.job is None for run in runs):
-        return "Incidents are kept with jobs, and the store has no job of this."
+        return "Incidents are stored with jobs, and the store has no job for this."
     return "No incidents."
 
 
@@ -395,7 +486,7 @@ def _versions(asked: ReportedRequests) -> Facts:
 
 
 def totals(model: str, *, total: int, completed: int, failed: int, **known: float) -> JobStatus:
-    """Return the status of requests that are no job, and have all their results."""
+    """Return the status of finished requests that do not belong to a job."""
     status = JobStatus(
         id="",
         key=None,

@@ -1,4 +1,4 @@
-"""The status of a job: figures, text, and the time left."""
+"""The status of a job: figures, views, and the time left."""
 
 from __future__ import annotations
 
@@ -15,22 +15,34 @@ from smartbatch.jobs.records import IncidentRow, ItemState, JobRow, JobState, in
 from smartbatch.jobs.shard_records import OPEN_SHARDS, UNSENT_SHARDS, ShardRow, ShardState
 from smartbatch.jobs.store import SqlStore
 from smartbatch.results import defects_in_words
-from smartbatch.views.model import Cell, DataTable, Facts, Note, Part, ProgressBar, Section, State, Tile, View
+from smartbatch.views.model import (
+    Cell,
+    DataTable,
+    Facts,
+    Note,
+    Part,
+    ProgressBar,
+    ProgressOverTime,
+    Section,
+    State,
+    Tile,
+    View,
+)
 from smartbatch.views.terminal import text_of
 
 _S = ShardState
 MINUTE = 60.0
 HOUR = 3600.0
-READING = 2.0
-"""Seconds to read results of batches that have ended."""
-_TINY = 1e-9
+READ_SECONDS = 2.0
+"""Seconds to read the results of batches that have ended."""
+_TINY_USD = 1e-9
 """USD by which sums of floats may differ."""
-NOTEBOOK_BATCHES, MAX_BATCHES = 10, 1_000
-"""Batches that a notebook and other views show."""
+MAX_NOTEBOOK_BATCHES, MAX_BATCHES = 10, 1_000
+"""Batches shown in a notebook, and in other views."""
 MAX_INCIDENTS = 20
-"""Incidents that a view shows; JSON has all of them."""
-SOON = 1.0
-"""Least seconds while anything is left."""
+"""Incidents shown in a view; JSON has all of them."""
+MIN_SECONDS_LEFT = 1.0
+"""Minimum of the time left while the job is unfinished."""
 
 
 @frozen
@@ -38,14 +50,14 @@ class ShardStatus:
     """One batch of a job.
 
     Attributes:
-        no: from 1, in the order of planning.
-        state: see :class:`~smartbatch.jobs.records.ShardState`.
+        no: from 1, in planning order.
+        state: see :class:`~smartbatch.jobs.shard_records.ShardState`.
         batch_id: the provider's id; ``None`` before there is one.
         size: requests in it.
-        done: requests the provider says it has done; ``None`` where it does not tell.
+        done: requests completed according to the provider; ``None`` if it does not say.
         age: seconds since it was sent; ``None`` before.
         word: the provider's own word for its state.
-        cost: USD, where prices are known; of the last batch of a job a moment after the job is done.
+        cost: USD, if prices are known; for the last batch of a job, a moment after the job is done.
         note: what it waits for.
     """
 
@@ -62,27 +74,26 @@ class ShardStatus:
 
 @frozen
 class JobStatus:
-    """How a job stands. ``completed + failed + cancelled`` of ``total`` have their results.
+    """The status of a job. ``completed + failed + cancelled`` of ``total`` requests have results.
 
     Attributes:
         id, key, model: of the job.
         state: ``active``, ``held`` (waits for a person, see ``note``) or ``done``.
         total: requests.
-        submitted: requests that were sent, those with results included.
-        completed, failed, cancelled: requests that have a result, by what it is.
-        running: requests the provider says it has done, whose results are not stored yet.
-        remaining: seconds until the end, as far as it can be said from earlier batches and calls; ``None``
-            where not.
+        submitted: requests that were sent, including those with results.
+        completed, failed, cancelled: requests with each kind of result.
+        running: requests completed according to the provider whose results are not stored yet.
+        remaining: forecast seconds until the end, from earlier batches and calls; ``None`` if unknown.
         elapsed: seconds since it was accepted, up to its end.
         cost: USD so far, of the results whose price is known.
         realtime_cost: USD the same results would have cost in real time.
-        unpriced: results whose price is unknown: ``cost`` lacks them.
+        unpriced: results whose price is unknown; ``cost`` does not include them.
         truncated, empty, refused: answers with these defects, see :class:`~smartbatch.Result`.
-        wasted: USD besides ``cost`` of answers that no result holds, such as those of a batch that was
-            created twice, as far as its incidents can say.
+        wasted: USD in addition to ``cost`` for answers that no result contains, such as those of a batch that
+            was created twice, as far as its incidents show.
         shards: its batches.
         incidents: what should not have happened.
-        rescue: why requests of a batch were sent in real time instead; of several reasons the first.
+        rescue: why requests of a batch were sent in real time instead; the first of several reasons.
         note: what it waits for.
         created_at: Unix seconds at which it was accepted.
         cancelling: whether it was cancelled and has not ended.
@@ -126,12 +137,12 @@ class JobStatus:
 
     @property
     def done(self) -> bool:
-        """True when every request has its result."""
+        """Whether every request has its result."""
         return self.state == JobState.DONE.value
 
     @property
     def saved(self) -> float:
-        """USD that the job cost less than the tokens of its results in real time; below 0 for more."""
+        """USD saved compared with the same tokens in real time; negative if the job cost more."""
         return self.realtime_cost - self.cost - self.wasted
 
     def __str__(self) -> str:
@@ -140,13 +151,13 @@ class JobStatus:
     def _repr_html_(self) -> str:
         from smartbatch.views.html import notebook  # late: only a notebook shows it
 
-        return notebook(self.view(batches=NOTEBOOK_BATCHES))
+        return notebook(self.view(batches=MAX_NOTEBOOK_BATCHES))
 
     def view(self, *, batches: int = MAX_BATCHES) -> View:
         """Return the status as a view of facts, batches and incidents.
 
         Args:
-            batches: shown at most; those that have not ended come first.
+            batches: maximum number to show; unfinished ones come first.
         """
         return job_view(self, batches)
 
@@ -161,16 +172,16 @@ def status_of(
     note: str | None,
     wall: float,
 ) -> JobStatus:
-    """Put a job's rows together.
+    """Build the status from a job's rows.
 
     Args:
-        asking: items that are in flight in real time.
-        remaining: seconds until the end.
-        note: what this process has to say, where the job says nothing itself.
+        asking: items in flight in real time.
+        remaining: forecast seconds until the end.
+        note: this process's note, if the job has none.
         wall: Unix seconds.
     """
     open_shards = [shard for shard in shards if shard.state in OPEN_SHARDS]
-    notes = [job.note, note, *(shard.note for shard in open_shards)]  # those of shards may be old
+    notes = [job.note, note, *(shard.note for shard in open_shards)]  # those of shards may be outdated
     return JobStatus(
         id=job.id,
         key=job.key,
@@ -208,14 +219,14 @@ def read_status(
     note: Callable[[JobRow], str | None],
     wall: float,
 ) -> JobStatus:
-    """Return how a job stands in its store, whose row is read again after its shards: a shard that ends in
-    between is counted twice, which is seen, and not in neither.
+    """Return the status of a stored job.
 
     Args:
-        speed: by which the time left is forecast; ``None`` leaves it out, for which waiting rows are counted.
-        note: says what keeps the job from going on, as far as this process can tell.
+        speed: how fast requests are answered; ``None`` omits the time left, which requires counting rows.
+        note: returns what keeps the job from continuing, as far as this process can tell.
         wall: Unix seconds.
     """
+    # the row is read after the shards: a shard that ends in between is counted twice, not left out
     shards = store.shards.of_job(row.id)
     row = store.jobs.get(row.id) or row
     asking = 0 if row.state is JobState.DONE else store.items.count(row.id, ItemState.IN_FLIGHT)
@@ -227,14 +238,14 @@ def read_status(
 
 
 def first_rescue(shards: Iterable[ShardRow]) -> str | None:
-    """Return why requests of a batch were sent in real time instead, by the first batch that has a reason."""
+    """Return why requests of a batch were sent in real time instead; the first reason."""
     return next((shard.remote.rescue for shard in shards if shard.remote.rescue is not None), None)
 
 
 def _submitted(job: JobRow, open_shards: Sequence[ShardRow], asking: int) -> int:
-    """A shard that is being read counts among the results as well, so both ends are looked at."""
     unsent = sum(shard.size for shard in open_shards if shard.state in UNSENT_SHARDS)
     sent = sum(shard.size for shard in open_shards if shard.state not in UNSENT_SHARDS)
+    # a shard that is being read also counts among the results, so the sum is bounded on both sides
     return max(job.finished, min(job.total - unsent, job.finished + sent + asking))
 
 
@@ -245,9 +256,7 @@ def _running(job: JobRow, open_shards: Sequence[ShardRow]) -> int:
 
 
 def _shard(shard: ShardRow, wall: float, *, done: bool) -> ShardStatus:
-    """Return the status of a shard. All results of a job that is ``done`` are stored, so a shard that is
-    still being read counts as settled.
-    """
+    # all results of a finished job are stored, so a shard that is still being read counts as settled
     state = ShardState.SETTLED if done and shard.state is ShardState.INGESTING else shard.state
     ended = shard.ended_at or shard.died_at
     return ShardStatus(
@@ -267,7 +276,6 @@ def _shard(shard: ShardRow, wall: float, *, done: bool) -> ShardStatus:
 
 
 def job_view(s: JobStatus, batches: int) -> View:
-    """Return a job as a view."""
     named = f"Job {s.key or s.id}"
     sections = [Section("job", "Status", (Facts(tuple(_facts(s))),))]
     if s.shards:
@@ -279,7 +287,6 @@ def job_view(s: JobStatus, batches: int) -> View:
 
 
 def shown_state(state: str, *, cancelling: bool, failed: int) -> State:
-    """Return the state of a job with its tone."""
     if cancelling:
         return State("cancelling", "warn")
     if state == JobState.DONE.value:
@@ -288,7 +295,6 @@ def shown_state(state: str, *, cancelling: bool, failed: int) -> State:
 
 
 def job_tiles(s: JobStatus) -> Iterator[Tile]:
-    """Yield the key figures of a job."""
     bar = ProgressBar("requests with a result", s.finished, s.total)
     yield Tile("Done", f"{s.finished:,} of {s.total:,}", progress=bar)
     yield Tile("Failed", f"{s.failed:,}", tone="bad" if s.failed else "")
@@ -318,7 +324,7 @@ def _facts(s: JobStatus) -> Iterator[tuple[str, Cell]]:
 
 
 def batch_parts(s: JobStatus, most: int) -> Iterator[Part]:
-    """Yield the table of a job's batches, those that have not ended first."""
+    """Yield the table of a job's batches, unfinished ones first."""
     ended = ("settled", "dead")
     ordered = sorted(s.shards, key=lambda shard: shard.state in ended)
     yield DataTable.of(
@@ -345,7 +351,6 @@ def batch_parts(s: JobStatus, most: int) -> Iterator[Part]:
 
 
 def incident_parts(incidents: Sequence[IncidentRow]) -> Iterator[Part]:
-    """Yield the table of what should not have happened, newest first."""
     newest = incidents[: -MAX_INCIDENTS - 1 : -1]
     rows = [(one.at, incident_title(one.kind), one.money, one.detail) for one in newest]
     yield DataTable.of("Incidents, newest first", "at (UTC):time, incident, cost:money, detail", rows)
@@ -356,7 +361,7 @@ def incident_parts(incidents: Sequence[IncidentRow]) -> Iterator[Part]:
 def cost_in_words(s: JobStatus) -> str:
     """Return the cost compared with the real-time price, and how many prices are unknown."""
     words = money(s.cost)
-    if s.wasted > _TINY:
+    if s.wasted > _TINY_USD:
         words += f" and {money(s.wasted)} for answers of no use"
     if saved := _saved(s):
         words += f", {saved}"
@@ -366,9 +371,31 @@ def cost_in_words(s: JobStatus) -> str:
 
 
 def _saved(s: JobStatus) -> str:
-    if abs(s.saved) <= _TINY:
+    if abs(s.saved) <= _TINY_USD:
         return ""
     return f"{money(abs(s.saved))} {'less' if s.saved > 0 else 'more'} than in real time"
+
+
+def progress_chart(
+    row: JobRow, shards: Sequence[ShardRow], wall: float, expected: tuple[float, float] | None = None
+) -> ProgressOverTime:
+    """Return the chart of requests done over time: a step for each finished batch, and a line for the rest.
+
+    Args:
+        wall: Unix seconds.
+        expected: Unix seconds of the end: median and 95 % bound.
+    """
+    last = row.finished_at or wall
+    ended = sorted((shard.ended_at, shard.size) for shard in shards if shard.ended_at is not None)
+    points = [(row.created_at, 0.0)]
+    for at, size in ended:
+        done = points[-1][1]
+        if row.created_at <= at <= last:
+            points += [(at, done), (at, min(float(row.total), done + size))]
+    done = max(points[-1][1], float(row.finished))
+    points.append((max(last, points[-1][0]), done))
+    deadline = row.policy.deadline
+    return ProgressOverTime("Requests done", tuple(points), row.total, expected, deadline)
 
 
 # -- time left -----------------------------------------------------------------------------------------------
@@ -383,20 +410,20 @@ def time_left(
     speed: Callable[[JobRow], Speed],
     wall: float,
 ) -> float | None:
-    """Return the seconds until the job ends, the median of the forecast; ``None`` when it is unknown.
+    """Return the median forecast of the seconds until the job ends; ``None`` if unknown.
 
     Args:
-        shards: all of the job's.
-        asking: items that are in flight in real time.
-        speed: says how fast requests of a job are answered, in real time and by batch.
+        shards: all shards of the job.
+        asking: items in flight in real time.
+        speed: how fast requests of a job are answered, in real time and by batch.
         wall: Unix seconds.
     """
     if job.state is JobState.DONE:
         return 0.0
-    if job.state is JobState.HELD or job.note is not None:  # it waits for somebody, or for money
+    if job.state is JobState.HELD or job.note is not None:  # it waits for a person or for money
         return None
     waiting = [shard for shard in shards if shard.state in OPEN_SHARDS]
-    # rows that follow equal ones are in none of these states: they end with those
+    # rows that follow identical ones are in none of these states: they end together with them
     to_ask = asking + store.items.count(job.id, ItemState.REALTIME)
     to_plan = 0 if job.cancel_requested else store.items.count(job.id, ItemState.OPEN)
     unplanned = [to_plan] if to_plan else []
@@ -406,16 +433,16 @@ def time_left(
         return None
     calls = 0.0
     if to_ask:
-        # not at the speed of the results so far: how long a batch was waited for says nothing of calls
+        # not at the speed of the results so far: the wait for a batch says nothing about calls
         others = max(0, known.throughput.ahead - asking)
         calls = evolve(known.throughput, ahead=others).finish(to_ask, 0.5)
-    return max(batches, calls, SOON)
+    return max(batches, calls, MIN_SECONDS_LEFT)
 
 
 def _batch_seconds(
     waiting: Sequence[ShardRow], unplanned: Sequence[int], times: Times, wall: float
 ) -> float | None:
-    """Return the time of what is in batches, or is to go in further ones of these sizes."""
+    """Return the seconds until running batches, and further ones of the given sizes, have ended."""
     running = [
         RunningBatch(
             shard.size,
@@ -427,5 +454,5 @@ def _batch_seconds(
     ]
     unsent = [*(shard.size for shard in waiting if shard.state in UNSENT_SHARDS), *unplanned]
     if not running and not unsent:
-        return READING
+        return READ_SECONDS
     return remaining(running, times, unsent=unsent)

@@ -124,7 +124,7 @@ class Supervision:
     # -- for others ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the supervisor thread, unless it runs; if no thread is available, the next call tries again."""
+        """Start the supervisor thread unless it runs; if no thread is available, the next call retries."""
         with self._monitor:
             if self._started or self._stopping:
                 return
@@ -248,7 +248,7 @@ class Supervision:
         return bool(self._owned)
 
     def _queue_due_locked(self) -> float:
-        """Queue every job that is due, and start missing workers; return the seconds until the next is due."""
+        """Queue all due jobs and start missing workers; return the seconds until the next one is due."""
         wall, soonest = self._runtime.wall(), math.inf
         for owned in self._owned.values():
             if owned.running:
@@ -472,7 +472,7 @@ class Supervision:
     # -- releasing jobs --------------------------------------------------------------------------------------
 
     def _drop(self, lease: JobLease) -> None:
-        """Forget a job that is finished or owned by another process; a concurrent stop may have released it."""
+        """Forget a job that is finished or owned by another process; a concurrent stop may release it."""
         with self._monitor:
             owned = self._owned.get(lease.job_id)
             is_ours = owned is not None and owned.lease == lease
@@ -532,8 +532,8 @@ def _unknown_outcome(row: JobRow) -> bytes | None:
     if row.policy.on_unknown != "hold":
         return None
     error = ProviderError(
-        "the process that sent this request ended before the answer arrived, so the outcome is unknown, and it "
-        "may be billed; the job's policy is hold, so it was not sent again: submit it anew",
+        "the process that sent this request ended before the answer arrived, so the outcome is unknown, and "
+        "it may be billed; the job's policy is hold, so it was not sent again: submit it anew",
         kind=ErrorKind.UNKNOWN,
         code="outcome_unknown",
         maybe_billed=True,

@@ -16,15 +16,25 @@ from typing import Any, Protocol
 from attrs import define, evolve, frozen
 
 from smartbatch._clock import Clock, Monitor
-from smartbatch.errors import JobNotFound, SmartbatchError, StoreError, WrongProcess
+from smartbatch.core.preparation.structured import Parsed, read_answer
+from smartbatch.errors import AnswerUnread, JobNotFound, SmartbatchError, StoreError, WrongProcess
 from smartbatch.events import JobFinished
+from smartbatch.jobs.payload import (
+    context_of,
+    decode_params,
+    decode_request,
+    decode_result,
+    item_id,
+    place_of,
+    with_earlier_tries,
+)
 from smartbatch.jobs.records import JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.threads import OwnThreads, wait_while
 from smartbatch.jobs.wiring import JobWiring
 from smartbatch.observe import logs
-from smartbatch.types import Result
+from smartbatch.types import Result, Usage
 
 PAGE_RESULTS = 1000
 """Results read at a time."""
@@ -43,6 +53,50 @@ def stored_job(store: SqlStore, job_id: str) -> JobRow:
     if row is None:
         raise JobNotFound(f"job {job_id} is no longer in the store {store.place}")
     return row
+
+
+def result_of_row(row: ResultRow, job_id: str) -> Result:
+    """Return the result of an item; an item that shares the answer of another one cost nothing."""
+    request_id = item_id(job_id, row.ix, row.user_id)
+    result = decode_result(row.body, request_id=request_id, request=row.payload)
+    # the body of an error serves many rows and does not contain what each cost
+    result = result if result.cost is not None else evolve(result, cost=row.cost)
+    result = with_earlier_tries(result, row.earlier)
+    if row.follower:
+        return evolve(result, context=context_of(row.payload), usage=Usage(), cost=0.0, deduplicated=True)
+    return result
+
+
+def result_as_stored(row: ResultRow, job_id: str, params: Callable[[], bytes]) -> Result:
+    """Return a result with the position of its prompt and the number of the answer.
+
+    Args:
+        params: returns what the requests of the job share.
+    """
+    result = result_of_row(row, job_id)
+    prompt, sample = place_of(row.payload)
+    result = result if prompt is None else evolve(result, row=prompt, sample=sample)
+    return _read_again(result, row, params) if isinstance(result.error, AnswerUnread) else result
+
+
+def _read_again(result: Result, row: ResultRow, params: Callable[[], bytes]) -> Result:
+    """Read an answer once more that smartbatch itself failed to read: that is not the answer's fault. The
+    stored row is not changed."""
+    unread = result.error
+    assert isinstance(unread, AnswerUnread)
+    request = decode_request(row.payload, decode_params(params()), id=result.request_id)
+    verdict = read_answer(request.params, result.text, unread.finish_reason)
+    if isinstance(verdict, Parsed):
+        return evolve(result, parsed=verdict.value, error=None)
+    error = verdict.error(
+        text=result.text,
+        finish_reason=unread.finish_reason,
+        tries=unread.tries,
+        usage=unread.usage,
+        request_id=result.request_id,
+    )
+    error.attempts, error.route = unread.attempts, unread.route
+    return evolve(result, error=error)
 
 
 @frozen

@@ -19,9 +19,9 @@ from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.errors import SmartbatchError
 from smartbatch.events import Event, JobFinished, JobProgress
+from smartbatch.jobs.client_store import SummaryLog
 from smartbatch.jobs.records import JobPolicy, JobRow, JobState
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.summary_log import SummaryLog
 from smartbatch.prices import PriceBook
 from smartbatch.providers.base import Provider
 from smartbatch.providers.registry import create

@@ -57,7 +57,7 @@ def test_of_an_output_the_report_has_its_sums_and_no_answer(
     assert "2 of 3 requests were answered, 1 failed. They cost $0.50, without 2 results" in html
     assert "it broke" in html
     assert "SECRET" not in html
-    assert "the store has no job of it" in html
+    assert "the store has no job for it" in html
 
 
 def test_of_lines_of_one_row_the_answered_one_counts(folder: Path) -> None:
@@ -123,7 +123,7 @@ def told(path: str) -> dict[str, Any]:
         "models": figures.models,
         "tokens": (seen.input_tokens, seen.output_tokens),
         "dropped": seen.dropped,
-        "sample": seen.sample.kept(),
+        "sample": seen.sample.sampled(),
         "failures": seen.failures.largest(),
     }
 
@@ -243,7 +243,7 @@ def test_outputs_of_one_name_in_two_folders_have_reports_of_their_own(folder: Pa
     for name, told in (
         ("one", "2 requests: about"),
         ("two", "3 requests: about"),
-        ("copied", "store has no job of it"),
+        ("copied", "store has no job for it"),
     ):
         assert report(f"{name}/out.jsonl") == 0
         html = (folder / "report.html").read_text("utf-8")

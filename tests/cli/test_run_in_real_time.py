@@ -188,7 +188,7 @@ def test_what_is_written_is_not_read_again_when_a_run_goes_on(
         read.append(expected[result.context[0]])
         return result
 
-    monkeypatch.setattr("smartbatch.jobs.stored_result.decode_result", decode)
+    monkeypatch.setattr("smartbatch.jobs.watching.decode_result", decode)
     for name in ("TEST_BEGAN", "TEST_LEAVE"):
         Path(name).write_bytes(b"." * 4)  # leave for all that are left
         monkeypatch.setenv(name, str(os.open(name, os.O_RDWR)))

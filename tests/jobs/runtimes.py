@@ -13,9 +13,9 @@ from smartbatch.core.forecast import PROMISE, Forecaster, Prior
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.offers import Throughput
 from smartbatch.core.routing.rescue import Speed
+from smartbatch.jobs.client_store import SummaryLog
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.summary_log import SummaryLog
 from smartbatch.jobs.wiring import JobRuntime, JobWiring, StepLimits
 from smartbatch.observe import logs
 from smartbatch.prices import PriceBook

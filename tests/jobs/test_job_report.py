@@ -15,8 +15,14 @@ from smartbatch.client import BatchingClient
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.job_report import job_report
 from smartbatch.jobs.records import IncidentRow
-from smartbatch.jobs.report_view import ReportedRequests, ReportedRun, report_view, totals
-from smartbatch.jobs.sampling import RequestFigures, SeenResults
+from smartbatch.jobs.report_view import (
+    ReportedRequests,
+    ReportedRun,
+    RequestFigures,
+    SeenResults,
+    report_view,
+    totals,
+)
 from smartbatch.jobs.status import ShardStatus
 from smartbatch.jobs.store import open_store
 from smartbatch.views.html import MAX_BYTES, Report
@@ -133,8 +139,8 @@ def test_foreign_texts_stay_text_and_are_cut(name: str) -> None:
     )
     seen = SeenResults(dropped={f"{text}{n}": text for n in range(99)}, failures_read=499)
     for number in range(200):
-        seen.sample.add(RequestFigures(text, 1.0, 0.1, 1, 1, 1))
-        seen.failures.add(text, f"{text}{number}", text)
+        seen.sample.take(RequestFigures(text, 1.0, 0.1, 1, 1, 1))
+        seen.failures.count(text, f"{text}{number}", text)
     report = Report(report_view(text, status, seen, (run,) * 5, asked), 500)
     page = list(parsed(report).iter())
     assert not {each.tag for each in page} & {"script", "img", "b", "a", "iframe", "link", "form"}

@@ -43,7 +43,7 @@ from smartbatch.jobs.payload import (
     encode_result,
 )
 from smartbatch.jobs.records import NewItem, ResultRow
-from smartbatch.jobs.stored_result import result_of_row
+from smartbatch.jobs.watching import result_of_row
 from smartbatch.types import Embedding, Generation, Message, Priority, Request, Result, Route, Usage
 
 PLAIN = Shared()

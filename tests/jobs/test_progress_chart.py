@@ -6,9 +6,9 @@ from typing import Any
 
 from attrs import evolve, fields_dict
 
-from smartbatch.jobs.progress_chart import progress_chart
 from smartbatch.jobs.records import JobPolicy, JobRow
 from smartbatch.jobs.shard_records import RemoteProgress, ShardRow, ShardState
+from smartbatch.jobs.status import progress_chart
 
 JOB = JobRow("job-1", None, "a", "openai:m", "generate", b"{}", {}, JobPolicy(), 100.0, total=10)
 

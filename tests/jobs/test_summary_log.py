@@ -15,9 +15,9 @@ from jobs.remote import Remote
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError, StoreError
-from smartbatch.jobs import summary_log
+from smartbatch.jobs import client_store
+from smartbatch.jobs.client_store import SAVE_SECONDS
 from smartbatch.jobs.store import SqlStore, open_store
-from smartbatch.jobs.summary_log import LATEST
 from smartbatch.types import Request
 from tests.levels import sampled
 
@@ -126,7 +126,7 @@ def test_a_list_of_a_client_that_names_no_store_is_written_soon_all_the_same(
     client.generate(PROMPTS * 2)
     store = open_store(None)
     clock.sleep(1.0)  # lets the thread write that was started
-    clock.sleep(LATEST + 1.0)
+    clock.sleep(SAVE_SECONDS + 1.0)
     client.generate(PROMPTS * 2)
     clock.sleep(1.0)
     assert len(store.summaries.decisions(limit=50)) == 2
@@ -253,7 +253,7 @@ def test_what_cannot_be_written_is_kept_and_written_later(
 def test_many_requests_between_two_writes_take_little_memory(
     client: BatchingClient, other: SqlStore, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(summary_log, "FOLDED_AT", 5)
+    monkeypatch.setattr(client_store, "MAX_UNFOLDED_REQUESTS", 5)
     for number in range(12):
         client.submit(f"prompt {number}").result()
     assert len(inside(client).jobs.engine.summaries._ended) < 5

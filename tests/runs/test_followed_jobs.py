@@ -9,8 +9,8 @@ from attrs import define, field
 
 from smartbatch._clock import VirtualClock
 from smartbatch.errors import JobTimeout
+from smartbatch.jobs.records import StoredResult
 from smartbatch.jobs.status import JobStatus
-from smartbatch.jobs.stored_result import StoredResult
 from smartbatch.runs.followed_jobs import FollowedJobs
 from smartbatch.types import Result
 
