@@ -342,17 +342,18 @@ class IncidentRow:
 
 INCIDENT_TITLES = {
     "double_submission": "A batch was created twice",
-    "maybe_billed": "Requests may be paid twice",
+    "maybe_billed": "Requests may be paid for twice",
+    "asked_again": "Failed requests were sent again",
     "missing_items": "Requests of a finished batch have no result",
     "batch_vanished": "The provider no longer knows a batch",
     "batch_cancelled": "A batch was cancelled at the provider",
     "no_batch_api": "The Batch API cannot be used",
     "deadline_at_risk": "The deadline may be missed",
-    "results_at_risk": "Results cannot be fetched so far",
-    "results_gone": "Results were deleted before they were fetched",
+    "results_at_risk": "Results cannot be downloaded yet",
+    "results_gone": "Results were deleted before they were downloaded",
     "malformed_line": "Some result lines cannot be read",
     "foreign_line": "Some result lines belong to no request",
-    "doubled_line": "Requests were answered twice, differently",
+    "doubled_line": "Requests have two different answers",
     "token_mismatch": "An answer may belong to another request",
 }
 

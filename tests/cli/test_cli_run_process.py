@@ -62,8 +62,8 @@ def test_a_killed_run_loses_no_answered_row_and_pays_none_twice(calls: Any) -> N
         asked = child.begun(60 - len(answered))
         assert child.process.wait() == 0
         said = child.stderr.read()
-    assert b"Requests may be paid twice: " in said
-    assert b" were under way in real time when their process ended" in said
+    assert b"Requests may be paid for twice: " in said
+    assert b" were in progress in real time when their process ended" in said
     assert Counter(asked) == Counter(set(expected) - answered)
     assert [row["input"]["prompt"] for row in written()] == expected
 

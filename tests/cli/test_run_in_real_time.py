@@ -168,7 +168,7 @@ def test_what_may_be_paid_twice_is_told_before_the_store_forgets_it(calls: Any) 
         assert sorted(child.begun(3)) == expected[3:]
         said = child.stderr.read().decode()
         assert child.process.wait() == 0
-    assert re.search(r"Requests may be paid twice: \d requests were in progress .* when their process", said)
+    assert re.search(r"may be paid for twice: \d requests were in progress .* when their process", said)
     assert stored_jobs() == []
 
 

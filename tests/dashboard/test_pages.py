@@ -346,7 +346,7 @@ def test_a_job_says_how_it_stands(visitor: Visitor, shelf: Bench, opened: SqlSto
     assert "batch_é" in batches
     assert {"settled", "submitted"} <= set(batches.split())
     assert "Requests done" in text_of(answer, "progress")
-    assert "Requests were answered twice, differently $0.50 row 0 came twice" in text_of(answer, "incidents")
+    assert "Requests have two different answers $0.50 row 0 came twice" in text_of(answer, "incidents")
     assert "row-1 client_error the prompt was <refused>" in text_of(answer, "failed")
     assert SECRET not in answer.text
 

@@ -273,7 +273,7 @@ def test_a_run_says_what_may_be_paid_twice_as_a_worker_was_killed(
         assert main(line) == 0
         killing.join()
         twice = server.ledger.received - 400
-    said = re.findall(r"Requests may be paid twice: ([\d,]+) requests", capsys.readouterr().err)
+    said = re.findall(r"Requests may be paid for twice: ([\d,]+) requests", capsys.readouterr().err)
     assert 0 < twice <= sum(int(count) for count in said)
     assert written_answers(tmp_path) == expected(rows)
 
