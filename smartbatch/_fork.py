@@ -90,8 +90,8 @@ _noticed = os.getpid()
 
 
 def identity() -> tuple[int, bool]:
-    """Return the owner of locks, threads and sockets: the process, and whether its threads are still those
-    of the import. ``gevent.monkey`` may have replaced them with green ones since.
+    """Return the owner of locks, threads and sockets: the process, and whether its threads are still those of
+    the import. ``gevent.monkey`` may have replaced them with green ones since.
     """
     return os.getpid(), threading.Lock is _NATIVE
 

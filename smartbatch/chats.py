@@ -18,8 +18,8 @@ class Tool:
         name: 1 to 64 letters, digits, ``_`` and ``-``.
         description: what the function does, for the model.
         parameters: the JSON schema of its arguments, an object.
-        strict: True for arguments that follow the schema exactly, if the provider enforces it; ``None``
-            for the provider's default.
+        strict: True for arguments that follow the schema exactly, if the provider enforces it; ``None`` for
+            the provider's default.
     """
 
     name: str
@@ -35,10 +35,11 @@ class ToolCall:
     Attributes:
         id: identifies the call in the message with its result. Gemini's models return none; a unique one is
             generated.
-        name: the tool. arguments: decoded; ``None`` if the model wrote anything but a JSON object.
-        arguments_text: what the model wrote in that case, unchanged. extra: further fields of the provider's
-        call, such as Gemini's ``thoughtSignature``; sent back with the
-            call.
+        name: the tool.
+        arguments: decoded; ``None`` if the model wrote anything but a JSON object.
+        arguments_text: what the model wrote in that case, unchanged.
+        extra: further fields of the provider's call, such as Gemini's ``thoughtSignature``; sent back with
+            the call.
     """
 
     id: str
@@ -71,10 +72,10 @@ class Message:
         role: ``system``, ``developer``, ``user``, ``assistant`` or ``tool``.
         content: text, or the provider's list of content parts. Empty for an assistant message that only calls
             tools.
-        tool_calls: the calls in an assistant message. tool_call_id: in a ``tool`` message, the id of the call
-        whose result ``content`` is. reasoning: the reasoning in an assistant message, for OpenAI-compatible
-        servers that require it; not sent
-            to other APIs.
+        tool_calls: the calls in an assistant message.
+        tool_call_id: in a ``tool`` message, the id of the call whose result ``content`` is.
+        reasoning: the reasoning in an assistant message, for OpenAI-compatible servers that require it; not
+            sent to other APIs.
     """
 
     role: str

@@ -95,8 +95,8 @@ class BatchingClient:
             layer has a true attribute ``shareable``.
         observers: called with every event.
         classifiers: your verdicts on errors, used before the provider's.
-        run_callback: called with each callback of a future, ``on_progress`` of a job and ``post_process``;
-            it calls them and returns their value, and can do things around them, such as closing connections.
+        run_callback: called with each callback of a future, ``on_progress`` of a job and ``post_process``; it
+            calls them and returns their value, and can do things around them, such as closing connections.
         clock, rng: time and random numbers, for tests.
         params: generation parameters for all requests (``system``, ``max_tokens``, ``temperature``,
             ``top_p``, ``stop``, ``seed``, ``response_format``, ``schema``, ``schema_mode``, ``extra``), and
@@ -257,15 +257,14 @@ class BatchingClient:
         Args:
             prompts: strings, chats or requests; or a table of pandas, Polars, Arrow or datasets, or rows as
                 mappings, with ``template="… {column} …"`` or ``column="text"`` in ``params``.
-            on_error: ``"result"`` yields failed requests as results with ``.error``, ``"raise"`` raises
-                the first one; the client's setting when ``None``.
+            on_error: ``"result"`` yields failed requests as results with ``.error``, ``"raise"`` raises the
+                first one; the client's setting when ``None``.
             on_progress: called with a :class:`~smartbatch.ListProgress` for each result that arrives, by the
                 thread that reads the list; for a batch, for each result read.
             progress: True for a progress bar, or lines without a terminal, False for nothing; by default a
-            bar
-                in a notebook.
+                bar in a notebook.
             params: as in :meth:`submit`, for all requests; and the constraints, see
-            :class:`ConstraintParams`.
+                :class:`ConstraintParams`.
 
         Raises:
             InvalidRequest: names the row; also for a value that is not a list of prompts, such as a table
@@ -408,7 +407,7 @@ class BatchingClient:
                 ``"batch"`` for a new batch or ``"individual"`` for real time; the setting when ``None``.
                 ``"individual"`` also accepts jobs if batches are switched off, or the provider has none.
             params: as in :meth:`submit`, for all requests; and the constraints, see
-            :class:`ConstraintParams`.
+                :class:`ConstraintParams`.
 
         Raises:
             InvalidRequest: names the row and the field.

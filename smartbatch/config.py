@@ -38,8 +38,7 @@ class BatchingConfig:
 
     Raises:
         ConfigError: a value is out of range, settings contradict each other (both are named), or one is
-        unknown
-            (the nearest is suggested).
+            unknown (the nearest is suggested).
     """
 
     batch_window: float = seconds(0.1, "How long a request waits for others to share its call.", 0.01, 5)
@@ -293,8 +292,8 @@ class BatchingConfig:
 
         Args:
             file: TOML, or YAML if PyYAML is installed, with the keys at its top level, or a
-            ``pyproject.toml`` with
-                ``[tool.smartbatch]``; or the same as a mapping, from the settings of an application.
+                ``pyproject.toml`` with ``[tool.smartbatch]``; or the same as a mapping, from the settings of
+                an application.
             environ: the environment variables; ``none`` stands for no value, an empty string for not set.
             overrides: keys as in the constructor; ``None`` means "not given here".
 

@@ -106,8 +106,7 @@ class Price:
 
     Raises:
         ConfigError: a price is negative or not a number, the discount is not a share, or only one price of
-        the
-            slower tier is given.
+            the slower tier is given.
     """
 
     input: float = field(validator=_usd)
@@ -215,8 +214,8 @@ class PriceBook:
     """Finds rate cards. Thread-safe.
 
     Args:
-        user: prices by ``provider:model`` or by model; they win over the bundled table and may name models
-            it does not list.
+        user: prices by ``provider:model`` or by model; they win over the bundled table and may name models it
+            does not list.
     """
 
     def __init__(self, user: Mapping[str, Price] | None = None) -> None:
@@ -232,9 +231,11 @@ class PriceBook:
         later processes; later calls are dictionary look-ups.
 
         Args:
-            provider: the prefix of the model's name, such as ``openai``. model: the name without the prefix.
-            wall: the time of the request, Unix seconds; prices change with date and time of day. processing:
-            ``batch`` for the price through the provider's Batch API, ``flex`` for its slower tier.
+            provider: the prefix of the model's name, such as ``openai``.
+            model: the name without the prefix.
+            wall: the time of the request, Unix seconds; prices change with date and time of day.
+            processing: ``batch`` for the price through the provider's Batch API, ``flex`` for its slower
+                tier.
         """
         key = (provider, model, processing)
         try:

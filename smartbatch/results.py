@@ -63,8 +63,8 @@ class ResultList(list[Result[T]]):
 
     Attributes:
         wall: seconds from the first submission to the last result.
-        table: the source of the prompts: a table, a column or a list of rows; ``None`` if they were a list
-            of strings or arrived one by one.
+        table: the source of the prompts: a table, a column or a list of rows; ``None`` if they were a list of
+            strings or arrived one by one.
         rescue: how many requests planned for a batch were sent in real time, and why; ``None`` if there are
             none.
         reporter: creates the report; ``None`` for lists not returned by a client.
@@ -253,7 +253,6 @@ class ResultList(list[Result[T]]):
         return f"<ResultList {_summary(self)}>"
 
     def _repr_html_(self) -> str:
-        """Return the totals and the first and last results, for a notebook."""
         from smartbatch.views.html import notebook
         from smartbatch.views.model import DataTable, Section, View  # late: most programs are no notebooks
 
@@ -323,7 +322,6 @@ def _summary(results: ResultList[T]) -> str:
 
 
 def _way(result: Result[T]) -> str:
-    """Return the route of a result; ``not sent`` only if the request was certainly not sent."""
     if result.route is not None:
         return result.route.value
     if result.attempts:

@@ -78,12 +78,12 @@ def generate(
 
     Args:
         prompts: strings, lists of chat messages, or :class:`~smartbatch.Request` objects; or a table of
-        pandas,
-            Polars, Arrow or datasets, or rows as mappings, with ``template="… {column} …"`` or
+            pandas, Polars, Arrow or datasets, or rows as mappings, with ``template="… {column} …"`` or
             ``column="text"``: then ``to_table()`` of the results returns it with the answers.
         model: ``provider:model``, such as ``openai:gpt-5-mini``; ``sim:demo`` needs no key and no network.
         progress: True for a progress display, False for none; by default a bar on a terminal or in a
-        notebook. on_progress: called with a :class:`~smartbatch.ListProgress` for each result that arrives.
+            notebook.
+        on_progress: called with a :class:`~smartbatch.ListProgress` for each result that arrives.
         params: all arguments of :class:`~smartbatch.BatchingClient`, including settings and generation
             parameters, the constraints that decide the route (``strategy``, ``deadline``, …), and ``key``,
             see :meth:`~smartbatch.BatchingClient.map`.

@@ -185,13 +185,14 @@ class Usage:
     """Tokens of one request, over all its attempts.
 
     Attributes:
-        input_tokens: prompt tokens, including cached ones. output_tokens: answer tokens, including reasoning.
-        cached_tokens: the part of ``input_tokens`` read from the provider's cache. reasoning_tokens: the part
-        of ``output_tokens`` spent on reasoning. estimated: whether some of the numbers are estimates, because
-        the provider did not report them. cache_write_tokens: the part of ``input_tokens`` written to the
-        provider's cache. cache_write_1h_tokens: the part of ``cache_write_tokens`` that Anthropic caches for
-        an hour, at a higher
-            price than for five minutes.
+        input_tokens: prompt tokens, including cached ones.
+        output_tokens: answer tokens, including reasoning.
+        cached_tokens: the part of ``input_tokens`` read from the provider's cache.
+        reasoning_tokens: the part of ``output_tokens`` spent on reasoning.
+        estimated: whether some of the numbers are estimates, because the provider did not report them.
+        cache_write_tokens: the part of ``input_tokens`` written to the provider's cache.
+        cache_write_1h_tokens: the part of ``cache_write_tokens`` that Anthropic caches for an hour, at a
+            higher price than for five minutes.
         unknown: whether a call may have used tokens not counted here, because its answer was lost.
     """
 
@@ -336,13 +337,13 @@ class Request:
         deduplicate: whether it shares the answer of an identical request in flight, in a list or in a job;
             False also bypasses the cache. ``None`` follows the client's setting of that name.
         call: your own callable ``call(request, attempt)`` that makes the call itself, with the same queue,
-        gates
-            and retries. It returns an ``Answer``, a string, or any object (available as ``Result.parsed``),
-            or one of these with its :class:`Usage`, as ``(value, usage)``. ``attempt`` is an
-            :class:`Attempt`. The callable interprets the prompt; it cannot be combined with an embedding.
-        model: of the same provider, with or without its prefix; the client's when ``None``. sample: number of
-        the answer, from 0, if ``n`` requests several; set by the library. row: position of its prompt in a
-        list, from 0, if it differs from that of the request; set by the library.
+            gates and retries. It returns an ``Answer``, a string, or any object (available as
+            ``Result.parsed``), or one of these with its :class:`Usage`, as ``(value, usage)``. ``attempt`` is
+            an :class:`Attempt`. The callable interprets the prompt; it cannot be combined with an embedding.
+        model: of the same provider, with or without its prefix; the client's when ``None``.
+        sample: number of the answer, from 0, if ``n`` requests several; set by the library.
+        row: position of its prompt in a list, from 0, if it differs from that of the request; set by the
+            library.
     """
 
     prompt: str | tuple[Message, ...] = field(default="", repr=short)
@@ -439,29 +440,32 @@ class Result(Generic[T_co]):
         text: the answer's text; ``None`` on failure, unless an answer arrived and was rejected afterwards, by
             its schema or by ``post_process``: then ``error`` says why.
         parsed: the decoded object if a schema or JSON format was requested, or an own callable's value.
-        embedding: the vector, for embeddings. tool_calls: the tool calls the model requests. reasoning: the
-        model's reasoning, or the provider's summary of it; never part of ``text``. logprobs: the log-
-        probabilities of the answer's tokens, if ``logprobs`` was set. extra: other fields the provider
-        returned, undecoded, under the provider's names; ``None`` if none. usage: tokens over all attempts,
-        including failed ones if the provider reported them. cost: USD over all attempts with a known bill, 0
-        if nothing was sent or billed; ``None`` if the model's
-            price is unknown, or no bill is known.
+        embedding: the vector, for embeddings.
+        tool_calls: the tool calls the model requests.
+        reasoning: the model's reasoning, or the provider's summary of it; never part of ``text``.
+        logprobs: the log-probabilities of the answer's tokens, if ``logprobs`` was set.
+        extra: other fields the provider returned, undecoded, under the provider's names; ``None`` if none.
+        usage: tokens over all attempts, including failed ones if the provider reported them.
+        cost: USD over all attempts with a known bill, 0 if nothing was sent or billed; ``None`` if the
+            model's price is unknown, or no bill is known.
         unconfirmed_cost: USD that attempts may have cost in addition, because their answer was lost or lacked
             usage; 0 if the price is unknown.
         paid_before: whether the answer was stored and paid for by an earlier call or run, to which ``usage``
             and ``cost`` belong.
         latency: seconds of the call that answered, or of the last call of a failed request; in a batch, from
-        the
-            submission of the batch to the result.
-        queued: seconds between submission and the start of that call or batch. time_to_first_chunk: for a
-        stream, seconds from that call's start to the first piece of text. attempts: number of calls. route:
-        how it was sent, even if it failed; ``None`` if it was never sent. finish_reason: why the output
-        ended; see :class:`Answer`. model: the model that answered, or was requested, as ``provider:model``.
-        provider_request_id: the provider's id of the call that answered. error: what went wrong; ``None`` on
-        success. context: the request's context, unchanged. dropped: parameters omitted because the provider
-        does not accept them, with the reasons. deduplicated: whether the answer belongs to an identical
-        request in flight, or of the same list or job;
-            then ``cost`` is 0.
+            the submission of the batch to the result.
+        queued: seconds between submission and the start of that call or batch.
+        time_to_first_chunk: for a stream, seconds from that call's start to the first piece of text.
+        attempts: number of calls.
+        route: how it was sent, even if it failed; ``None`` if it was never sent.
+        finish_reason: why the output ended; see :class:`Answer`.
+        model: the model that answered, or was requested, as ``provider:model``.
+        provider_request_id: the provider's id of the call that answered.
+        error: what went wrong; ``None`` on success.
+        context: the request's context, unchanged.
+        dropped: parameters omitted because the provider does not accept them, with the reasons.
+        deduplicated: whether the answer belongs to an identical request in flight, or of the same list or
+            job; then ``cost`` is 0.
         answers: the result of each answer, if a single request asked for several with ``n``; then ``usage``,
             ``cost`` and ``attempts`` are totals, and all else is that of the first success.
         row: in a list or a job, the position of its prompt, from 0, if it differs from that of the result, as
@@ -598,8 +602,7 @@ class ConstraintParams(TypedDict, total=False):
         deadline: a string such as ``"2h"`` or ``"6h30min"``, seconds, a ``timedelta``, or a ``datetime`` with
             its time zone.
         budget: maximum to spend on this list, in USD or as ``"5 USD"``; the setting covers everything the
-        client
-            does.
+            client does.
         prefer: ``"balanced"``, ``"speed"`` or ``"cost"``; used if there is no deadline.
         time_value: the value of an hour of waiting, USD.
         keep_going: send all requests, even if the first 20 fail with the same error and none is answered.

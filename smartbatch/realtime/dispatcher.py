@@ -210,8 +210,7 @@ class BatchDispatcher:
            exit hooks may still submit and wait: start a thread of our own. A pool that could not start a
            thread has queued the hand-over before it raised, so the hand-over is made void.
         3. The system has no thread left, but there are workers: the batch waits again. A busy worker takes
-        it,
-           or has finished meanwhile, and then the next try finds its thread idle.
+           it, or has finished meanwhile, and then the next try finds its thread idle.
         4. There is no worker either: the batch fails.
         """
         self._clock.spawned()

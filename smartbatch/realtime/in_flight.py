@@ -72,8 +72,8 @@ def bill(lane: Lane, tickets: Sequence[Ticket], outcomes: Sequence[Outcome]) -> 
 
 
 def _usages(tickets: Sequence[Ticket], outcomes: Sequence[Outcome]) -> list[Usage | None]:
-    """Return the tokens of each outcome. An error of the whole call reports the tokens of all requests;
-    they are split by the lengths of the prompts.
+    """Return the tokens of each outcome. An error of the whole call reports the tokens of all requests; they
+    are split by the lengths of the prompts.
     """
     first = outcomes[0]
     usages = [None if outcome is None else outcome.usage for outcome in outcomes]
@@ -203,8 +203,8 @@ class InFlightCall:
 
 
 def end_of(call: InFlightCall) -> CallEnd:
-    """Return how a call ended. Limits and breaker ignore errors of the slower tier, which say nothing
-    about the model.
+    """Return how a call ended. Limits and breaker ignore errors of the slower tier, which say nothing about
+    the model.
     """
     outcomes = call.batch.outcomes
     ending, worst = _ending(outcomes)

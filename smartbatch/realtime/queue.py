@@ -53,8 +53,8 @@ class RequestQueue:
 
     Args:
         capacity: maximum number of waiting requests.
-        urgent_reserve: additional room, as a share of the capacity, for URGENT and HIGH requests, so that
-            a queue full of background work never blocks them.
+        urgent_reserve: additional room, as a share of the capacity, for URGENT and HIGH requests, so that a
+            queue full of background work never blocks them.
         block: whether a full queue makes the caller wait instead of raising.
         patience: maximum wait for room, seconds; ``None`` for no limit.
         lock: the lock of :attr:`monitor`.

@@ -13,8 +13,8 @@ The life of a stream, in order:
       the connection of one under way is closed;
    c. the call has waited for its reader until its deadline: the request fails.
 
-When the client stops, the box accepts any number of chunks, since the stopping thread may be the reader.
-A stream closed by the garbage collector or in a signal handler is closed on another thread: the interrupted
+When the client stops, the box accepts any number of chunks, since the stopping thread may be the reader. A
+stream closed by the garbage collector or in a signal handler is closed on another thread: the interrupted
 code may hold the lock.
 """
 
