@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from attrs import asdict, frozen, has
 
-from smartbatch._words import money
+from smartbatch._words import duration, money
 from smartbatch.errors import ErrorKind
 from smartbatch.events import (
     BreakerChanged,
@@ -449,7 +449,7 @@ METRICS: Final[tuple[Metric, ...]] = (
 def _words(figure: Any) -> str:
     """Return a figure for a table; empty if there is nothing to show."""
     if isinstance(figure, TimeStats):
-        return f"mean {figure.mean:.3g} s, 95 of 100 in {figure.p95:.3g} s" if figure.count else ""
+        return f"mean {duration(figure.mean)}, p95 {duration(figure.p95)}" if figure.count else ""
     if isinstance(figure, dict):
         return ", ".join(f"{name}: {_words(value)}" for name, value in figure.items() if value)
     if has(type(figure)):

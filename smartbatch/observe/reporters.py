@@ -10,7 +10,7 @@ from typing import Protocol, Self, TextIO
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import identity
-from smartbatch._words import SafeStream, duration, escape, money, seconds_of
+from smartbatch._words import SafeStream, duration, escape, money, seconds_of, share
 from smartbatch.errors import ConfigError
 from smartbatch.events import ClientStopped, Event
 from smartbatch.observe.logs import EventLogger, clean, get_logger, user_error
@@ -151,7 +151,7 @@ def _rows(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
         f"{s.submitted:,} submitted: {s.waiting:,} waiting, {s.in_flight:,} in flight, "
         f"{s.succeeded:,} succeeded, {s.failed:,} failed, {s.cancelled:,} cancelled",
     )
-    yield "queue", f"{s.queue_utilisation:.0%} full" if s.queue_utilisation else ""
+    yield "queue", f"{share(s.queue_utilisation)} full" if s.queue_utilisation else ""
     yield "by priority", _table(s.by_priority)
     yield from _routes(s.by_route)
     yield "without a call", _table({"joined another": s.deduplicated, "answered locally": s.local})
@@ -159,14 +159,14 @@ def _rows(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
         yield (
             "batches",
             f"{s.batches:,} ({_batches(s)}), size mean {s.mean_batch_size:.2f}, "
-            f"largest {s.largest_batch}, efficiency {s.efficiency:.0%}",
+            f"largest {s.largest_batch}, efficiency {share(s.efficiency)}",
         )
     for name, times in (("queue", s.queue_time), ("call", s.batch_time), ("response", s.response_time)):
         if times.count:
             figures = {"mean": times.mean, "p50": times.p50, "p95": times.p95, "longest": times.longest}
             yield f"{name} time", ", ".join(f"{label} {duration(t)}" for label, t in figures.items())
     if s.workers:
-        yield "workers", f"{s.workers}, {s.utilisation:.0%} busy over {duration(s.elapsed)}"
+        yield "workers", f"{s.workers}, {share(s.utilisation)} busy over {duration(s.elapsed)}"
     yield "failed calls", _table(s.call_failures)
     yield "failed requests", _table(s.request_failures)
     yield "failed at stop", _number(s.failed_at_stop)

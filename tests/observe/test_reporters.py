@@ -75,7 +75,7 @@ def test_the_queue_is_as_full_as_what_waits_of_its_capacity() -> None:
     metrics = BatchMetrics(queue_capacity=4)
     metrics(submitted("r1"))
     assert metrics.snapshot().queue_utilisation == 0.25
-    assert "queue        25% full" in status_summary(metrics.snapshot())
+    assert "queue        25 % full" in status_summary(metrics.snapshot())
 
 
 def test_the_summary_tells_what_happened_with_units() -> None:
@@ -86,11 +86,11 @@ def test_the_summary_tells_what_happened_with_units() -> None:
         "requests": "3 submitted: 2 waiting, 0 in flight, 1 succeeded, 0 failed, 0 cancelled",
         "by priority": "normal 3",
         "without a call": "joined another 1",
-        "batches": "1 (1 shared, failed 1, retried 1), size mean 2.00, largest 2, efficiency 50%",
+        "batches": "1 (1 shared, failed 1, retried 1), size mean 2.00, largest 2, efficiency 50 %",
         "queue time": "mean 500 ms, p50 500 ms, p95 500 ms, longest 500 ms",
         "call time": "mean 5 s, p50 5 s, p95 5 s, longest 5 s",
         "response time": "mean 65 s, p50 65 s, p95 65 s, longest 65 s",
-        "workers": "2, 25% busy over 10 s",
+        "workers": "2, 25 % busy over 10 s",
         "failed calls": "rate_limit 1",
         "retries": "1 (1 do not count as attempts)",
         "rate limits": "1 calls refused, 1 pauses, 12 s in total",
