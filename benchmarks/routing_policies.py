@@ -15,7 +15,7 @@ from smartbatch.core.preparation.tokens import OUTPUT_TOKENS, Calibration
 from smartbatch.core.routing.choice import Infeasible, choose
 from smartbatch.core.routing.offers import BatchOffer, Offer, Throughput
 from smartbatch.core.routing.options import Constraints, Option
-from smartbatch.core.routing.rescue import MARGIN, PendingShard, Speed, late_penalty, rescue
+from smartbatch.core.routing.rescue import MARGIN_SHARE, PendingShard, Speed, late_penalty, rescue
 from smartbatch.core.routing.workload import Cost, Load
 from smartbatch.routing.history import BATCH, CALL, CANCEL
 from smartbatch.types import Route, Usage
@@ -267,7 +267,7 @@ class Library:
         )
         held = [_held(shard, now) for shard in open_]
         at_stake = late_penalty(job.cost(), TIME_VALUE)
-        found = rescue(left, max(1.0, MARGIN * job.deadline), workers.left(now), held, speed, at_stake)
+        found = rescue(left, max(1.0, MARGIN_SHARE * job.deadline), workers.left(now), held, speed, at_stake)
         for at in found.take_back:
             shard = open_[at]
             shard.cancelled, shard.ends = now, now + fate.cancel(shard.place)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from smartbatch.config import NEAR_SETTINGS, OF_PROVIDERS, variable_of
-from smartbatch.core.preparation.validation import NEAR
+from smartbatch.core.preparation.validation import FOREIGN_NAMES
 from smartbatch.errors import did_you_mean, nearest
 from smartbatch.types import ListParams
 
@@ -32,7 +32,7 @@ _NEAR_OPTIONS: Final = {
 _NATIVE: Final = {
     **{foreign: native for native, names in _NEAR_OPTIONS.items() for foreign in names},
     **NEAR_SETTINGS,
-    **{foreign: native for foreign, native in NEAR.items() if native != "timeout"},
+    **{foreign: native for foreign, native in FOREIGN_NAMES.items() if native != "timeout"},
 }
 _COMMANDS: Final = {
     "plan": ("estimate", "cost", "dry-run", "explain"),

@@ -17,8 +17,8 @@ from typing import Protocol
 
 from attrs import Attribute, define, field, frozen
 
-TOP = 0.99  # means cap times at this quantile
-TIE = 1e-12  # logarithms closer than this are equal
+TOP_QUANTILE = 0.99  # means cap times at this quantile
+LOG_TOLERANCE = 1e-12  # logarithms closer than this are equal
 
 
 class Distribution:
@@ -49,7 +49,7 @@ class Distribution:
     def level(self, log: float) -> float:
         """Return the share of times up to ``log``: the inverse of :meth:`log`."""
         levels, logs = self._levels, self._logs
-        log += TIE
+        log += LOG_TOLERANCE
         right = bisect_right(logs, log)
         if right == 0:
             return levels[0] * math.exp((log - logs[0]) / self._low) if self._low else 0.0
@@ -66,11 +66,11 @@ class Distribution:
         Each linear piece contributes the mean of an exponential.
         """
         if self._mean is None:
-            top = self.log(TOP)
-            levels = [level for level in self._levels if level < TOP]
+            top = self.log(TOP_QUANTILE)
+            levels = [level for level in self._levels if level < TOP_QUANTILE]
             logs = self._logs[: len(levels)]
-            total = (1 - TOP) * math.exp(top) + levels[0] * math.exp(logs[0])
-            pieces = zip(levels, logs, [*levels[1:], TOP], [*logs[1:], top], strict=True)
+            total = (1 - TOP_QUANTILE) * math.exp(top) + levels[0] * math.exp(logs[0])
+            pieces = zip(levels, logs, [*levels[1:], TOP_QUANTILE], [*logs[1:], top], strict=True)
             for level, log, next_level, next_log in pieces:
                 total += (next_level - level) * _mean_between(log, next_log)
             self._mean = total
@@ -122,26 +122,28 @@ def redistributed(times: Iterable[tuple[float, bool, float]]) -> list[tuple[floa
     return found
 
 
-REMEMBERED = 100  # observations
+MAX_OBSERVATIONS = 100  # observations
 PRIOR_WEIGHT = 2.0  # observations that the prior weighs as much as
-ANCHOR = 0.5  # observations that would leave the prior unmoved: a single one moves it two thirds of the way
-RIDGE = 10.0  # weight of the prior's growth against the sum of squared log sizes
-SAFETY = 2.0  # factor on the variance of a mean, which few observations underestimate
-WATCHED = 12  # sum of weights from which a change can be detected
-SLACK, LIMIT = 0.65, 1.8
+ANCHOR_WEIGHT = (
+    0.5  # observations that would leave the prior unmoved: a single one moves it two thirds of the way
+)
+RIDGE_WEIGHT = 10.0  # weight of the prior's growth against the sum of squared log sizes
+VARIANCE_FACTOR = 2.0  # factor on the variance of a mean, which few observations underestimate
+MIN_WATCHED_WEIGHT = 12  # sum of weights from which a change can be detected
+CHANGE_SLACK, CHANGE_LIMIT = 0.65, 1.8
 """Parameters of :class:`ChangeDetector`: six extreme times in a row are a change, and about one in 2,000
 times raises a false alarm if nothing changed (``benchmarks/forecast.py``)."""
-OUTDATED = 0.005  # share of its weight that an observation keeps after a sudden change
-QUARTER = math.log(1.25)  # smallest change of the log median that is reported
-SURE, SURE_OF_FIRST = 4.0, 2.0
+OUTDATED_WEIGHT_SHARE = 0.005  # share of its weight that an observation keeps after a sudden change
+MIN_LOG_CHANGE = math.log(1.25)  # smallest change of the log median that is reported
+MIN_STANDARD_ERRORS, MIN_STANDARD_ERRORS_AT_FIRST = 4.0, 2.0
 """Standard errors by which a gradual change of the median must exceed chance to be reported: more if the
 previous median was observed too, instead of taken from the prior."""
-SHORTEST = 1e-6  # seconds; shorter times count as this
-STEPS = 8  # refit after an eighth as many new observations as the forecast rests on
-STALE = 0.02  # half-lives after which a forecast is refitted without new observations
-TINY = 1e-300  # keeps every weight above 0
+SHORTEST_SECONDS = 1e-6  # seconds; shorter times count as this
+REFITS_PER_DOUBLING = 8  # refit after an eighth as many new observations as the forecast rests on
+STALE_HALF_LIVES = 0.02  # half-lives after which a forecast is refitted without new observations
+TINY_WEIGHT = 1e-300  # keeps every weight above 0
 _HALF = -math.log(2)
-_POINTS = 50  # points of a lognormal prior
+_PRIOR_POINTS = 50  # points of a lognormal prior
 _GOLDEN = 0.6180339887498949  # the fractional parts of its multiples are spread evenly over 0..1
 
 
@@ -184,7 +186,7 @@ class Prior:
         """Return a lognormal prior from two quantiles in seconds, which it reproduces exactly."""
         normal = NormalDist()
         sigma = math.log(p95 / median) / normal.inv_cdf(0.95)
-        levels = [(place + 0.5) / _POINTS for place in range(_POINTS)]  # 0.95 is one of them
+        levels = [(place + 0.5) / _PRIOR_POINTS for place in range(_PRIOR_POINTS)]  # 0.95 is one of them
         times = tuple((median * math.exp(sigma * normal.inv_cdf(level)), 1.0) for level in levels)
         return cls(times, growth, fade)
 
@@ -230,16 +232,16 @@ class ChangeDetector:
         """
         found = 0
         for side, share in enumerate((level, 1 - level)):
-            total = min(LIMIT, max(0.0, self._sums[side] + share - SLACK))
+            total = min(CHANGE_LIMIT, max(0.0, self._sums[side] + share - CHANGE_SLACK))
             self._sums[side] = total
             self._counts[side] = self._counts[side] + 1 if total else 0
-            if total == LIMIT:
+            if total == CHANGE_LIMIT:
                 found = self._counts[side]
         return found
 
 
 @define
-class _Kept:
+class _KeptObservation:
     """One observation. All observations of one ``moment`` count as one."""
 
     seen: Observation
@@ -277,11 +279,11 @@ class Forecaster:
         remember: number of latest observations to keep.
     """
 
-    def __init__(self, prior: Prior, *, remember: int = REMEMBERED) -> None:
+    def __init__(self, prior: Prior, *, remember: int = MAX_OBSERVATIONS) -> None:
         self._prior = prior
         whole = sum(part for _, part in prior.times)
         self._points = [(math.log(seconds), PRIOR_WEIGHT * part / whole) for seconds, part in prior.times]
-        self._kept: deque[_Kept] = deque(maxlen=remember)
+        self._kept: deque[_KeptObservation] = deque(maxlen=remember)
         self._first = self._reported = self._fit = _Fit(Distribution(self._points), prior.growth)
         self._fresh = 0
         self._moments = 0
@@ -317,21 +319,23 @@ class Forecaster:
             raise ValueError(f"seconds must be 0 or more and finite, not {seen.seconds!r}")
         fit = self._fitted(seen.at)
         shift = fit.shift(seen.size)
-        log = math.log(max(SHORTEST, seen.seconds))
+        log = math.log(max(SHORTEST_SECONDS, seen.seconds))
         level = fit.curve.level(log - shift)
         if not seen.ended:
             level = _imputed_level(level, seen.seconds)
         other = self._same_moment(seen)
         self._moments += other is None
         moment, weight = (self._moments, 1.0) if other is None else (other.moment, other.weight)
-        self._kept.append(_Kept(seen, math.log(max(1, seen.size)), log, moment, weight))
+        self._kept.append(_KeptObservation(seen, math.log(max(1, seen.size)), log, moment, weight))
         self._fresh += 1
         changed = 0
-        if other is None and fit.learned >= WATCHED:  # only the first of a moment can show a change
+        if (
+            other is None and fit.learned >= MIN_WATCHED_WEIGHT
+        ):  # only the first of a moment can show a change
             changed = self._detector.observe(level)
         return self._begin_regime(changed, seen.at) if changed else self._report_drift(seen.at)
 
-    def _same_moment(self, seen: Observation) -> _Kept | None:
+    def _same_moment(self, seen: Observation) -> _KeptObservation | None:
         """Return an observation that began at about the same moment."""
         together = self._prior.together * seen.seconds
         if not together:
@@ -347,10 +351,10 @@ class Forecaster:
         latest = [kept for kept in self._kept if kept.moment > self._moments - count]
         center = sum(kept.size for kept in latest) / len(latest)
         moved = sum(kept.seconds for kept in latest) / len(latest) - before.median(center)
-        if not older or abs(moved) < QUARTER:
+        if not older or abs(moved) < MIN_LOG_CHANGE:
             return None
         for kept in older:
-            kept.weight *= OUTDATED
+            kept.weight *= OUTDATED_WEIGHT_SHARE
         self._detector = ChangeDetector()
         after = self._refit(now)
         return self._report(after, before, len(latest), "those before", sudden=True)
@@ -361,8 +365,11 @@ class Forecaster:
         fit, first = self._refit(now), self._reported is self._first
         before = self._reported.median(fit.center)
         error = 0.5 / math.sqrt(max(1.0, fit.learned))  # standard error of a share near one half
-        sure = abs(fit.curve.level(before) - 0.5) > (SURE_OF_FIRST if first else SURE) * error
-        if (self._prior.only_when_sure and not sure) or abs(fit.curve.median - before) < QUARTER:
+        sure = (
+            abs(fit.curve.level(before) - 0.5)
+            > (MIN_STANDARD_ERRORS_AT_FIRST if first else MIN_STANDARD_ERRORS) * error
+        )
+        if (self._prior.only_when_sure and not sure) or abs(fit.curve.median - before) < MIN_LOG_CHANGE:
             return None
         than = "assumed before anything was seen" if first else "those before, by and by"
         return self._report(fit, self._reported, len(self._kept), than)
@@ -384,9 +391,9 @@ class Forecaster:
         return self._fit if self._is_current(now) else self._refit(now)
 
     def _is_current(self, now: float) -> bool:
-        if self._fresh > self._fit.learned / STEPS:
+        if self._fresh > self._fit.learned / REFITS_PER_DOUBLING:
             return False
-        return abs(now - self._fit.at) <= STALE * self._prior.fade or not self._kept
+        return abs(now - self._fit.at) <= STALE_HALF_LIVES * self._prior.fade or not self._kept
 
     def _refit(self, now: float) -> _Fit:
         weights = self._weights(now)
@@ -397,7 +404,7 @@ class Forecaster:
             for one, weight in zip(self._kept, weights, strict=True)
         ]
         was = self._first.median(center)
-        moved = was - self._first.curve.median + learned / (learned + ANCHOR) * (_median(times) - was)
+        moved = was - self._first.curve.median + learned / (learned + ANCHOR_WEIGHT) * (_median(times) - was)
         times += [(log + moved, False, weight) for log, weight in self._points]
         self._fresh = 0
         self._fit = _Fit(Distribution(redistributed(times)), growth, center, learned, now)
@@ -405,7 +412,9 @@ class Forecaster:
 
     def _weights(self, now: float) -> list[float]:
         by_age, exp = _HALF / self._prior.fade, math.exp
-        weights = [kept.weight * exp(by_age * max(0.0, now - kept.seen.at)) + TINY for kept in self._kept]
+        weights = [
+            kept.weight * exp(by_age * max(0.0, now - kept.seen.at)) + TINY_WEIGHT for kept in self._kept
+        ]
         if not self._prior.together:
             return weights
         together = Counter(kept.moment for kept in self._kept)
@@ -422,7 +431,7 @@ class Forecaster:
         # the distances from the center add up to 0, so the distances of the seconds from their mean give the
         # same sum
         along = sum([weight * (one.size - center) * one.seconds for one, weight in pairs])
-        return min(1.0, max(0.0, (RIDGE * usual + along) / (RIDGE + apart))), center
+        return min(1.0, max(0.0, (RIDGE_WEIGHT * usual + along) / (RIDGE_WEIGHT + apart))), center
 
 
 @frozen(eq=False)
@@ -454,7 +463,7 @@ class ForecastAt:
     def uncertainty(self) -> float:
         """Return the standard error of the logarithm of the mean. The prior counts as one observation."""
         deviation = (self._fit.curve.log(0.84) - self._fit.curve.log(0.16)) / 2
-        return deviation / math.sqrt(1 + self._fit.learned / SAFETY)
+        return deviation / math.sqrt(1 + self._fit.learned / VARIANCE_FACTOR)
 
 
 def _median(times: Iterable[tuple[float, bool, float]]) -> float:
@@ -474,8 +483,8 @@ def _imputed_level(level: float, seconds: float) -> float:
 
 # seconds after which OpenAI and Anthropic batches expire; Gemini batches are due by then and expire after 48
 # h
-LATEST = 86_400.0
-PROMISE = (
+EXPIRY_SECONDS = 86_400.0
+DOCUMENTED_TIMES = (
     (300.0, 0.1),
     (900.0, 0.125),
     (1800.0, 0.125),
@@ -485,8 +494,8 @@ PROMISE = (
 )
 """Seconds and weights that represent the documentation: most Anthropic batches finish within an hour, OpenAI
 and Gemini batches often long before 24 h. Together they weigh half an observation."""
-_SHORTEST = 1.0  # seconds: the minimum while anything is left, such as collecting the results
-_HIGHEST = 1 - 1e-9
+_MIN_LEFT_SECONDS = 1.0  # seconds: the minimum while anything is left, such as collecting the results
+_MAX_LEVEL = 1 - 1e-9
 
 
 @frozen
@@ -505,17 +514,17 @@ def remaining(running: Sequence[RunningBatch], times: Times, *, unsent: Sequence
         unsent: sizes of batches still to be sent: as many at a time as run now, or all at once if none runs.
 
     Returns:
-        0.0 only if nothing is left; ``None`` if a batch has run for :data:`LATEST`.
+        0.0 only if nothing is left; ``None`` if a batch has run for :data:`EXPIRY_SECONDS`.
     """
     if not running and not unsent:
         return 0.0
-    if any(batch.elapsed >= LATEST for batch in running):
+    if any(batch.elapsed >= EXPIRY_SECONDS for batch in running):
         return None
     longest = max((_left(batch, times) for batch in running), default=0.0)
     if unsent:
         rounds = math.ceil(len(unsent) / len(running)) if running else 1
         longest += rounds * max(_median_left(0.0, size, times) for size in {*unsent})
-    return max(_SHORTEST, longest)
+    return max(_MIN_LEFT_SECONDS, longest)
 
 
 def _left(batch: RunningBatch, times: Times) -> float:
@@ -533,4 +542,4 @@ def _left(batch: RunningBatch, times: Times) -> float:
 def _median_left(elapsed: float, size: int, times: Times) -> float:
     """Return the median time left for batches that are unfinished after ``elapsed`` seconds."""
     half = (1 + times.chance(elapsed, size)) / 2
-    return min(times.quantile(min(_HIGHEST, half), size), 2 * LATEST) - elapsed
+    return min(times.quantile(min(_MAX_LEVEL, half), size), 2 * EXPIRY_SECONDS) - elapsed

@@ -22,7 +22,7 @@ from smartbatch._clock import RealClock
 from smartbatch._database import SqliteConnections, connect_sqlite
 from smartbatch._files import check_logs
 from smartbatch.chats import PART_FORMS
-from smartbatch.core.preparation.structured import READINGS
+from smartbatch.core.preparation.structured import MAX_READINGS
 from smartbatch.errors import AnswerUnread, ConfigError, StoreError
 from smartbatch.events import CacheUnavailable, Event
 from smartbatch.providers.answer_parts import from_base64, to_base64
@@ -126,7 +126,7 @@ class ResponseCache:
         return self._whole(body)
 
     def _whole(self, body: bytes) -> Answer | None:
-        for _ in range(READINGS):
+        for _ in range(MAX_READINGS):
             try:
                 kept = _form(body)
                 return self._missed("it is damaged") if kept is None else _read(kept)

@@ -20,7 +20,14 @@ from attrs import define, field
 
 from smartbatch._clock import Clock
 from smartbatch._fork import PerProcess
-from smartbatch.core.forecast import PROMISE, ForecastAt, ForecastChange, Forecaster, Observation, Prior
+from smartbatch.core.forecast import (
+    DOCUMENTED_TIMES,
+    ForecastAt,
+    ForecastChange,
+    Forecaster,
+    Observation,
+    Prior,
+)
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.errors import ErrorKind
 from smartbatch.events import BatchEnded, CallFinished, ForecastMoved
@@ -44,7 +51,7 @@ PACKED = Prior.of(2.0, 10.0, growth=0.9)
 """A call whose prompts are packed into one: their answers are generated one after the other."""
 FLEX = Prior.of(6.0, 30.0)
 """The half-price tier: OpenAI documents slower answers and no figure; three times as slow is assumed."""
-BATCH = Prior(PROMISE, fade=86_400.0, together=0.03, only_when_sure=False)
+BATCH = Prior(DOCUMENTED_TIMES, fade=86_400.0, together=0.03, only_when_sure=False)
 """A batch; the same as the time remaining of a job rests on. There are few, and each changes what is
 chosen."""
 CANCEL = Prior.of(60.0, 300.0, fade=7 * 86_400.0)

@@ -9,7 +9,7 @@ from attrs import fields_dict
 
 from smartbatch._clock import Clock, SteadyWall
 from smartbatch.config import BatchingConfig
-from smartbatch.core.forecast import PROMISE, Forecaster, Prior
+from smartbatch.core.forecast import DOCUMENTED_TIMES, Forecaster, Prior
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.offers import Throughput
 from smartbatch.core.routing.rescue import Speed
@@ -82,4 +82,4 @@ def _assumed_speed(_: JobRow) -> Speed:
         return Forecaster(Prior.of(median, p95)).at(0.0)
 
     throughput = Throughput(seen(2.0, 10.0), parallelism=4)
-    return Speed(throughput, seen(150.0, 450.0), Forecaster(Prior(PROMISE)).at(0.0))
+    return Speed(throughput, seen(150.0, 450.0), Forecaster(Prior(DOCUMENTED_TIMES)).at(0.0))

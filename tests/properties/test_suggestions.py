@@ -13,12 +13,18 @@ import smartbatch
 from smartbatch import BatchingClient, BatchingConfig, ConfigError, InvalidRequest
 from smartbatch.cli.main import build_parser
 from smartbatch.config import NEAR_SETTINGS, OF_PROVIDERS, ClientParams, Settings
-from smartbatch.core.preparation.validation import NEAR, check_params
+from smartbatch.core.preparation.validation import FOREIGN_NAMES, check_params
 from smartbatch.shortcuts import ScriptParams
 from smartbatch.types import ListParams, RequestParams
 
 KNOWN = sorted(
-    {*ListParams.__optional_keys__, *Settings.__optional_keys__, *NEAR, *NEAR_SETTINGS, *OF_PROVIDERS}
+    {
+        *ListParams.__optional_keys__,
+        *Settings.__optional_keys__,
+        *FOREIGN_NAMES,
+        *NEAR_SETTINGS,
+        *OF_PROVIDERS,
+    }
 )
 KNOWN += ["model", "stream", "messages", "input", "n", "user", "reasoning_effort"]
 
@@ -66,7 +72,9 @@ def test_the_parallelism_of_a_client_is_no_parameter_of_a_list() -> None:
     with BatchingClient("sim:demo?latency=0") as client:
         with pytest.raises(InvalidRequest) as caught:
             client.generate(["a"], parallelism=4)  # type: ignore[call-arg]
-        assert "BatchingClient(…, parallelism=…); client.set_parallelism(…)" in str(caught.value)
+        assert "BatchingClient(…, parallelism=…); to change it later, call client.set_parallelism(…)" in str(
+            caught.value
+        )
         client.set_parallelism(4)
 
 

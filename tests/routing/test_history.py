@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from inside import inside
-from smartbatch.jobs.store.facts import FactTable
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
@@ -20,6 +19,7 @@ from smartbatch.errors import StoreError
 from smartbatch.events import CallFinished, Event, ForecastMoved
 from smartbatch.jobs import summary_records
 from smartbatch.jobs.store import SqlStore, open_store
+from smartbatch.jobs.store.sql_store import FactTable
 from smartbatch.jobs.threads import run_within
 from smartbatch.routing.history import (
     A_SECOND,

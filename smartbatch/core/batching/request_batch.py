@@ -137,7 +137,7 @@ class Batch(Generic[T, R]):
         return IllegalTransition(f"batch {self.id} {problem}", batch_id=self.id)
 
 
-PAIR = 2  # requests that make a call shared
+MIN_SHARED_REQUESTS = 2  # requests that make a call shared
 
 
 @frozen
@@ -210,7 +210,7 @@ class BatchAccumulator:
             return self._when_back(now, waiting, due)
         latency = waiting.latency
         # 5. Only one request waits, or the duration of a call is unknown: when due.
-        if count < PAIR or latency <= 0:
+        if count < MIN_SHARED_REQUESTS or latency <= 0:
             return due
         # 6. A call finishes soon, and waiting for it costs no more than one call of its size: then, because
         # its callers return together with these.

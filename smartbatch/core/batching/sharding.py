@@ -29,9 +29,9 @@ from typing import Protocol
 
 from attrs import frozen
 
-_LINE_END = 1  # bytes of a line besides its item
-_DEPTH = 4  # maximum number of shards, at the end of a list, that are cut to different sizes
-_TRIES = 20_000  # divisions of the end that are tried: well under 0.1 s
+_LINE_END_BYTES = 1  # bytes of a line besides its item
+_MAX_DIFFERENT_SHARDS = 4  # maximum number of shards, at the end of a list, that are cut to different sizes
+_MAX_DIVISIONS = 20_000  # divisions of the end that are tried: well under 0.1 s
 
 
 class Sized(Protocol):
@@ -84,9 +84,9 @@ def cut(
     fitting: list[Sized] = []
     too_big: list[Sized] = []
     for item in items:
-        fits = item.size + _LINE_END <= max_bytes and item.tokens <= max_tokens
+        fits = item.size + _LINE_END_BYTES <= max_bytes and item.tokens <= max_tokens
         (fitting if fits else too_big).append(item)
-    row = _Row(fitting, max_requests, min(max_bytes, shared_bytes), min(max_tokens, shared_tokens))
+    row = _ItemRow(fitting, max_requests, min(max_bytes, shared_bytes), min(max_tokens, shared_tokens))
     sizes = _different(row, frozenset(taken_sizes)) if distinct else _even(row)
     shards: list[tuple[int, ...]] = []
     start = 0
@@ -96,14 +96,14 @@ def cut(
     return Cut(tuple(shards), tuple(item.ix for item in too_big))
 
 
-class _Row:
+class _ItemRow:
     """Items in order, and how far a shard can reach that begins at one of them."""
 
     def __init__(self, items: Sequence[Sized], requests: int, size: float, tokens: float) -> None:
         self.length = len(items)
         self._requests = requests
         self._limits = (
-            (list(accumulate((item.size + _LINE_END for item in items), initial=0)), size),
+            (list(accumulate((item.size + _LINE_END_BYTES for item in items), initial=0)), size),
             (list(accumulate((item.tokens for item in items), initial=0)), tokens),
         )
 
@@ -127,7 +127,7 @@ class _Row:
         return low
 
 
-def _even(row: _Row) -> list[int]:
+def _even(row: _ItemRow) -> list[int]:
     """Return sizes of the fewest shards, each as close as possible to an equal share of the rest."""
     # From the back: the earliest beginning of each last shard; the rest before it would not fit into the
     # others.
@@ -143,7 +143,7 @@ def _even(row: _Row) -> list[int]:
     return sizes
 
 
-def _different(row: _Row, taken: frozenset[int]) -> list[int]:
+def _different(row: _ItemRow, taken: frozenset[int]) -> list[int]:
     """Return sizes that differ."""
     sizes: list[int] = []
     # 3. All of those are used: reuse them, so that equal sizes are at least far apart.
@@ -167,13 +167,13 @@ def _different(row: _Row, taken: frozenset[int]) -> list[int]:
     return sizes
 
 
-def _ending(row: _Row, start: int, used: set[int]) -> list[int] | None:
+def _ending(row: _ItemRow, start: int, used: set[int]) -> list[int] | None:
     """Return unused, different sizes that add up to the rest from ``start``, as few as possible; or ``None``.
 
     Tries one size, then two, and so on; for each number, from an equal share upwards, the first size whose
     rest can be divided in turn. Gives up after a fixed number of tries.
     """
-    tries = iter(range(_TRIES))
+    tries = iter(range(_MAX_DIVISIONS))
 
     def divide(start: int, used: frozenset[int], parts: int) -> list[int] | None:
         left, most = row.length - start, row.end(start) - start
@@ -189,7 +189,7 @@ def _ending(row: _Row, start: int, used: set[int]) -> list[int] | None:
                 return [size, *rest]
         return None
 
-    for parts in range(1, _DEPTH + 1):
+    for parts in range(1, _MAX_DIFFERENT_SHARDS + 1):
         found = divide(start, frozenset(used), parts)
         if found is not None:
             return found
@@ -197,25 +197,27 @@ def _ending(row: _Row, start: int, used: set[int]) -> list[int] | None:
 
 
 # half the width of the band, in standard deviations; of 2,583 real prompts the farthest is at 5.7
-_WIDTH = 6.0
-_SMALL = 3.0
+_BAND_DEVIATIONS = 6.0
+_SMALL_SAMPLE_FACTOR = 3.0
 """The spread of few lines is itself uncertain: the band is wider by this factor over the square root of their
 number, which is two thirds for twenty lines."""
-_LEAST = 0.02  # minimum half width of the band: estimates that fit some lines exactly may be off for others
-_ROUNDING = 1.0  # tokens always allowed: estimate and count are both rounded
-_UNLIKE = 3.0
+_MIN_BAND = (
+    0.02  # minimum half width of the band: estimates that fit some lines exactly may be off for others
+)
+_ROUNDING_TOKENS = 1.0  # tokens always allowed: estimate and count are both rounded
+_SIZE_FACTOR = 3.0
 """Estimates count characters: if the bytes of a request deviate from its estimate more than those of other
 requests do, as in another script, the estimate may be off by this multiple of the deviation."""
-_SIGMA = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
-_VARIED = math.log(1.5)
-_RELATED = 0.5
+_DEVIATION_PER_MAD = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
+_MIN_LOG_SPAN = math.log(1.5)
+_MIN_CORRELATION = 0.5
 """If the middle half of the estimates spans a factor of 1.5, they follow the counts with a rank correlation
 of 0.9 and more on the real sets; for twenty answers assigned at random, it exceeds 0.5 once in eighty times.
 """
 
 
 @frozen
-class _Fit:
+class _LineFit:
     """The common properties of the lines."""
 
     slope: float  # billed tokens per estimated token
@@ -239,8 +241,8 @@ class Crosscheck:
         self._estimates = array("d")
         self._billed = array("d")
         self._sizes = array("d")
-        self._fit: _Fit | None = None
-        self._size_fit: _Fit | None = None
+        self._fit: _LineFit | None = None
+        self._size_fit: _LineFit | None = None
 
     def observe(self, estimate: int, billed: int, size: int = 0) -> None:
         """Learn from a line; a line without counts is ignored.
@@ -268,11 +270,13 @@ class Crosscheck:
             self._fit = _fitted(self._estimates, self._billed)
         fit = self._fit
         expected = fit.expected(estimate)
-        width = _WIDTH * fit.spread * (1 + _SMALL / math.sqrt(len(self._estimates)))
-        if abs(billed - expected * math.exp(fit.center)) <= _ROUNDING + 1e-9:
+        width = _BAND_DEVIATIONS * fit.spread * (1 + _SMALL_SAMPLE_FACTOR / math.sqrt(len(self._estimates)))
+        if abs(billed - expected * math.exp(fit.center)) <= _ROUNDING_TOKENS + 1e-9:
             return False  # one token of three is a large share, but only rounding
         deviation = abs(math.log(billed / expected) - fit.center)
-        return deviation > max(width, _LEAST) + _ROUNDING / expected + _UNLIKE * self._unlike(estimate, size)
+        return deviation > max(width, _MIN_BAND) + _ROUNDING_TOKENS / expected + _SIZE_FACTOR * self._unlike(
+            estimate, size
+        )
 
     def _unlike(self, estimate: float, size: float) -> float:
         """Return by how much a request's bytes deviate from those of other lines with such an estimate, as a
@@ -283,7 +287,7 @@ class Crosscheck:
             self._size_fit = _fitted(self._estimates, [max(1.0, size) for size in self._sizes])
         fit = self._size_fit
         deviation = abs(math.log(size / fit.expected(estimate)) - fit.center)
-        return max(0.0, deviation - _ROUNDING / estimate)
+        return max(0.0, deviation - _ROUNDING_TOKENS / estimate)
 
     @property
     def unrelated(self) -> bool:
@@ -295,12 +299,12 @@ class Crosscheck:
             return False
         ordered = sorted(self._estimates)
         quarter = len(ordered) // 4
-        if math.log(ordered[-1 - quarter] / ordered[quarter]) < _VARIED:
+        if math.log(ordered[-1 - quarter] / ordered[quarter]) < _MIN_LOG_SPAN:
             return False
-        return _correlation(_ranks(self._estimates), _ranks(self._billed)) < _RELATED
+        return _correlation(_ranks(self._estimates), _ranks(self._billed)) < _MIN_CORRELATION
 
 
-def _fitted(estimates: Sequence[float], billed: Sequence[float]) -> _Fit:
+def _fitted(estimates: Sequence[float], billed: Sequence[float]) -> _LineFit:
     """Return the better fit: a ratio alone, or a ratio with a constant, such as a tool or a system text."""
     simple = _spread_of(1.0, 0.0, estimates, billed)
     slope = _slope(estimates, billed)
@@ -311,10 +315,12 @@ def _fitted(estimates: Sequence[float], billed: Sequence[float]) -> _Fit:
     return better if better.spread < simple.spread else simple
 
 
-def _spread_of(slope: float, constant: float, estimates: Sequence[float], billed: Sequence[float]) -> _Fit:
+def _spread_of(
+    slope: float, constant: float, estimates: Sequence[float], billed: Sequence[float]
+) -> _LineFit:
     logs = [math.log(b / _expected(slope, constant, e)) for e, b in zip(estimates, billed, strict=True)]
     center = median(logs)
-    return _Fit(slope, constant, center, _SIGMA * median(abs(log - center) for log in logs))
+    return _LineFit(slope, constant, center, _DEVIATION_PER_MAD * median(abs(log - center) for log in logs))
 
 
 def _expected(slope: float, constant: float, estimate: float) -> float:

@@ -18,9 +18,9 @@ from smartbatch.core.preparation.tokens import OUTPUT_TOKENS
 from smartbatch.types import Generation
 
 CHARS_PER_TOKEN = 3.5  # of JSON: punctuation takes more tokens than prose does
-INDENTED = 1.8  # factor by which JSON grows with one indented line per value
-DEEPEST = 4  # levels up to which a recursive schema is followed
-KEPT = 256  # schemas remembered by identity: the requests of a list share one object
+INDENTATION_FACTOR = 1.8  # factor by which JSON grows with one indented line per value
+MAX_DEPTH = 4  # levels up to which a recursive schema is followed
+MAX_KNOWN_SCHEMAS = 256  # schemas remembered by identity: the requests of a list share one object
 
 
 @frozen
@@ -41,12 +41,12 @@ class Length:
         )
 
 
-TEXT = Length(1.0, float(OUTPUT_TOKENS), 2.8 * OUTPUT_TOKENS)  # free text: one word or more
-NOTHING = Length(0.0, 0.0, 0.0)
-ANYTHING = Length(1.0, 40.0, 450.0)  # a value of unknown type
-STRING = Length(2.0, 16.0, 150.0)  # a string without an enum: a name, or one or several sentences
+TEXT_LENGTH = Length(1.0, float(OUTPUT_TOKENS), 2.8 * OUTPUT_TOKENS)  # free text: one word or more
+NO_LENGTH = Length(0.0, 0.0, 0.0)
+ANY_LENGTH = Length(1.0, 40.0, 450.0)  # a value of unknown type
+STRING_LENGTH = Length(2.0, 16.0, 150.0)  # a string without an enum: a name, or one or several sentences
 # tokens of reasoning that may precede an answer; whether a model reasons is known from its first answer
-THINKING = 256.0
+REASONING_TOKENS = 256.0
 _FRAME = Length(0.5, 2.0, 2.5)  # the brackets of an object or an array
 _FORMATS = {
     "date": 7.0,
@@ -67,12 +67,14 @@ _SCALARS = {
 
 def length_of(schema: Mapping[str, Any]) -> Length:
     compact = _value(schema, schema, 0)
-    return Length(compact.low, compact.expected * math.sqrt(INDENTED), compact.high * INDENTED)
+    return Length(
+        compact.low, compact.expected * math.sqrt(INDENTATION_FACTOR), compact.high * INDENTATION_FACTOR
+    )
 
 
 def _value(schema: object, root: Mapping[str, Any], depth: int) -> Length:
-    if not isinstance(schema, Mapping) or depth > DEEPEST:
-        return ANYTHING if depth <= DEEPEST else Length(1.0, 1.0, 4.0)
+    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
+        return ANY_LENGTH if depth <= MAX_DEPTH else Length(1.0, 1.0, 4.0)
     if "const" in schema:
         return _one_of([schema["const"]])
     if isinstance(schema.get("enum"), Sequence) and schema["enum"]:
@@ -100,7 +102,7 @@ def _typed(schema: Mapping[str, Any], kind: object, root: Mapping[str, Any], dep
         return _array(schema, root, depth)
     if kind == "string":
         return _string(schema)
-    return _SCALARS.get(str(kind), ANYTHING)
+    return _SCALARS.get(str(kind), ANY_LENGTH)
 
 
 def _string(schema: Mapping[str, Any]) -> Length:
@@ -109,10 +111,10 @@ def _string(schema: Mapping[str, Any]) -> Length:
         return Length(usual / 2, usual, 2 * usual)
     least = _count(schema.get("minLength"), 0) / CHARS_PER_TOKEN
     most = _count(schema.get("maxLength"), math.inf)  # in some scripts, a character takes a token
-    low, high = max(STRING.low, least), max(STRING.high, 2 * least)
+    low, high = max(STRING_LENGTH.low, least), max(STRING_LENGTH.high, 2 * least)
     high = max(2.0, min(high, most + 2))
     low = min(low, high)
-    return Length(low, min(max(STRING.expected, low), (low + high) / 2), high)
+    return Length(low, min(max(STRING_LENGTH.expected, low), (low + high) / 2), high)
 
 
 def _array(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Length:
@@ -139,8 +141,8 @@ def _object(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> L
         parts.append(part if name in needed else Length(0.0, 0.7 * part.expected, part.high))
     more = schema.get("additionalProperties")
     if isinstance(more, Mapping) or (not properties and more is not False):
-        part = _sum([STRING, _value(more if isinstance(more, Mapping) else None, root, depth + 1)])
-        parts.append(part.times(0.0, 4.0, 20.0) if isinstance(more, Mapping) else ANYTHING)
+        part = _sum([STRING_LENGTH, _value(more if isinstance(more, Mapping) else None, root, depth + 1)])
+        parts.append(part.times(0.0, 4.0, 20.0) if isinstance(more, Mapping) else ANY_LENGTH)
     return _sum(parts)
 
 
@@ -195,7 +197,7 @@ class AnswerShape:
     by_schema: bool = False  # from a schema
 
 
-FREE = AnswerShape("", TEXT)  # free text, for requests without any limit
+FREE_TEXT = AnswerShape("", TEXT_LENGTH)  # free text, for requests without any limit
 
 
 class AnswerShapes:
@@ -216,19 +218,19 @@ class AnswerShapes:
             return known[1]
         form = json.dumps(schema, sort_keys=True, default=str)
         shape = AnswerShape(_digest(form), length_of(schema), by_schema=True)
-        if len(self._known) >= KEPT:
+        if len(self._known) >= MAX_KNOWN_SCHEMAS:
             self._known = {}
         self._known[id(schema)] = schema, shape
         return shape
 
     def _free_text(self, params: Generation) -> AnswerShape:
         if params.system is None and params.max_tokens is None and not params.tools:
-            return FREE
+            return FREE_TEXT
         kind = (params.system, params.max_tokens, tuple(tool.name for tool in params.tools or ()))
         shape = self._free.get(kind)
         if shape is None:
-            shape = AnswerShape(_digest(json.dumps(kind)), TEXT)
-            if len(self._free) >= KEPT:
+            shape = AnswerShape(_digest(json.dumps(kind)), TEXT_LENGTH)
+            if len(self._free) >= MAX_KNOWN_SCHEMAS:
                 self._free = {}
             self._free[kind] = shape
         return shape

@@ -56,7 +56,7 @@ def copied_object(value: Any, field: str) -> dict[str, Any]:
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _MESSAGE_KEYS = ("role", "content", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")
 # values of unknown fields that carry no information, as in the dump of an answer
-_SILENT: tuple[Any, ...] = (None, [], {}, "")
+_EMPTY_VALUES: tuple[Any, ...] = (None, [], {}, "")
 
 
 def checked_messages(prompt: Sequence[Any]) -> tuple[Message, ...]:
@@ -115,7 +115,11 @@ def _message(message: Any, field: str) -> Message:
 def _check_keys(message: Mapping[Any, Any], field: str) -> None:
     """Reject unknown fields that carry information, because they would be lost."""
     for key, value in message.items():
-        if key in _MESSAGE_KEYS or value in _SILENT or (key == "name" and message.get("role") == "tool"):
+        if (
+            key in _MESSAGE_KEYS
+            or value in _EMPTY_VALUES
+            or (key == "name" and message.get("role") == "tool")
+        ):
             continue
         if key == "function_call":
             refuse(field, "has 'function_call', which OpenAI has replaced: use tool_calls and the role tool")
@@ -262,10 +266,10 @@ def _parts(message: Message, kind: str) -> Iterator[tuple[int, Mapping[str, Any]
                 yield place, part
 
 
-CHOICES = ("auto", "none", "required")
+TOOL_CHOICES = ("auto", "none", "required")
 MAX_TOOLS = 512  # far above the 128 of OpenAI and Gemini; the provider checks its own limit
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_FORMS = (
+_TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_TOOL_FORMS = (
     "pass a function with type hints, a Tool, or a dictionary with name, description and parameters in "
     "the form of OpenAI or Anthropic"
 )
@@ -302,13 +306,13 @@ def _tool(value: Any, field: str) -> Tool:
     elif callable(value):
         tool = _of_callable(value, field)
     else:
-        refuse(field, f"is of type {type(value).__name__}: {_FORMS}")
-    if not isinstance(tool.name, str) or not _NAME.fullmatch(tool.name):
+        refuse(field, f"is of type {type(value).__name__}: {_TOOL_FORMS}")
+    if not isinstance(tool.name, str) or not _TOOL_NAME.fullmatch(tool.name):
         refuse(
             f"{field}.name",
             "must consist of 1 to 64 letters, digits, _ and -, because providers accept no others",
         )
-    if tool.name in CHOICES:
+    if tool.name in TOOL_CHOICES:
         refuse(f"{field}.name", f"is {tool.name!r}, which has a meaning in tool_choice: choose another name")
     if tool.description is not None:
         checked_text(tool.description, f"{field}.description")
@@ -331,10 +335,12 @@ def _described(value: Mapping[str, Any], field: str) -> Tool:
     for name in whole:
         if name not in _TOOL_KEYS:
             near = did_you_mean(str(name), _TOOL_KEYS)
-            refuse(field, f"has {str(name)!r:.40}, which not all providers accept{near or f'; {_FORMS}'}")
+            refuse(
+                field, f"has {str(name)!r:.40}, which not all providers accept{near or f'; {_TOOL_FORMS}'}"
+            )
     parameters = whole.get("parameters", whole.get("input_schema"))
     if "name" not in whole:
-        refuse(f"{field}.name", f"is missing; {_FORMS}")
+        refuse(f"{field}.name", f"is missing; {_TOOL_FORMS}")
     if parameters is None:
         refuse(
             f"{field}.parameters",
@@ -408,7 +414,7 @@ def checked_choice(value: Any, field: str) -> str:
         function = value.get("function")
         named = function.get("name") if isinstance(function, Mapping) else value.get("name")
         value = named or {"any": "required"}.get(str(value.get("type")), value.get("type"))
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
+    if not isinstance(value, str) or not _TOOL_NAME.fullmatch(value):
         refuse(field, "must be 'auto', 'none', 'required' or the name of a tool")
     return value
 
@@ -419,6 +425,6 @@ def check_choice(tools: Sequence[Tool] | None, choice: str | None) -> None:
     if not tools:
         refuse("tool_choice", "is set, but there are no tools: pass tools=, or leave it out")
     names = [tool.name for tool in tools]
-    if choice not in (*CHOICES, *names):
-        near = did_you_mean(choice, [*CHOICES, *names])
+    if choice not in (*TOOL_CHOICES, *names):
+        near = did_you_mean(choice, [*TOOL_CHOICES, *names])
         refuse("tool_choice", f"is {choice!r}, which is not a tool of this request{near}")

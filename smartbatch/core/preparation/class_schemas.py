@@ -362,8 +362,17 @@ def _name(kind: Any) -> str:
 Build: TypeAlias = Callable[[Any], Any]
 """Makes an object from decoded JSON, or raises :class:`~smartbatch.core.preparation.json_schemas.Misfit`."""
 
-MAX_TYPES = 256  # types whose schemas are kept; the oldest is dropped first
-_NO_TYPES = (str, bytes, int, float, types.FunctionType, types.MethodType, types.BuiltinFunctionType, partial)
+MAX_KNOWN_TYPES = 256  # types whose schemas are kept; the oldest is dropped first
+_NOT_SCHEMA_TYPES = (
+    str,
+    bytes,
+    int,
+    float,
+    types.FunctionType,
+    types.MethodType,
+    types.BuiltinFunctionType,
+    partial,
+)
 
 
 class BuiltSchema(dict[str, Any]):
@@ -396,7 +405,7 @@ def schema_of(kind: Any) -> tuple[dict[str, Any], Build]:
         return kind, kind.build
     if isinstance(kind, Mapping):
         return dict(kind), plain_schema(json.dumps(kind))
-    if kind is None or isinstance(kind, _NO_TYPES):
+    if kind is None or isinstance(kind, _NOT_SCHEMA_TYPES):
         raise _refusal("must be a JSON schema (a dict) or a type, such as a class, list[int] or a Literal")
     try:
         known = _types.get(kind)
@@ -405,7 +414,7 @@ def schema_of(kind: Any) -> tuple[dict[str, Any], Build]:
     if known is None:
         with one_at_a_time():  # neither library promises that threads may make the same class at once
             known = _types.get(kind) or _made(kind)
-            if len(_types) >= MAX_TYPES:
+            if len(_types) >= MAX_KNOWN_TYPES:
                 del _types[next(iter(_types))]
             _types[kind] = known
     return known

@@ -89,8 +89,8 @@ def _key(key: Any, path: str) -> str:
 
 
 # characters of an answer in which JSON is searched for; a longer answer has to be JSON itself
-SEARCHED = 2_000_000
-REPAIRABLE = 5_000
+MAX_SEARCHED_CHARACTERS = 2_000_000
+MAX_REPAIRED_CHARACTERS = 5_000
 """Characters of a broken answer up to which it is repaired. The time of json-repair grows with the square of
 stray quotes and brackets: a third of a second at this size, minutes for 200,000 characters."""
 
@@ -168,8 +168,10 @@ def _recovered(text: str) -> Any:
     except NumberTooLarge:
         raise
     except JsonNotFound:
-        if len(text) > SEARCHED:
-            raise JsonNotFound(f"it is not JSON, and longer than {SEARCHED} characters") from None
+        if len(text) > MAX_SEARCHED_CHARACTERS:
+            raise JsonNotFound(
+                f"it is not JSON, and longer than {MAX_SEARCHED_CHARACTERS} characters"
+            ) from None
     fenced = list(islice(_fenced(text), 2))
     if len(fenced) == 1:
         text = fenced[0].strip()
@@ -181,7 +183,7 @@ def _recovered(text: str) -> Any:
             pass
     found = list(_documents(text))
     if len({json.dumps(value, sort_keys=True) for value in found}) > 1:
-        raise JsonNotFound(_SEVERAL)
+        raise JsonNotFound(_SEVERAL_VALUES)
     return found[0] if found else _mended(text)
 
 
@@ -211,7 +213,7 @@ def _fenced(text: str) -> Iterator[str]:
 def _content_of_fence(text: str, fence: int) -> int | None:
     """Return where the content of a block begins: on the next line, if the fence's line only names a
     language."""
-    end = text.find("\n", fence + 3, fence + 3 + _LANGUAGE_LENGTH)
+    end = text.find("\n", fence + 3, fence + 3 + _MAX_FENCE_CHARACTERS)
     if end < 0:
         return None
     language = text[fence + 3 : end].removesuffix("\r").rstrip(" \t")
@@ -239,8 +241,10 @@ def past(text: str, start: int, belongs: Callable[[str], bool]) -> int:
     return start
 
 
-_LANGUAGE_LENGTH = 64  # characters after an opening fence within which its line ends
-_TRIES = 20  # opening brackets at which a value is searched for; a hostile text must not cost much time
+_MAX_FENCE_CHARACTERS = 64  # characters after an opening fence within which its line ends
+_MAX_BRACKETS = (
+    20  # opening brackets at which a value is searched for; a hostile text must not cost much time
+)
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -274,7 +278,7 @@ def _documents(text: str) -> Iterator[Any]:
             deep.
     """
     position, names = 0, set[str]()
-    for _ in range(_TRIES):
+    for _ in range(_MAX_BRACKETS):
         start = _opening(text, position)
         if start < 0:
             return
@@ -285,7 +289,7 @@ def _documents(text: str) -> Iterator[Any]:
         except (ValueError, RecursionError):
             if text[start] == "{":
                 if _first_name(text, start) in names:
-                    raise JsonNotFound(_SEVERAL) from None
+                    raise JsonNotFound(_SEVERAL_VALUES) from None
                 return  # the content of a broken object is not the answer
             position = start + 1
             continue
@@ -313,14 +317,14 @@ def _first_name(text: str, start: int) -> str | None:
     return text[at:end].strip() if text.startswith(":", colon) else None
 
 
-_SEVERAL = "it holds several JSON values; which one is meant is not clear"
+_SEVERAL_VALUES = "it holds several JSON values; which one is meant is not clear"
 
 
 def _mended(text: str) -> Any:
     """Repair single quotes, trailing commas, comments and the like, but not brackets that never close."""
     start = _opening(text, 0)
     end = max(text.rfind("}"), text.rfind("]"))
-    if start < 0 or end < start or len(text) > REPAIRABLE:
+    if start < 0 or end < start or len(text) > MAX_REPAIRED_CHARACTERS:
         raise JsonNotFound("it holds no JSON value")
     body = text[start : end + 1]
     if not _closes(body):

@@ -42,7 +42,7 @@ def compiled(pattern: str) -> Callable[[str], bool]:
     return found_in
 
 
-COMPARED = 1_000  # parts per value up to which unevaluated parts are looked up
+MAX_COMPARED_PARTS = 1_000  # parts per value up to which unevaluated parts are looked up
 
 MAX_FLAWS = 3  # reported per answer
 
@@ -66,7 +66,7 @@ def bounded(kind: Any, *, remembers: bool) -> Any:
     Args:
         remembers: the result of a reference does not depend on the path to it.
     """
-    own = {name: keyword for name, keyword in _OWN.items() if name in kind.VALIDATORS}
+    own = {name: keyword for name, keyword in _BOUNDED_KEYWORDS.items() if name in kind.VALIDATORS}
     for name in ("unevaluatedItems", "unevaluatedProperties"):
         if name in kind.VALIDATORS:
             own[name] = _limited(name, kind.VALIDATORS[name])
@@ -125,14 +125,14 @@ def _unique_items(validator: Any, unique: Any, value: Any, _schema: Any) -> Iter
 
 
 def _limited(name: str, keyword: Any) -> Any:
-    """Return a keyword that applies only to values of at most :data:`COMPARED` parts; larger values fail it.
+    """Return a keyword for values of at most :data:`MAX_COMPARED_PARTS` parts; larger values fail it.
 
     It looks up each part in a list, and runs the patterns of ``patternProperties`` itself.
     """
 
     def limited(validator: Any, schema_of_rest: Any, value: Any, schema: Any) -> Iterator[Any]:
-        if isinstance(value, dict | list) and len(value) > COMPARED:
-            yield _flaw(f"has more than {COMPARED} parts, which {name} is not applied to")
+        if isinstance(value, dict | list) and len(value) > MAX_COMPARED_PARTS:
+            yield _flaw(f"has more than {MAX_COMPARED_PARTS} parts, which {name} is not applied to")
             return
         yield from keyword(validator, schema_of_rest, value, schema)
 
@@ -154,7 +154,7 @@ def _once(keyword: Any) -> Any:
     return once
 
 
-_OWN = {
+_BOUNDED_KEYWORDS = {
     "multipleOf": _multiple_of,
     "pattern": _pattern,
     "patternProperties": _pattern_properties,
@@ -316,9 +316,9 @@ def _validator(schema: str) -> Any:
     )
 
 
-_VALUES = ("enum", "const", "default", "examples")  # keywords whose values are data, not schemas
+_DATA_KEYWORDS = ("enum", "const", "default", "examples")  # keywords whose values are data, not schemas
 # keywords whose values are schemas by name; the names are not keywords
-_BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+_NAMED_SCHEMA_KEYWORDS = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 
 
 def _without_dialects(schema: Any) -> Any:
@@ -330,10 +330,10 @@ def _without_dialects(schema: Any) -> Any:
         return schema
     plain: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in _BY_NAME and isinstance(value, Mapping):
+        if key in _NAMED_SCHEMA_KEYWORDS and isinstance(value, Mapping):
             plain[key] = {name: _without_dialects(inner) for name, inner in value.items()}
         elif key != "$schema" or not isinstance(value, str):
-            plain[key] = value if key in _VALUES else _without_dialects(value)
+            plain[key] = value if key in _DATA_KEYWORDS else _without_dialects(value)
     return plain
 
 
@@ -344,9 +344,9 @@ def keywords(schema: Any) -> Iterator[tuple[str, Any]]:
             yield from keywords(item)
     elif isinstance(schema, Mapping):
         for key, value in schema.items():
-            if key not in _VALUES:
+            if key not in _DATA_KEYWORDS:
                 yield key, value
-                named = key in _BY_NAME and isinstance(value, Mapping)
+                named = key in _NAMED_SCHEMA_KEYWORDS and isinstance(value, Mapping)
                 yield from keywords(list(value.values()) if named else value)
 
 

@@ -21,7 +21,7 @@ Preprocess: TypeAlias = "Callable[[Request], Request | Answer | str | None]"
 
 # names of the parameters of generation, as opposed to those of a request
 GENERATION = frozenset(fields_dict(Generation))
-_OF_REQUEST = fields_dict(Request).keys()
+_REQUEST_FIELDS = fields_dict(Request).keys()
 
 _T = TypeVar("_T")
 
@@ -86,7 +86,7 @@ class RequestPreparer:
         others = {
             name: value
             for name, value in params.items()
-            if name not in GENERATION and not (value is None and name in _OF_REQUEST)
+            if name not in GENERATION and not (value is None and name in _REQUEST_FIELDS)
         }
         unnamed = {name: value for name, value in others.items() if name != "model"}
 
@@ -209,10 +209,10 @@ def row_named(row: int, act: Callable[[], _T]) -> _T:
 
 
 # attributes of DataFrames, Arrow tables and datasets that a single column does not have
-_TABLE_MARKS = ("__dataframe__", "columns", "column_names")
+_TABLE_ATTRIBUTES = ("__dataframe__", "columns", "column_names")
 
-_SHOWN_ROWS = 10  # row numbers listed in one error
-_WAY_OUT = "on_missing='skip' skips such rows, on_missing='empty' leaves the fields empty"
+_MAX_SHOWN_ROWS = 10  # row numbers listed in one error
+_MISSING_HINT = "on_missing='skip' skips such rows, on_missing='empty' leaves the fields empty"
 
 
 def prompt_list(
@@ -275,7 +275,7 @@ class _TablePrompts:
             try:
                 yield self._prompt(number, row)
             except MissingFields as error:
-                raise self._refusal(number, f"{error.message}; {_WAY_OUT}") from error
+                raise self._refusal(number, f"{error.message}; {_MISSING_HINT}") from error
 
     def all_prompts(self, rows: Iterable[Any]) -> list[Any]:
         """Return the prompts of all rows; all rows that lack a field are counted before they are rejected."""
@@ -293,10 +293,10 @@ class _TablePrompts:
             raise self._refusal(0, f"no row has the field {min(absent)!r}")
         if lacking:
             first, missing = next(iter(lacking.items()))
-            rows = ", ".join(map(str, list(lacking)[:_SHOWN_ROWS]))
-            rows += ", …" if len(lacking) > _SHOWN_ROWS else ""
+            rows = ", ".join(map(str, list(lacking)[:_MAX_SHOWN_ROWS]))
+            rows += ", …" if len(lacking) > _MAX_SHOWN_ROWS else ""
             count = f"{len(lacking):,} of {len(made):,} rows lack a field of their prompt"
-            raise self._refusal(first, f"{missing.message}; {count} (rows {rows}); {_WAY_OUT}")
+            raise self._refusal(first, f"{missing.message}; {count} (rows {rows}); {_MISSING_HINT}")
         return made
 
     def _prompt(self, number: int, row: Any) -> Any:
@@ -355,7 +355,7 @@ def _in_order(prompts: Any) -> Iterable[Any]:
             f"is a table ({kind}) with the columns {listed(names)}: choose the one with the prompts, as in "
             "column='text', or combine several, as in template='… {title} … {text} …'"
         )
-    if any(_has(prompts, mark) for mark in _TABLE_MARKS):
+    if any(_has(prompts, mark) for mark in _TABLE_ATTRIBUTES):
         way = "collect it first" if _has(prompts, "collect") else "convert it to pandas, Polars or Arrow"
         _refuse(
             f"is a table of an unsupported type ({kind}): {way}, or pass one column, such as "

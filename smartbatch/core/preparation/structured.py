@@ -111,11 +111,11 @@ def _items(schema: Mapping[str, Any], position: int) -> Iterator[Any]:
         yield schema["items"]
 
 
-TEMPERATURES = (0.0, 0.25, 0.5)
+REPAIR_TEMPERATURES = (0.0, 0.25, 0.5)
 """Temperatures of successive repairs, whatever that of the request: first the likeliest answer, then some
 variety; further repairs use the last one."""
-READINGS = 3  # times an answer is read if smartbatch itself fails
-MAX_QUOTED = 20_000  # characters of a bad answer up to which it is sent back to the model
+MAX_READINGS = 3  # times an answer is read if smartbatch itself fails
+MAX_QUOTED_CHARACTERS = 20_000  # characters of a bad answer up to which it is sent back to the model
 
 
 @frozen
@@ -144,9 +144,9 @@ def read_answer(params: Generation, text: str | None, finish_reason: str) -> Par
     """Return the object in an answer, or why there is none; never raises.
 
     An error of smartbatch itself says nothing about the answer, so the answer is read again, up to
-    :data:`READINGS` times, and then kept as text with the error.
+    :data:`MAX_READINGS` times, and then kept as text with the error.
     """
-    for _ in range(READINGS):
+    for _ in range(MAX_READINGS):
         try:
             return _read(params, text, finish_reason)
         except Exception as error:  # ours: exceptions of the user's classes are handled as flaws
@@ -199,7 +199,7 @@ def check_answer(
     left out is dropped.
     """
     # 1. The answer is incomplete: a repair does not help.
-    if (final := _ENDS.get(finish_reason)) is not None:
+    if (final := _FINAL_PROBLEMS.get(finish_reason)) is not None:
         return Problem(final, final, final=True)
     # 2. It has to contain exactly one JSON value.
     try:
@@ -228,7 +228,7 @@ def _forms(schema: Mapping[str, Any], value: Any) -> Iterator[Any]:
 
 
 # finish reasons after which a repair does not help
-_ENDS = {
+_FINAL_PROBLEMS = {
     "length": "the answer was truncated; raise max_tokens",
     "refusal": "the model refused to answer",
     "content_filter": "the provider's content filter stopped the answer",
@@ -250,7 +250,7 @@ def repair_request(
     """
     prompt = request.prompt
     asked = (Message("user", prompt),) if isinstance(prompt, str) else prompt
-    if answer_text.strip() and len(answer_text) <= MAX_QUOTED:
+    if answer_text.strip() and len(answer_text) <= MAX_QUOTED_CHARACTERS:
         asked = (*asked, Message("assistant", answer_text))
     told = (
         f"Your answer cannot be used: {problem.advice} "
@@ -258,7 +258,7 @@ def repair_request(
     )
     params = request.params
     if takes_temperature:
-        temperature = TEMPERATURES[min(attempt, len(TEMPERATURES) - 1)]
+        temperature = REPAIR_TEMPERATURES[min(attempt, len(REPAIR_TEMPERATURES) - 1)]
         extra = {name: value for name, value in (params.extra or {}).items() if name != "temperature"}
         params = evolve(params, temperature=temperature, extra=extra or None)
     return evolve(request, prompt=(*asked, Message("user", told)), params=params)

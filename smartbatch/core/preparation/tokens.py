@@ -25,21 +25,21 @@ TWO_BYTE_CHARS = 2.5  # accented Latin, Greek, Cyrillic, Hebrew, Arabic
 THREE_BYTE_CHARS = 1.0  # Chinese, Japanese, Korean, Thai, Indic scripts; typographic punctuation
 FOUR_BYTE_CHARS = 0.5  # emoji and rare ideographs: two tokens each
 
-CHANCE = 2.0  # standard errors within which two mean lengths may differ by chance
+CHANCE_STANDARD_ERRORS = 2.0  # standard errors within which two mean lengths may differ by chance
 # role and separators of a message (OpenAI's cookbook, "How to count tokens": 3 per message and 1 per role)
 MESSAGE_TOKENS = 4
 TOOL_TOKENS = 8  # around a tool's name, description and parameters
 MEDIA_TOKENS = 765  # an image of 1024 x 1024 at high detail (OpenAI's vision guide: 85 + 4 x 170)
 MOST_MEDIA_TOKENS = 5000  # for budgets: room for a large image; a long document or recording can take more
-LEVELS_HELD = 2_000  # answers after which a mean length that did not recur is dropped
-SHAPES = 64  # kinds of requests whose answers are learned separately
+MEAN_KEPT_ANSWERS = 2_000  # answers after which a mean length that did not recur is dropped
+MAX_SHAPES = 64  # kinds of requests whose answers are learned separately
 # output tokens before any observation: the 95 % quantile of the Azure 2023 conversation trace (451)
 OUTPUT_TOKENS = 450
 # maximum tokens of one answer, over all models in common use (OpenAI, Anthropic and Google model pages)
-LONGEST_OUTPUT = 128_000
+MAX_ANSWER_TOKENS = 128_000
 
 
-_SMALLEST = re.compile(rb"[A-Za-z][a-z]?|[^ A-Za-z]| (?= )")  # matches at most one token of UTF-8 text
+_SMALLEST_TOKEN = re.compile(rb"[A-Za-z][a-z]?|[^ A-Za-z]| (?= )")  # matches at most one token of UTF-8 text
 
 
 def longest_output(max_tokens: int | None, limit: int | None = None) -> int:
@@ -49,7 +49,7 @@ def longest_output(max_tokens: int | None, limit: int | None = None) -> int:
         max_tokens: of the request.
         limit: the provider's, for requests without ``max_tokens``; ``None`` if unknown.
     """
-    return next(most for most in (max_tokens, limit, LONGEST_OUTPUT) if most is not None)
+    return next(most for most in (max_tokens, limit, MAX_ANSWER_TOKENS) if most is not None)
 
 
 def estimate(text: str) -> int:
@@ -80,11 +80,11 @@ def most_tokens(text: str) -> int:
     A token has at least two letters of a word, and includes the blank before the word. Everything else, such
     as digits, punctuation, further blanks and the UTF-8 bytes of other scripts, may be one token each.
     """
-    return len(_SMALLEST.findall(text.encode("utf-8", "surrogatepass")))
+    return len(_SMALLEST_TOKEN.findall(text.encode("utf-8", "surrogatepass")))
 
 
 @frozen
-class _Counts:
+class _CountingRule:
     """How the parts of a request are counted. All fields but ``text`` and ``forms`` are tokens."""
 
     text: Callable[[str], int]  # returns the tokens of a text
@@ -135,7 +135,7 @@ class _Counts:
         return self.text(content) if isinstance(content, str) else sum(self._part(inner) for inner in content)
 
 
-_EXPECTED = _Counts(
+_EXPECTED_COUNTS = _CountingRule(
     estimate,
     frame=3,  # from the same source as MESSAGE_TOKENS
     message=MESSAGE_TOKENS,
@@ -145,7 +145,7 @@ _EXPECTED = _Counts(
     schema=0,
     forms=1,
 )
-_MOST = _Counts(
+_MAXIMUM_COUNTS = _CountingRule(
     most_tokens,
     frame=16,
     message=2 * MESSAGE_TOKENS,
@@ -157,24 +157,24 @@ _MOST = _Counts(
 )
 
 
-_TEXTS = _Counts(estimate, frame=0, message=0, tool=0, media=0, tools=0, schema=0, forms=0)
+_TEXT_COUNTS = _CountingRule(estimate, frame=0, message=0, tool=0, media=0, tools=0, schema=0, forms=0)
 
 
 def estimate_request(request: Request) -> int:
     """Return the estimated input tokens of ``request``: prompt, system text, schema and message frames."""
-    return _EXPECTED.request(request)
+    return _EXPECTED_COUNTS.request(request)
 
 
 def estimate_texts(request: Request) -> int:
     """Return the estimated tokens of the texts of ``request`` alone: some providers bill neither message
     frames nor schemas."""
-    return _TEXTS.request(request)
+    return _TEXT_COUNTS.request(request)
 
 
 def most_of_request(request: Request) -> int:
     """Return the maximum input tokens of ``request``, with room for what providers add to frames, schemas and
     tools."""
-    return _MOST.request(request)
+    return _MAXIMUM_COUNTS.request(request)
 
 
 class Calibration:
@@ -202,8 +202,8 @@ class Calibration:
 
     def __init__(self, outputs_for: Calibration | None = None) -> None:
         self._outputs_for = outputs_for
-        self._known = _Known()
-        self._shapes: dict[str, _Lengths] = {}
+        self._known = _KnownTokens()
+        self._shapes: dict[str, _AnswerLengths] = {}
         self._shape_bases: dict[str, int] = {}  # answers per shape already in the store
         self._base = 0  # answers already in the store
 
@@ -289,14 +289,14 @@ class Calibration:
 
     def _learn_shape(self, shape: str, tokens: int) -> None:
         known = self._shapes.get(shape)
-        if known is None and len(self._shapes) >= SHAPES:
-            self._shapes = dict(list(self._shapes.items())[SHAPES // 2 :])
-        self._shapes[shape] = (known or _Lengths()).after(tokens)
+        if known is None and len(self._shapes) >= MAX_SHAPES:
+            self._shapes = dict(list(self._shapes.items())[MAX_SHAPES // 2 :])
+        self._shapes[shape] = (known or _AnswerLengths()).after(tokens)
 
     def levels(self, shape: str) -> tuple[float, ...]:
         """Return the earlier mean lengths of answers of one shape, if they differed from the present one."""
-        known = self._shapes.get(shape) or _Lengths()
-        return tuple(mean for mean, last in known.levels if known.seen - last < LEVELS_HELD)
+        known = self._shapes.get(shape) or _AnswerLengths()
+        return tuple(mean for mean, last in known.levels if known.seen - last < MEAN_KEPT_ANSWERS)
 
     def state(self) -> dict[str, Any]:
         """Return what was learned as plain values, for :meth:`restore`."""
@@ -332,7 +332,7 @@ class Calibration:
         self._base, here = found.seen, own.seen - self._base
         factor, excess = max(found.factor, own.factor), max(found.excess, own.excess)
         for shape, each in _read_shapes(state.get("shapes")).items():
-            mine, before = self._shapes.get(shape, _Lengths()), self._shape_bases.get(shape, 0)
+            mine, before = self._shapes.get(shape, _AnswerLengths()), self._shape_bases.get(shape, 0)
             self._shape_bases[shape] = each.seen
             for tokens in mine.latest[before - mine.seen :] if mine.seen > before else ():
                 each = each.after(tokens)
@@ -343,7 +343,7 @@ class Calibration:
         return True
 
 
-def _read_shapes(state: Any) -> dict[str, _Lengths]:
+def _read_shapes(state: Any) -> dict[str, _AnswerLengths]:
     """Return the stored shapes of answers, ignoring anything of another form."""
     found = {}
     for shape, figures in state.items() if isinstance(state, dict) else ():
@@ -353,11 +353,11 @@ def _read_shapes(state: Any) -> dict[str, _Lengths]:
         seen, alike, mean, *latest = figures
         outputs = tuple(int(each) for each in latest)
         if 0 < alike <= seen:
-            found[str(shape)] = _Lengths(int(seen), int(alike), float(mean), outputs)
+            found[str(shape)] = _AnswerLengths(int(seen), int(alike), float(mean), outputs)
     return found
 
 
-def _read(state: Any, most: int) -> _Known | None:
+def _read(state: Any, most: int) -> _KnownTokens | None:
     """Return a stored state; ``None`` for anything of another form."""
     if not isinstance(state, dict):
         return None
@@ -376,11 +376,11 @@ def _read(state: Any, most: int) -> _Known | None:
     if not 0 < len(latest) <= seen:
         return None
     estimated, billed, factor, excess = (float(figure) for figure in figures if figure is not None)
-    return _Known(seen, estimated, billed, tuple(latest), tuple(sorted(latest)), factor, excess)
+    return _KnownTokens(seen, estimated, billed, tuple(latest), tuple(sorted(latest)), factor, excess)
 
 
 @frozen
-class _Known:
+class _KnownTokens:
     """What is known after ``seen`` answers."""
 
     seen: int = 0
@@ -391,11 +391,11 @@ class _Known:
     factor: float = 1.0  # maximum of billed / estimated input
     excess: float = 0.0  # maximum of billed - estimated input, in tokens
 
-    def after(self, estimated: float, billed: float, output: int) -> _Known:
+    def after(self, estimated: float, billed: float, output: int) -> _KnownTokens:
         weight = 1 / min(self.seen + 1, Calibration.SETTLED)
         latest, ranked = self._outputs_with(output, Calibration.REMEMBERED)
         factor = billed / estimated if estimated > 0 else 1.0
-        return _Known(
+        return _KnownTokens(
             self.seen + 1,
             self.estimated + weight * (estimated - self.estimated),
             self.billed + weight * (billed - self.billed),
@@ -422,7 +422,7 @@ class _Known:
 
 
 @frozen
-class _Lengths:
+class _AnswerLengths:
     """The lengths of ``seen`` answers of one shape."""
 
     seen: int = 0
@@ -432,10 +432,10 @@ class _Lengths:
     # earlier means that differ, each with the number of answers when it was last seen
     levels: tuple[tuple[float, int], ...] = ()
 
-    def after(self, output: int) -> _Lengths:
+    def after(self, output: int) -> _AnswerLengths:
         latest = (*self.latest[1 - Calibration.REMEMBERED :], output)
         alike, mean, levels = self._with(output, latest[-Calibration.LATEST :])
-        return _Lengths(self.seen + 1, alike, mean, latest, levels)
+        return _AnswerLengths(self.seen + 1, alike, mean, latest, levels)
 
     def _levels_with(self, mean: float) -> tuple[tuple[float, int], ...]:
         """Return the earlier means plus ``mean``, without those close to it and old ones, so they stay
@@ -443,7 +443,8 @@ class _Lengths:
         held = [
             (level, last)
             for level, last in self.levels
-            if max(level, mean) > Calibration.CHANGED * min(level, mean) and self.seen - last < LEVELS_HELD
+            if max(level, mean) > Calibration.CHANGED * min(level, mean)
+            and self.seen - last < MEAN_KEPT_ANSWERS
         ]
         return (*held, (mean, self.seen))
 
@@ -471,4 +472,4 @@ def _differ(before: Sequence[int], newest: Sequence[int]) -> bool:
     spread = pstdev(now)
     if len(before) >= len(newest):  # fewer may belong to a list that is finished
         spread = max(spread, pstdev(then))
-    return abs(fmean(now) - fmean(then)) > CHANCE * spread / math.sqrt(len(newest))
+    return abs(fmean(now) - fmean(then)) > CHANCE_STANDARD_ERRORS * spread / math.sqrt(len(newest))

@@ -33,14 +33,14 @@ from smartbatch.types import Embedding, Generation, Message, Priority, Request, 
 
 MAX_STOPS = 4  # OpenAI's limit, the lowest of the three APIs
 MAX_COUNT = 2**31 - 1  # the widest integer that every API's schema accepts for a token count
-SEEDS = 2**63  # seeds are signed 64-bit integers
+SEED_LIMIT = 2**63  # seeds are signed 64-bit integers
 MAX_SAMPLES = 128  # OpenAI's limit of n
 MAX_DIMENSIONS = 65_536  # far above any model's; the provider checks its own limit
 MAX_ALTERNATIVES = 20  # alternatives per token: the limit of OpenAI and Gemini
-MAX_WAIT = 3600.0
-MAX_TIMEOUT = 30 * 86_400.0
+MAX_WAIT_SECONDS = 3600.0
+MAX_TIMEOUT_SECONDS = 30 * 86_400.0
 # names that other libraries use, and ours
-NEAR = {
+FOREIGN_NAMES = {
     "max_completion_tokens": "max_tokens",
     "max_output_tokens": "max_tokens",
     "stop_sequences": "stop",
@@ -84,7 +84,7 @@ def normalise(prompt: Any, defaults: Generation = _NO_DEFAULTS, **overrides: Any
     if isinstance(prompt, Request):
         if prompt.params is not _NO_DEFAULTS:
             levels.insert(0, _set_fields(prompt.params))
-        own = zip(_FIELDS, _own_fields(prompt), _USUAL, strict=True)
+        own = zip(_FIELDS, _own_fields(prompt), _UNSET_VALUES, strict=True)
         given = {name: value for name, value, usual in own if value is not None and value is not usual}
         if isinstance(prompt.embedding, Embedding) and isinstance(fields.get("embedding"), Embedding):
             given["embedding"] = _own_over(prompt.embedding, fields.pop("embedding"))
@@ -151,7 +151,7 @@ def _set_fields(params: Generation) -> dict[str, Any]:
 
 
 def _separate(overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    check_params(overrides, _NAMES)
+    check_params(overrides, _PARAMETERS)
     given = [(name, value) for name, value in overrides.items() if value is not None]
     fields = {name: value for name, value in given if name in _FIELDS}
     return fields, {name: value for name, value in given if name in _GENERATION}
@@ -171,8 +171,8 @@ def check_params(names: Iterable[str], known: Collection[str]) -> None:
 def _hint(name: str, known: Collection[str]) -> str:
     """Return what to write in place of an unknown keyword; every hint is valid."""
     setting = NEAR_SETTINGS.get(name, name)
-    if NEAR.get(name) in known:
-        return f"; did you mean {NEAR[name]}?"
+    if FOREIGN_NAMES.get(name) in known:
+        return f"; did you mean {FOREIGN_NAMES[name]}?"
     if setting in Settings.__optional_keys__:
         running = "; to change it later, call client.set_parallelism(…)" if setting == "parallelism" else ""
         return f", but a setting of the client: BatchingClient(…, {setting}=…){running}"
@@ -285,7 +285,7 @@ def _integer(low: int, high: int) -> FieldCheck:
 
 def _shown(value: Any) -> str:
     """Return a number as text, but only the type of anything else, which may be a misplaced prompt."""
-    if isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < SEEDS * 2):
+    if isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < SEED_LIMIT * 2):
         return repr(value)
     return f"of type {type(value).__name__}" if not isinstance(value, int) else "such a large number"
 
@@ -352,7 +352,7 @@ _GENERATION: dict[str, FieldCheck] = {
     "temperature": _number(0, 2),
     "top_p": _number(0, 1, above=True),
     "stop": _stop,
-    "seed": _integer(-SEEDS, SEEDS - 1),
+    "seed": _integer(-SEED_LIMIT, SEED_LIMIT - 1),
     "n": _integer(1, MAX_SAMPLES),
     "response_format": _object,
     "schema": _schema,
@@ -366,8 +366,8 @@ _GENERATION: dict[str, FieldCheck] = {
 # checks of :class:`Request`
 _FIELDS: dict[str, FieldCheck] = {
     "priority": _priority,
-    "max_wait": _duration(MAX_WAIT),
-    "timeout": _duration(MAX_TIMEOUT, above=True),
+    "max_wait": _duration(MAX_WAIT_SECONDS),
+    "timeout": _duration(MAX_TIMEOUT_SECONDS, above=True),
     "id": _text,
     "context": lambda value, *_: value,
     "purpose": _text,
@@ -381,6 +381,6 @@ _FIELDS: dict[str, FieldCheck] = {
 }
 
 _own_fields = attrgetter(*_FIELDS)
-_USUAL = _own_fields(Request())  # values of an empty request, which need no check
+_UNSET_VALUES = _own_fields(Request())  # values of an empty request, which need no check
 
-_NAMES = frozenset({*_GENERATION, *_FIELDS})
+_PARAMETERS = frozenset({*_GENERATION, *_FIELDS})

@@ -29,7 +29,7 @@ from typing import TypeAlias
 from attrs import evolve, field, frozen
 
 from smartbatch._words import money
-from smartbatch.core.forecast import LATEST
+from smartbatch.core.forecast import EXPIRY_SECONDS
 from smartbatch.core.routing.offers import BatchOffer, Offer
 from smartbatch.core.routing.options import (
     Constraints,
@@ -42,16 +42,16 @@ from smartbatch.core.routing.options import (
     price,
     real_time,
 )
-from smartbatch.core.routing.rescue import SURE, Speed, chance_within, first_rescue, late_penalty
+from smartbatch.core.routing.rescue import HIGHEST_LEVEL, Speed, chance_within, first_rescue, late_penalty
 from smartbatch.core.routing.workload import Load, expected_usd
 from smartbatch.types import Route, Strategy
 
-LONGEST = 2 * LATEST  # seconds: longest feasible 95 % quantile with prefer="cost"
+MAX_P95_SECONDS = 2 * EXPIRY_SECONDS  # seconds: longest feasible 95 % quantile with prefer="cost"
 # share of the price below which a saving justifies neither waiting until the deadline nor the risk of a
 # rescue
-CLOSE = 0.003
-LONGEST_LIST = 1_000_000  # requests of the longest list considered by break_even
-EVEN = 0.5  # minimum probability of meeting the deadline
+CLOSE_PRICE_SHARE = 0.003
+MAX_LIST_REQUESTS = 1_000_000  # requests of the longest list considered by break_even
+MIN_ODDS = 0.5  # minimum probability of meeting the deadline
 
 
 _Judge: TypeAlias = "Callable[[Constraints], Sequence[Option]]"
@@ -151,9 +151,9 @@ def break_even(
             return False
         return decision.chosen.route.by_batch
 
-    if load.requests < 1 or not pays(LONGEST_LIST):
+    if load.requests < 1 or not pays(MAX_LIST_REQUESTS):
         return None
-    low, high = free.at_once, LONGEST_LIST
+    low, high = free.at_once, MAX_LIST_REQUESTS
     while high - low > 1:  # bisection: if a batch pays for fewer requests, it nearly always pays for more
         middle = (low + high) // 2
         low, high = (low, middle) if pays(middle) else (middle, high)
@@ -170,11 +170,11 @@ def _judged(option: Option, constraints: Constraints) -> Option:
     problems = []
     if constraints.deadline is not None and option.p95 > constraints.deadline:
         problems.append("misses the deadline")
-    elif constraints.deadline is not None and option.rescue_at is None and option.chance < SURE:
+    elif constraints.deadline is not None and option.rescue_at is None and option.chance < HIGHEST_LEVEL:
         problems.append("could be late, and so could a rescue")
     if _too_dear(option, constraints):
         problems.append("costs more than the budget")
-    if constraints.prefer == "cost" and constraints.deadline is None and option.p95 > LONGEST:
+    if constraints.prefer == "cost" and constraints.deadline is None and option.p95 > MAX_P95_SECONDS:
         problems.append("takes more than two days")
     odds = option.odds
     if constraints.deadline is not None and not option.batches:
@@ -258,7 +258,7 @@ def _likeliest(
 ) -> tuple[Option, str] | None:
     if constraints.deadline is None:
         return None
-    tried = [each for each in options if each.odds >= EVEN and not _too_dear(each, constraints)]
+    tried = [each for each in options if each.odds >= MIN_ODDS and not _too_dear(each, constraints)]
     if not tried:
         return None
     chosen = likeliest(tried)
@@ -288,14 +288,14 @@ def _best(feasible: Sequence[Option], load: Load, constraints: Constraints) -> t
     elif constraints.deadline is not None:
         # 4. A deadline: the cheapest; among those of about the same cost, the soonest.
         cheapest = min(feasible, key=price)
-        most = (1 + CLOSE) * price(cheapest)[0]
+        most = (1 + CLOSE_PRICE_SHARE) * price(cheapest)[0]
         chosen = min((each for each in feasible if price(each)[0] <= most), key=lambda each: each.p95)
         meet = "meet" if len(feasible) > 1 else "meets"
         reason = f"the cheapest of {_counted(feasible)} that {meet} the deadline"
         if chosen is not cheapest:
             reason = (
-                f"the soonest of {_counted(feasible)} that meet the deadline and cost at most {CLOSE:.1%} "
-                "more than the cheapest"
+                f"the soonest of {_counted(feasible)} that meet the deadline and cost at most "
+                f"{CLOSE_PRICE_SHARE:.1%} more than the cheapest"
             )
     elif constraints.prefer == "cost":
         chosen = min(feasible, key=price)

@@ -10,7 +10,7 @@ from attrs import frozen
 from smartbatch._words import UNKNOWN, duration, money, number, plural, share
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.options import Option
-from smartbatch.core.routing.rescue import SURE
+from smartbatch.core.routing.rescue import HIGHEST_LEVEL
 from smartbatch.core.routing.workload import AnswerLengths, Cost
 from smartbatch.types import Route, Strategy
 from smartbatch.views.model import Cell, DataTable, Note, Part
@@ -105,7 +105,7 @@ def _headline(decision: Decision, voice: Voice, now: datetime | None) -> Iterato
         cost = "price unknown" if chosen.cost is None else money(chosen.cost.expected)
         yield f"{voice.lead} {_route_in_words(decision)}: about {duration(chosen.p50)}, {cost}."
         yield _against_batch(decision, voice)
-    if deadline is not None and chosen.odds < min(SURE, _CERTAIN_SHARE):
+    if deadline is not None and chosen.odds < min(HIGHEST_LEVEL, _CERTAIN_SHARE):
         yield f"The deadline may be missed: the chance of meeting it is {share(chosen.odds)}."
     budget = decision.constraints.budget
     if budget is not None and chosen.cost is not None and chosen.cost.high > budget:

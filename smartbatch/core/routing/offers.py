@@ -8,17 +8,19 @@ from statistics import NormalDist
 
 from attrs import evolve, field, frozen
 
-from smartbatch.core.forecast import LATEST, Times
+from smartbatch.core.forecast import EXPIRY_SECONDS, Times
 from smartbatch.core.routing.workload import Cost
 from smartbatch.types import Route
 
 # levels and weights of Gauss-Legendre quadrature: the mean of a distribution from five quantiles
-_FIVE = ((0.0469, 0.1185), (0.2308, 0.2393), (0.5, 0.2844), (0.7692, 0.2393), (0.9531, 0.1185))
-_WIDEST = 2.0  # maximum standard deviation of log seconds; the mean of wider ones is beyond nearly all calls
-_HIGHEST = 1 - 1e-9
+_FIVE_POINTS = ((0.0469, 0.1185), (0.2308, 0.2393), (0.5, 0.2844), (0.7692, 0.2393), (0.9531, 0.1185))
+_MAX_LOG_DEVIATION = (
+    2.0  # maximum standard deviation of log seconds; the mean of wider ones is beyond nearly all calls
+)
+_MAX_LEVEL = 1 - 1e-9
 _NORMAL = NormalDist()
-_MANY = 1000  # rounds that are counted one by one
-_TINY = 1e-9  # USD by which float sums may be off
+_MAX_COUNTED_ROUNDS = 1000  # rounds that are counted one by one
+_USD_TOLERANCE = 1e-9  # USD by which float sums may be off
 
 
 @frozen
@@ -76,10 +78,10 @@ class Throughput:
         size = min(self.per_call, requests)
         calls = self.calls(self.ahead + requests)
         if calls <= self.parallelism:
-            working = sum(part * self.call.quantile(q ** (1 / calls), size) for q, part in _FIVE)
+            working = sum(part * self.call.quantile(q ** (1 / calls), size) for q, part in _FIVE_POINTS)
         else:
             middle, sigma, width = self._before_last(calls, size)
-            levels = [(_end(q, calls, self.parallelism, width), part) for q, part in _FIVE]
+            levels = [(_end(q, calls, self.parallelism, width), part) for q, part in _FIVE_POINTS]
             working = middle * math.exp(sigma * sigma / 2)
             working += sum(part * self.call.quantile(level, size) for level, part in levels)
         return max(working, self._limited(calls, requests) + self.call.expected(size))
@@ -95,7 +97,7 @@ class Throughput:
         each, uncertainty = self.call.expected(size), self.call.uncertainty()
         middle, high = self.call.quantile(0.5, size), self.call.quantile(0.95, size)
         width = round(20 * math.log(high / middle) / normal_quantile(0.95)) / 20 if middle > 0 else 0.0
-        width = min(_WIDEST, width)
+        width = min(_MAX_LOG_DEVIATION, width)
         spread = math.expm1(width * width)
         begun = calls - 1 - (self.parallelism - 1) * min(calls / self.parallelism, (1 + spread) / 2)
         sigma = math.sqrt(uncertainty * uncertainty + math.log1p(spread / calls))
@@ -138,7 +140,7 @@ def _left(q: float, workers: int, width: float) -> float:
         longer = _NORMAL.cdf(width - z) - math.exp(width * z - width * width / 2) * _NORMAL.cdf(-z)
         within = _NORMAL.cdf(z) * (1 - min(1.0, max(0.0, longer))) ** (workers - 1)
         low, high = (low, z) if within > q else (z, high)
-    return min(_HIGHEST, max(1 - _HIGHEST, _NORMAL.cdf(high)))
+    return min(_MAX_LEVEL, max(1 - _MAX_LEVEL, _NORMAL.cdf(high)))
 
 
 @frozen
@@ -187,7 +189,7 @@ class BatchOffer:
         """
         parallel, rounds = self._schedule(requests)
         slowest = self.times.quantile(q ** (1 / parallel), min(requests, self.most))
-        return rounds * min(slowest, LATEST)
+        return rounds * min(slowest, EXPIRY_SECONDS)
 
     def expected(self, requests: int) -> float:
         """Return the mean of five quantiles. The slowest tenth counts as its fastest: little of it is ever
@@ -253,12 +255,12 @@ def rounds_of(requests: int, room: float, most: float, each: float) -> Rounds:
         if not fit:
             break
         done, count = done + fit, count + 1
-        if count >= _MANY:
+        if count >= _MAX_COUNTED_ROUNDS:
             count, done = count + math.ceil((requests - done) / fit), requests
     return Rounds(room, most, first, count, requests - done)
 
 
 def _fitting(room: float, most: float, requests: int) -> int:
-    if most * requests <= room + _TINY:
+    if most * requests <= room + _USD_TOLERANCE:
         return requests
-    return max(0, math.floor((room + _TINY) / most))
+    return max(0, math.floor((room + _USD_TOLERANCE) / most))

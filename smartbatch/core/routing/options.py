@@ -15,8 +15,8 @@ from attrs import evolve, frozen
 from smartbatch._words import DURATION_EXAMPLES, seconds_in
 from smartbatch.core.routing.offers import BatchOffer, Offer
 from smartbatch.core.routing.rescue import (
-    MARGIN,
-    SURE,
+    HIGHEST_LEVEL,
+    MARGIN_SHARE,
     best_start,
     chance_within,
     late_penalty,
@@ -27,17 +27,17 @@ from smartbatch.errors import ConfigError
 from smartbatch.types import Deadline, Prefer, Route, Strategy
 
 # shares of requests sent in real time at once that are compared for a hybrid
-SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-EARLY = 0.1
+SPLIT_SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+MAX_EARLY_SHARE = 0.1
 """Maximum share that a forced hybrid sends in real time at once, so that it costs at most a tenth more than a
 batch at half price."""
 # maximum number of batches for a list with a deadline, and minimum requests per batch
-PIECES, FEWEST = 12, 10
-POINTS = 4  # pieces, evenly spread, whose chance to finish before their withdrawal is forecast
-LEAD = 0.8  # probability that a cancel is done before the first calls of a hybrid are
-SAME = 0.01  # probabilities that differ by at most this are equal
-SELDOM = 0.05  # below this probability, the batch's price is not the lowest cost
-WORTH = 0.005  # cutting into pieces pays from this additional share of requests answered by batch
+MAX_PIECES, MIN_PIECE_REQUESTS = 12, 10
+FORECAST_PIECES = 4  # pieces, evenly spread, whose chance to finish before their withdrawal is forecast
+CANCEL_LEAD_ODDS = 0.8  # probability that a cancel is done before the first calls of a hybrid are
+EQUAL_ODDS = 0.01  # probabilities that differ by at most this are equal
+RARE_ODDS = 0.05  # below this probability, the batch's price is not the lowest cost
+MIN_PIECES_GAIN = 0.005  # cutting into pieces pays from this additional share of requests answered by batch
 
 
 @frozen(kw_only=True)
@@ -207,7 +207,7 @@ def _late_cost(late: float, standard: Offer, constraints: Constraints) -> float:
 
 
 @frozen
-class _Rescue:
+class _RescuePlan:
     """When a batch would be withdrawn; see :class:`Option`."""
 
     at: float | None
@@ -220,17 +220,17 @@ class _Rescue:
 
 def _rescue(
     n: int, rest: int, busy: float, standard: Offer, batch: BatchOffer, constraints: Constraints
-) -> _Rescue:
+) -> _RescuePlan:
     """Return the latest start of a rescue."""
     # 1. No deadline: there is no rescue.
     if constraints.deadline is None:
-        return _Rescue(None, 0.0, 1.0, 1.0, 1.0)
-    margin = MARGIN * constraints.deadline
-    pieces = max(1, min(PIECES, rest // FEWEST))
+        return _RescuePlan(None, 0.0, 1.0, 1.0, 1.0)
+    margin = MARGIN_SHARE * constraints.deadline
+    pieces = max(1, min(MAX_PIECES, rest // MIN_PIECE_REQUESTS))
     each = standard.throughput.finish(rest, 0.5) / pieces
     saving = (1 - batch.share) * rest / n
 
-    points = min(pieces, POINTS)
+    points = min(pieces, FORECAST_PIECES)
     places = [(point + 0.5) * pieces / points - 0.5 for point in range(points)]
 
     def part(at: float, sure: float) -> float:
@@ -244,13 +244,17 @@ def _rescue(
         lambda sure: batch.cancel(sure) + standard.throughput.finish(rest, sure),
         lambda at: 1 - batch.chance(at + (pieces - 1) * each, rest),
         lambda at, sure: saving * part(at, sure),
-        floor=max(0.0, busy - batch.cancel(LEAD)),
+        floor=max(0.0, busy - batch.cancel(CANCEL_LEAD_ODDS)),
         late_penalty=penalty,
     )
     start = best_start(found)
     chance, whole = batch.chance(constraints.deadline, rest), batch.part(constraints.deadline, rest)
-    never = _Rescue(
-        None, batch.cancel(SURE) + standard.throughput.finish(rest, SURE) + margin, chance, whole, 1.0
+    never = _RescuePlan(
+        None,
+        batch.cancel(HIGHEST_LEVEL) + standard.throughput.finish(rest, HIGHEST_LEVEL) + margin,
+        chance,
+        whole,
+        1.0,
     )
     # 2. No start is within the allowed risk: the batch alone has to meet the deadline.
     if start is None:
@@ -258,16 +262,16 @@ def _rescue(
     # 3. The start with the highest worth. Pieces are withdrawn one after the other, each when real time has
     # nearly finished the previous one; if cutting into pieces gains too little, there is one piece.
     alone, share = batch.part(start.at, rest), part(start.at, start.sure)
-    if share < alone + WORTH:
+    if share < alone + MIN_PIECES_GAIN:
         pieces, share = 1, alone
     # 4. The batch is nearly certain to be in time, and waiting for it is worth more than any start.
-    if chance >= SURE and saving * whole - penalty * (1 - chance) > start.worth:
+    if chance >= HIGHEST_LEVEL and saving * whole - penalty * (1 - chance) > start.worth:
         return evolve(never, pieces=pieces)  # if it is late all the same, pieces are withdrawn one by one
     chance = batch.chance(start.at, rest)
-    return _Rescue(start.at, start.needs + margin, chance, share, 1 - start.risk, pieces)
+    return _RescuePlan(start.at, start.needs + margin, chance, share, 1 - start.risk, pieces)
 
 
-def _odds(plan: _Rescue, first: int, standard: Offer, constraints: Constraints) -> float:
+def _odds(plan: _RescuePlan, first: int, standard: Offer, constraints: Constraints) -> float:
     if plan.at is not None or constraints.deadline is None:
         return plan.met
     if not first:
@@ -285,15 +289,20 @@ def _mixed_cost(n: int, first: int, share: float, standard: Offer, batch: BatchO
     individually, rest = standard.cost.of(first / n), (n - first) / n
     early, late = batch.cost.of(rest), standard.cost.of(rest)
     expected = share * early.expected + (1 - share) * late.expected
-    low, high = late.low if share < SELDOM else early.low, late.high if share < SURE else early.high
+    low, high = (
+        late.low if share < RARE_ODDS else early.low,
+        late.high if share < HIGHEST_LEVEL else early.high,
+    )
     return individually.plus(Cost(low, expected, high))
 
 
 def _early(n: int, standard: Offer, batch: BatchOffer, constraints: Constraints) -> int:
     """Return how many requests a forced hybrid sends at once: those that real time answers in a tenth of the
     batch's time."""
-    tenth = EARLY * batch.finish(n, 0.5)
-    most = min(max(constraints.at_once, math.floor(EARLY * n)), n - 1)  # leave something for the batch
+    tenth = MAX_EARLY_SHARE * batch.finish(n, 0.5)
+    most = min(
+        max(constraints.at_once, math.floor(MAX_EARLY_SHARE * n)), n - 1
+    )  # leave something for the batch
     if standard.throughput.finish(most, 0.5) <= tenth:
         return most
     low, high = min(constraints.at_once, n - 1), most
@@ -308,7 +317,7 @@ def _best_split(n: int, standard: Offer, batch: BatchOffer, constraints: Constra
     fewest = min(constraints.at_once, n - 1)
     if constraints.deadline is None:
         return by_batch(n, fewest, standard, batch, constraints)
-    splits = sorted({fewest, *(max(fewest, math.ceil(share * n)) for share in SHARES)} - {n})
+    splits = sorted({fewest, *(max(fewest, math.ceil(share * n)) for share in SPLIT_SHARES)} - {n})
     candidates = [by_batch(n, first, standard, batch, constraints) for first in splits]
     met = [each for each in candidates if each.p95 <= constraints.deadline]
     return min(met, key=price) if met else likeliest(candidates)
@@ -317,7 +326,7 @@ def _best_split(n: int, standard: Offer, batch: BatchOffer, constraints: Constra
 def likeliest(options: Sequence[Option]) -> Option:
     """Return the cheapest of the options that are about as likely as any to meet the deadline."""
     most = max(option.odds for option in options)
-    return min((option for option in options if option.odds >= most - SAME), key=price)
+    return min((option for option in options if option.odds >= most - EQUAL_ODDS), key=price)
 
 
 def price(option: Option) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from attrs import frozen
 from smartbatch.core.forecast import Times
 from smartbatch.core.routing.offers import Throughput, normal_quantile
 
-MOST_RISK = 0.05  # largest accepted risk of missing a deadline: P(batch late) * P(rescue late)
+MAX_RISK = 0.05  # largest accepted risk of missing a deadline: P(batch late) * P(rescue late)
 LATE_PENALTY = 0.5  # cost of a missed deadline, as a share of the price of the whole list in real time
 WAITED_SECONDS = 60.0
 """Seconds of waiting that a missed deadline costs in addition, so that no deadline is missed to save a cent.
@@ -26,15 +26,15 @@ With both, about one list in a hundred is late, over all kinds of deadlines (``d
 """
 # probabilities of being in time that are compared for a rescue
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.96, 0.98, 0.99)
-SURE = LEVELS[-1]  # quantiles beyond it are seldom known
-MARGIN = 0.005  # share of the deadline that is kept free for delays that no forecast covers
+HIGHEST_LEVEL = LEVELS[-1]  # quantiles beyond it are seldom known
+MARGIN_SHARE = 0.005  # share of the deadline that is kept free for delays that no forecast covers
 _NORMAL = NormalDist()
-MOMENT = 0.5  # seconds; a shorter wait could round to 0 in Unix time
-HARDLY = 0.8  # below this probability that real time is in time, the deadline counts as missed
-HOPE = 0.01  # how much likelier in time batches must be than real time to keep running after that
-SAVED = 0.5  # share of the real-time price that a batch saves, at all providers
-LOOK = 0.05  # share of the remaining time after which such a decision is repeated
-LOOKS, HALVINGS = 40, 12
+MIN_WAIT_SECONDS = 0.5  # seconds; a shorter wait could round to 0 in Unix time
+MIN_RESCUE_ODDS = 0.8  # below this probability that real time is in time, the deadline counts as missed
+MIN_ODDS_GAIN = 0.01  # how much likelier in time batches must be than real time to keep running after that
+BATCH_SAVING_SHARE = 0.5  # share of the real-time price that a batch saves, at all providers
+RECHECK_SHARE = 0.05  # share of the remaining time after which such a decision is repeated
+MAX_LOOKS, BISECTION_STEPS = 40, 12
 """Search for the start of a rescue: maximum number of simulated decisions, and of bisection steps afterwards.
 """
 
@@ -89,9 +89,9 @@ def rescue_starts(
 
 
 def best_start(found: Sequence[RescueStart]) -> RescueStart | None:
-    """Return the start with the highest worth among those within :data:`MOST_RISK`; of equal ones, the
+    """Return the start with the highest worth among those within :data:`MAX_RISK`; of equal ones, the
     surest."""
-    safe = (start for start in found if start.risk <= MOST_RISK)
+    safe = (start for start in found if start.risk <= MAX_RISK)
     return max(safe, key=lambda start: (round(start.worth, ndigits=6), start.sure), default=None)
 
 
@@ -150,19 +150,19 @@ def rescue(
     """
     movable = [at for at, shard in enumerate(shards) if not shard.stuck]
     outlook = _Outlook(left - margin, backlog, shards, [shards[at] for at in movable], speed, late_penalty)
-    needs = outlook.needs(HARDLY)
+    needs = outlook.needs(MIN_RESCUE_ODDS)
     late = left < needs
     # 1. No shard can be withdrawn: nothing to decide.
     if not movable:
         return Rescue((), math.inf, needs, late)
     later, (sure, worth) = outlook.later(), outlook.now()
-    run_on = Rescue((), max(MOMENT, left * LOOK), needs, late)
+    run_on = Rescue((), max(MIN_WAIT_SECONDS, left * RECHECK_SHARE), needs, late)
     # 2. No rescue is worth more than a rescue now or later, and the batches are nearly certain to be in time:
     # they keep running for a while.
     if outlook.never() > max(worth, -math.inf if later is None else later.worth):
         return run_on
     # 3. A later start is worth more than one now: wait for it.
-    if later is not None and later.at > MOMENT and later.worth > worth:
+    if later is not None and later.at > MIN_WAIT_SECONDS and later.worth > worth:
         return Rescue((), later.at, later.needs, late)
     # 4. Real time would probably be late, and the batches are likelier in time: they keep running for a
     # while.
@@ -170,14 +170,14 @@ def rescue(
         return run_on
     # 5. Withdraw as many shards as keep real time busy until more could be cancelled.
     back = _back(movable, backlog, shards, speed, sure if later is None else later.sure, margin)
-    wait = max(MOMENT, margin / 2) if len(back) < len(movable) else math.inf
+    wait = max(MIN_WAIT_SECONDS, margin / 2) if len(back) < len(movable) else math.inf
     return Rescue(back, wait, needs, late)
 
 
 def margin_of(deadline: float) -> float:
     """Return the seconds that a rescue keeps free, for a deadline that was ``deadline`` seconds away when
     set."""
-    return max(1.0, MARGIN * deadline)
+    return max(1.0, MARGIN_SHARE * deadline)
 
 
 def first_rescue(
@@ -199,7 +199,7 @@ def first_rescue(
         return rescue(deadline - now, margin, 0, shards, speed, late_penalty)
 
     early = late = 0.0
-    for _ in range(LOOKS):
+    for _ in range(MAX_LOOKS):
         found = look(late)
         if found.take_back:
             break
@@ -208,7 +208,9 @@ def first_rescue(
             return None
     else:
         return None
-    for _ in range(HALVINGS):  # a job also decides when it polls, and starts as soon as that is worth more
+    for _ in range(
+        BISECTION_STEPS
+    ):  # a job also decides when it polls, and starts as soon as that is worth more
         middle = (early + late) / 2
         early, late = (early, middle) if look(middle).take_back else (middle, late)
     return late
@@ -276,21 +278,21 @@ class _Outlook:
         """Return the probability that a rescue that begins now is in time, clamped to the levels, and its
         worth."""
         chance = self._chance()
-        sure = max(LEVELS[0], min(SURE, chance))
+        sure = max(LEVELS[0], min(HIGHEST_LEVEL, chance))
         risk = (1 - chance) * self._late(self._before)
         return sure, self._saved(0.0, sure) - self._late_penalty * risk
 
     def never(self) -> float:
         """Return the worth of withdrawing nothing; minus infinity if a batch may well be late."""
         now, then = self._late(0.0), self._late(self._left)
-        if not self._running or then > MOST_RISK * now:
+        if not self._running or then > MAX_RISK * now:
             return -math.inf
-        return SAVED * (now - then) - self._late_penalty * then
+        return BATCH_SAVING_SHARE * (now - then) - self._late_penalty * then
 
     def hopeful(self, left: float) -> bool:
         """Whether batches that keep running are likelier to be in time than real time."""
         now, then = self._late(0.0), self._late(left)
-        return self._running and now > 0 and 1 - then / now > self._chance() + HOPE
+        return self._running and now > 0 and 1 - then / now > self._chance() + MIN_ODDS_GAIN
 
     def _chance(self) -> float:
         return chance_within(self._left, self.needs(0.5), self.needs(0.95))
@@ -300,4 +302,4 @@ class _Outlook:
         return 1 - min(self._speed.turnaround.chance(age + seconds, size) for age, size in self._ages)
 
     def _saved(self, at: float, _: float) -> float:
-        return SAVED * (self._late(0.0) - (self._late(at) + self._late(at + self._before)) / 2)
+        return BATCH_SAVING_SHARE * (self._late(0.0) - (self._late(at) + self._late(at + self._before)) / 2)

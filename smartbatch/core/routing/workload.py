@@ -12,22 +12,31 @@ from typing import Protocol
 
 from attrs import astuple, define, frozen
 
-from smartbatch.core.preparation.answer_length import FREE, NOTHING, SHAPES, THINKING, AnswerShape, Length
+from smartbatch.core.preparation.answer_length import (
+    FREE_TEXT,
+    NO_LENGTH,
+    REASONING_TOKENS,
+    SHAPES,
+    AnswerShape,
+    Length,
+)
 from smartbatch.core.preparation.tokens import Calibration, estimate_request, estimate_texts
 from smartbatch.types import Kind, Request, Usage
 
-_SPREAD = 0.77  # standard deviation of answer lengths over their mean, in the Azure 2023 conversations
-_UNKNOWN = 0.5  # answers that the prior of a model's answer length counts as
-_FIRST_INPUT = (0.6, 1.6)
+_LENGTH_DEVIATION = (
+    0.77  # standard deviation of answer lengths over their mean, in the Azure 2023 conversations
+)
+_PRIOR_ANSWERS = 0.5  # answers that the prior of a model's answer length counts as
+_FIRST_INPUT_RATIOS = (0.6, 1.6)
 """Billed tokens per estimated token before any answer is seen: the minimum for texts alone, the maximum for
 whole requests. In twelve kinds of prompts, four tokenizers count 0.61 (questions in Chinese) to 1.57 (JSON)
 tokens per estimated one, and 1.9 for tables of numbers."""
-_INPUT_SPREAD = 0.12  # standard deviation of billed tokens per estimated token, within one kind of prompt
-_SAMPLE = 64  # requests from which the maximum tokens of all are extrapolated
-_ALIKE = 4_096  # request lengths whose costs are remembered
-_SURE = 1.645  # standard deviations around the mean that cover 90 of 100 sums
-NEAR = 1_000  # distinct keys before one that are near it
-MOST = 1_500_000
+_INPUT_DEVIATION = 0.12  # standard deviation of billed tokens per estimated token, within one kind of prompt
+_SAMPLED_REQUESTS = 64  # requests from which the maximum tokens of all are extrapolated
+_MAX_KNOWN_COSTS = 4_096  # request lengths whose costs are remembered
+_SURE_DEVIATIONS = 1.645  # standard deviations around the mean that cover 90 of 100 sums
+NEAR_KEYS = 1_000  # distinct keys before one that are near it
+MAX_KEYS = 1_500_000
 """Maximum number of remembered distinct keys, about 7 MB; further keys are compared with these."""
 _PARTS = 0xFFF
 _PARSE = Struct("<HI")
@@ -90,7 +99,7 @@ class Rates(Protocol):
 
 
 @define
-class _Usd:
+class _PartialCosts:
     """USD of requests that are processed in one way."""
 
     given: float = 0.0  # input
@@ -101,7 +110,7 @@ class _Usd:
     high: float = 0.0  # answers, if lists are as long as the longest 5 of 100
     most: float = 0.0  # answers of maximum length
 
-    def add(self, n: int, each: _Usd) -> None:
+    def add(self, n: int, each: _PartialCosts) -> None:
         self.given += n * each.given
         self.least += n * each.least
         self.largest += n * each.largest
@@ -110,19 +119,19 @@ class _Usd:
         self.high += n * each.high
         self.most += n * each.most
 
-    def less(self, other: _Usd) -> _Usd:
-        return _Usd(*(own - each for own, each in zip(astuple(self), astuple(other), strict=True)))
+    def less(self, other: _PartialCosts) -> _PartialCosts:
+        return _PartialCosts(*(own - each for own, each in zip(astuple(self), astuple(other), strict=True)))
 
 
 @frozen
-class _Each:
+class _RequestCosts:
     """Tokens of one request, and USD per way of processing."""
 
     given: float
     made: float
     most: int  # output tokens to reserve for a budget
     unlimited: bool  # nothing limits its answer
-    usd: tuple[tuple[str, _Usd], ...]
+    usd: tuple[tuple[str, _PartialCosts], ...]
 
 
 @frozen
@@ -154,10 +163,10 @@ class Workload:
         self._kept = kept
         self._unpriced: set[str] = set()
         self._rates = {name: card for name, card in rates.items() if card is not None}
-        self._usd = {name: _Usd() for name in self._rates}
-        self._repeated = {name: _Usd() for name in self._rates}
-        self._alike: dict[tuple[int, int, int | None, str | None, str | None], _Each] = {}
-        self._shape: AnswerShape = FREE
+        self._usd = {name: _PartialCosts() for name in self._rates}
+        self._repeated = {name: _PartialCosts() for name in self._rates}
+        self._alike: dict[tuple[int, int, int | None, str | None, str | None], _RequestCosts] = {}
+        self._shape: AnswerShape = FREE_TEXT
         self._seen = 0
         self._unlimited = 0
         self._generating = False
@@ -202,7 +211,7 @@ class Workload:
         texts = estimated if learned.observed else estimate_texts(request)
         each = self._each(estimated, texts, limit, shape, other)
         self._add(1, each, repeated)
-        if self._sampled < _SAMPLE:
+        if self._sampled < _SAMPLED_REQUESTS:
             self._sampled += 1
             self._sampled_in += each.given
             self._sampled_most += learned.most_input(request)
@@ -210,9 +219,9 @@ class Workload:
     def add_alike(self, requests: int, tokens: int, kind: Kind) -> None:
         """Add requests about which only their kind and the estimated input tokens of each are known."""
         self._generating = self._generating or kind is Kind.GENERATE
-        self._add(requests, self._each(tokens, tokens, None, None if kind is Kind.EMBED else FREE))
+        self._add(requests, self._each(tokens, tokens, None, None if kind is Kind.EMBED else FREE_TEXT))
 
-    def _add(self, n: int, each: _Each, repeated: bool = False) -> None:
+    def _add(self, n: int, each: _RequestCosts, repeated: bool = False) -> None:
         self.requests += n
         self.tokens_in += n * each.given
         self.tokens_out += n * each.made
@@ -230,7 +239,7 @@ class Workload:
         limit: int | None,
         shape: AnswerShape | None,
         other: OtherModel | None = None,
-    ) -> _Each:
+    ) -> _RequestCosts:
         """Return the costs of a request; many requests of a list have the same.
 
         ``texts`` are the estimated tokens of its texts alone; ``shape`` is that of its answer, ``None`` for a
@@ -242,7 +251,7 @@ class Workload:
         if known is not None:
             return known
         learned = self._calibration if other is None else other.calibration
-        answer = NOTHING if shape is None else self._answer(shape, limit, learned)
+        answer = NO_LENGTH if shape is None else self._answer(shape, limit, learned)
         given = learned.input(estimated)
         least, largest = _input_range(estimated, texts, learned)
         usd = []
@@ -255,10 +264,12 @@ class Workload:
             none, made, low, high, most = (card.cost(card.expected_usage(given, out)) for out in lengths)
             most = most - none if answer.expected else 0.0
             fewer, more = (card.cost(card.expected_usage(tokens, 0)) for tokens in (least, largest))
-            usd.append((processing, _Usd(none, fewer, more, made - none, low - none, high - none, most)))
+            usd.append(
+                (processing, _PartialCosts(none, fewer, more, made - none, low - none, high - none, most))
+            )
         room = 0 if shape is None else learned.most_output(limit)
-        each = _Each(given, answer.expected, room, limit is None and shape is not None, tuple(usd))
-        if len(self._alike) < _ALIKE:
+        each = _RequestCosts(given, answer.expected, room, limit is None and shape is not None, tuple(usd))
+        if len(self._alike) < _MAX_KNOWN_COSTS:
             self._alike[alike] = each
         return each
 
@@ -273,12 +284,12 @@ class Workload:
         if seen:
             self._seen = seen
             weight = min(seen, 2 * Calibration.SETTLED - 1)  # the mean fades with weight 1 / SETTLED
-            unsure = 1 + _SURE * _SPREAD / math.sqrt(weight + _UNKNOWN)
+            unsure = 1 + _SURE_DEVIATIONS * _LENGTH_DEVIATION / math.sqrt(weight + _PRIOR_ANSWERS)
             levels = (mean, *learned.levels(shape.key))
             found = Length(min(levels) / unsure, mean, max(levels) * unsure)
         else:
             of_shape = shape.length
-            high = of_shape.high + (0.0 if learned.observed else THINKING)
+            high = of_shape.high + (0.0 if learned.observed else REASONING_TOKENS)
             found = Length(of_shape.low, of_shape.expected, high)
         most = math.inf if limit is None else limit
         return Length(min(found.low, most), min(found.expected, most), min(found.high, most))
@@ -317,7 +328,7 @@ class Workload:
         usd = self._usd[processing]
         if by_job:
             usd = usd.less(self._repeated[processing])
-        chance = _SURE * _SPREAD / math.sqrt(max(1, self.requests))
+        chance = _SURE_DEVIATIONS * _LENGTH_DEVIATION / math.sqrt(max(1, self.requests))
         low = usd.made / (1 + math.hypot(chance, _excess(usd.made, usd.low)))
         high = usd.made * (1 + math.hypot(chance, _excess(usd.high, usd.made)))
         if not self._unlimited:
@@ -327,11 +338,11 @@ class Workload:
 
 def _input_range(estimated: int, texts: int, learned: Calibration) -> tuple[int, int]:
     """Return the range of a request's mean input tokens, over 90 of 100 lists."""
-    fewest, most = _FIRST_INPUT
+    fewest, most = _FIRST_INPUT_RATIOS
     if not learned.observed:
         return math.floor(texts * fewest), math.ceil(estimated * most)
     given = learned.input(estimated)
-    unsure = 1 + _SURE * _INPUT_SPREAD / math.sqrt(min(learned.observed, Calibration.SETTLED))
+    unsure = 1 + _SURE_DEVIATIONS * _INPUT_DEVIATION / math.sqrt(min(learned.observed, Calibration.SETTLED))
     return math.floor(given / unsure), math.ceil(given * unsure)
 
 
@@ -353,13 +364,13 @@ class DistinctKeys:
         self._order: deque[bytes] = deque()
 
     def is_near(self, key: bytes) -> bool:
-        """Whether ``key`` is one of the latest :data:`NEAR` distinct keys; adds it to them."""
+        """Whether ``key`` is one of the latest :data:`NEAR_KEYS` distinct keys; adds it to them."""
         near = self._near
         if key in near:
             return True
         near.add(key)
         self._order.append(key)
-        if len(near) > NEAR:
+        if len(near) > NEAR_KEYS:
             near.remove(self._order.popleft())
         return False
 
@@ -373,7 +384,7 @@ class DistinctKeys:
         at = bisect_left(known, digest)
         if at < len(known) and known[at] == digest:
             return True
-        if self._count < MOST:
+        if self._count < MAX_KEYS:
             self._count += 1
             known.insert(at, digest)
         return False

@@ -13,7 +13,7 @@ from core.batching.pack_models import DAMAGE, Items, answer_to, honest, items_of
 from levels import sampled
 
 from smartbatch.core.batching.packing import (
-    OUTPUT_ROOM,
+    MAX_PACK_OUTPUT_TOKENS,
     BatchCompiler,
     Packed,
     PackRoom,
@@ -173,7 +173,7 @@ class TestTheForm:
         most = pack(*"abcdefghij", max_tokens=100).request.params.max_tokens
         assert most is not None
         assert 1000 < most < 1800
-        assert pack("a", "b").request.params.max_tokens == OUTPUT_ROOM
+        assert pack("a", "b").request.params.max_tokens == MAX_PACK_OUTPUT_TOKENS
 
     def test_the_schema_is_sent_only_where_it_is_native_and_never_changes(self) -> None:
         """A provider compiles a schema once; ids in it would make each call's a new one."""

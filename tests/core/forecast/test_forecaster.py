@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.forecast import PROMISE, Distribution, ForecastChange, Forecaster, Observation, Prior
+from smartbatch.core.forecast import (
+    DOCUMENTED_TIMES,
+    Distribution,
+    ForecastChange,
+    Forecaster,
+    Observation,
+    Prior,
+)
 from tests.core.forecast.worlds import DRIFTING, WORLDS, Run, held, noticed
 from tests.levels import sampled
 
@@ -53,7 +60,7 @@ class TestBeforeAnythingWasSeen:
         assert cold.at(NOW).chance(20.0, 100) == pytest.approx(0.5)
 
     def test_batches_begin_with_what_providers_promise(self) -> None:
-        cold = Forecaster(Prior(PROMISE, fade=DAY))
+        cold = Forecaster(Prior(DOCUMENTED_TIMES, fade=DAY))
         assert 900 < cold.at(NOW).quantile(0.5, 1000) < 3600
         assert 6 * 3600 < cold.at(NOW).quantile(0.95, 1000) < DAY
         assert math.isfinite(cold.at(NOW).expected(1000))
@@ -242,7 +249,7 @@ class TestAChange:
 class TestOneMoment:
     """The batches of one list begin together and take about the same time, so they tell as much as one."""
 
-    batches = Prior(PROMISE, fade=DAY, together=0.03)
+    batches = Prior(DOCUMENTED_TIMES, fade=DAY, together=0.03)
 
     def usual(self, count: int) -> Forecaster:
         """A forecaster that saw batches of some ten minutes, one an hour."""
@@ -283,7 +290,7 @@ class TestOneMoment:
 class TestWhatWasGivenUp:
     def test_batches_that_were_cancelled_make_forecasts_longer(self) -> None:
         """Otherwise slow batches would not be learned: only the fast ones end."""
-        forecaster, rng = Forecaster(Prior(PROMISE, fade=DAY)), random.Random(7)
+        forecaster, rng = Forecaster(Prior(DOCUMENTED_TIMES, fade=DAY)), random.Random(7)
         for n in range(30):
             forecaster.observe(Observation(100, 600 * math.exp(rng.gauss(0, 0.5)), NOW + 600 * n))
         before = forecaster.at(NOW + 18_000).chance(1800.0, 100)
@@ -302,7 +309,7 @@ class TestWhatWasGivenUp:
         those that would have taken longest are nearly always among them, and there the prior shows."""
         off: dict[float, list[float]] = {0.25: [], 0.5: [], 0.75: [], 0.9: []}
         for seed in range(12):
-            forecaster, rng = Forecaster(Prior(PROMISE, fade=100 * DAY)), random.Random(seed)
+            forecaster, rng = Forecaster(Prior(DOCUMENTED_TIMES, fade=100 * DAY)), random.Random(seed)
             for n in range(400):
                 takes, patience = (math.exp(rng.gauss(math.log(middle), 0.8)) for middle in (2700.0, 1900.0))
                 now = NOW + 3600.0 * n

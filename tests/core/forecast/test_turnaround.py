@@ -11,7 +11,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.forecast import LATEST, ForecastAt, Forecaster, Observation, RunningBatch
+from smartbatch.core.forecast import EXPIRY_SECONDS, ForecastAt, Forecaster, Observation, RunningBatch
 from smartbatch.core.forecast import remaining as remaining_by
 from smartbatch.routing.history import BATCH
 
@@ -60,9 +60,11 @@ class TestBeforeAnythingWasObserved:
         assert left(0) < left(2 * HOUR) < left(10 * HOUR)
 
     def test_beyond_the_promise_nothing_can_be_said(self) -> None:
-        assert remaining([RunningBatch(10, LATEST)]) is None
-        assert remaining([RunningBatch(10, 5.0), RunningBatch(10, 3 * LATEST, done=9)], took(60)) is None
-        assert left(LATEST - 1) > 0
+        assert remaining([RunningBatch(10, EXPIRY_SECONDS)]) is None
+        assert (
+            remaining([RunningBatch(10, 5.0), RunningBatch(10, 3 * EXPIRY_SECONDS, done=9)], took(60)) is None
+        )
+        assert left(EXPIRY_SECONDS - 1) > 0
 
 
 class TestWhatWasObserved:
@@ -145,7 +147,7 @@ class TestProgressTheProviderTells:
     def test_all_done_but_not_ended_is_not_the_end(self) -> None:
         assert left(HOUR, done=1000) == left(HOUR, done=2000) == 1.0
 
-    @given(st.floats(1, LATEST - 1), st.integers(1, 1000), st.integers(0, 1000))
+    @given(st.floats(1, EXPIRY_SECONDS - 1), st.integers(1, 1000), st.integers(0, 1000))
     def test_more_done_is_never_more_left(self, elapsed: float, size: int, done: int) -> None:
         done = min(done, size)
         more = left(elapsed, size=size, done=min(size, done + 1))
@@ -187,7 +189,10 @@ observations = st.lists(
     max_size=12,
 )
 batches = st.builds(
-    RunningBatch, st.integers(1, 10**6), st.floats(-5, LATEST - 0.001), st.none() | st.integers(0, 10**6)
+    RunningBatch,
+    st.integers(1, 10**6),
+    st.floats(-5, EXPIRY_SECONDS - 0.001),
+    st.none() | st.integers(0, 10**6),
 )
 
 

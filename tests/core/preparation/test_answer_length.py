@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.preparation.answer_length import FREE, SHAPES, Length, length_of
+from smartbatch.core.preparation.answer_length import FREE_TEXT, SHAPES, Length, length_of
 from smartbatch.core.preparation.tokens import OUTPUT_TOKENS, Calibration
 from smartbatch.core.routing.workload import Workload
 from smartbatch.types import Generation, Request, Usage
@@ -154,7 +154,7 @@ def test_what_answers_to_one_schema_taught_is_not_taken_for_others() -> None:
     assert quoted(learned, labelled).expected == pytest.approx(7)
     assert quoted(learned, Generation()).expected == OUTPUT_TOKENS
     for _ in range(50):
-        learned.observe(100, Usage(100, 300), FREE.key)
+        learned.observe(100, Usage(100, 300), FREE_TEXT.key)
     assert quoted(learned, labelled).expected == pytest.approx(7)
     assert quoted(learned, Generation()).expected == pytest.approx(300)
     later = Calibration()

@@ -21,8 +21,8 @@ import pytest
 import smartbatch
 from smartbatch.core.preparation import json_schemas
 from smartbatch.core.preparation.class_schemas import schema_of
-from smartbatch.core.preparation.json_recovery import SEARCHED, JsonNotFound, recover_json
-from smartbatch.core.preparation.json_schemas import COMPARED, PatternError, check_schema, compiled
+from smartbatch.core.preparation.json_recovery import MAX_SEARCHED_CHARACTERS, JsonNotFound, recover_json
+from smartbatch.core.preparation.json_schemas import MAX_COMPARED_PARTS, PatternError, check_schema, compiled
 from smartbatch.core.preparation.structured import Parsed, Problem, check_answer
 from smartbatch.errors import InvalidRequest
 from smartbatch.providers import MockProvider
@@ -96,10 +96,10 @@ def found(schema: dict[str, Any], value: Any) -> bool:
 def test_in_a_very_long_text_nothing_is_looked_for() -> None:
     """It has to be JSON as a whole."""
     value = '{"a": 1}'
-    assert recover_json(value + " " * SEARCHED) == {"a": 1}
-    assert recover_json("x" * (SEARCHED - len(value)) + value) == {"a": 1}
+    assert recover_json(value + " " * MAX_SEARCHED_CHARACTERS) == {"a": 1}
+    assert recover_json("x" * (MAX_SEARCHED_CHARACTERS - len(value)) + value) == {"a": 1}
     with pytest.raises(JsonNotFound, match="longer than"):
-        recover_json("x" * SEARCHED + value)
+        recover_json("x" * MAX_SEARCHED_CHARACTERS + value)
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,8 @@ def test_in_a_very_long_text_nothing_is_looked_for() -> None:
 def test_properties_that_nothing_else_checks_are_looked_at_up_to_a_number(schema: dict[str, Any]) -> None:
     assert found(schema, {"a": "text", "b": 1})
     assert not found(schema, {"a": "text", "b": "text"})
-    assert found(schema, {str(n): n for n in range(COMPARED)})
-    assert not found(schema, {str(n): n for n in range(COMPARED + 1)})
+    assert found(schema, {str(n): n for n in range(MAX_COMPARED_PARTS)})
+    assert not found(schema, {str(n): n for n in range(MAX_COMPARED_PARTS + 1)})
 
 
 def test_patterns_of_names_are_refused_next_to_what_would_run_them_unbounded() -> None:

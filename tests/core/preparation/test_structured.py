@@ -24,7 +24,7 @@ from smartbatch.core.preparation.class_schemas import BuiltSchema, schema_of
 from smartbatch.core.preparation.json_recovery import JsonNotFound, recover_json
 from smartbatch.core.preparation.json_schemas import check_schema
 from smartbatch.core.preparation.structured import (
-    TEMPERATURES,
+    REPAIR_TEMPERATURES,
     Parsed,
     Problem,
     check_answer,
@@ -427,7 +427,7 @@ class TestClasses:
             thread.join()
         assert len(found) == 16
         assert len(set(map(id, found))) == 1
-        for n in range(class_schemas.MAX_TYPES):
+        for n in range(class_schemas.MAX_KNOWN_TYPES):
             schema_of(tuple[(int,) * (n + 1)])
         assert schema_of(kind)[1] is not found[0]
 
@@ -700,5 +700,5 @@ class TestAskingAgain:
             repair_request(Request("q"), "bad", problem, n, takes_temperature=True).params.temperature
             for n in range(4)
         ]
-        assert found == [*TEMPERATURES, 0.5] == [0.0, 0.25, 0.5, 0.5]
+        assert found == [*REPAIR_TEMPERATURES, 0.5] == [0.0, 0.25, 0.5, 0.5]
         assert repair_request(Request("q"), "bad", problem, 1).params.temperature is None

@@ -14,7 +14,7 @@ from smartbatch.core.forecast import Forecaster, Observation, Prior, Times
 from smartbatch.core.routing.choice import Decision, Infeasible, choose
 from smartbatch.core.routing.explanation import explain
 from smartbatch.core.routing.offers import BatchOffer, Offer, Throughput
-from smartbatch.core.routing.options import PIECES, Constraints, Option, open_routes
+from smartbatch.core.routing.options import MAX_PIECES, Constraints, Option, open_routes
 from smartbatch.core.routing.rescue import PendingShard, Speed, rescue
 from smartbatch.core.routing.workload import Cost, Load
 from smartbatch.routing.history import BATCH, CALL, CANCEL
@@ -312,8 +312,8 @@ def test_a_batch_is_cut_where_its_pieces_can_be_taken_back_one_by_one() -> None:
     decision = chosen(
         8000, Constraints(deadline=3 * 3600.0, strategy=Strategy.BATCH), batch=steady(6000.0, 2.0)
     )
-    assert decision.chosen.pieces == decision.chosen.batches == PIECES
-    assert decision.piece == math.ceil(8000 / PIECES)
+    assert decision.chosen.pieces == decision.chosen.batches == MAX_PIECES
+    assert decision.piece == math.ceil(8000 / MAX_PIECES)
     whole = chosen(8000, Constraints(strategy=Strategy.BATCH), batch=steady(6000.0, 2.0))
     assert whole.piece is None
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.core.routing import workload
-from smartbatch.core.routing.workload import NEAR, DistinctKeys
+from smartbatch.core.routing.workload import NEAR_KEYS, DistinctKeys
 
 
 def key(number: int) -> bytes:
@@ -27,9 +27,9 @@ def test_a_key_is_seen_from_its_second_time_on(numbers: list[int]) -> None:
 
 def test_keys_are_near_as_long_as_few_distinct_ones_came_since() -> None:
     keys = DistinctKeys()
-    assert not any(keys.is_near(key(number)) for number in range(NEAR))
-    assert all(keys.is_near(key(number)) for number in range(NEAR))
-    assert not keys.is_near(key(NEAR))
+    assert not any(keys.is_near(key(number)) for number in range(NEAR_KEYS))
+    assert all(keys.is_near(key(number)) for number in range(NEAR_KEYS))
+    assert not keys.is_near(key(NEAR_KEYS))
     assert not keys.is_near(key(0))
     assert keys.is_near(key(2))
 
@@ -47,7 +47,7 @@ def test_150_000_keys_take_less_than_a_megabyte_and_a_half() -> None:
 
 
 def test_there_is_an_end_to_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workload, "MOST", 5)
+    monkeypatch.setattr(workload, "MAX_KEYS", 5)
     keys = DistinctKeys()
     assert [keys.seen(key(number)) for number in range(9)] == [False] * 9
     assert [keys.seen(key(number)) for number in range(9)] == [True] * 5 + [False] * 4

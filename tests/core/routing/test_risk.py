@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from smartbatch.core.routing.rescue import (
+    HIGHEST_LEVEL,
     LATE_PENALTY,
     LEVELS,
-    MOST_RISK,
-    SURE,
+    MAX_RISK,
     WAITED_SECONDS,
     RescueStart,
     best_start,
@@ -41,7 +41,7 @@ def test_what_would_have_to_begin_before_now_is_no_start() -> None:
 def test_where_waiting_saves_nothing_the_surest_is_taken() -> None:
     start = best_start(possible(0.5, lambda _: 0.5))
     assert start is not None
-    assert start.sure == SURE
+    assert start.sure == HIGHEST_LEVEL
 
 
 def test_where_waiting_saves_more_than_the_risk_costs_the_rescue_begins_later() -> None:
@@ -54,8 +54,8 @@ def test_where_waiting_saves_more_than_the_risk_costs_the_rescue_begins_later() 
 def test_no_more_risk_is_taken_than_promised_whatever_it_saves() -> None:
     start = best_start(possible(1.0, lambda at: at))
     assert start is not None
-    assert start.risk <= MOST_RISK
-    assert best_start([RescueStart(at=5.0, sure=0.5, needs=1.0, risk=2 * MOST_RISK, worth=1.0)]) is None
+    assert start.risk <= MAX_RISK
+    assert best_start([RescueStart(at=5.0, sure=0.5, needs=1.0, risk=2 * MAX_RISK, worth=1.0)]) is None
 
 
 def test_a_missed_deadline_counts_as_the_list_itself_and_as_some_waiting() -> None:
@@ -79,7 +79,7 @@ def test_the_more_a_miss_counts_the_surer_the_rescue() -> None:
         return start.sure
 
     assert sure(0.1) == LEVELS[0]
-    assert sure(0.1) < sure(5.0) < sure(1000.0) == SURE
+    assert sure(0.1) < sure(5.0) < sure(1000.0) == HIGHEST_LEVEL
 
 
 def test_of_lognormal_times_half_are_done_by_the_median_and_95_of_100_by_the_95_percent_quantile() -> None:

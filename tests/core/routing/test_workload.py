@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from smartbatch.core.preparation.tokens import Calibration
-from smartbatch.core.routing.workload import NEAR, Workload
+from smartbatch.core.routing.workload import NEAR_KEYS, Workload
 from smartbatch.types import Generation, Request, Usage
 
 
@@ -33,7 +33,7 @@ def expected(workload: Workload, *, by_job: bool = False) -> float:
 
 
 ONE = expected(listed(None))
-MANY = [b"%06d" % number for number in range(NEAR + 1)]
+MANY = [b"%06d" % number for number in range(NEAR_KEYS + 1)]
 
 
 def test_an_equal_request_that_is_near_shares_the_answer_by_every_route() -> None:
@@ -45,12 +45,12 @@ def test_an_equal_request_that_is_near_shares_the_answer_by_every_route() -> Non
 def test_an_equal_request_far_ahead_is_paid_twice_in_real_time_and_once_by_a_job() -> None:
     workload = listed(*MANY, MANY[0])
     load = workload.load
-    assert (load.requests, load.duplicates, load.repeats, load.by_job) == (NEAR + 2, 0, 1, NEAR + 1)
-    assert expected(workload) == pytest.approx((NEAR + 2) * ONE)
-    assert expected(workload, by_job=True) == pytest.approx((NEAR + 1) * ONE)
+    assert (load.requests, load.duplicates, load.repeats, load.by_job) == (NEAR_KEYS + 2, 0, 1, NEAR_KEYS + 1)
+    assert expected(workload) == pytest.approx((NEAR_KEYS + 2) * ONE)
+    assert expected(workload, by_job=True) == pytest.approx((NEAR_KEYS + 1) * ONE)
 
 
 def test_where_answers_are_kept_equal_requests_share_one_however_far_apart() -> None:
     workload = listed(*MANY, MANY[0], kept=True)
-    assert (workload.load.requests, workload.load.duplicates, workload.load.repeats) == (NEAR + 1, 1, 0)
-    assert expected(workload) == expected(workload, by_job=True) == pytest.approx((NEAR + 1) * ONE)
+    assert (workload.load.requests, workload.load.duplicates, workload.load.repeats) == (NEAR_KEYS + 1, 1, 0)
+    assert expected(workload) == expected(workload, by_job=True) == pytest.approx((NEAR_KEYS + 1) * ONE)

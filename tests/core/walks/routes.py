@@ -21,7 +21,7 @@ from smartbatch.core.routing.rescue import (
     late_penalty,
     rescue,
 )
-from smartbatch.core.routing.workload import NEAR, AnswerLengths, Cost, Load, Workload
+from smartbatch.core.routing.workload import NEAR_KEYS, AnswerLengths, Cost, Load, Workload
 from smartbatch.routing.history import BATCH, CALL, CANCEL
 from smartbatch.types import Embedding, Generation, Kind, Prefer, Request, Route, Strategy, Usage
 from tests.core.walks.record import Record
@@ -228,7 +228,7 @@ def workloads(rng: random.Random, record: Record) -> None:
     load = Workload(learned, {"standard": Rates(), "batch": None}, kept=rng.random() < 0.4)
     if rng.random() < 0.4:
         load.add_alike(rng.randrange(4), 70, rng.choice(list(Kind)))
-    far, unlimited = [b"%06d" % place for place in range(NEAR + 2)], rng.random() < 0.5
+    far, unlimited = [b"%06d" % place for place in range(NEAR_KEYS + 2)], rng.random() < 0.5
     for key in (*far, *far[:3]) if rng.random() < 0.3 else ():
         load.add(Request("far", Generation(max_tokens=9)), key)
     for place in range(rng.randrange(40)):
