@@ -1,7 +1,7 @@
-"""Workers of a Dask cluster that carry jobs of a store on.
+"""Workers of a Dask cluster that run jobs of a store.
 
-What goes to a worker is the id of a unit: some rows, stored as a job. Prompts and answers stand in the store
-only, and a unit's lease decides which worker asks its rows.
+A worker is sent the id of a unit: some rows, stored as a job. Prompts and answers are only in the store, and a
+unit's lease decides which worker sends its rows.
 """
 
 from __future__ import annotations
@@ -12,22 +12,25 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import Any, Self, TypeAlias, final
 from uuid import uuid4
 
 import distributed
-from attrs import asdict, define, has
+from attrs import asdict, define, field, has
 from distributed.comm import CommClosedError
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from smartbatch._clock import RealClock
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig, changed
-from smartbatch.errors import ClientClosed, ConfigError
+from smartbatch.errors import ClientClosed, ConfigError, RequestCancelled
 from smartbatch.jobs.job import Job
+from smartbatch.plan import Plan
+from smartbatch.types import Request, Result
 
 UNIT = 100
 """Rows of a unit. It is the same in every call, so that a call with the same key finds its units."""
@@ -301,3 +304,63 @@ def digest(value: Any) -> str:
 def _plain(value: Any) -> Any:
     plain = partial(asdict, recurse=False)
     return plain(value) if has(type(value)) else repr(value)
+
+
+@define(eq=False)
+class ClusterUnits:
+    """The units of one run.
+
+    Args:
+        stopped: once true, nothing more is waited for, and what was not asked is cancelled.
+    """
+
+    _cluster: Cluster
+    _stopped: Callable[[], bool]
+    _units: dict[str, Unit] = field(factory=dict, init=False)
+
+    @classmethod
+    def of(
+        cls,
+        cluster: Cluster,
+        model: str,
+        config: BatchingConfig,
+        options: Mapping[str, Any] | None,
+        key: str,
+        *,
+        stopped: Callable[[], bool],
+    ) -> ClusterUnits:
+        """Have the workers make clients for a run.
+
+        Args:
+            options: of the provider.
+            key: of the run; its budget is one for all workers.
+        """
+        cluster.add_clients(model, one_budget(shared_config(config), key), options)
+        return cls(cluster, stopped)
+
+    def submit(
+        self,
+        client: BatchingClient,
+        requests: Iterator[Request],
+        plan: Plan,
+        key: str,
+        metadata: Mapping[str, str],
+    ) -> list[Job]:
+        """Store rows as units, and return their jobs."""
+        jobs: list[Job] = []
+        while rows := list(islice(requests, UNIT)):
+            name = f"{key}/{len(jobs)}"
+            jobs.append(client.submit_run(rows, plan, key=name, metadata=metadata, carry_on=False))
+        return jobs
+
+    def begin(self, job: Job) -> None:
+        """Have some worker carry a unit on."""
+        self._units[job.id] = self._cluster.begin(job)
+
+    def results(self, job: Job) -> Iterator[Result]:
+        """Wait for the end of a unit and yield its results; once interrupted, those that there are."""
+        if not self._cluster.await_end(self._units[job.id], self._stopped):
+            job.cancel()
+        for result in job.results(wait=False):
+            if not isinstance(result.error, RequestCancelled):
+                yield result

@@ -14,8 +14,7 @@ from attrs import evolve
 from smartbatch._words import money, short
 from smartbatch.errors import AllRequestsFailed, ListStopped, RowSkipped
 from smartbatch.tables.answer_columns import answer_columns, as_rows, fits, has_samples, rows_of, with_answers
-from smartbatch.tables.columns import to_arrow, to_pandas, to_polars
-from smartbatch.tables.kinds import index_of, table_of
+from smartbatch.tables.columns import index_of, table_of, to_arrow, to_pandas, to_polars
 from smartbatch.types import DEFECTS, Result, Route, T, Usage, Vector
 
 if TYPE_CHECKING:

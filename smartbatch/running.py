@@ -51,12 +51,11 @@ from smartbatch.realtime.realtime import Realtime, stored_future
 from smartbatch.realtime.setup import Parallelism, RealtimeSetup, UserHooks
 from smartbatch.realtime.ticket import CallOptions, ResultFuture, of_the_parent
 from smartbatch.routing.advisor import Advisor
-from smartbatch.routing.awaited_places import AwaitedPlaces
+from smartbatch.routing.awaited_places import AnswerFutures, AwaitedPlaces
 from smartbatch.routing.history import ForecastHistory, process_memory
 from smartbatch.routing.list_planner import ListPlanner
 from smartbatch.routing.list_results import RouteTaker
 from smartbatch.routing.lists import ListRouter
-from smartbatch.routing.several_answers import AnswerFutures
 from smartbatch.routing.stored_lists import Reading, StoredLists
 from smartbatch.routing.stored_requests import StoredRequests
 from smartbatch.sharing.addresses import check_address

@@ -27,7 +27,7 @@ from smartbatch.jobs.report_view import (
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.summary_records import StoredDecision
 from smartbatch.runs.output_lines import defects_of, figures_of, is_answer, number_of, sample_of
-from smartbatch.runs.result_tables import read_table, table_format
+from smartbatch.runs.table_output import read_table, table_format
 from smartbatch.types import DEFECTS
 from smartbatch.views.html import Report
 

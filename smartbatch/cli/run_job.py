@@ -93,7 +93,7 @@ class JobRun:
         rows, units = self.rows, None
         rows.take_up(batches_only=self._chooser.batches_only)
         if self._cluster is not None:
-            from smartbatch.runs.cluster_units import ClusterUnits
+            from smartbatch.cluster import ClusterUnits
 
             config, options = config_of(self._args), options_of(self._args)
             units = partial(

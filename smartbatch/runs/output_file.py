@@ -46,8 +46,8 @@ from smartbatch.runs.output_lines import (
     to_resend,
     with_key,
 )
-from smartbatch.runs.result_tables import FORMATS, check_format
 from smartbatch.runs.row_keys import HALF, KeyedRow, RowKeys
+from smartbatch.runs.table_output import FORMATS, check_format
 from smartbatch.tables.result_files import to_line
 from smartbatch.types import Defect
 

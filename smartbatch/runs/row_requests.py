@@ -15,10 +15,18 @@ from attrs import evolve
 from smartbatch.core.preparation import validation
 from smartbatch.errors import InputError, InvalidRequest
 from smartbatch.runs.row_keys import KeyedRow, Keys, RowKeys, UniqueIds, digest_of_id
-from smartbatch.tables.parsed_rows import BadRow
-from smartbatch.tables.row_prompts import MissingFields, RowPrompts, SkippedRow
+from smartbatch.tables.row_formats import BadRow
+from smartbatch.tables.row_prompts import (
+    BadField,
+    MissingFields,
+    RowPrompts,
+    SkippedRow,
+    TemplateError,
+    listed,
+    missing_fields,
+    text_of,
+)
 from smartbatch.tables.row_source import Row, RowSource
-from smartbatch.tables.template import BadField, TemplateError, listed, missing_fields, text_of
 from smartbatch.types import Embedding, Generation, OnMissing, Request
 
 _MAX_BAD_ROWS: Final = 10

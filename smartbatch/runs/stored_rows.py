@@ -34,7 +34,7 @@ from smartbatch.runs.run_identity import RunIdentity, RunJob, has_answer
 from smartbatch.types import Request, Result
 
 if TYPE_CHECKING:
-    from smartbatch.runs.cluster_units import ClusterUnits
+    from smartbatch.cluster import ClusterUnits
 
 
 @frozen

@@ -1,24 +1,38 @@
-"""The output of a run as a table, CSV or Parquet.
+"""The output of a run as a table, CSV or Parquet, and tables of results read back.
 
-Neither can be written a row at a time and survive a kill. So while a run lasts its output is a file of JSON
-lines next to the table, and the table is made of it at the end, as a whole, and takes its name. The lines go
-when the table is there. A later run takes the lines out of the table again; one after a kill finds them.
+Neither format can be written row by row and survive a kill. So while a run lasts, its output is a file of
+JSON lines next to the table; at the end the table is made from it as a whole and takes its name, and the lines
+are removed. A later run extracts the lines from the table again; one after a kill finds them.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from typing import IO, Any, Final
 
 from smartbatch._words import escape
 from smartbatch.errors import InputError
 from smartbatch.runs.output_file import OutputFile, OutputLost, OutputRow, Recovered, replaced
-from smartbatch.runs.result_tables import read_table, table_format
 from smartbatch.runs.row_keys import RowKeys
-from smartbatch.tables.result_files import CsvFormulas, UnwritableTable, to_line, write_table
+from smartbatch.tables.parquet_rows import parquet_rows
+from smartbatch.tables.result_files import (
+    FIRST,
+    FIXED,
+    LAST,
+    PREFIX,
+    CsvFormulas,
+    Line,
+    UnwritableTable,
+    to_line,
+    write_table,
+)
+from smartbatch.tables.row_formats import BadRow, csv_rows, missing
 from smartbatch.types import Defect
 
 PARTIAL = ".partial.jsonl"
@@ -154,3 +168,140 @@ def _lines_of_table(path: str) -> Iterator[bytes]:
                 yield from map(to_line, read_table(table_format(path) or "", file, escape(path)))
     except OSError as error:
         raise InputError(f"{escape(path)}: cannot be read: {error.strerror or error}") from error
+
+
+_PREFIXES: Final = re.compile(f"^(?:{PREFIX})+")
+FORMATS: Final = {".csv": "csv", ".parquet": "parquet"}
+"""The formats of tables by the endings of their names."""
+
+
+def table_format(path: str) -> str | None:
+    """Return the format that a file's name asks for; ``None`` where it is no table."""
+    return FORMATS.get(os.path.splitext(path)[1].lower())
+
+
+def check_format(path: str) -> None:
+    """Refuse what cannot be written here.
+
+    Raises:
+        InputError: a library is missing.
+    """
+    if table_format(path) == "parquet":
+        try:
+            import pyarrow.parquet  # noqa: F401
+        except ImportError as error:
+            raise missing("pyarrow", "arrow", "writing Parquet") from error
+
+
+def formulas_of(args: argparse.Namespace) -> CsvFormulas:
+    """Return what ``--csv-formulas`` says, which only concerns an output in CSV.
+
+    Raises:
+        InputError: it is given for another one.
+    """
+    if args.csv_formulas is None:
+        return "keep"
+    if args.output is None or table_format(args.output) != "csv":
+        raise InputError("--csv-formulas is for results in CSV: name the output .csv (-o)")
+    formulas: CsvFormulas = args.csv_formulas
+    return formulas
+
+
+# -- reading -------------------------------------------------------------------------------------------------
+
+
+def read_table(
+    format: str,
+    file: IO[bytes],
+    shown: str,
+    *,
+    keyed: bool = True,
+    advice: str = "choose another -o, or mend or remove the file",
+) -> Iterator[Line]:
+    """Yield the lines of results that a table was written from.
+
+    Args:
+        shown: the name of the file, for errors.
+        keyed: it is the output of a run, whose rows have keys; else it may also be the results of a job,
+            which have none.
+        advice: what to do, as errors end with it.
+
+    Raises:
+        InputError: it was not written by one of these, which write at least one row, or is damaged.
+    """
+
+    def refusal(what: str) -> InputError:
+        return InputError(f"{shown}: {what}; {advice}")
+
+    writers = "by smartbatch run" if keyed else "by smartbatch run or jobs results"
+    known: tuple[str, ...] = ()
+    first = last = 0
+    for row in csv_rows(file, delimiter=",") if format == "csv" else parquet_rows(file):
+        if isinstance(row, BadRow):
+            raise refusal(f"line {row.line}: {row.message}")
+        number, fields = row
+        if known != (known := tuple(fields)):
+            if (places := _answer_places(known, keyed)) is None:
+                raise refusal(f"was not written {writers}")
+            first, last = places
+        try:
+            line = _line(fields, first, last)
+        except ValueError as error:
+            raise refusal(f"line {number} {error}") from None
+        yield line
+    if not known:
+        raise refusal(f"was not written {writers}")
+
+
+def _answer_places(names: tuple[str, ...], keyed: bool) -> tuple[int, int] | None:
+    """Return where the columns of :data:`FIRST` begin, and those of :data:`LAST`; ``None`` where they are not
+    there."""
+    bases = [_base(name) for name in names]
+    has_key = keyed or bases[-1:] == ["key"]
+    after = [name for name in LAST if has_key or name != "key"]
+    last = len(names) - len(after)
+    if bases[max(last, 0) :] == after:
+        for first in range(last - len(FIRST), -1, -1):
+            if bases[first : first + len(FIRST)] == list(FIRST):
+                return first, last
+    return None
+
+
+def _base(name: str) -> str:
+    return _PREFIXES.sub("", name)
+
+
+def _line(fields: Mapping[str, Any], first: int, last: int) -> Line:
+    """Return the line of a row.
+
+    Raises:
+        ValueError: its index or its sample is no number.
+    """
+    names = list(fields)
+    own = {name: fields[name] for name in names[:first]}
+    answers = dict(zip(FIRST, map(fields.__getitem__, names[first:]), strict=False))
+    for name in names[first + len(FIRST) : last]:
+        base = name.removeprefix(PREFIX)
+        answers[base if base in own and base not in FIXED else name] = fields[name]
+    answers |= {_base(name): fields[name] for name in names[last:]}
+    index = _number(answers, "index")
+    del answers["index"]
+    error = {"kind": answers.pop("error_kind"), "message": answers.pop("error")}
+    keys = {"key": answers.pop("key")} if "key" in answers else {}
+    if answers.get("sample") not in (None, ""):  # none has it where each row has one answer
+        keys["sample"] = _number(answers, "sample")
+    return {
+        "index": index,
+        "input": own,
+        "model": answers["model"],
+        "answers": answers,
+        "error": error if error["kind"] else None,
+        **keys,
+    }
+
+
+def _number(answers: Mapping[str, Any], name: str) -> int:
+    try:
+        return int(answers[name])
+    except (TypeError, ValueError):
+        raise ValueError(f"has no {name}") from None

@@ -13,8 +13,7 @@ import attrs
 
 from smartbatch.chats import PART_FORMS
 from smartbatch.errors import kind_name
-from smartbatch.tables.columns import Columns, column_name
-from smartbatch.tables.kinds import kind_of_table
+from smartbatch.tables.columns import Columns, column_name, kind_of_table
 from smartbatch.types import Result, Usage
 
 _USAGE = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")

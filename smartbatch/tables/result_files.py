@@ -33,7 +33,7 @@ from smartbatch.tables.columns import (
     shape_of_value,
     to_arrow,
 )
-from smartbatch.tables.template import text_of
+from smartbatch.tables.row_prompts import text_of
 from smartbatch.types import Result, Usage
 
 Line: TypeAlias = "dict[str, Any]"

@@ -1,25 +1,71 @@
-"""The formats of an input: how rows are read out of text and JSON, in constant memory.
+"""Readers of rows from text, JSON and CSV, in constant memory.
 
 Text and JSON lines are cut in bytes, on the newline alone, so U+2028 and other exotic line ends inside a text
-never split a row. A row that cannot be read comes as a :class:`BadRow`, not as an exception, so that one pass
-can report many.
+never split a row. A row that cannot be read becomes a :class:`BadRow`, not an exception, so that one pass can
+report many.
 """
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import math
 import re
 import string
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import IO, Any, Final, NoReturn
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import chain, islice
+from typing import IO, Any, Final, NoReturn, TypeAlias
 
-from smartbatch.tables import parsed_rows
-from smartbatch.tables.csv_rows import csv_rows
-from smartbatch.tables.parquet_rows import parquet_rows
-from smartbatch.tables.parsed_rows import BadRow, ParsedRow, Reader, is_clean
+from attrs import frozen
+
+from smartbatch.errors import InputError
+
+MAX_ROW_BYTES: Final = 64 * 2**20
+"""Longest row, bytes: above any request body the providers take, and small enough to hold in memory."""
+
+
+@frozen
+class BadRow:
+    """A row that cannot be used: its one-based line, and what is wrong, without the row's content."""
+
+    line: int
+    message: str
+
+
+ParsedRow: TypeAlias = "tuple[int, dict[str, Any]] | BadRow"
+"""What a reader yields: a line and its fields, or the error there."""
+
+Reader: TypeAlias = "Callable[[IO[bytes]], Iterator[ParsedRow]]"
+
+
+def header_error(header: Sequence[str]) -> str | None:
+    """Return what is wrong with the names of columns; ``None`` if nothing is."""
+    if any(not is_clean(name) for name in header):
+        return "the header is not valid UTF-8; save the file as UTF-8"
+    name, times = Counter(header).most_common(1)[0] if header else ("", 0)
+    return f"the header names the column {name[:100]!r} twice" if times > 1 else None
+
+
+def is_clean(text: str) -> bool:
+    """Whether a text was valid UTF-8: what was not is a lone surrogate."""
+    if text.isascii():
+        return True
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def missing(package: str, extra: str, purpose: str) -> InputError:
+    """Return the error for a library that is not installed, which says what to install."""
+    return InputError(
+        f"{purpose} needs {package}: pip install {package}, or the extra {extra!r} of smartbatch-llm"
+    )
+
 
 _fast: Callable[[bytes], Any] | None
 try:
@@ -40,11 +86,11 @@ _BLOCK: Final = 1 << 20
 def lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
     """Yield line numbers and lines without their ends; ``None`` for a line that is too long."""
     number = 0
-    while line := file.readline(parsed_rows.MAX_ROW_BYTES + 1):
+    while line := file.readline(MAX_ROW_BYTES + 1):
         number += 1
         if number == 1:
             line = line.removeprefix(_BOM)
-        if len(line) > parsed_rows.MAX_ROW_BYTES and not line.endswith(b"\n"):
+        if len(line) > MAX_ROW_BYTES and not line.endswith(b"\n"):
             while (rest := file.readline(1 << 20)) and not rest.endswith(b"\n"):
                 pass
             yield number, None
@@ -52,7 +98,7 @@ def lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
             yield number, line.removesuffix(b"\n").removesuffix(b"\r")
 
 
-def _line_rows(
+def line_rows(
     parse: Callable[[int, str], ParsedRow | None],
     quick: Callable[[bytes], dict[str, Any] | None],
     file: IO[bytes],
@@ -61,7 +107,7 @@ def _line_rows(
     ``None`` is a blank line."""
     for number, line in lines(file):
         if line is None:
-            yield BadRow(number, f"the row is longer than {parsed_rows.MAX_ROW_BYTES >> 20} MiB")
+            yield BadRow(number, f"the row is longer than {MAX_ROW_BYTES >> 20} MiB")
             continue
         if (fields := quick(line)) is not None:
             yield number, fields
@@ -76,7 +122,7 @@ def _line_rows(
                 yield row
 
 
-def _flat_row(line: bytes) -> dict[str, Any] | None:
+def flat_row(line: bytes) -> dict[str, Any] | None:
     """Return an object of texts and small whole numbers, as most rows are; ``None`` for any other line.
 
     Of these, ``orjson`` and the standard library make the same. It refuses what is no UTF-8, and makes floats
@@ -89,11 +135,11 @@ def _flat_row(line: bytes) -> dict[str, Any] | None:
     return value if type(value) is dict and _FLAT.issuperset(map(type, value.values())) else None
 
 
-def _text_row(number: int, text: str) -> ParsedRow | None:
+def text_row(number: int, text: str) -> ParsedRow | None:
     return (number, {"prompt": text}) if text and not text.isspace() else None
 
 
-def _json_row(number: int, text: str) -> ParsedRow | None:
+def json_row(number: int, text: str) -> ParsedRow | None:
     if not text.strip(string.whitespace):
         return None
     try:
@@ -144,7 +190,7 @@ _DECODER: Final = json.JSONDecoder(parse_float=_finite, parse_int=_whole, parse_
 # -- JSON arrays ---------------------------------------------------------------------------------------------
 
 
-def _json_rows(file: IO[bytes]) -> Iterator[ParsedRow]:
+def json_rows(file: IO[bytes]) -> Iterator[ParsedRow]:
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
     try:
         yield from _array_rows(_JsonText(text))
@@ -191,10 +237,8 @@ class _JsonText:
                 value, end = _DECODER.raw_decode(self._held, self._place)
             except json.JSONDecodeError:  # perhaps only cut off
                 held = len(self._held) - self._place
-                if held > parsed_rows.MAX_ROW_BYTES:
-                    raise ValueError(
-                        f"the row is longer than {parsed_rows.MAX_ROW_BYTES >> 20} MiB"
-                    ) from None
+                if held > MAX_ROW_BYTES:
+                    raise ValueError(f"the row is longer than {MAX_ROW_BYTES >> 20} MiB") from None
                 if not self._read(max(held, _BLOCK)):
                     raise
             else:
@@ -256,12 +300,123 @@ def _object_row(line: int, value: Any, written: str) -> ParsedRow:
     return line, value
 
 
-READERS: Final[dict[str, Reader]] = {
-    "txt": partial(_line_rows, _text_row, lambda _: None),
-    "jsonl": partial(_line_rows, _json_row, _flat_row),
-    "json": _json_rows,
-    "csv": csv_rows,
-    "tsv": partial(csv_rows, usual="\t"),
-    "parquet": parquet_rows,
-}
-"""The reader of each format, by its name on the command line and the ending of a file."""
+DELIMITERS: Final = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
+"""The delimiters that are detected, by the names under which ``--delimiter`` takes them."""
+
+_SAMPLE_LINES: Final = 50
+_SAMPLE_CHARACTERS: Final = 1 << 18
+"""The beginning of a file by which its delimiter is found."""
+_SEPARATOR_LINE: Final = "sep="
+"""How the first line of some spreadsheets begins, which names the delimiter and is no row."""
+
+
+def csv_rows(file: IO[bytes], *, delimiter: str | None = None, usual: str = ",") -> Iterator[ParsedRow]:
+    """Yield the rows of a file of CSV.
+
+    Args:
+        delimiter: one character; found by the first lines if ``None``.
+        usual: the delimiter where the first lines leave it open.
+    """
+    # An invalid byte decodes to a lone surrogate, which valid UTF-8 cannot hold: it is found per row, and the
+    # rest of the file stays readable.
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    before = csv.field_size_limit(MAX_ROW_BYTES)
+    try:
+        yield from _records(_bounded(text), delimiter, usual)
+    finally:
+        csv.field_size_limit(before)
+        text.detach()
+
+
+def _records(lines: Iterator[str], delimiter: str | None, usual: str) -> Iterator[ParsedRow]:
+    skipped = 0
+    if delimiter is None:
+        try:
+            sample = _sample(lines)
+        except ValueError as error:
+            yield BadRow(1, f"not valid CSV: {error}; check its quotes")
+            return
+        delimiter = usual
+        if sample and sample[0].lower().startswith(_SEPARATOR_LINE) and len(sample[0].strip()) == 5:
+            delimiter, skipped = sample[0][len(_SEPARATOR_LINE)], 1
+        else:
+            delimiter = _detected(sample, usual)
+        lines = chain(sample[skipped:], lines)
+    reader = csv.reader(lines, strict=True, delimiter=delimiter)
+    begins = 1 + skipped
+    header: list[str] = []
+    while True:
+        try:
+            cells = next(reader, None)
+        except (csv.Error, ValueError) as error:
+            last = reader.line_num + skipped
+            yield BadRow(begins, f"not valid CSV: {error} (up to line {last}); check its quotes")
+            return
+        if cells is None:
+            return
+        if not cells:
+            pass
+        elif not header:
+            header = cells
+            if message := header_error(header):
+                yield BadRow(begins, message)
+                return
+        else:
+            yield _csv_row(begins, header, cells, delimiter)
+        begins = reader.line_num + skipped + 1
+
+
+def _bounded(text: io.TextIOWrapper) -> Iterator[str]:
+    longest = MAX_ROW_BYTES
+    while line := text.readline(longest):
+        if len(line) == longest and line[-1] not in "\r\n":
+            raise ValueError(f"a line is longer than {longest >> 20} MiB")
+        yield line
+
+
+def _sample(lines: Iterator[str]) -> list[str]:
+    """Return the first lines, without reading far."""
+    sample: list[str] = []
+    size = 0
+    for line in islice(lines, _SAMPLE_LINES):
+        sample.append(line)
+        size += len(line)
+        if size > _SAMPLE_CHARACTERS:
+            break
+    return sample
+
+
+def _detected(sample: Sequence[str], usual: str) -> str:
+    """Return the delimiter that cuts the first lines into most columns, with as many cells in all rows, or
+    else in half of them, as in the header. Of equals, and if none fits, the usual one counts."""
+    candidates = [usual, *(each for each in DELIMITERS.values() if each != usual)]
+    fits = {each: _fit(sample, each) for each in candidates}
+    return max(candidates, key=fits.__getitem__)
+
+
+def _fit(sample: Sequence[str], delimiter: str) -> tuple[bool, int]:
+    """Return whether all rows have as many cells as the header, and how many those are; 0 if they are one,
+    or fewer than half of the rows have as many."""
+    records = csv.reader(iter(sample), strict=True, delimiter=delimiter)
+    sizes: list[int] = []
+    with suppress(csv.Error):  # perhaps only the sample ends within quotes
+        sizes.extend(len(cells) for cells in records if cells)
+    if not sizes or sizes[0] == 1:
+        return False, 0
+    same = sizes.count(sizes[0])
+    return same == len(sizes), sizes[0] if 2 * same >= len(sizes) else 0
+
+
+def _csv_row(number: int, header: list[str], cells: list[str], delimiter: str) -> ParsedRow:
+    if len(cells) != len(header):
+        shown = next((name for name, each in DELIMITERS.items() if each == delimiter), repr(delimiter))
+        return BadRow(
+            number,
+            f"{len(cells)} fields where the header names {len(header)} (the delimiter is the {shown}); quote "
+            "fields that hold it, or name another with --delimiter",
+        )
+    fields = dict(zip(header, cells, strict=True))
+    for name, value in fields.items():
+        if not is_clean(value):
+            return BadRow(number, f"field {name!r} is not valid UTF-8; save the file as UTF-8")
+    return number, fields

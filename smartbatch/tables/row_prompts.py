@@ -1,24 +1,187 @@
-"""The prompt of a table's row: text made by a template, or the text or chat of a column."""
+"""Prompts of a table's rows: text made by a template, or the text or chat of a column."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Self, get_args
+import string
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, datetime, time
+from typing import Any, Final, Self, TypeAlias, get_args
 
 from attrs import frozen
 
-from smartbatch.tables.template import (
-    BadField,
-    Part,
-    fields_of,
-    fill,
-    listed,
-    missing_fields,
-    parse_template,
-)
+from smartbatch.errors import SmartbatchError
 from smartbatch.types import OnMissing
+
+_MAX_NAMES = 12
+"""Field names listed in an error."""
+_HINT = "write {field} or {field:.2f} for a field, {{ and }} for braces"
+_MAX_WIDTH: Final = 1000
+"""Widest field and most digits that a format may ask for."""
+_SPEC: Final = re.compile(
+    r"(?:(?P<fill>.)?(?P<align>[<>=^]))?(?P<sign>[-+ ])?(?P<flags>z?#?0?)(?P<width>\d+)?(?P<group>[_,])?"
+    r"(?:\.(?P<digits>\d+))?(?P<type>[bcdeEfFgGnosxX%])?"
+)
+_NUMBER: Final = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d{1,3})?")
+_DECIMAL_COMMA: Final = re.compile(r"[-+]?[\d.]*,\d+")
+_WHOLE_TYPES: Final = frozenset("bcdoxX")
+
+Part: TypeAlias = "tuple[str, str | None, str]"
+"""Literal text, the field that follows it, and the field's format."""
+
+
+class TemplateError(SmartbatchError, ValueError):
+    """The template cannot be used; the text says where."""
+
+
+class BadField(SmartbatchError, ValueError):
+    """A field of a row cannot be used for its prompt or id; the text names the field, never its content."""
+
+
+def parse_template(template: str) -> tuple[Part, ...]:
+    """Cut a ``str.format``-like template into literals, plain field names and formats.
+
+    Attribute access, indexing, conversions and nested formats are refused: a template picks fields, it does
+    not run code. ``{{`` and ``}}`` stand for braces.
+
+    Raises:
+        TemplateError: the template cannot be used.
+    """
+    try:
+        pieces = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise TemplateError(f"{error}; {_HINT}") from error
+    for _, name, spec, conversion in pieces:
+        if name is None:
+            continue
+        if not name or conversion or any(c in name for c in ".[]{}"):
+            written = name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
+            raise TemplateError(f"{{{written}}} is not a plain field name; {_HINT}")
+        if spec and not (_is_format(spec) or _is_date_format(spec)):
+            raise TemplateError(f"{{{name}:{spec}}} has a format that cannot be used; {_HINT}")
+    if all(name is None for _, name, _, _ in pieces):
+        raise TemplateError(f"no field is named, so every row would ask the same; {_HINT}")
+    return tuple((literal, name, spec or "") for literal, name, spec, _ in pieces)
+
+
+def _is_format(spec: str) -> bool:
+    found = _SPEC.fullmatch(spec)
+    return found is not None and all(
+        len(size) <= len(str(_MAX_WIDTH)) and int(size) <= _MAX_WIDTH
+        for size in (found["width"] or "0", found["digits"] or "0")
+    )
+
+
+def _is_date_format(spec: str) -> bool:
+    return "%" in spec and _SPEC.fullmatch(spec) is None and not set("{}") & set(spec)
+
+
+def fields_of(parts: Iterable[Part]) -> list[str]:
+    """Return the fields that a template names, each once."""
+    return list(dict.fromkeys(name for _, name, _ in parts if name is not None))
+
+
+def fill(parts: Iterable[Part], fields: Mapping[str, Any]) -> str:
+    """Return the prompt of a row: text as it is, everything else as JSON, and formatted fields as their
+    formats say. A field that the row lacks is empty.
+
+    Raises:
+        BadField: the value of a field does not fit its format.
+    """
+    pieces: list[str] = []
+    for literal, name, spec in parts:
+        pieces.append(literal)
+        if name is None or is_missing(value := fields.get(name)) or value == "":
+            continue
+        if not spec:
+            pieces.append(text_of(value))
+            continue
+        try:
+            pieces.append(_formatted(value, spec))
+        except (TypeError, ValueError, OverflowError):
+            kind = "date" if _is_date_format(spec) else "number" if _is_numeric(spec) else "value"
+            problem = f"field {name!r} is not a {kind} that {{{name}:{spec}}} can format"
+            if kind == "number" and isinstance(value, str) and _DECIMAL_COMMA.fullmatch(value.strip()):
+                problem += "; write it with a decimal point in place of the comma"
+            raise BadField(problem) from None
+    return "".join(pieces)
+
+
+def _formatted(value: Any, spec: str) -> str:
+    """Return a value in a format. Text is read as the number or the ISO date that the format is for.
+
+    Raises:
+        TypeError, ValueError, OverflowError: the value does not fit the format.
+    """
+    if _is_date_format(spec):
+        moment = datetime.fromisoformat(value.strip()) if isinstance(value, str) else value
+        if not isinstance(moment, date | time):
+            raise TypeError
+        return moment.strftime(spec)
+    if isinstance(value, bool | list | tuple | dict):
+        raise TypeError
+    if not _is_numeric(spec):
+        return format(value, spec)
+    if isinstance(value, str):
+        written = value.strip()
+        if _NUMBER.fullmatch(written) is None:
+            raise ValueError
+        value = int(written) if written.lstrip("+-").isdecimal() else float(written)
+    if spec[-1] in _WHOLE_TYPES and not isinstance(value, int) and value == int(value):
+        value = int(value)
+    return format(value, spec)
+
+
+def _is_numeric(spec: str) -> bool:
+    """Whether a format is for numbers: it has a type, a sign, a grouping or leading zeros of theirs."""
+    found = _SPEC.fullmatch(spec)
+    if found is None or found["type"] == "s":
+        return False
+    return bool(found["type"] or found["sign"] or found["flags"] or found["group"] or found["align"] == "=")
+
+
+def missing_fields(names: Iterable[str], fields: Mapping[str, Any]) -> list[str]:
+    """Return the fields that a row lacks: absent, null, or text that is blank."""
+    values = ((name, fields.get(name)) for name in names)
+    return [
+        name for name, value in values if is_missing(value) or (isinstance(value, str) and not value.strip())
+    ]
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value stands for none: ``None``, a number or moment that is not equal to itself, or the
+    ``NA`` of pandas, which is neither equal nor unequal to anything."""
+    if value is None:
+        return True
+    if isinstance(value, str | int | list | tuple | dict):
+        return False
+    try:
+        return bool(value != value)
+    except TypeError:
+        return True
+    except ValueError:  # an array of several values
+        return False
+
+
+def listed(names: Iterable[object]) -> str:
+    """Return names for an error: the first of them, in quotes."""
+    names = list(names)
+    more = ", …" if len(names) > _MAX_NAMES else ""
+    return ", ".join(repr(name) for name in names[:_MAX_NAMES]) + more if names else "no fields"
+
+
+def text_of(value: Any) -> str:
+    """Return a value as text: a text as it is, a moment in its ISO form, what JSON has as JSON, and all else,
+    such as a decimal number, as Python writes it."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if value is None or isinstance(value, bool | int | float | list | tuple | dict):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)
+
 
 ON_MISSING: Final[tuple[OnMissing, ...]] = get_args(OnMissing)
 

@@ -16,10 +16,10 @@ import zstandard
 
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ConfigError, InputError
-from smartbatch.runs.result_tables import _base
-from smartbatch.tables import compression, parquet_pages, parquet_rows
+from smartbatch.runs.table_output import _base
+from smartbatch.tables import parquet_rows, row_source
 from smartbatch.tables.columns import shape_of
-from smartbatch.tables.parsed_rows import BadRow
+from smartbatch.tables.row_formats import BadRow
 from smartbatch.tables.row_source import RowSource
 
 PEAK = """
@@ -89,7 +89,7 @@ def test_equal_texts_of_parquet_are_held_once(tmp_path: Path) -> None:
 
 def test_a_page_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its header, before it is unpacked."""
-    monkeypatch.setattr(parquet_pages, "MAX_PAGE_BYTES", 100_000)
+    monkeypatch.setattr(parquet_rows, "MAX_PAGE_BYTES", 100_000)
     (tmp_path / "in.parquet").write_bytes(bomb(10, 100_000))
     with RowSource(str(tmp_path / "in.parquet")) as source:
         (row,) = source.rows()
@@ -111,8 +111,8 @@ def test_more_rows_than_a_file_can_hold_are_refused(tmp_path: Path, monkeypatch:
 def test_content_out_of_all_proportion_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
-    monkeypatch.setattr(compression, "_FREE_BYTES", 1 << 16)
-    monkeypatch.setattr(compression, "_MAX_RATIO", 100)
+    monkeypatch.setattr(row_source, "_FREE_BYTES", 1 << 16)
+    monkeypatch.setattr(row_source, "_MAX_RATIO", 100)
     pack: Any = gzip.compress if ending == "gz" else zstandard.compress
     path = tmp_path / f"in.txt.{ending}"
     for size, fits in ((60_000, True), (1_000_000, False)):
@@ -140,7 +140,7 @@ def test_more_lines_than_so_few_bytes_should_have_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, begin: str, row: str, end: str, ending: str
 ) -> None:
     """Each may be a row that is remembered. In a file that is not compressed they are read."""
-    monkeypatch.setattr(compression, "_FREE_LINES", 1_000)
+    monkeypatch.setattr(row_source, "_FREE_LINES", 1_000)
     path, packed = tmp_path / name, tmp_path / f"{name}.{ending}"
     path.write_text(begin + row * 100_000 + end)
     packed.write_bytes((gzip.compress if ending == "gz" else zstandard.compress)(path.read_bytes()))

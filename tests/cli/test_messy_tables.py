@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from smartbatch.cli.main import main
-from smartbatch.tables.csv_rows import csv_rows
-from smartbatch.tables.parsed_rows import BadRow
-from smartbatch.tables.row_prompts import RowPrompts
-from smartbatch.tables.template import BadField
+from smartbatch.tables.row_formats import BadRow, csv_rows
+from smartbatch.tables.row_prompts import BadField, RowPrompts
 
 OWN = "call:own_calls:ask"
 

@@ -21,10 +21,9 @@ from levels import sampled
 from smartbatch import BatchingClient
 from smartbatch.cli.main import main
 from smartbatch.runs import table_output
-from smartbatch.runs.result_tables import read_table
-from smartbatch.tables.parsed_rows import BadRow
+from smartbatch.runs.table_output import read_table
 from smartbatch.tables.result_files import Line, UnwritableTable, write_table
-from smartbatch.tables.row_formats import READERS
+from smartbatch.tables.row_formats import READERS, BadRow
 
 OWN = "call:own_calls:ask"
 FORMATS = ["csv", "parquet"]

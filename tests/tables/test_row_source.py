@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from levels import sampled
 
 from smartbatch.errors import InputError
-from smartbatch.tables import parsed_rows, row_formats
-from smartbatch.tables.parsed_rows import BadRow
+from smartbatch.tables import row_formats
+from smartbatch.tables.row_formats import BadRow
 from smartbatch.tables.row_source import Row, RowSource
 
 
@@ -430,7 +430,7 @@ def test_an_input_that_cannot_be_used_is_refused_by_name(tmp_path: Path, name: s
 
 def test_an_endless_line_is_one_bad_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row beyond the limit is reported, and the next one is read."""
-    monkeypatch.setattr(parsed_rows, "MAX_ROW_BYTES", 1 << 20)
+    monkeypatch.setattr(row_formats, "MAX_ROW_BYTES", 1 << 20)
     long = b"x" * (3 << 20)
     rows = read(tmp_path / "in.txt", b"a\n" + long + b"\nb\n")
     assert [row.line for row in rows] == [1, 2, 3]

@@ -11,9 +11,16 @@ from attrs import evolve, fields_dict, frozen
 
 from smartbatch.core.preparation import validation
 from smartbatch.errors import InvalidRequest
-from smartbatch.tables.kinds import TableKind, is_arrow_column, is_row_stream, kind_of_table
-from smartbatch.tables.row_prompts import ON_MISSING, MissingFields, RowPrompts, SkippedRow
-from smartbatch.tables.template import BadField, TemplateError, listed
+from smartbatch.tables.columns import TableKind, is_arrow_column, is_row_stream, kind_of_table
+from smartbatch.tables.row_prompts import (
+    ON_MISSING,
+    BadField,
+    MissingFields,
+    RowPrompts,
+    SkippedRow,
+    TemplateError,
+    listed,
+)
 from smartbatch.types import Answer, Generation, Kind, Message, OnMissing, Prompt, Prompts, Request
 
 Preprocess: TypeAlias = "Callable[[Request], Request | Answer | str | None]"
