@@ -1,7 +1,7 @@
 """Workers of a Dask cluster that run jobs of a store.
 
-A worker is sent the id of a unit: some rows, stored as a job. Prompts and answers are only in the store, and a
-unit's lease decides which worker sends its rows.
+A worker is sent the id of a unit: some rows, stored as a job. Prompts and answers are only in the store, and
+a unit's lease decides which worker sends its rows.
 """
 
 from __future__ import annotations

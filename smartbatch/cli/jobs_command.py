@@ -34,9 +34,9 @@ from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.store.job_overview import JobFilter
 from smartbatch.observe.progress import Progress
 from smartbatch.runs.followed_jobs import GRACE, FollowedJobs
-from smartbatch.runs.output_file import check_output_name, replaced
+from smartbatch.runs.output_file import replaced
 from smartbatch.runs.run_identity import jobs_named
-from smartbatch.runs.table_output import formulas_of, table_format
+from smartbatch.runs.table_output import check_output_name, formulas_of, table_format
 from smartbatch.stored_jobs import StoredJobs
 from smartbatch.tables.result_files import CsvFormulas, UnwritableTable, stored_lines, write_stored
 from smartbatch.views.terminal import WIDE, table_lines

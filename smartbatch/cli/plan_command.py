@@ -25,10 +25,9 @@ from smartbatch.client import BatchingClient
 from smartbatch.core.routing.explanation import ON_COMMAND_LINE, explain
 from smartbatch.errors import ConfigError
 from smartbatch.plan import Plan
-from smartbatch.runs.output_file import check_output_name
 from smartbatch.runs.row_requests import InputRequests
 from smartbatch.runs.run_identity import RunIdentity
-from smartbatch.runs.table_output import look_at_output
+from smartbatch.runs.table_output import check_output_name, look_at_output
 from smartbatch.tables.row_source import RowSource
 
 _NO_KEY = "none-as-a-plan-sends-nothing"

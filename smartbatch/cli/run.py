@@ -18,13 +18,13 @@ from smartbatch.cli.summary import RunSummary, amounts_of, failure_line
 from smartbatch.errors import ConfigError, InputError
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Progress
-from smartbatch.runs.output_file import OutputChanged, OutputFile, Recovered, check_output_name
+from smartbatch.runs.output_file import OutputChanged, OutputFile, Recovered
 from smartbatch.runs.output_lines import encode
 from smartbatch.runs.row_keys import KeyedRow, RowKeys
 from smartbatch.runs.row_requests import InputRequests
 from smartbatch.runs.run_identity import RunIdentity
 from smartbatch.runs.stored_rows import RowResult, Rows, skipped_row
-from smartbatch.runs.table_output import TableOutput, formulas_of, open_output
+from smartbatch.runs.table_output import TableOutput, check_output_name, formulas_of, open_output
 from smartbatch.tables.row_source import RowSource
 from smartbatch.types import DEFECTS, Usage, evolve
 

@@ -47,30 +47,11 @@ from smartbatch.runs.output_lines import (
     with_key,
 )
 from smartbatch.runs.row_keys import HALF, KeyedRow, RowKeys
-from smartbatch.runs.table_output import FORMATS, check_format
 from smartbatch.tables.result_files import to_line
 from smartbatch.types import Defect
 
-_SUFFIXES: Final = (".jsonl", ".ndjson", *FORMATS)
-"""Endings of the formats that results are written in."""
 _LINE_BYTES: Final = 1 << 16
 """Bytes of a line that are read at once."""
-
-
-def check_output_name(path: str) -> None:
-    """Refuse a name that promises a format which is not written; one without an ending promises nothing.
-
-    Raises:
-        InputError: names the endings that are known, or the library that is missing.
-    """
-    suffix = os.path.splitext(path)[1]
-    if suffix and suffix.lower() not in _SUFFIXES:
-        *others, last = _SUFFIXES
-        raise InputError(
-            f"{escape(path)}: results are not written as {escape(suffix)}: name it {', '.join(others)} or "
-            f"{last} (-o)"
-        )
-    check_format(path)
 
 
 OutputRow: TypeAlias = tuple[KeyedRow, bytes, bool]

@@ -1,8 +1,8 @@
 """The output of a run as a table, CSV or Parquet, and tables of results read back.
 
 Neither format can be written row by row and survive a kill. So while a run lasts, its output is a file of
-JSON lines next to the table; at the end the table is made from it as a whole and takes its name, and the lines
-are removed. A later run extracts the lines from the table again; one after a kill finds them.
+JSON lines next to the table; at the end the table is made from it as a whole, and the lines are removed. A
+later run extracts the lines from the table again; a run after a kill finds them.
 """
 
 from __future__ import annotations
@@ -171,21 +171,28 @@ def _lines_of_table(path: str) -> Iterator[bytes]:
 
 
 _PREFIXES: Final = re.compile(f"^(?:{PREFIX})+")
-FORMATS: Final = {".csv": "csv", ".parquet": "parquet"}
-"""The formats of tables by the endings of their names."""
+_FORMATS: Final = {".csv": "csv", ".parquet": "parquet"}  # of tables
+_SUFFIXES: Final = (".jsonl", ".ndjson", *_FORMATS)
 
 
 def table_format(path: str) -> str | None:
     """Return the format that a file's name asks for; ``None`` where it is no table."""
-    return FORMATS.get(os.path.splitext(path)[1].lower())
+    return _FORMATS.get(os.path.splitext(path)[1].lower())
 
 
-def check_format(path: str) -> None:
-    """Refuse what cannot be written here.
+def check_output_name(path: str) -> None:
+    """Check that an output's format can be written; a name without an ending means JSON lines.
 
     Raises:
-        InputError: a library is missing.
+        InputError: names the known endings, or the missing library.
     """
+    suffix = os.path.splitext(path)[1]
+    if suffix and suffix.lower() not in _SUFFIXES:
+        *others, last = _SUFFIXES
+        raise InputError(
+            f"{escape(path)}: results are not written as {escape(suffix)}: name it {', '.join(others)} or "
+            f"{last} (-o)"
+        )
     if table_format(path) == "parquet":
         try:
             import pyarrow.parquet  # noqa: F401

@@ -23,7 +23,8 @@ from smartbatch.cli.main import main
 from smartbatch.runs import table_output
 from smartbatch.runs.table_output import read_table
 from smartbatch.tables.result_files import Line, UnwritableTable, write_table
-from smartbatch.tables.row_formats import READERS, BadRow
+from smartbatch.tables.row_formats import BadRow
+from smartbatch.tables.row_source import READERS
 
 OWN = "call:own_calls:ask"
 FORMATS = ["csv", "parquet"]

@@ -33,11 +33,11 @@ from smartbatch.runs.output_file import (
     OutputFile,
     OutputLost,
     Recovered,
-    check_output_name,
     replaced,
 )
 from smartbatch.runs.output_lines import Amounts, encode, replacing, to_resend
 from smartbatch.runs.row_keys import KeyedRow, Keys, RowKeys
+from smartbatch.runs.table_output import check_output_name
 from smartbatch.types import Generation, Result, Usage
 from tests.lossy_disk import LossyDisk
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from levels import sampled
 
 from smartbatch.errors import InputError
-from smartbatch.tables import row_formats
+from smartbatch.tables import row_formats, row_source
 from smartbatch.tables.row_formats import BadRow
 from smartbatch.tables.row_source import Row, RowSource
 
@@ -167,17 +167,17 @@ def test_any_csv_that_python_writes_reads_back(cells: list[list[str]]) -> None:
     """Whatever text is quoted by the book comes back as it was."""
     written = io.StringIO(newline="")
     csv.writer(written, quoting=csv.QUOTE_ALL).writerows([["a", "b"], *cells])
-    rows = list(row_formats.READERS["csv"](io.BytesIO(written.getvalue().encode())))
+    rows = list(row_source.READERS["csv"](io.BytesIO(written.getvalue().encode())))
     assert [row[1] for row in rows if isinstance(row, tuple)] == [{"a": a, "b": b} for a, b in cells]
 
 
-TEXTS = sorted(row_formats.READERS.keys() - {"parquet"})
+TEXTS = sorted(row_source.READERS.keys() - {"parquet"})
 
 
 @given(st.binary(max_size=300), st.sampled_from(TEXTS))
 def test_no_bytes_make_a_reader_raise(data: bytes, format: str) -> None:
     """Rubbish is bad rows, never an exception."""
-    for row in row_formats.READERS[format](io.BytesIO(data)):
+    for row in row_source.READERS[format](io.BytesIO(data)):
         assert isinstance(row, tuple | BadRow)
 
 
@@ -272,7 +272,7 @@ def test_an_array_reads_back_whatever_the_blocks_are(
     data = json.dumps(rows, indent=indent).encode()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(row_formats, "_BLOCK", block)
-        read = list(row_formats.READERS["json"](io.BytesIO(data)))
+        read = list(row_source.READERS["json"](io.BytesIO(data)))
     assert [row[1] for row in read if isinstance(row, tuple)] == rows
 
 
@@ -316,7 +316,7 @@ def test_no_damage_to_parquet_makes_the_reader_raise(data: st.DataObject) -> Non
     whole = bytearray(parquet([{"prompt": f"hello {n}", "n": n} for n in range(50)]))
     for _ in range(data.draw(st.integers(1, 3))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
-    for row in row_formats.READERS["parquet"](io.BytesIO(whole)):
+    for row in row_source.READERS["parquet"](io.BytesIO(whole)):
         assert isinstance(row, tuple | BadRow)
 
 
