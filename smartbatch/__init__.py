@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from smartbatch.realtime.ticket import ResultFuture as ResultFuture
     from smartbatch.results import Interrupted as Interrupted
     from smartbatch.results import ResultList as ResultList
-    from smartbatch.sharing.published import participants as participants
+    from smartbatch.sharing.publication import participants as participants
     from smartbatch.shortcuts import EmbeddingScriptParams as EmbeddingScriptParams
     from smartbatch.shortcuts import ScriptParams as ScriptParams
     from smartbatch.shortcuts import embed as embed
@@ -116,7 +116,7 @@ _NAMES_OF = {
     "observe.participants": "LaneStatus Participant Participants RealtimeStatus",
     "plan": "Plan",
     "prices": "Price",
-    "sharing.published": "participants",
+    "sharing.publication": "participants",
     "realtime.text_stream": "TextStream",
     "realtime.ticket": "ResultFuture",
     "observe.list_progress": "ListProgress",

@@ -59,7 +59,7 @@ from smartbatch.routing.lists import ListRouter
 from smartbatch.routing.stored_lists import Reading, StoredLists
 from smartbatch.routing.stored_requests import StoredRequests
 from smartbatch.sharing.addresses import check_address
-from smartbatch.sharing.enqueued_tokens import EnqueuedTokens
+from smartbatch.sharing.limit_leases import EnqueuedTokens
 from smartbatch.types import Generation, Kind, Prompt, Request
 
 if TYPE_CHECKING:

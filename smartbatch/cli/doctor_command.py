@@ -223,7 +223,7 @@ def _place(config: BatchingConfig) -> str:
 def _limits(config: BatchingConfig) -> Iterator[Finding]:
     """Yield the limits, told or learned, that processes published where they share them."""
     from smartbatch.errors import SmartbatchError
-    from smartbatch.sharing.published import participants
+    from smartbatch.sharing.publication import participants
 
     if config.shared == "off":
         yield Finding("limits", "not shared with other processes")

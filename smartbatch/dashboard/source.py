@@ -26,7 +26,7 @@ from smartbatch.observe.participants import Participant, Participants
 from smartbatch.prices import PriceBook
 from smartbatch.routing.history import ForecastHistory
 from smartbatch.sharing.limit_leases import record_with
-from smartbatch.sharing.published import participants
+from smartbatch.sharing.publication import participants
 from smartbatch.stored_jobs import StoredJobs
 from smartbatch.types import evolve as evolve_config
 

@@ -448,7 +448,7 @@ class Realtime:
     def _tell_at(self, leases: SharedLeases | None) -> None:
         if leases is not None and self._setup.metrics is not None:
             self._told_at = leases
-            leases.tell_of(self._setup.metrics, partial(_status, weakref.ref(self)))
+            leases.publish_client(self._setup.metrics, partial(_status, weakref.ref(self)))
 
     def tell_end(self) -> None:
         """Publish the client's counts a last time."""
@@ -456,7 +456,7 @@ class Realtime:
         with self._opening:  # else it could end one that starts now
             if self._told_at is not None and metrics is not None and self._has_ended:
                 leases, self._told_at = self._told_at, None
-                leases.tell_end_of(metrics)
+                leases.unpublish_client(metrics)
 
     def close_providers(self) -> None:
         """Close providers that no engine uses; one may have started while another was stopping."""

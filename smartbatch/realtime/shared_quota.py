@@ -1,7 +1,7 @@
-"""The quotas of this process: clients that share a provider's limits share the counters and the cooldowns.
+"""The quotas of this process: clients that share a provider's limits share counters and cooldowns.
 
-A script that makes a client for every list must not get a full burst each time, so the state lives here,
-by provider scope and model, and not in a client. Each quota has a leaf lock, held for arithmetic only.
+A script that creates a client for every list must not get a full burst each time, so the state is stored
+here, by provider scope and model, and not in a client. Each quota has a leaf lock, held only for arithmetic.
 """
 
 from __future__ import annotations
@@ -21,37 +21,30 @@ from smartbatch.events import Event
 from smartbatch.observe import logs
 from smartbatch.sharing.limit_leases import SharedLeases
 
-KEPT = 1_000
-"""Quotas that no client uses and that are kept for a client that asks again, some 5 kB each: a service with a
-key for each of its customers has ever more of them."""
+MAX_UNUSED_QUOTAS = 1_000
+"""Unused quotas that are kept in case a client needs them again, about 5 kB each: a service with one key
+per customer has ever more of them."""
 
 
 @frozen(eq=False, repr=False)
 class _Owner:
-    """A client that uses a quota, with its own limits a minute."""
+    """A client that uses a quota."""
 
-    max_rpm: float | None
-    max_tpm: float | None
+    max_rpm: float | None  # requests per minute
+    max_tpm: float | None  # tokens per minute
     wake: Callable[[], None]
-    shares: bool
+    shares: bool  # with other processes
 
 
 @frozen(eq=False, repr=False)
 class Sharing:
-    """How a client shares its quotas with other processes.
+    """How a client shares its quotas with other processes."""
 
-    Attributes:
-        leases: what leases for this process.
-        scope, model: name the quota.
-        on_lost: see :class:`~smartbatch.core.limits.lease.LimitLease`.
-        tell: takes events.
-    """
-
-    leases: SharedLeases
+    leases: SharedLeases  # of this process
     scope: str
     model: str
-    on_lost: str
-    tell: Callable[[Event], None]
+    on_lost: str  # see :class:`~smartbatch.core.limits.lease.LimitLease`
+    tell: Callable[[Event], None]  # announces events
 
 
 class _QuotaShare:
@@ -84,7 +77,7 @@ class _QuotaShare:
     def adopt(self, grant: LeaseGrant, now: float) -> None:
         with self._shared.lock:
             self._lease.adopt(grant, now)
-            if self._shared.quota.lease is self._lease:  # else a client has come since, or come and gone
+            if self._shared.quota.lease is self._lease:  # otherwise a client has attached since
                 self._shared.quota.follow(now)
 
     def lose(self, now: float, incompatible: str) -> int | None:
@@ -105,17 +98,12 @@ class _QuotaShare:
 
 
 class SharedQuota:
-    """A :class:`~smartbatch.core.limits.quota.Quota` with its lock, and the clients that use it.
-
-    Attributes:
-        flex: whether the model's slower tier is worth asking, as all clients found it.
-        lock: guards both; taken after a client's monitor, never before it.
-    """
+    """A :class:`~smartbatch.core.limits.quota.Quota` with its lock, and the clients that use it."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.Lock()  # guards the next two; taken after a client's monitor, never before it
         self.quota = Quota()
-        self.flex = FlexHealth()
+        self.flex = FlexHealth()  # of the model's slower tier
         self._owners: weakref.WeakKeyDictionary[object, _Owner] = weakref.WeakKeyDictionary()
         self._share: _QuotaShare | None = None
 
@@ -130,11 +118,11 @@ class SharedQuota:
         sharing: Sharing | None = None,
         has_account: bool = False,
     ) -> None:
-        """Let ``owner``, which is held weakly, use the quota; of several owners' limits the tightest holds.
+        """Let ``owner``, which is held weakly, use the quota; the lowest of all owners' limits applies.
 
-        ``wake`` is called, without any lock, when a call of another owner ends, or another owner leaves; also
-        when the share of this process has grown. The first owner that is ``sharing`` says how. Where there is
-        an account, an unknown limit is approached.
+        ``wake`` is called, without any lock, when a call of another owner ends, when another owner leaves,
+        and when the share of this process has grown. The first owner with ``sharing`` decides how the quota
+        is shared. If there is an account, an unknown limit is approached slowly.
         """
         with self.lock:
             self._owners[owner] = _Owner(max_rpm, max_tpm, wake, sharing is not None)
@@ -142,19 +130,19 @@ class SharedQuota:
             if has_account:
                 self.quota.approach()
             joined: _QuotaShare | None = None
-            # a lease without a share is being given back: it ends, and must not be used any more
+            # a lease without a share is being returned and must not be used any more
             if sharing is not None and (self.quota.lease is None or self._share is None):
                 joined = self._share = _QuotaShare(self, sharing)
         if joined is None:
             return
         try:
             joined.leases.join(joined)
-        except RuntimeError as error:  # no thread can be had: each process for itself
+        except RuntimeError as error:  # no thread can be started: nothing is shared
             joined.end()
             logs.warn("shared_limits_off", error=str(error))
 
     def limit(self, owner: object, max_rpm: float | None, max_tpm: float | None, now: float) -> None:
-        """Change the limits of ``owner``, where it uses the quota. No lock may be held."""
+        """Change the limits of ``owner``, if it uses the quota. No lock may be held."""
         with self.lock:
             known = self._owners.get(owner)
             if known is None or (known.max_rpm, known.max_tpm) == (max_rpm, max_tpm):
@@ -164,9 +152,10 @@ class SharedQuota:
         self.wake_all()
 
     def detach(self, owner: object, now: float) -> None:
-        """Forget ``owner``; its limits no longer count, what it used still does. No lock may be held."""
+        """Remove ``owner``; its limits no longer apply, but what it used still counts. No lock may be
+        held."""
         with self.lock:
-            self._owners.pop(owner, None)  # it may be gone: an owner that was collected is no key any more
+            self._owners.pop(owner, None)  # a collected owner has already been removed
             if self._owners:
                 self._configure_locked(now)
             leaves = None
@@ -178,22 +167,21 @@ class SharedQuota:
 
     @property
     def has_owners(self) -> bool:
-        """Whether a client uses it."""
         return bool(self._owners)
 
     def wake_all(self) -> None:
-        """Tell all clients that calls may go now. No lock may be held."""
+        """Have all clients check whether calls may be sent now. No lock may be held."""
         with self.lock:
             wakers = [owner.wake for owner in self._owners.values()]
         for wake in wakers:
             wake()
 
     def wake_others(self, owner: object) -> None:
-        """Tell the other clients that a call has ended, also one of an owner that has left since.
+        """Inform the other clients that a call has ended, possibly of an owner that has left since.
 
         No lock may be held.
         """
-        if len(self._owners) == 1 and owner in self._owners:  # as mostly: there are no others
+        if len(self._owners) == 1 and owner in self._owners:  # the usual case: there are no others
             return
         with self.lock:
             wakers = [other.wake for key, other in self._owners.items() if key is not owner]
@@ -207,12 +195,13 @@ class SharedQuota:
 
 
 class _Quotas:
-    """The quotas of a process, by provider scope and model; of those that no client uses the latest ones."""
+    """The quotas of a process, by provider scope and model; only the latest ones of those without a
+    client."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[tuple[str, str], SharedQuota] = {}  # the one that was asked for last comes last
-        self._most = 2 * KEPT
+        self._known: dict[tuple[str, str], SharedQuota] = {}  # in the order of their last use
+        self._most = 2 * MAX_UNUSED_QUOTAS
 
     def get(self, scope: str, model: str) -> SharedQuota:
         with self._lock:
@@ -220,13 +209,13 @@ class _Quotas:
             self._known[scope, model] = quota
             if len(self._known) > self._most:
                 unused = [key for key, known in self._known.items() if not known.has_owners]
-                for key in unused[:-KEPT]:
+                for key in unused[:-MAX_UNUSED_QUOTAS]:
                     del self._known[key]
-                self._most = len(self._known) + KEPT
+                self._most = len(self._known) + MAX_UNUSED_QUOTAS
         return quota
 
 
-# A forked child finds none of the parent's, whose locks threads that are not there may hold.
+# A forked child starts without its parent's quotas, whose locks may be held by threads it does not have.
 _quotas = PerProcess(_Quotas)
 
 
@@ -236,5 +225,5 @@ def shared_quota(scope: str, model: str) -> SharedQuota:
 
 
 def forget_all() -> None:
-    """Forget all quotas, so that a test begins with what no other has learned."""
+    """Discard all quotas, so that a test begins without what others have learned."""
     _quotas.take()

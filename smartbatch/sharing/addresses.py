@@ -1,4 +1,4 @@
-"""Which back end an address names."""
+"""Opens the back end that an address names."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ _ADDRESSES = (
 
 
 def full_address(address: str) -> str:
-    """Return the address that ``auto`` stands for, a file in the user's state folder; any other as it is.
+    """Return the address that ``auto`` stands for, a file in the user's state folder; any other address
+    unchanged.
 
-    Each version of the records has a file of its own: that of an earlier one would be refused for ever.
+    The file name contains the version, because a file with records of an earlier version would always be
+    refused.
     """
     if address != "auto":
         return revealed(address)
@@ -45,10 +47,10 @@ def open_back_end(address: str, now: Callable[[], float]) -> BackEnd:
     """Return the back end at an address; nothing is opened yet.
 
     Args:
-        now: the clock of a file's machine, monotonic seconds, common to its processes.
+        now: monotonic seconds shared by the processes of a machine, for files.
 
     Raises:
-        ConfigError: the address is none, or a package is missing.
+        ConfigError: the address is invalid, or a package is missing.
     """
     if address.startswith("sqlite:///"):
         from smartbatch.sharing.sqlite_back_end import SqliteBackEnd
@@ -64,4 +66,4 @@ def open_back_end(address: str, now: Callable[[], float]) -> BackEnd:
         from smartbatch.sharing.postgres_back_end import PostgresBackEnd
 
         return PostgresBackEnd(address)
-    raise ConfigError(f"shared: the address cannot be read; it is one of {_ADDRESSES}")
+    raise ConfigError(f"shared: the address is invalid; use one of {_ADDRESSES}")

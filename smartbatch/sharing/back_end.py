@@ -24,70 +24,59 @@ from smartbatch.errors import SmartbatchError
 
 _T = TypeVar("_T")
 
-Decision: TypeAlias = Callable[[str | None, float], tuple[str, _T]]
-"""Returns the new text of a record and a result, from the stored text (``None`` for a new record) and the
-time of the back end. It must have no side effects, because Redis may call it several times."""
+RecordUpdate: TypeAlias = Callable[[str | None, float], tuple[str, _T]]
 
 VERSION = 1
 """Version of the records and of the sharing rule. Processes of different versions do not share."""
 
-TIMEOUT = 2.0
+TIMEOUT_SECONDS = 2.0
 """Seconds for which a back end waits for a lock, a server or an answer."""
 
 
 _DAMAGES = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
-"""What reading a damaged record raises."""
+"""Exceptions raised by reading a damaged record."""
 
 
 class BackEndUnavailable(SmartbatchError):
-    """The back end of shared limits cannot be reached, is slow, or holds a damaged record."""
+    """The back end of shared limits cannot be reached, is slow, or contains a damaged record."""
 
 
 class BackEndBusy(BackEndUnavailable):
-    """Other processes used the back end for :data:`TIMEOUT` seconds without a pause. Nothing was changed."""
+    """Other processes used the back end without a pause for :data:`TIMEOUT_SECONDS`. Nothing was changed."""
 
 
 class Incompatible(SmartbatchError):
-    """The back end is used by processes of another version, or by another machine, or is of another kind."""
+    """The back end is used by processes of another version or another machine, or is of another kind."""
 
 
 @frozen
 class Published:
-    """What processes published.
+    """What processes published."""
 
-    Attributes:
-        records: seconds since each, by the back end's clock, and the record.
-        sums: of all processes that ever published.
-    """
-
-    records: list[tuple[float, str]]
-    sums: dict[str, float]
+    records: list[tuple[float, str]]  # age in seconds, by the back end's clock, and text
+    sums: dict[str, float]  # of all processes that ever published
 
 
 class BackEnd(ABC):
-    """Keeps shared limits, and the records that processes publish. Used by one thread at a time.
+    """Stores shared limits, and the records that processes publish. Used by one thread at a time."""
 
-    Attributes:
-        place: the address for people, without secrets.
-    """
-
-    place: str
+    place: str  # the address for people, without secrets
 
     @abstractmethod
     def prepare(self) -> bytes:
-        """Make what is missing, and return the salt that hides names in this back end.
+        """Create what is missing, and return the salt that hides names in this back end.
 
         Raises:
             BackEndUnavailable: it cannot be reached.
-            Incompatible: others use it in another version.
+            Incompatible: it is used in another version.
         """
 
     def exchange(self, key: str, ask: LeaseAsk) -> LeaseGrant:
-        """Change the record ``key`` by the sharing rule, in one transaction, and return what is granted.
+        """Change the record ``key`` by the sharing rule, in one transaction, and return the grant.
 
         Raises:
-            BackEndUnavailable: the back end cannot be reached, and the record may have been changed. Or the
-                record is damaged, or a later exchange of this client came first; then nothing was changed.
+            BackEndUnavailable: the back end cannot be reached, and the record may have been changed; or the
+                record is damaged, or a later exchange of this client arrived first, and nothing was changed.
         """
 
         def decide(stored: str | None, now: float) -> tuple[str, LeaseGrant]:
@@ -104,11 +93,14 @@ class BackEnd(ABC):
             raise BackEndUnavailable(f"{self.place} cannot be used: {error}") from None
 
     @abstractmethod
-    def update(self, key: str, decide: Decision[_T], *, is_durable: bool) -> _T:
+    def update(self, key: str, decide: RecordUpdate[_T], *, is_durable: bool) -> _T:
         """Read a record, decide, and write it, so that no other process changes it in between.
 
         Args:
-            is_durable: whether the change must survive a loss of power.
+            decide: returns the new text of the record and a result, from the stored text (``None`` for a new
+                record) and the back end's time. It must have no side effects, because Redis may call it
+                several times.
+            is_durable: whether the change must survive a power failure.
 
         Raises:
             BackEndUnavailable: as :meth:`exchange`.
@@ -116,7 +108,7 @@ class BackEnd(ABC):
 
     @abstractmethod
     def publish(self, member: str, record: str, before: Mapping[str, float]) -> None:
-        """Keep a process's record, and add to the totals of all processes what its sums have gained.
+        """Store a process's record, and add the growth of its sums to the totals of all processes.
 
         Records older than :data:`~smartbatch.observe.participants.KEPT_SECONDS` are removed; the totals stay.
 
@@ -124,8 +116,8 @@ class BackEnd(ABC):
             before: the sums that count as published if the last record of this process is gone.
 
         Raises:
-            BackEndUnavailable: it cannot be reached; the record may have been kept. To publish it, or a later
-                one, again counts nothing twice.
+            BackEndUnavailable: it cannot be reached; the record may have been stored. Publishing it, or a
+                later one, again counts nothing twice.
         """
 
     @abstractmethod
@@ -138,10 +130,10 @@ class BackEnd(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the connection; the next use opens another."""
+        """Close the connection; the next operation opens another."""
 
     def _gains(self, record: str, last: str | None, before: Mapping[str, float]) -> dict[str, float]:
-        """Return what the sums of a published record have gained since the ``last`` one, or since ``before``.
+        """Return how much the sums of a record have grown since the ``last`` one, or since ``before``.
 
         They are sorted by name, so that processes lock the rows of the totals in the same order.
         """
@@ -154,24 +146,24 @@ class BackEnd(ABC):
         return {name: gain for name, gain in gained.items() if gain}
 
     def _damaged(self, error: Exception) -> BackEndUnavailable:
-        return BackEndUnavailable(f"{self.place} has a damaged record ({type(error).__name__})")
+        return BackEndUnavailable(f"{self.place} contains a damaged record ({type(error).__name__})")
 
 
 def check_version(found: str, place: str, other: str) -> None:
-    """Check the version of the records at a place; ``other`` is what a process of another version may use.
+    """Check the version of the records; ``other`` is what a process of another version may use instead.
 
     Raises:
         Incompatible: it is not :data:`VERSION`.
     """
     if found != str(VERSION):
         raise Incompatible(
-            f"the limits at {place} are shared by processes of version {found} of their form, and this one "
-            f"knows version {VERSION}: use the same smartbatch in all, or another {other}"
+            f"the limits at {place} are stored in version {found} of their format, and this process "
+            f"uses version {VERSION}: install the same smartbatch everywhere, or use another {other}"
         )
 
 
 def hidden(salt: bytes, name: str) -> str:
-    """Return a name that says nothing to who reads the back end: a salted hash of 128 bits."""
+    """Return a name that reveals nothing to readers of the back end: a salted hash of 128 bits."""
     return hashlib.blake2b(name.encode(), key=salt, digest_size=16).hexdigest()
 
 

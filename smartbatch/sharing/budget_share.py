@@ -1,4 +1,4 @@
-"""A client's part of a budget in USD that processes share."""
+"""A client's part of a budget that several processes share."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _numbers = itertools.count(1)
 
 
 class BudgetOwner(Protocol):
-    """A client, as its budget's share sees it."""
+    """A client, as its share of the budget sees it."""
 
     budget: Budget
 
     def guard_budget(self, work: Callable[[], _T]) -> _T:
-        """Do ``work`` while nothing else reserves or settles."""
+        """Run ``work`` while nothing else reserves or reconciles money."""
         ...
 
     def look_again(self) -> None:
-        """Have what waits looked at."""
+        """Have waiting requests checked again."""
         ...
 
     def tell(self, event: Event) -> None:
-        """Tell an event to all observers."""
+        """Announce an event to all listeners."""
         ...
 
 
@@ -39,7 +39,7 @@ class BudgetShare:
     """A budget, as a :class:`~smartbatch.sharing.limit_leases.Share`.
 
     Args:
-        name: of the budget, common to those that share it.
+        name: of the budget, the same for all that share it.
         limit: USD of all together.
         owner: held weakly.
     """
@@ -50,7 +50,7 @@ class BudgetShare:
         self.scope = name
         self.leases = leases
         self._owner = weakref.ref(owner)
-        member = f"{leases.member}:{next(_numbers)}"  # each client of a process has its own
+        member = f"{leases.member}:{next(_numbers)}"  # each client of a process has a lease of its own
         self._lease = owner.budget.share(limit, member, leases.wake)
 
     @property
@@ -86,7 +86,7 @@ class BudgetShare:
             owner.tell(event)
 
     def end(self) -> None:
-        """Keep what is held: it was leased, and jobs may have reserved it."""
+        """Keep what is leased: jobs may have reserved it."""
 
     def _guarded(self, work: Callable[[], _T]) -> _T:
         owner = self._owner()

@@ -1,4 +1,4 @@
-"""The thread that leases limits for the clients of a process, ahead of their need; no gate waits for it."""
+"""Leases limits for the clients of a process before they are needed, in a thread that no gate waits for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -28,23 +29,23 @@ from smartbatch.sharing.publication import Look, Publication
 
 _T = TypeVar("_T")
 
-LEAVE = 0.5
-"""Seconds that a client which ends waits until what it leased is given back."""
+LEAVE_SECONDS = 0.5
+"""Maximum seconds for which a client that stops waits until its leases are returned."""
 
-FIRST_WAIT = 10.0
-"""Seconds for which a process that has met no other waits for a place that others use without a pause, as
-happens where many begin in one second: how much is safe next to them, it does not know."""
+FIRST_WAIT_SECONDS = 10.0
+"""Seconds for which a process that has met no other waits for a back end that others use without a pause,
+as happens if many start within a second: it does not know how much it may safely use beside them."""
 
-_RETRY, _RETRY_MOST, _RETRY_INCOMPATIBLE = 0.5, 5.0, 60.0
-"""Seconds until a back end that was unavailable is tried again, at first and at most, and one that others use
-in another version: they may be renewed."""
+_RETRY, _MAX_RETRY, _RETRY_INCOMPATIBLE = 0.5, 5.0, 60.0
+"""Seconds until an unavailable back end is tried again, at first and at most, and until one used in
+another version is: its users may be upgraded."""
 
 
 class Share(Protocol):
-    """Something that processes share, and this one's lease of it. One thread calls it, without any lock."""
+    """Something that processes share, and this one's lease of it. Called by one thread, without locks."""
 
     scope: str
-    """Name it, with ``model``, for all processes alike."""
+    """Identifies the share, together with ``model``, in all processes."""
 
     @property
     def model(self) -> str:
@@ -52,17 +53,17 @@ class Share(Protocol):
         ...
 
     def tell(self, event: Event) -> None:
-        """Tell an event to the clients' observers."""
+        """Announce an event to the clients' listeners."""
         ...
 
     @property
     def is_used(self) -> bool:
-        """Whether a client uses it; forgotten ones do not."""
+        """Whether a client uses it; unused shares are dropped."""
         ...
 
     @property
     def waits(self) -> bool:
-        """Whether an exchange is awaited, or something is leased that has to go back."""
+        """Whether an exchange is awaited, or a lease has to be returned."""
         ...
 
     def due(self, now: float) -> float:
@@ -70,26 +71,26 @@ class Share(Protocol):
         ...
 
     def ask(self, now: float, *, leaving: bool) -> LeaseAsk:
-        """Return what to tell and ask in an exchange that begins now."""
+        """Return the request of an exchange that begins now."""
         ...
 
     def adopt(self, grant: LeaseGrant, now: float) -> None:
-        """Use what that exchange gave."""
+        """Use the result of that exchange."""
         ...
 
     def lose(self, now: float, incompatible: str) -> int | None:
-        """It could not be made; where the back end is lost by that, return the processes seen last.
+        """The exchange failed; if the back end is lost by that, return the number of processes seen last.
 
-        ``incompatible`` says why waiting does not help, where it does not; else it is empty.
+        ``incompatible`` says why waiting does not help; it is empty if it may.
         """
         ...
 
     def wake(self) -> None:
-        """Tell the clients that calls may go now."""
+        """Have the clients check whether calls may be sent now."""
         ...
 
     def end(self) -> None:
-        """Share it no more."""
+        """Stop sharing it."""
         ...
 
 
@@ -98,27 +99,25 @@ class _Joined:
     """A share and its exchanges."""
 
     share: Share
-    lost_at: float = -math.inf
-    again_at: float = -math.inf
-    retry: float = _RETRY
+    lost_at: float = -math.inf  # since when the back end is unavailable
+    again_at: float = -math.inf  # earliest next attempt
+    retry: float = _RETRY  # seconds until the next attempt after a failure
     is_leaving: bool = False
-    has_met: bool = False
+    has_met: bool = False  # an exchange has succeeded
 
 
 class SharedLeases:
-    """Exchanges with one back end for the quotas of this process.
+    """Exchanges with one back end for all shares of this process.
 
     Args:
-        back_end: where the limits are kept.
+        back_end: where the limits are stored.
         clock: time and waiting.
-
-    Attributes:
-        member: this process, by a name that no other has.
     """
 
     def __init__(self, back_end: BackEnd, clock: Clock) -> None:
         self._back_end = back_end
         self._clock = clock
+        # unique name of this process
         self.member = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._publication = Publication(self.member, clock)
         self._counted: dict[str, float] = {}
@@ -139,33 +138,33 @@ class SharedLeases:
         """Share something with other processes from now on.
 
         Raises:
-            RuntimeError: no thread can be had for it, so it is not shared.
+            RuntimeError: no thread can be started, so it is not shared.
         """
         with self._monitor:
             self._joined[id(share)] = _Joined(share)
             self._begin_locked()
 
-    def tell_of(self, metrics: BatchMetrics, look: Look) -> None:
-        """Publish how a client stands, every few seconds from now on; see :class:`Publication`."""
+    def publish_client(self, metrics: BatchMetrics, look: Look) -> None:
+        """Publish a client's state every few seconds from now on; see :class:`Publication`."""
         self._publication.add(metrics, look)
         with self._monitor:
             try:
                 self._begin_locked()
-            except RuntimeError as error:  # no thread can be had: nobody but those that look is concerned
+            except RuntimeError as error:  # no thread can be started; concerns only readers of the records
                 logs.warn("shared_limits_not_published", place=self.place, reason=str(error))
 
-    def tell_end_of(self, metrics: BatchMetrics) -> None:
-        """Publish no more of a client than what it counted; waits for that for half a second at most."""
+    def unpublish_client(self, metrics: BatchMetrics) -> None:
+        """From now on, publish only a client's sums; waits up to half a second for the first such record."""
         self._publication.remove(metrics)
         with self._monitor:
             if self._thread is not None and not self._is_unavailable and self._publication.due() == -math.inf:
                 self._begin_locked()
-                self._left.wait_for(lambda: self._publication.due() > -math.inf, LEAVE)
+                self._left.wait_for(lambda: self._publication.due() > -math.inf, LEAVE_SECONDS)
 
     def record_with(self, metrics: BatchMetrics) -> Participant | None:
-        """Return what this process tells, as it is now; ``None`` unless it tells of a client with these
-        figures, and before anything can have been told."""
-        if self._salt is None or not self._publication.tells_of(metrics):
+        """Return what this process publishes, as of now; ``None`` if it does not include the client with
+        these figures, or nothing can have been published yet."""
+        if self._salt is None or not self._publication.includes(metrics):
             return None
         return self._publication.current(self._counted, self._hidden)
 
@@ -187,17 +186,18 @@ class SharedLeases:
         self._thread = thread
 
     def leave(self, share: Share) -> None:
-        """Give back what was leased, and share it no more; waits for that for half a second at most."""
+        """Return what was leased, and stop sharing; waits up to half a second for that."""
         with self._monitor:
             joined = self._joined.get(id(share))
             if joined is None:
                 return
             joined.is_leaving = self._woken = True
             self._monitor.notify()
-            self._left.wait_for(lambda: self._joined.get(id(share)) is not joined, LEAVE)
+            self._left.wait_for(lambda: self._joined.get(id(share)) is not joined, LEAVE_SECONDS)
 
     def wake(self) -> None:
-        """An exchange became due. Called under a share's lock, which the thread never waits for in here."""
+        """Wake the thread: an exchange became due. Called under a share's lock, for which the thread never
+        waits here."""
         with self._monitor:
             self._woken = True
             self._monitor.notify()
@@ -211,14 +211,15 @@ class SharedLeases:
             self._clock.ended()
 
     def _round(self) -> bool:
-        """Make the exchanges that are due, and wait for the next; False when nothing is shared any more."""
+        """Make the exchanges that are due, and wait for the next one; return False once nothing is shared."""
         with self._monitor:
             self._woken = False
             all_joined = list(self._joined.values())
         due = min((self._exchanged(joined) for joined in all_joined), default=math.inf)
         due = min(due, self._published())
-        idle = not any(joined.share.waits for joined in all_joined)  # may take locks: not under the monitor
-        if not self._is_needed:  # before the next thread can begin, which would use what this one closes
+        # may take locks, so not under the monitor
+        idle = not any(joined.share.waits for joined in all_joined)
+        if not self._is_needed:  # before another thread can start, which would use it
             self._back_end.close()
             self._salt = None
         with self._monitor:
@@ -230,14 +231,10 @@ class SharedLeases:
         return True
 
     def _exchanged(self, joined: _Joined) -> float:
-        """Make an exchange if it is due; return when the next one is. The cases, in order:
+        """Make an exchange if it is due; return when the next one is.
 
-        1. It is not due, and the share does not leave: later.
-        2. It is made: what it gave is used.
-        3. It fails: it is tried again after a while.
-
-        Where the share leaves, it is forgotten after 2 and 3. One that leaves while an exchange is on its way
-        gives back what it has in the next one, which :meth:`leave` has made due.
+        A share that leaves is dropped after an exchange, even a failed one. If it leaves during an exchange,
+        it returns its leases in the next one, which :meth:`leave` has made due.
         """
         share, now = joined.share, self._clock.now()
         due = max(share.due(now), joined.again_at)
@@ -250,7 +247,7 @@ class SharedLeases:
             grant = self._exchange(joined, asked)
         except SmartbatchError as error:
             self._lose(joined, error)
-        except Exception as error:  # nothing may end this thread: requests wait for it
+        except Exception as error:  # nothing may end this thread, as requests wait for it
             self._lose(joined, BackEndUnavailable(f"{self.place} cannot be used ({type(error).__name__})"))
         else:
             share.adopt(grant, self._clock.now())
@@ -258,7 +255,7 @@ class SharedLeases:
         if leaves:
             share.end()
             with self._monitor:
-                if self._joined.get(id(share)) is joined:  # else it joined again meanwhile
+                if self._joined.get(id(share)) is joined:  # otherwise it has joined again
                     del self._joined[id(share)]
                 self._left.notify_all()
             return math.inf
@@ -266,8 +263,9 @@ class SharedLeases:
         return max(share.due(self._clock.now()), joined.again_at)
 
     def _exchange(self, joined: _Joined, asked: LeaseAsk) -> LeaseGrant:
-        """Make an exchange. One that others leave no room for was not made: the first is made again then."""
-        until = self._clock.now() + (0.0 if joined.has_met else FIRST_WAIT)
+        """Make an exchange. If the back end is busy, nothing was changed, so the first exchange is tried
+        again."""
+        until = self._clock.now() + (0.0 if joined.has_met else FIRST_WAIT_SECONDS)
         while True:
             try:
                 key = self._hidden(f"{joined.share.scope}\n{joined.share.model}")
@@ -289,9 +287,10 @@ class SharedLeases:
         return hidden(self._salt, name)
 
     def _timed(self, what: str, operation: Callable[[], _T]) -> _T:
-        """Do something at the back end, and count it and its seconds.
+        """Run an operation of the back end, and count it and its duration.
 
-        Where it fails, the back end is prepared before the next time: it may have been made anew.
+        After a failure, the back end is prepared again before the next operation, as it may have been
+        created anew.
         """
         began = self._clock.now()
         try:
@@ -305,9 +304,8 @@ class SharedLeases:
                 self._counted[key] = self._counted.get(key, 0.0) + more
 
     def _published(self) -> float:
-        """Publish if that is due; return when the next time is. While the back end is unavailable, leases
-        are tried first: a try may take seconds.
-        """
+        """Publish if that is due; return when it is due next. While the back end is unavailable, leases
+        are tried first, because an attempt may take seconds."""
         publication = self._publication
         due = publication.due()
         if due > self._clock.now():
@@ -315,14 +313,14 @@ class SharedLeases:
         try:
             if self._is_unavailable:
                 raise BackEndUnavailable(self.place)
-            self._hidden("")  # what it needs for that, before locks of clients are taken
+            self._hidden("")  # prepares the back end before locks of clients are taken
             record = publication.record(self._counted, self._hidden)
-            text, told = text_of(record), publication.told
-            self._timed("publish", lambda: self._back_end.publish(self.member, text, told))
-            publication.told = record.sums
+            text, before = text_of(record), publication.published_sums
+            self._timed("publish", lambda: self._back_end.publish(self.member, text, before))
+            publication.published_sums = record.sums
         except BackEndUnavailable:
             publication.put_off(RECORD_SECONDS)
-        except Exception as error:  # nobody but those that look is concerned, and it would be so again
+        except Exception as error:  # concerns only readers of the records, and would happen again
             publication.put_off(math.inf)
             logs.warn("shared_limits_not_published", place=self.place, reason=str(error))
         with self._monitor:
@@ -332,7 +330,7 @@ class SharedLeases:
     def _lose(self, joined: _Joined, error: SmartbatchError) -> None:
         self._is_unavailable = True
         share, now = joined.share, self._clock.now()
-        joined.again_at, joined.retry = now + joined.retry, min(2.0 * joined.retry, _RETRY_MOST)
+        joined.again_at, joined.retry = now + joined.retry, min(2.0 * joined.retry, _MAX_RETRY)
         if isinstance(error, Incompatible):
             joined.again_at = now + _RETRY_INCOMPATIBLE
         processes = share.lose(now, str(error) if isinstance(error, Incompatible) else "")
@@ -363,15 +361,49 @@ class SharedLeases:
             )
 
 
-# By process: a forked child leases for itself.
+RETRY_SECONDS = 60.0
+"""Seconds until an unavailable back end is tried again. An attempt may take seconds, and jobs continue
+without it."""
+
+
+class EnqueuedTokens:
+    """Exchanges about the enqueued tokens of batches, made by the threads that run jobs. Thread-safe.
+
+    There are few of them, one per creation and poll of a batch, so each uses a connection of its own.
+
+    Args:
+        address: of the back end.
+        clock: the time, if the back end is a file.
+    """
+
+    def __init__(self, address: str, clock: Clock) -> None:
+        self._address = full_address(address)
+        self._clock = clock
+        self._unavailable_until = -math.inf
+
+    def __call__(self, scope: str, model: str, asked: LeaseAsk) -> LeaseGrant | None:
+        """Make one exchange; ``None`` while the back end is unavailable."""
+        if self._clock.now() < self._unavailable_until:
+            return None
+        try:
+            with closing(open_back_end(self._address, self._clock.now)) as back_end:
+                key = hidden(back_end.prepare(), f"enqueued tokens\n{scope}\n{model}")
+                return back_end.exchange(key, asked)
+        except Exception as error:  # the provider itself refuses too many tokens
+            self._unavailable_until = self._clock.now() + RETRY_SECONDS
+            logs.warn("enqueued_tokens_not_shared", error=type(error).__name__)
+            return None
+
+
+# By process, because a forked child makes its own leases.
 _leases: dict[tuple[tuple[int, bool], str, int], SharedLeases] = {}
 
 
 def shared_leases(address: str, clock: Clock) -> SharedLeases:
-    """Return what leases at ``address`` for this process; ``auto`` is a file in the user's state folder.
+    """Return the leases of this process at ``address``; ``auto`` is a file in the user's state folder.
 
     Raises:
-        ConfigError: the address cannot be read, or a package is missing.
+        ConfigError: the address is invalid, or a package is missing.
     """
     address = full_address(address)
     key = (identity(), address, 0 if isinstance(clock, RealClock) else id(clock))
@@ -380,9 +412,9 @@ def shared_leases(address: str, clock: Clock) -> SharedLeases:
 
 
 def leases_of(address: str, clock: Clock, *, has_account: bool) -> SharedLeases | None:
-    """Return what leases for a client with the setting ``shared``; ``None`` where it shares nothing.
+    """Return the leases for a client with the setting ``shared``; ``None`` if it shares nothing.
 
-    By itself, with ``auto``, that is only where there is an account at a provider, and time is real.
+    ``auto`` shares only if there is an account at a provider and time is real.
 
     Raises:
         ConfigError: as :func:`shared_leases`.
@@ -392,7 +424,7 @@ def leases_of(address: str, clock: Clock, *, has_account: bool) -> SharedLeases 
 
 
 def record_with(metrics: BatchMetrics) -> Participant | None:
-    """Return what this process tells where it tells of the client with these figures, as it is now; ``None``
-    where that is nowhere."""
+    """Return what this process publishes about the client with these figures, as of now; ``None`` if
+    nothing."""
     own = [leases for (process, _, _), leases in list(_leases.items()) if process == identity()]
     return next((found for leases in own if (found := leases.record_with(metrics)) is not None), None)

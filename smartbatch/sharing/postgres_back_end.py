@@ -1,7 +1,7 @@
-"""Shared limits on a PostgreSQL server, for any number of machines: changes under ``SELECT … FOR UPDATE``.
+"""Shared limits on a PostgreSQL server, for any number of machines; changes under ``SELECT … FOR UPDATE``.
 
-The tables are in the schema of the store, ``?schema=name`` in the address. PostgreSQL 14 or newer. Statements
-are sent in pipelines, so that an exchange takes two round trips.
+The tables are in the schema of the store, ``?schema=name`` in the address. PostgreSQL 14 or newer.
+Statements are pipelined, so that an exchange takes two round trips.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from smartbatch._database import SCHEMA_LOCK, Address
 from smartbatch.errors import scrub
 from smartbatch.observe.participants import KEPT_SECONDS
 from smartbatch.sharing.back_end import (
-    TIMEOUT,
+    TIMEOUT_SECONDS,
     VERSION,
     BackEnd,
     BackEndBusy,
     BackEndUnavailable,
-    Decision,
     Published,
+    RecordUpdate,
     check_version,
 )
 
 _T = TypeVar("_T")
 
-LONGER = 0.5
-"""Seconds that a session waits for an answer beyond :data:`TIMEOUT`, so that the server reports first that
-others hold the lock."""
+EXTRA_SECONDS = 0.5
+"""Seconds for which a session waits for an answer beyond :data:`TIMEOUT_SECONDS`, so that the server is
+first to report a lock that others hold."""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS {schema}.shared_facts (name text PRIMARY KEY, value text NOT NULL);
@@ -66,7 +66,7 @@ _STATEMENTS = {
 
 
 def _within(seconds: float, steps: PQGen[_T]) -> PQGen[_T]:
-    """Take the steps of a statement, of which some wait for the server.
+    """Run the steps of a statement, some of which wait for the server.
 
     Raises:
         psycopg.OperationalError: the server has not answered within ``seconds``.
@@ -75,7 +75,7 @@ def _within(seconds: float, steps: PQGen[_T]) -> PQGen[_T]:
     try:
         step = next(steps)
         while True:
-            ready = yield step  # nothing where a tenth of a second is over without news
+            ready = yield step  # nothing after a tenth of a second without news
             if not ready and RealClock.now() >= until:
                 raise psycopg.OperationalError(f"no answer within {seconds} s")
             step = steps.send(ready)
@@ -85,26 +85,27 @@ def _within(seconds: float, steps: PQGen[_T]) -> PQGen[_T]:
 
 
 def _row(pipeline: psycopg.Pipeline, cursor: psycopg.Cursor[Any]) -> Any:
-    """Return the row that a statement of a pipeline found.
+    """Return the row found by a statement of a pipeline.
 
-    Without the sync the server takes no session for idle that reads and never writes, and keeps its locks.
+    Without the sync, the server does not treat a session as idle that reads and never writes, and keeps its
+    locks.
     """
     pipeline.sync()
     return cursor.fetchone()
 
 
 class _Session(psycopg.Connection[Any]):
-    """A session that waits a limited time for each answer, even if the server or the network stands still."""
+    """A session that waits a limited time for each answer, even if the server or the network hangs."""
 
     def wait(self, gen: PQGen[_T], *args: Any, **more: Any) -> _T:
-        return super().wait(_within(TIMEOUT + LONGER, gen), *args, **more)
+        return super().wait(_within(TIMEOUT_SECONDS + EXTRA_SECONDS, gen), *args, **more)
 
 
 class PostgresBackEnd(BackEnd):
-    """The server.
+    """Limits on one server.
 
     Raises:
-        ConfigError: the address cannot be read; it is not shown, because it may contain a password.
+        ConfigError: the address is invalid; it is not shown, because it may contain a password.
     """
 
     def __init__(self, address: str) -> None:
@@ -118,13 +119,13 @@ class PostgresBackEnd(BackEnd):
     def _connected(self) -> _Session:
         """Return the session of this process: a forked child must not use its parent's."""
         if self._session is None or self._session.closed or self._process != os.getpid():
-            parameters = {**self._address.parameters, "connect_timeout": int(TIMEOUT)}
+            parameters = {**self._address.parameters, "connect_timeout": int(TIMEOUT_SECONDS)}
             self._process = os.getpid()
             self._session = _Session.connect(**parameters, autocommit=True)
-            milliseconds = int(TIMEOUT * 1000)
+            milliseconds = int(TIMEOUT_SECONDS * 1000)
             self._session.execute(
                 f"SET lock_timeout TO {milliseconds};"
-                # a process that is frozen between read and write loses its lock, and its write is refused
+                # a process frozen between read and write loses its lock, and its write is refused
                 f" SET idle_in_transaction_session_timeout TO {milliseconds};"
                 # processes wait for each other's commits: a rate may be lost with the server's power
                 " SET synchronous_commit TO off; SET client_min_messages TO warning".encode()
@@ -149,7 +150,7 @@ class PostgresBackEnd(BackEnd):
 
     def _make(self, session: _Session) -> None:
         schema = self._address.schema
-        # asked first: to make one, even one that is there, wants a right to the whole database
+        # checked first: creating a schema, even an existing one, requires a right to the whole database
         known = session.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (schema,)).fetchone()
         if known is None:
             session.execute(f"CREATE SCHEMA {schema}".encode())
@@ -157,7 +158,7 @@ class PostgresBackEnd(BackEnd):
         for fact in (("version", str(VERSION)), ("salt", secrets.token_hex(16))):
             session.execute(f"INSERT INTO {schema}.shared_facts VALUES (%s, %s)".encode(), fact)
 
-    def update(self, key: str, decide: Decision[_T], *, is_durable: bool) -> _T:
+    def update(self, key: str, decide: RecordUpdate[_T], *, is_durable: bool) -> _T:
         statements = self._statements
         try:
             session = self._connected()

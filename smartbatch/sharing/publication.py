@@ -1,4 +1,4 @@
-"""What this process tells of itself: one record, made every few seconds by the thread that leases."""
+"""What this process publishes about itself: one record every few seconds, by the thread that leases."""
 
 from __future__ import annotations
 
@@ -12,52 +12,54 @@ from typing import TypeAlias
 
 from attrs import define, evolve, field
 
-from smartbatch._clock import Clock
+from smartbatch._clock import Clock, RealClock
 from smartbatch._version import __version__
+from smartbatch.config import BatchingConfig
+from smartbatch.errors import ConfigError
 from smartbatch.observe.metrics import BatchMetrics
-from smartbatch.observe.participants import RECORD_SECONDS, Participant, RealtimeStatus, merged, with_figures
+from smartbatch.observe.participants import (
+    RECORD_SECONDS,
+    Participant,
+    Participants,
+    RealtimeStatus,
+    merged,
+    participant_of,
+    with_figures,
+)
+from smartbatch.sharing.addresses import full_address, open_back_end
 
 Hide: TypeAlias = Callable[[str], str]
-"""Returns a name that says nothing to who reads the place."""
+"""Returns a name that reveals nothing to readers of the back end."""
 
 Look: TypeAlias = "Callable[[Hide], RealtimeStatus | None]"
-"""Returns how a client's requests stand now; ``None`` once it has nothing running."""
+"""Returns the current state of a client's requests; ``None`` if nothing is running."""
 
 _FAILURES = ("call_failures", "request_failures")
 
 
 @define(eq=False)
 class _Client:
-    """A client that tells, or told before it was stopped.
+    """A client that publishes, or published until it was stopped."""
 
-    Attributes:
-        metrics: its figures; held weakly, so that a client that nobody holds ends.
-        look: the latest way to see its requests; ``None`` while it is stopped.
-        seen: the sums at the last look.
-    """
-
-    metrics: weakref.ref[BatchMetrics]
-    look: Look | None
-    seen: dict[str, float] = field(factory=dict)
+    metrics: weakref.ref[BatchMetrics]  # weak, so that an unused client is collected
+    look: Look | None  # reads its state; None while it is stopped
+    seen: dict[str, float] = field(factory=dict)  # its sums, as last added
 
 
 class Publication:
-    """The record of one process at one place, safe from any thread.
+    """The record of one process at one back end. Thread-safe.
 
-    Its sums grow as long as the process lives: what a client counted stays in them when the client ends, and
-    when its figures are reset.
+    Its sums grow for as long as the process lives: what a client counted stays in them when the client is
+    stopped, or its figures are reset.
 
     Args:
-        member: this process, by a name that no other has.
+        member: a unique name of this process.
         clock: time.
-
-    Attributes:
-        told: the sums of the last record that arrived.
     """
 
     def __init__(self, member: str, clock: Clock) -> None:
         self._clock = clock
-        self._lock = threading.Lock()  # a leaf, but for that of a client's figures
+        self._lock = threading.Lock()  # only the lock of a client's figures is taken under it
         self._clients: dict[int, _Client] = {}
         self._sums: dict[str, float] = {}
         self._failed_at: dict[str, float] = {}
@@ -69,10 +71,10 @@ class Publication:
             library=__version__,
             started=clock.wall(),
         )
-        self.told: Mapping[str, float] = {}
+        self.published_sums: Mapping[str, float] = {}  # of the last record that arrived
 
     def add(self, metrics: BatchMetrics, look: Look) -> None:
-        """Tell of a client from now on. Takes no lock of a client but that of its figures."""
+        """Publish a client from now on. Takes only the lock of its figures."""
         with self._lock:
             known = self._clients.get(id(metrics))
             if known is None or known.metrics() is not metrics:
@@ -81,7 +83,7 @@ class Publication:
             self._next = -math.inf
 
     def remove(self, metrics: BatchMetrics) -> None:
-        """Of a client that is stopped, tell only what it counted."""
+        """From now on, publish only the sums of a stopped client."""
         with self._lock:
             known = self._clients.get(id(metrics))
             if known is not None and known.metrics() is metrics and known.look is not None:
@@ -98,17 +100,17 @@ class Publication:
     def _has_clients(self) -> bool:
         return any(client.look is not None for client in self._clients.values())
 
-    def tells_of(self, metrics: BatchMetrics) -> bool:
-        """Whether the record has what a client with these figures counts, or counted until it was stopped."""
+    def includes(self, metrics: BatchMetrics) -> bool:
+        """Whether the record contains the sums of a client with these figures."""
         with self._lock:
             known = self._clients.get(id(metrics))
             return known is not None and known.metrics() is metrics
 
     def record(self, counted: Mapping[str, float], hide: Hide) -> Participant:
-        """Return the record that is due; after the last client's end it is the last one.
+        """Return the record that is due; after the last client has stopped, the final one.
 
         Args:
-            counted: further sums, which the thread itself counted.
+            counted: further sums, counted by the thread itself.
         """
         with self._lock:
             looks = self._looks_locked()
@@ -116,13 +118,13 @@ class Publication:
         return self._record(looks, counted, hide)
 
     def current(self, counted: Mapping[str, float], hide: Hide) -> Participant:
-        """Return the record of this moment, which is not told to others; arguments as of :meth:`record`."""
+        """Return the record as of now, without publishing it; arguments as for :meth:`record`."""
         with self._lock:
             looks = self._looks_locked()
         return self._record(looks, counted, hide)
 
     def _looks_locked(self) -> list[tuple[Look, BatchMetrics]]:
-        """Add up what all clients counted; return how to see those that run."""
+        """Update the sums of all clients; return how to read the state of those that run."""
         looks = []
         for key, client in list(self._clients.items()):
             metrics = self._add_up(client)
@@ -140,7 +142,7 @@ class Publication:
             sums = {**self._sums, **counted}
             errors = {kind: round(now - at, 1) for kind, at in self._failed_at.items()}
         statuses = []
-        for look, metrics in looks:  # takes locks of a client: not under the own one
+        for look, metrics in looks:  # takes locks of a client, so not under this one
             status = look(hide)
             if status is not None:
                 recent = metrics.recent(self._clock.wall())
@@ -148,12 +150,12 @@ class Publication:
         return evolve(self._own, ended=not looks, sums=sums, errors=errors, realtime=merged(statuses))
 
     def put_off(self, seconds: float) -> None:
-        """The place is unavailable: try again later, while there is somebody who tells."""
+        """The back end is unavailable: try again later, as long as a client publishes."""
         with self._lock:
             self._next = self._clock.now() + seconds if self._has_clients else math.inf
 
     def _add_up(self, client: _Client) -> BatchMetrics | None:
-        """Add what a client counted since the last look; ``None`` where it is gone."""
+        """Add what a client has counted since the last time; return ``None`` if the client is gone."""
         metrics = client.metrics()
         if metrics is None:
             return None
@@ -166,3 +168,35 @@ class Publication:
                 if family in _FAILURES:
                     self._failed_at[kind] = self._clock.now()
         return metrics
+
+
+def participants(shared: str | None = None) -> Participants:
+    """Return the processes that share limits, as they published themselves in the last seconds, and totals of
+    all of them, including processes that have ended.
+
+    Works in any process, even one without a client: a web server's worker answers for all of them. Nothing
+    stays open.
+
+    Args:
+        shared: where they share limits, as in the setting ``shared``; ``None`` uses the setting.
+
+    Raises:
+        ConfigError: nothing is shared (``"off"``), the address is invalid, or a package is missing.
+        SmartbatchError: the back end is unavailable, or is used in another version.
+    """
+    address = BatchingConfig.load().shared if shared is None else shared
+    if address == "off":
+        raise ConfigError(
+            "shared = 'off': processes that share nothing publish nothing; set 'auto' or an address"
+        )
+    back_end = open_back_end(full_address(address), RealClock.now)
+    try:
+        back_end.prepare()
+        found = back_end.published()
+    finally:
+        back_end.close()
+    read = [participant_of(text, age) for age, text in found.records]
+    known = tuple(one for one in read if one is not None)
+    return Participants(
+        place=back_end.place, processes=known, sums=found.sums, unreadable=len(read) - len(known)
+    )

@@ -12,14 +12,14 @@ from smartbatch._clock import RealClock
 from smartbatch.errors import ConfigError
 from smartbatch.observe.participants import KEPT_SECONDS
 from smartbatch.sharing.back_end import (
-    TIMEOUT,
+    TIMEOUT_SECONDS,
     VERSION,
     BackEnd,
     BackEndBusy,
     BackEndUnavailable,
-    Decision,
     Incompatible,
     Published,
+    RecordUpdate,
     check_version,
 )
 
@@ -39,16 +39,16 @@ _T = TypeVar("_T")
 _Command: TypeAlias = "tuple[str | float, ...]"
 
 UNUSED_SECONDS = 7 * 86_400
-"""After which the record of a rate is removed. A budget is kept."""
+"""Seconds after which the unused record of a rate is removed. A budget is kept."""
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.032
-"""Maximum seconds of the pause before a transaction is tried again because another process came first. It
-doubles from the first to the longest, and each pause is a random part of it."""
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.001, 0.032
+"""Maximum seconds of the pause before a transaction is repeated because another process came first. It
+doubles up to the second value; each pause is a random part of it."""
 
 _OPTIONS: dict[str, Any] = {
-    "socket_timeout": TIMEOUT,
-    "socket_connect_timeout": TIMEOUT,
-    "retry": Retry(NoBackoff(), 0),  # an exchange whose answer was lost may have been made
+    "socket_timeout": TIMEOUT_SECONDS,
+    "socket_connect_timeout": TIMEOUT_SECONDS,
+    "retry": Retry(NoBackoff(), 0),  # an exchange whose answer was lost may have been carried out
 }
 
 _PREFIX = "smartbatch:"
@@ -56,17 +56,17 @@ _FACTS = f"{_PREFIX}shared"
 """Version and salt, joined by a colon."""
 _PUBLISHED = f"{_PREFIX}{{published}}:"
 _SEEN, _SUMS = f"{_PUBLISHED}seen", f"{_PUBLISHED}sums"
-"""When each process published last, and the totals. Each record has a key of its own."""
+"""When each process last published, and the totals. Each record has a key of its own."""
 
 
 class RedisBackEnd(BackEnd):
-    """The server. A record is one key, so it needs one slot of a cluster.
+    """Limits on one server. A record is one key, so it needs one slot of a cluster.
 
     Args:
-        address: as of ``redis.Redis.from_url``.
+        address: as for ``redis.Redis.from_url``.
 
     Raises:
-        ConfigError: the address cannot be read; it is not shown, because it may contain a password.
+        ConfigError: the address is invalid; it is not shown, because it may contain a password.
     """
 
     def __init__(self, address: str) -> None:
@@ -92,10 +92,10 @@ class RedisBackEnd(BackEnd):
         return self._connection
 
     def _replies(self, *commands: _Command) -> list[Any]:
-        """Send commands together and return their replies: one round trip.
+        """Send commands together and return their replies, in one round trip.
 
-        The package's own transactions take one for each read, and report a lost connection as a change by
-        others, after which the same exchange would be made twice.
+        The package's own transactions take a round trip per read, and report a lost connection as a change
+        by others, after which the same exchange would be made twice.
         """
         connection = self._connected()
         connection.send_packed_command(connection.pack_commands(commands))
@@ -111,13 +111,13 @@ class RedisBackEnd(BackEnd):
         check_version(version, self.place, "database")
         return bytes.fromhex(salt)
 
-    def update(self, key: str, decide: Decision[_T], *, is_durable: bool) -> _T:
+    def update(self, key: str, decide: RecordUpdate[_T], *, is_durable: bool) -> _T:
         record = f"{_PREFIX}{{{key}}}"
 
         def step(found: Any, now: float) -> tuple[list[_Command], _T]:
             facts, stored = found
-            if facts != self._facts:  # the salt is another one, and so are the names of all records
-                raise self._lost("it lost what it kept")
+            if facts != self._facts:  # with another salt, all records have other names
+                raise self._lost("it has lost its data")
             text, decided = decide(None if stored is None else stored.decode(), now)
             return [("SET", record, text, *(() if is_durable else ("EX", UNUSED_SECONDS)))], decided
 
@@ -145,7 +145,7 @@ class RedisBackEnd(BackEnd):
         """Read, let ``step`` decide on writes and a result, and write; again if another process changed
         ``keys`` in between.
         """
-        until, pause = RealClock.now() + TIMEOUT, FIRST_PAUSE
+        until, pause = RealClock.now() + TIMEOUT_SECONDS, FIRST_PAUSE_SECONDS
         try:
             while True:
                 _, found, (seconds, microseconds) = self._replies(("WATCH", *keys), read, ("TIME",))
@@ -156,11 +156,11 @@ class RedisBackEnd(BackEnd):
                 if RealClock.now() >= until:
                     raise BackEndBusy(f"others keep changing {keys[-1]} at {self.place}")
                 RealClock.sleep(random.uniform(0.0, pause))
-                pause = min(2.0 * pause, LONGEST_PAUSE)
+                pause = min(2.0 * pause, MAX_PAUSE_SECONDS)
         except redis.RedisError as error:
             raise self._unavailable(error) from None
         except BaseException:
-            self.close()  # it still watches
+            self.close()  # the connection still watches the keys
             raise
 
     def published(self) -> Published:

@@ -1,4 +1,4 @@
-"""Shared limits in an SQLite file, for the processes of one machine: changes inside ``BEGIN IMMEDIATE``."""
+"""Shared limits in an SQLite file, for the processes of one machine; changes inside ``BEGIN IMMEDIATE``."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from smartbatch.core.limits.shared_limit import CLOCK_STEP_SECONDS
 from smartbatch.errors import StoreError
 from smartbatch.observe.participants import KEPT_SECONDS
 from smartbatch.sharing.back_end import (
-    TIMEOUT,
+    TIMEOUT_SECONDS,
     VERSION,
     BackEnd,
     BackEndBusy,
     BackEndUnavailable,
-    Decision,
     Incompatible,
     Published,
+    RecordUpdate,
     check_version,
 )
 
 _T = TypeVar("_T")
 
-APPLICATION = 0x736D736C
-"""``smsl``: marks the file as one of shared limits, in the header's field for that."""
+APPLICATION_ID = 0x736D736C
+"""``smsl``, the application id of files with shared limits."""
 
-LEFT = 600.0
-"""Seconds without use after which a machine has left the file. Each container has a name of its own."""
+HOST_SECONDS = 600.0
+"""Seconds without use after which a machine no longer counts as using the file. Each container has a host
+name of its own."""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -45,29 +46,30 @@ CREATE TABLE IF NOT EXISTS sums (name TEXT PRIMARY KEY, value REAL NOT NULL) WIT
 
 
 _FACTS = 4
-"""Rows of ``facts``: version, salt, host, and when that was seen."""
+"""Rows of ``facts``: version, salt, host, and when the host was last seen."""
 
 
 class SqliteBackEnd(BackEnd):
-    """The file.
+    """Limits in one file.
 
     Args:
-        path: made for its owner only when it is not there, with its folder.
-        now: monotonic seconds, which the processes of a machine have in common.
+        path: created, with its folder, readable only by its owner.
+        now: monotonic seconds shared by the processes of a machine.
     """
 
     def __init__(self, path: str, *, now: Callable[[], float]) -> None:
         self.place = path
         self._now = now
         self._host = socket.gethostname()
-        self._noted_at = 0.0
+        self._recorded_at = 0.0
         self._file = (0, 0)
         self._connections = SqliteConnections(self._connect)
 
     def prepare(self) -> bytes:
         try:
             private_folder(os.path.dirname(self.place))
-            if not os.path.exists(self.place):  # else nobody but SQLite may open it: its locks would go
+            # only SQLite may open an existing file, or its locks would be lost
+            if not os.path.exists(self.place):
                 os.close(new_file(self.place))
             check_own(self.place)
             check_logs(self.place)
@@ -78,29 +80,31 @@ class SqliteBackEnd(BackEnd):
             raise self._unavailable(error) from None
 
     def _prepared(self, connection: sqlite3.Connection) -> bytes:
-        """Return the salt. A file that is complete is only read, which nobody who writes holds up."""
+        """Return the salt. A complete file is only read, so no writer has to wait."""
         found = _facts_in(connection)
         if len(found) < _FACTS:
             found = self._filled(connection)
         check_version(found["version"], self.place, "file")
-        self._noted_at = float(found["host_seen"])
-        if found["host"] != self._host and self._is_noted_within(LEFT):
+        self._recorded_at = float(found["host_seen"])
+        if found["host"] != self._host and self._is_host_recorded_within(HOST_SECONDS):
             raise Incompatible(
-                f"the file {self.place} is used by the machine {found['host']} and this is {self._host}:"
+                f"the file {self.place} is used by the machine {found['host']}, and this is {self._host}:"
                 " machines cannot share an SQLite file; name a Redis or PostgreSQL server"
             )
-        if found["host"] != self._host or not self._is_noted_within(LEFT / 4):
-            self._note_host(connection)
+        if found["host"] != self._host or not self._is_host_recorded_within(HOST_SECONDS / 4):
+            self._record_host(connection)
         return bytes.fromhex(found["salt"])
 
     def _filled(self, connection: sqlite3.Connection) -> dict[str, str]:
-        """Make what is missing of the file; return its facts."""
-        # in this order: another process that does the same marks the file before it makes tables
+        """Create what is missing in the file; return its facts."""
+        # in this order, because other processes also mark the file before they create tables
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         [(application,)] = connection.execute("PRAGMA application_id")
-        if application != APPLICATION and (application or tables):
-            raise Incompatible(f"the file {self.place} is an SQLite database, but not one of shared limits")
-        connection.execute(f"PRAGMA application_id = {APPLICATION}")
+        if application != APPLICATION_ID and (application or tables):
+            raise Incompatible(
+                f"the file {self.place} is an SQLite database, but does not contain shared limits"
+            )
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.executescript(_TABLES)
         facts = {
@@ -112,21 +116,21 @@ class SqliteBackEnd(BackEnd):
         connection.executemany("INSERT OR IGNORE INTO facts VALUES (?, ?)", facts.items())
         return _facts_in(connection)
 
-    def _is_noted_within(self, seconds: float) -> bool:
-        """Whether the machine was noted in the last ``seconds``, or by a clock that is no more ahead."""
-        return abs(RealClock.wall() - self._noted_at) < seconds
+    def _is_host_recorded_within(self, seconds: float) -> bool:
+        """Whether the host was recorded in the last ``seconds``, or by a clock that is ahead by less."""
+        return abs(RealClock.wall() - self._recorded_at) < seconds
 
-    def _note_host(self, connection: sqlite3.Connection) -> None:
-        self._noted_at = RealClock.wall()
-        facts = [("host", self._host), ("host_seen", repr(self._noted_at))]
+    def _record_host(self, connection: sqlite3.Connection) -> None:
+        self._recorded_at = RealClock.wall()
+        facts = [("host", self._host), ("host_seen", repr(self._recorded_at))]
         connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts)
 
-    def update(self, key: str, decide: Decision[_T], *, is_durable: bool) -> _T:
+    def update(self, key: str, decide: RecordUpdate[_T], *, is_durable: bool) -> _T:
         def updated(connection: sqlite3.Connection) -> _T:
             row = connection.execute("SELECT record FROM records WHERE key = ?", (key,)).fetchone()
             text, decided = decide(None if row is None else row[0], self._now())
-            if not self._is_noted_within(LEFT / 4):
-                self._note_host(connection)
+            if not self._is_host_recorded_within(HOST_SECONDS / 4):
+                self._record_host(connection)
             connection.execute("INSERT OR REPLACE INTO records VALUES (?, ?)", (key, text))
             return decided
 
@@ -135,7 +139,7 @@ class SqliteBackEnd(BackEnd):
     def publish(self, member: str, record: str, before: Mapping[str, float]) -> None:
         def kept(connection: sqlite3.Connection) -> None:
             now = self._now()
-            # the clock of a machine begins anew with it, and no process survives that
+            # a machine's clock restarts when it boots, and no process survives that
             connection.execute(
                 "DELETE FROM participants WHERE seen < ? OR seen > ?",
                 (now - KEPT_SECONDS, now + CLOCK_STEP_SECONDS),
@@ -167,14 +171,13 @@ class SqliteBackEnd(BackEnd):
 
     def _in_transaction(self, act: Callable[[sqlite3.Connection], _T], *, is_durable: bool) -> _T:
         """Run ``act`` in one transaction. A file that was deleted or replaced since it was prepared is not
-        used: other processes use another one.
-        """
+        used, because other processes use the new one."""
         try:
             with self._connections.writing():
                 if inode_of(self.place) != self._file:
-                    raise OSError("it was replaced")
+                    raise OSError("the file was deleted or replaced")
                 connection = self._connections.writer()
-                # what was spent must survive; a rate need not
+                # spent money must survive a power failure; a rate need not
                 connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
                 connection.execute("BEGIN IMMEDIATE")
                 try:
@@ -197,14 +200,14 @@ class SqliteBackEnd(BackEnd):
         self._connections.close()
 
     def _connect(self) -> sqlite3.Connection:
-        return connect_sqlite(self.place, timeout=TIMEOUT)
+        return connect_sqlite(self.place, timeout=TIMEOUT_SECONDS)
 
 
 def _facts_in(connection: sqlite3.Connection) -> dict[str, str]:
-    """Return the facts of a file by name; none of one that is another database, or not made yet."""
+    """Return the facts of a file by name; none if it is another database, or not created yet."""
     [(application,)] = connection.execute("PRAGMA application_id")
-    if application != APPLICATION:
+    if application != APPLICATION_ID:
         return {}
     if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'facts'").fetchone() is None:
-        return {}  # another process makes it now
+        return {}  # another process is creating it
     return dict(connection.execute("SELECT name, value FROM facts"))

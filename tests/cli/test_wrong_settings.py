@@ -24,7 +24,7 @@ WRONG = {
         ["psycopg"],
         "package psycopg",
     ),
-    "no address": ({"SMARTBATCH_SHARED": "ftp://x"}, [], "shared: the address cannot be read"),
+    "no address": ({"SMARTBATCH_SHARED": "ftp://x"}, [], "shared: the address is invalid"),
     "no cache": ({"SMARTBATCH_CACHE": "/proc/none/cache.db"}, [], "cache: the file"),
     "no store": ({"SMARTBATCH_STORE": "/proc/none.db"}, [], "the store /proc/none.db cannot be used"),
     "a contradiction": ({"SMARTBATCH_BATCH_WINDOW": "5", "SMARTBATCH_MAX_WAIT": "1"}, [], "is above"),

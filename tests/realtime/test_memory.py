@@ -141,7 +141,7 @@ def test_quotas_that_no_client_uses_are_let_go_and_the_latest_are_kept(
     clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A service with a key for each of its customers would keep them all; a client in use keeps its own."""
-    monkeypatch.setattr(shared_quota, "KEPT", 4)
+    monkeypatch.setattr(shared_quota, "MAX_UNUSED_QUOTAS", 4)
     scopes = [f"customer {number}" for number in range(40)]
 
     def asked(scope: str) -> BatchingClient:

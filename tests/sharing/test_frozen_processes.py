@@ -20,7 +20,7 @@ from smartbatch._clock import RealClock
 from smartbatch.core.limits.shared_limit import LeaseAsk, LeaseGrant, MemberLimits, QuotaKind, Totals
 from smartbatch.events import Event, SharedLimitsLost
 from smartbatch.sharing.addresses import open_back_end
-from smartbatch.sharing.back_end import TIMEOUT, BackEnd, BackEndBusy
+from smartbatch.sharing.back_end import TIMEOUT_SECONDS, BackEnd, BackEndBusy
 from smartbatch.testing import emulator
 
 __all__ = ["redis_server"]  # a fixture
@@ -123,7 +123,7 @@ def test_money_that_a_frozen_process_was_about_to_take_is_taken_once(
                 back_end.exchange(key, ask(totals=Totals(number=1)))
         else:
             assert in_turn(back_end, key, ask(totals=Totals(number=1))).granted[0] == 0.6
-        assert RealClock.now() - began <= TIMEOUT + 1.0
+        assert RealClock.now() - began <= TIMEOUT_SECONDS + 1.0
         refused = {"sqlite": "0.6", "redis": "0.0", "postgresql": "BackEndUnavailable"}
         assert woken(process) == refused[kind]
     later = back_end.exchange(key, ask(totals=Totals(2, 0.0 if kind == "sqlite" else 0.6)))
@@ -152,7 +152,7 @@ def test_clients_go_on_while_another_process_is_frozen_in_an_exchange(
             with frozen(REQUEST, server.base_url, address) as process:
                 results = client.generate(f"meanwhile {number}" for number in range(200))
                 assert results.failed == 0
-                assert results.wall <= 200 / 100 + TIMEOUT + 1.0
+                assert results.wall <= 200 / 100 + TIMEOUT_SECONDS + 1.0
                 assert woken(process) == "0"
             assert client.generate(f"after {number}" for number in range(20)).failed == 0
     lost = [event.reason for event in seen if isinstance(event, SharedLimitsLost)]

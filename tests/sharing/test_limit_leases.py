@@ -14,7 +14,7 @@ from smartbatch._clock import RealClock, VirtualClock
 from smartbatch.core.limits.shared_limit import LeaseAsk, LeaseGrant
 from smartbatch.errors import SmartbatchError, StoreError
 from smartbatch.events import Event
-from smartbatch.sharing.back_end import BackEnd, BackEndBusy, Decision, Incompatible, Published
+from smartbatch.sharing.back_end import BackEnd, BackEndBusy, Incompatible, Published, RecordUpdate
 from smartbatch.sharing.limit_leases import SharedLeases
 
 _T = TypeVar("_T")
@@ -77,7 +77,7 @@ class Slow(BackEnd):
         self.asked.put(ask.leaving)
         return super().exchange(key, ask)
 
-    def update(self, key: str, decide: Decision[_T], *, is_durable: bool) -> _T:
+    def update(self, key: str, decide: RecordUpdate[_T], *, is_durable: bool) -> _T:
         _, decided = decide(None, 0.0)
         return decided
 

@@ -131,8 +131,8 @@ def test_a_postgresql_that_stands_still_is_unavailable_and_is_used_again(
     asks = partial(LeaseAsk, "one", limits=MemberLimits(caps=LIMIT))
     with psycopg.connect(str(request.getfixturevalue("postgres_address"))) as other:
         [(pid,)] = other.execute("SELECT pid FROM pg_stat_activity WHERE application_name = %s", (name,))
-    monkeypatch.setattr(postgres_back_end, "TIMEOUT", 0.1)
-    monkeypatch.setattr(postgres_back_end, "LONGER", 0.0)
+    monkeypatch.setattr(postgres_back_end, "TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(postgres_back_end, "EXTRA_SECONDS", 0.0)
     os.kill(pid, signal.SIGSTOP)
     later = threading.Timer(5.0, os.kill, (pid, signal.SIGCONT))
     later.start()

@@ -300,5 +300,5 @@ def test_who_shares_nothing_tells_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     with BatchingClient("sim:small?latency=0", shared="off") as client:
         assert client.generate(["one"]).failed == 0
     assert list(tmp_path.rglob("limits*")) == []
-    with pytest.raises(ConfigError, match="tell nothing of themselves"):
+    with pytest.raises(ConfigError, match="share nothing publish nothing"):
         smartbatch.participants("off")

@@ -249,8 +249,8 @@ def test_a_file_of_another_version_is_not_shared(
     assert client.generate(["one"]).failed == 0
     client.stop()
     [lost] = [event for event in seen if isinstance(event, SharedLimitsLost)]
-    assert "processes of version 99" in lost.reason
-    assert "use the same smartbatch" in lost.reason
+    assert "stored in version 99" in lost.reason
+    assert "install the same smartbatch" in lost.reason
 
 
 def test_where_nothing_goes_without_the_others_a_file_of_another_version_fails_requests(
@@ -265,7 +265,7 @@ def test_where_nothing_goes_without_the_others_a_file_of_another_version_fails_r
     client = client_of(provider, shared=address, shared_lost="stop")
     error = client.submit("one").exception()
     assert isinstance(error, ConfigError)
-    assert "processes of version 99" in str(error)
+    assert "stored in version 99" in str(error)
     assert "shared_lost = stop" in str(error)
     assert provider.starts == []
 
@@ -330,7 +330,7 @@ def test_a_file_is_one_machines_at_a_time(
     monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
     with pytest.raises(Incompatible, match="and this is elsewhere: machines cannot share"):
         Neighbour(address, provider, clock)
-    monkeypatch.setattr("smartbatch.sharing.sqlite_back_end.LEFT", 0.0)
+    monkeypatch.setattr("smartbatch.sharing.sqlite_back_end.HOST_SECONDS", 0.0)
     assert Neighbour(address, provider, clock).lease(1.0) == 1.0
 
 
@@ -584,8 +584,8 @@ def test_no_money_is_waited_for_where_processes_of_another_version_share_it(
     client = spender(clock, client_of, address, 1.0)
     error = client.submit("one").exception(120.0)
     assert isinstance(error, BudgetExceeded)
-    assert "processes of version 99" in str(error)
-    assert "use the same smartbatch" in str(error)
+    assert "stored in version 99" in str(error)
+    assert "install the same smartbatch" in str(error)
     assert clock.now() <= 1.0
 
 
@@ -598,7 +598,7 @@ def test_the_clients_of_a_process_lease_on_one_thread(address: str) -> None:
 def test_a_budget_whose_place_cannot_be_read_starts_no_client(
     clock: VirtualClock, client_of: Callable[..., Any]
 ) -> None:
-    with pytest.raises(ConfigError, match="the address cannot be read"):
+    with pytest.raises(ConfigError, match="the address is invalid"):
         spender(clock, client_of, "mysql://host/db", 1.0)
 
 

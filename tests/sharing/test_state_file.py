@@ -70,7 +70,7 @@ def test_a_damaged_record_is_unavailable_and_stays(record: str, tmp_path: Path) 
     with closing(sqlite3.connect(place)) as connection, connection:
         connection.execute("UPDATE records SET record = ?", (record,))
     for _ in range(2):
-        with pytest.raises(BackEndUnavailable, match="has a damaged record"):
+        with pytest.raises(BackEndUnavailable, match="contains a damaged record"):
             back_end.exchange("damaged", ask)
     assert back_end.exchange("other", ask).members == 1
     back_end.close()

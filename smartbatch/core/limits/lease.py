@@ -287,9 +287,7 @@ class LimitLease:
         lowered = facts.spaced > 0.0 and (facts.spaced < self._spaced or self._spaced == 0.0)
         self._news, self._asked_at, self._asked_nothing = False, now, not active
         own_outage = self._own_outage
-        if (
-            own_outage
-        ):  # its end is reported until it is known: processes that join would begin with an outage
+        if own_outage:  # but its end is reported until it is known, as processes may join in between
             self._own_outage = None
         then = next((then for at, then in reversed(self._recent) if at <= facts.admitted), None)
         return LeaseAsk(
@@ -342,9 +340,8 @@ class LimitLease:
     def adopt(self, grant: LeaseGrant, now: float) -> None:
         """Use the result of the last exchange."""
         self.others = (0.0, 0.0)
-        if (
-            self.grant is not None and grant.members == self.grant.members
-        ):  # otherwise the counts include those of a process that joined
+        # after a change of members the counts include those of a process that joined
+        if self.grant is not None and grant.members == self.grant.members:
             more = grant.accepted - self.grant.accepted, grant.refused - self.grant.refused
             self.others = more if min(more) >= 0.0 else self.others
         self.grant, self.joined, self.lost, self._safe = grant, True, False, {}

@@ -94,9 +94,7 @@ class LeaseAsk:
     limits: MemberLimits = field(factory=MemberLimits)
     remaining: Remaining = field(factory=Remaining)
     kept: list[float] = field(factory=nothing)  # held and kept
-    returned: list[float] = field(
-        factory=nothing
-    )  # negative if calls needed more than expected; 0 for a budget
+    returned: list[float] = field(factory=nothing)  # negative for debts of calls; 0 for a budget
     least: list[float] = field(factory=nothing)  # needed besides ``kept`` by the next waiting call
     wanted: list[float] = field(factory=nothing)  # including ``least``
     slots: float = 0.0  # wanted calls at the spaced rate
