@@ -72,7 +72,7 @@ class Items:
         try:
             for row, request in enumerate(self._requests):
                 item = self._item(row, request)
-                self._digest.add(item)
+                self._digest.include(item)
                 self.count += 1
                 if identical is not None:
                     leader = identical.leader_of(row, request, realtime=item.realtime)

@@ -1,6 +1,6 @@
-"""Requests and results of jobs as bytes, and back: compact JSON, the same bytes for the same thing.
+"""Requests and results of jobs as bytes, and back: compact JSON, with the same bytes for the same content.
 
-Dictionaries keep their order, which for a schema is the order in which a model writes its answer. Every text
+Dictionaries keep their order, which for a schema is the order in which a model writes its answer. Everything
 has a version, so that rows stay readable when the form changes.
 """
 
@@ -34,10 +34,10 @@ from smartbatch.providers.http.content import decode_json
 from smartbatch.types import Embedding, Generation, Message, Priority, Request, Result, Route, Tool, Usage
 
 VERSION = 1
-MESSAGE = 1000
-"""Letters of an error's text that are kept."""
+MAX_MESSAGE_CHARS = 1000
+"""Characters of an error's message that are kept."""
 
-_SMALL = 2**63
+_SMALL_INT = 2**63
 _strict = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _lenient = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 """Python reads back what it writes: NaN and infinities."""
@@ -54,25 +54,20 @@ _T = TypeVar("_T")
 
 @frozen
 class Shared:
-    """What all requests of a job have in common; requests store only what differs from it.
-
-    Args:
-        params: generation parameters.
-        embedding: set when vectors are asked for.
-    """
+    """What all requests of a job have in common; each request stores only what differs."""
 
     params: Generation = _NOTHING
-    embedding: Embedding | None = None
+    embedding: Embedding | None = None  # set for embeddings
 
 
 # -- requests ------------------------------------------------------------------------------------------------
 
 
 def encode_params(params: Generation, embedding: Embedding | None = None) -> bytes:
-    """Return what a job's requests share as bytes.
+    """Return what a job's requests have in common as bytes.
 
     Raises:
-        InvalidRequest: a parameter has no JSON form.
+        InvalidRequest: a parameter cannot be written as JSON.
     """
     given = {name: value for name in _NAMES if (value := _form_of(params, name)) is not None}
     form: dict[str, Any] = {"v": VERSION, "params": given}
@@ -82,10 +77,10 @@ def encode_params(params: Generation, embedding: Embedding | None = None) -> byt
 
 
 def decode_params(data: bytes) -> Shared:
-    """Return what :func:`encode_params` was given; a schema made of a class comes back as a plain one.
+    """Return what :func:`encode_params` was given; a schema made from a class becomes a plain schema.
 
     Raises:
-        StoreError: ``data`` is damaged, or of a newer version.
+        StoreError: ``data`` is damaged, or was written by a newer version.
     """
     return _read(
         data,
@@ -94,22 +89,22 @@ def decode_params(data: bytes) -> Shared:
 
 
 def encode_request(request: Request, shared: Shared, *, row: int | None = None) -> bytes:
-    """Return ``request`` as bytes: all that counts for its answer, and its context.
+    """Return ``request`` as bytes: everything that affects its answer, and its context.
 
-    Its id is stored next to it. A schema made of a class travels as a schema, so ``Result.parsed`` will be
-    plain data, as ``json.loads`` makes.
+    Its id is stored separately. A schema made from a class is written as a schema, so ``Result.parsed`` will
+    be plain data, as returned by ``json.loads``.
 
     Args:
-        request: as :func:`~smartbatch.core.preparation.validation.normalise` returned it.
-        shared: what the job's other requests have in common with it.
+        request: as returned by :func:`~smartbatch.core.preparation.validation.normalise`.
+        shared: what the job's requests have in common.
         row: its position in the list, from 0, for errors.
 
     Raises:
-        InvalidRequest: it has an own callable, a context without a JSON form, or a lone surrogate; names the
-            field and the row.
+        InvalidRequest: it has a callable of its own, a context that cannot be written as JSON, or a lone
+            surrogate; names the field and the row.
     """
     if request.call is not None:
-        problem = "is an own callable, which cannot be kept for another process: use submit() for it"
+        problem = "is a callable, which cannot be stored for another process: use submit() for it"
         _refuse("call", problem, row)
     prompt = request.prompt
     form: dict[str, Any] = {"v": VERSION}
@@ -129,7 +124,7 @@ def encode_request(request: Request, shared: Shared, *, row: int | None = None) 
     for name in ("deduplicate", "model", "sample", "row"):
         if (value := getattr(request, name)) is not None:
             form[name] = value
-    # the common case: one text and a context of a few, which the encoder itself can judge
+    # the common case: one string and a short context, which the encoder itself can check
     if "prompt" in form and len(form) == 2 + ("context" in form) and _is_flat(form.get("context")):
         try:
             return _strict(form).encode() if _fast is None else _copied(_fast(form))
@@ -139,13 +134,13 @@ def encode_request(request: Request, shared: Shared, *, row: int | None = None) 
 
 
 def decode_request(data: bytes, shared: Shared, *, id: str | None, timeout: float | None = None) -> Request:
-    """Return the request :func:`encode_request` was given, with ``id``; of its own it has what it had then.
+    """Return the request that :func:`encode_request` was given, with ``id``.
 
     Args:
-        timeout: seconds for a request that has none of its own.
+        timeout: seconds, for a request without its own.
 
     Raises:
-        StoreError: ``data`` is damaged, or of a newer version.
+        StoreError: ``data`` is damaged, or was written by a newer version.
     """
 
     def made(form: dict[str, Any]) -> Request:
@@ -180,44 +175,41 @@ def decode_request(data: bytes, shared: Shared, *, id: str | None, timeout: floa
 
 
 def context_of(data: bytes) -> Any:
-    """Return the context of the request that :func:`encode_request` was given; raises as
-    :func:`decode_request`."""
+    """Return the context of an encoded request; raises like :func:`decode_request`."""
     return _read(data, lambda form: form.get("context")) if b'"context"' in data else None
 
 
 def model_of(data: bytes) -> str | None:
-    """Return the model that the request named which :func:`encode_request` was given, without the provider's
-    prefix; raises as :func:`decode_request`."""
+    """Return the model that an encoded request names, without the provider prefix; raises like
+    :func:`decode_request`."""
     return _read(data, lambda form: form.get("model")) if b'"model"' in data else None
 
 
 def place_of(data: bytes) -> tuple[int | None, int | None]:
-    """Return ``row`` and ``sample`` of the request that :func:`encode_request` was given; raises as
-    :func:`decode_request`."""
+    """Return ``row`` and ``sample`` of an encoded request; raises like :func:`decode_request`."""
     if b'"row"' not in data:
         return None, None
     return _read(data, lambda form: (form.get("row"), form.get("sample")))
 
 
 class RunningDigest:
-    """The digest of a job whose items come one by one.
+    """The digest of a job whose items arrive one by one.
 
     Args:
-        head: what the job has besides its items, such as its model and what :func:`encode_params` returned.
+        head: the job's model and common parameters, as bytes.
     """
 
     def __init__(self, head: bytes) -> None:
         self._running = hashlib.blake2b(b"%d:" % len(head) + head, digest_size=32)
 
-    def add(self, item: NewItem) -> None:
-        """Take the next item into account."""
+    def include(self, item: NewItem) -> None:
         own = None if item.user_id is None else item.user_id.encode("utf-8", "surrogatepass")
         name = b"-" if own is None else b"%d:" % len(own) + own
-        self._running.update(b"%b%d:" % (name, len(item.payload)))  # lengths first: no two rows of parts
-        self._running.update(item.payload)  # look alike
+        self._running.update(b"%b%d:" % (name, len(item.payload)))  # lengths first: different items
+        self._running.update(item.payload)  # never produce the same bytes
 
     def value(self) -> bytes:
-        """Return 32 bytes for all items so far: other ids, other requests, another order give others."""
+        """Return 32 bytes for all items so far, which depend on their ids, requests and order."""
         return self._running.digest()
 
 
@@ -225,11 +217,11 @@ class RunningDigest:
 
 
 def encode_result(result: Result) -> bytes:
-    """Return ``result`` as bytes, without its id, which is stored next to it.
+    """Return ``result`` as bytes, without its id, which is stored separately.
 
-    An answer that was paid for is never refused: lone surrogates and numbers that are not finite are kept,
-    and a ``parsed`` object without a JSON form is left out; it can be made of the text again. Error texts are
-    scrubbed once more.
+    An answer that was paid for is never refused: lone surrogates and non-finite numbers are kept, and a
+    ``parsed`` object that cannot be written as JSON is left out, because it can be made from the text again.
+    Error messages are scrubbed once more.
     """
     form: dict[str, Any] = {"v": VERSION}
     for (name, write, default), value in zip(_WRITTEN, _kept_of(result), strict=True):
@@ -239,20 +231,19 @@ def encode_result(result: Result) -> bytes:
 
 
 def item_id(job_id: str, ix: int, user_id: str | None) -> str:
-    """Return the id of an item's result: the request's own, or one made of the job and its place in it."""
+    """Return the id of an item's result: the request's own, or one made from the job and the position."""
     return f"{job_id}-{ix}" if user_id is None else user_id
 
 
 def decode_result(data: bytes, *, request_id: str, request: bytes = b"") -> Result:
-    """Return the result :func:`encode_result` was given.
+    """Return the result that :func:`encode_result` was given.
 
     Args:
-        data: what it returned.
-        request_id: the request's id; also of the error.
-        request: what :func:`encode_request` returned; has the context of a result that has none.
+        request_id: the request's id, also for the error.
+        request: the encoded request, whose context is used if the result has none.
 
     Raises:
-        StoreError: ``data`` is damaged, or of a newer version.
+        StoreError: ``data`` is damaged, or was written by a newer version.
     """
 
     def made(form: dict[str, Any]) -> Result:
@@ -271,8 +262,8 @@ def decode_result(data: bytes, *, request_id: str, request: bytes = b"") -> Resu
 
 
 def with_earlier_tries(result: Result, earlier: EarlierTries | None) -> Result:
-    """Return a result with what earlier tries of its item used. Where it has no answer, the one that was
-    refused before stands next to both reasons: it was paid for.
+    """Return a result with what earlier tries of its item used. If it has no answer, an answer that was
+    refused earlier is included with both reasons, because it was paid for.
     """
     if earlier is None:
         return result
@@ -288,15 +279,15 @@ def with_earlier_tries(result: Result, earlier: EarlierTries | None) -> Result:
 
 
 def encode_error(error: SmartbatchError) -> bytes:
-    """Return the bytes of a result that is nothing but ``error``; they serve many items alike."""
+    """Return the bytes of a result that contains only ``error``; the same bytes serve many items."""
     return encode_result(Result("", error=error, cost=0.0))
 
 
 def decode_error(data: bytes, *, request_id: str | None = None) -> SmartbatchError | None:
-    """Return the error in the bytes of a result, or ``None`` when it has none.
+    """Return the error in the bytes of a result, or ``None``.
 
     Raises:
-        StoreError: ``data`` is damaged, or of a newer version.
+        StoreError: ``data`` is damaged, or was written by a newer version.
     """
     return _read(data, lambda form: _error_of(form, request_id))
 
@@ -305,7 +296,7 @@ def decode_error(data: bytes, *, request_id: str | None = None) -> SmartbatchErr
 
 
 def _checked(form: Mapping[str, Any], row: int | None) -> bytes:
-    """Write what a user gave; refuse what JSON or UTF-8 cannot carry."""
+    """Write what a user gave; refuse what JSON or UTF-8 cannot represent."""
     copied: dict[str, Any] = {}
     for name, value in form.items():
         if name == "params":
@@ -316,16 +307,16 @@ def _checked(form: Mapping[str, Any], row: int | None) -> bytes:
 
 
 def _is_flat(context: Any) -> bool:
-    """Whether a context is nothing, or a list of texts and small numbers."""
+    """Whether a context is ``None``, or a list of strings and small integers."""
     if context is None:
         return True
     return type(context) is list and all(
-        type(value) is str or (type(value) is int and -_SMALL < value < _SMALL) for value in context
+        type(value) is str or (type(value) is int and -_SMALL_INT < value < _SMALL_INT) for value in context
     )
 
 
 def _is_plain(form: Mapping[str, Any]) -> bool:
-    """Whether the quick encoder and decoder keep a form as it is: it has no large whole number."""
+    """Whether the fast encoder and decoder preserve a form: it contains no large integer."""
     if not (form.keys() <= _NO_LARGE and _is_flat(form.get("context"))):
         return False
     extra = form.get("extra")
@@ -346,12 +337,11 @@ def _refuse(field: str, problem: str, row: int | None) -> NoReturn:
 
 
 def difference(own: Generation, shared: Generation) -> dict[str, Any]:
-    """Return the fields that differ, as they would on the wire: there 1, 1.0 and True are three things."""
+    """Return the fields that differ when sent: 1, 1.0 and True are three different values there."""
     return {name: value for name in _NAMES if not _same(value := _form_of(own, name), _form_of(shared, name))}
 
 
 def _form_of(params: Generation, name: str) -> Any:
-    """Return a parameter as JSON has it."""
     value = getattr(params, name)
     return [asdict(tool) for tool in value] if name == "tools" and value is not None else value
 
@@ -362,7 +352,7 @@ def _same(one: Any, other: Any) -> bool:
     try:
         return _strict(one) == _strict(other)
     except (TypeError, ValueError, RecursionError):
-        return False  # it is written, and refused there by its name
+        return False  # encoding it reports the error with the field's name
 
 
 def _generation(form: Mapping[str, Any]) -> dict[str, Any]:
@@ -385,11 +375,11 @@ def _embedding(form: Any) -> Embedding | None:
 
 
 def _write(form: dict[str, Any]) -> bytes:
-    """Write a result whatever is in it; objects without a form are left out.
+    """Write a result whatever it contains; objects that cannot be written are left out.
 
-    Where there is nothing of the user's, the quick encoder writes the same, but for the exponents of small
-    numbers (``1e-5``). It refuses lone surrogates, and writes ``null`` for a number that is not finite, which
-    nothing else here is.
+    Without user data, the fast encoder writes the same bytes except for the exponents of small numbers
+    (``1e-5``). It refuses lone surrogates and writes ``null`` for non-finite numbers; nothing else here is
+    null.
     """
     if _fast is not None and _is_plain(form):
         try:
@@ -411,15 +401,15 @@ def _write(form: dict[str, Any]) -> bytes:
 
 
 def _copied(written: bytes) -> bytes:
-    """Return a copy of what the quick encoder wrote, which keeps at least 1 kB, as thousands are held."""
+    """Copy what the fast encoder wrote: its own buffers take at least 1 kB each, and thousands are held."""
     return memoryview(written).tobytes()
 
 
 def _read(data: bytes, make: Callable[[dict[str, Any]], _T]) -> _T:
-    """Return what ``make`` makes of what was written.
+    """Return what ``make`` makes from encoded data.
 
     Raises:
-        StoreError: it is damaged, or of another version.
+        StoreError: it is damaged, or was written by another version.
     """
     try:
         form = _decoded(data)
@@ -429,24 +419,22 @@ def _read(data: bytes, make: Callable[[dict[str, Any]], _T]) -> _T:
             raise TypeError
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise StoreError(
-            "a row of the store is damaged and was left as it is; restore the store from a copy"
+            "a row of the store is damaged and was left unchanged; restore the store from a copy"
         ) from None
     raise StoreError(
-        f"a row of the store has form {version}, this smartbatch reads form {VERSION}: update it"
+        f"a row of the store has format {version}, but this smartbatch reads format {VERSION}: update it"
     )
 
 
 def _decoded(data: bytes) -> Any:
-    """Return what JSON says, whole numbers of any size as they are: where there may be large ones, the quick
-    decoder, which makes floats of them, does not do."""
     form = decode_json(data)
     if isinstance(form, dict) and _is_plain(form):
         return form
-    return json.loads(data)
+    return json.loads(data)  # the fast decoder turns large integers into floats
 
 
 def _usage_form(usage: Usage) -> list[Any]:
-    """Return the arguments that make ``usage`` again, but for the last ones that have their default."""
+    """Return the arguments that recreate ``usage``, without trailing defaults."""
     told = list(_USAGE(usage))
     while told and not told[-1] and len(told) > 4:
         told.pop()
@@ -460,13 +448,16 @@ _DETAILS: Mapping[str, Any] = {
     **dict.fromkeys(("cost", "retry_after"), int | float),
     "maybe_billed": bool,
 }
-"""What errors know besides kind and text, by name; other things, such as causes, stay with the process."""
+"""Stored attributes of errors besides kind and message; others, such as causes, stay in the process."""
 
 
 def _error_form(error: SmartbatchError) -> dict[str, Any]:
-    """Return what is kept of an error; its texts pass :func:`scrub` once more."""
+    """Return what is stored of an error; its strings pass :func:`scrub` once more."""
     known = next(kind for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
-    form: dict[str, Any] = {"class": known.__name__, "message": scrub(str(error.message), limit=MESSAGE)}
+    form: dict[str, Any] = {
+        "class": known.__name__,
+        "message": scrub(str(error.message), limit=MAX_MESSAGE_CHARS),
+    }
     if error.kind is not None:
         form["kind"] = error.kind.value
     for name, type_ in _DETAILS.items():
@@ -481,14 +472,14 @@ def _error_form(error: SmartbatchError) -> dict[str, Any]:
 
 
 def _error_of(result: Mapping[str, Any], request_id: str | None) -> SmartbatchError | None:
-    """Return the error of a result, of its class again; of a class not known here, the nearest."""
+    """Return the error of a result, of its own class or, if that is unknown here, the closest one."""
     if "error" not in result:
         return None
     form = result["error"]
     kind = form.get("kind")
     found = getattr(errors, form["class"], None)
     if not (isinstance(found, type) and issubclass(found, SmartbatchError)):
-        found = SmartbatchError if kind is None else ProviderError  # of a later version
+        found = SmartbatchError if kind is None else ProviderError  # written by a later version
     details: dict[str, Any] = {name: form[name] for name in _DETAILS if name in form}
     if kind is not None:
         details["kind"] = ErrorKind(kind) if kind in _KINDS else ErrorKind.UNKNOWN
@@ -520,11 +511,12 @@ _RESULT: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "context": _PLAIN,
     "parsed": _PLAIN,
 }
-"""What is kept of a result, in this order, and how each is written and read; for errors see _error_of."""
+"""The stored fields of a result, in this order, and how each is written and read; for errors see _error_of.
+"""
 _READ = {name: read for name, (_, read) in _RESULT.items()}
 _WRITTEN = [(name, write, getattr(_DEFAULT, name)) for name, (write, _) in _RESULT.items()]
 _kept_of = attrgetter(*_RESULT)
 _NO_LARGE = {"v", "prompt", *_RESULT} - {"parsed", "error", "tool_calls"}
-"""What holds no large whole number, and nothing of a result that is the user's or the provider's own, but for
-a context and ``extra``."""
+"""Fields that contain no large integer and no data of the user or provider, except a context and ``extra``.
+"""
 _USAGE = attrgetter(*fields_dict(Usage))

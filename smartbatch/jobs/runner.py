@@ -186,7 +186,7 @@ class RealtimeRunner:
             self._inbox.notify()
 
     def _lost(self, job: RealtimeJob) -> None:
-        """Forget a job whose lease is lost, unless it was claimed again in the meantime."""
+        """Forget a job whose lease is lost, unless it was claimed again."""
         with self._monitor:
             known = self._jobs.get(job.lease.job_id) is job
         if known:

@@ -357,7 +357,7 @@ def test_a_job_of_any_length_is_read_row_by_row(client: BatchingClient) -> None:
 @pytest.mark.parametrize(
     ("rows", "text"),
     [
-        (["fine", Request(call=lambda request, attempt: "x")], r"row 1 .*call is an own callable"),
+        (["fine", Request(call=lambda request, attempt: "x")], r"row 1 .*call is a callable"),
         (["fine", Request("x", context=object())], r"row 1 .*context of a job must be JSON"),
         (["fine", Request("x", embedding=Embedding())], r"row 1 .*texts or embeddings"),
         (["fine", "local"], r"row 1 .*answered by a preprocess hook"),

@@ -179,7 +179,7 @@ class TestRequests:
         assert (back.timeout, back.max_wait) == (3, 1)
 
     def test_an_own_callable_is_refused_with_its_row(self) -> None:
-        with pytest.raises(InvalidRequest, match=r"row 7 .*own callable.*submit") as caught:
+        with pytest.raises(InvalidRequest, match=r"row 7 .*callable.*submit") as caught:
             encode_request(Request(call=lambda request, attempt: "x"), PLAIN, row=7)
         assert (caught.value.field, caught.value.row) == ("call", 7)
 
@@ -248,7 +248,7 @@ def item(user_id: str | None, payload: bytes) -> NewItem:
 def job_digest(items: list[NewItem], head: bytes) -> bytes:
     running = RunningDigest(head)
     for one in items:
-        running.add(one)
+        running.include(one)
     return running.value()
 
 
@@ -469,7 +469,7 @@ class TestWhatCannotBeRead:
 
     def test_a_row_of_a_newer_version_says_what_to_do(self) -> None:
         data = encode_request(Request("p"), PLAIN).replace(b'"v":1', b'"v":2')
-        with pytest.raises(StoreError, match=r"form 2.*form 1.*update"):
+        with pytest.raises(StoreError, match=r"format 2.*format 1.*update"):
             decode_request(data, PLAIN, id=None)
 
     @pytest.mark.parametrize(
