@@ -75,19 +75,6 @@ def test_an_accepted_job_is_found_by_another_process(bench: Bench) -> None:
     ]
 
 
-def test_a_key_accepted_twice_is_one_job_whose_items_are_not_read_again(
-    store: SqlStore, bench: Bench
-) -> None:
-    def unread() -> Iterator[NewItem]:
-        raise AssertionError("read")
-        yield
-
-    first, _ = store.jobs.accept(bench.job(key="k"), new_items(2))
-    again, is_new = store.jobs.accept(bench.job(key="k"), unread())
-    assert (again, is_new) == (first, False)
-    assert len(store.jobs.latest()) == 1
-
-
 def test_an_id_accepted_twice_is_one_job(store: SqlStore, bench: Bench) -> None:
     new = bench.job()
     assert store.jobs.accept(new, new_items(2)) == (store.jobs.get(new.id), True)
@@ -147,24 +134,6 @@ def test_pages_end_at_their_bytes_too(store: SqlStore, bench: Bench, monkeypatch
         b"\x00",
         b"\x02",
     ]
-
-
-@pytest.mark.parametrize("good", [0, 3, 2_500])
-def test_an_input_that_fails_half_way_leaves_nothing(
-    store: SqlStore, bench: Bench, good: int, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 1_000)
-
-    def items() -> Iterator[NewItem]:
-        yield from new_items(good)
-        raise ZeroDivisionError("row")
-
-    with pytest.raises(ZeroDivisionError):
-        store.jobs.accept(bench.job(key="k"), items())
-    assert store.jobs.get("k") is None
-    for table in ("job", "job_params", "item", "payload", "incomplete_job"):
-        assert bench.behind(f"SELECT count(*) FROM {table}") == [(0,)], table
-    assert store.jobs.accept(bench.job(key="k"), new_items(1))[1]
 
 
 def test_a_process_that_dies_while_its_input_arrives_leaves_no_job_and_its_items_are_swept(
@@ -263,12 +232,6 @@ def test_an_input_whose_stored_items_are_swept_before_it_has_arrived_makes_no_jo
     assert (new, len(other.items.in_state(job.id))) == (True, 25)
 
 
-def test_a_job_without_items_is_done(store: SqlStore, bench: Bench) -> None:
-    job, _ = store.jobs.accept(bench.job(created_at=7.0), [])
-    assert (job.state, job.finished_at, job.total) == (JobState.DONE, 7.0, 0)
-    assert store.leases.claimable() == []
-
-
 @pytest.mark.parametrize("text", HOSTILE)
 def test_texts_of_users_come_back_as_they_were(store: SqlStore, bench: Bench, text: str) -> None:
     new = bench.job(key=text + "!", metadata={text: text})
@@ -360,41 +323,6 @@ def test_a_forgetting_that_died_half_way_is_finished_by_the_next_owner(
     fresh, _ = other.jobs.accept(bench.job(), new_items(1))
     assert other.leases.claim(fresh.id, 60) is not None
     assert bench.behind("SELECT count(*) FROM item") == [(1,)]
-
-
-def test_anybody_may_ask_to_cancel_a_job_that_is_not_done(bench: Bench) -> None:
-    store, other = bench.open(), bench.open()
-    job, _lease = started(store, bench, 1)
-    other.acts.cancel(JobSelection(ids=(job.id,)), "ada")
-    found = store.jobs.get(job.id)
-    assert found is not None
-    assert found.cancel_requested
-    done, _ = store.jobs.accept(bench.job(), [])
-    other.acts.cancel(JobSelection(ids=(done.id,)), "ada")
-    found = store.jobs.get(done.id)
-    assert found is not None
-    assert not found.cancel_requested
-
-
-def test_a_held_job_waits_until_somebody_frees_it(store: SqlStore, bench: Bench) -> None:
-    job, lease = started(store, bench, 1)
-    store.jobs.note(lease, "the outcome is unknown: look", hold=True)
-    held = store.jobs.get(job.id)
-    assert held is not None
-    assert (held.state, held.note) == (JobState.HELD, "the outcome is unknown: look")
-    store.jobs.note(lease, "still")
-    assert store.jobs.get(job.id).state is JobState.HELD  # type: ignore[union-attr]
-    store.jobs.unhold(job.id)
-    freed = store.jobs.get(job.id)
-    assert freed is not None
-    assert (freed.state, freed.note) == (JobState.ACTIVE, None)
-    store.jobs.note(lease, "quota", hold=True)
-    store.items.drop_unsent(lease, b"", at=9.0)
-    done = store.jobs.get(job.id)
-    assert done is not None
-    assert (done.state, done.note, done.finished_at) == (JobState.DONE, None, 9.0)
-    store.jobs.note(lease, "late", hold=True)
-    assert store.jobs.get(job.id).state is JobState.DONE  # type: ignore[union-attr]
 
 
 def test_what_is_done_to_one_job_leaves_the_others_as_they_are(store: SqlStore, bench: Bench) -> None:

@@ -31,26 +31,6 @@ def test_one_store_owns_a_job_and_others_wait(bench: Bench) -> None:
     assert mine.leases.claimable() == other.leases.claimable() == []
 
 
-def test_a_job_given_back_is_taken_at_once_and_the_old_lease_is_lost(bench: Bench) -> None:
-    mine, other = bench.open(), bench.open()
-    job, lease = started(mine, bench)
-    mine.leases.release(lease)
-    with pytest.raises(LeaseLost):
-        mine.jobs.note(lease, "x")
-    assert [row.id for row in other.leases.claimable()] == [job.id]
-    assert other.leases.claim(job.id, 60) == JobLease(job.id, 2)
-    mine.leases.release(lease)  # too late, and harmless
-    assert other.leases.renew([JobLease(job.id, 2)], 60) == [JobLease(job.id, 2)]
-
-
-def test_a_lease_that_ran_out_is_taken_over_although_its_owner_lives(bench: Bench) -> None:
-    frozen, other = bench.open(), bench.open()
-    job, _lease = started(frozen, bench)
-    bench.let_leases_run_out()
-    assert [row.id for row in other.leases.claimable()] == [job.id]
-    assert other.leases.claim(job.id, 60) == JobLease(job.id, 2)
-
-
 def test_a_lease_that_ran_out_still_counts_while_nobody_else_took_the_job(bench: Bench) -> None:
     store = bench.open()
     _, lease = started(store, bench)

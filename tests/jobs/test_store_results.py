@@ -57,40 +57,6 @@ def test_a_large_job_is_cancelled_and_forgotten_in_pages_and_nothing_of_it_stays
     assert [len(store.items.in_state(one.id)) for one in (other, last)] == [3, 3]
 
 
-def test_results_are_kept_counted_and_read_by_place_and_by_arrival(store: SqlStore, bench: Bench) -> None:
-    job, lease = started(store, bench, 4)
-    shard = ingesting(store, bench, lease, 0, 1, 2, 3)
-    told = store.shards.ingest(
-        lease,
-        shard,
-        [
-            result(2, cost=0.25, realtime_cost=0.5, usage=Usage(10, 3)),
-            result(0, "failed", b"bad", cost=None, realtime_cost=None),
-        ],
-        at=10.0,
-    )
-    assert (told.final, told.doubled) == ((2, 0), ())
-    store.shards.ingest(lease, shard, [result(1, "cancelled", cost=0.0, realtime_cost=None)], at=11.0)
-    found = store.jobs.get(job.id)
-    assert found is not None
-    assert (found.succeeded, found.failed, found.cancelled, found.finished) == (1, 1, 1, 3)
-    assert (found.cost, found.realtime_cost, found.unpriced) == (0.25, 0.5, 1)
-    assert (found.input_tokens, found.output_tokens, found.state) == (10, 3, JobState.ACTIVE)
-    by_place = store.items.results(job.id)
-    assert [(r.ix, r.user_id, r.outcome, r.body, r.payload, r.cost) for r in by_place] == [
-        (0, "row-0", "failed", b"bad", b"ask 0", None),
-        (1, "row-1", "cancelled", b"answer 1", b"ask 1", 0.0),
-        (2, "row-2", "succeeded", b"answer 2", b"ask 2", 0.25),
-    ]
-    assert [r.ix for r in store.items.results(job.id, after=0, limit=1)] == [1]
-    assert [(r.ix, r.seq) for r in store.items.fresh(job.id, limit=1000)] == [(2, 1), (0, 2), (1, 3)]
-    assert [r.ix for r in store.items.fresh(job.id, after=1, limit=1)] == [0]
-    store.shards.ingest(lease, shard, [result(3)], at=12.5)
-    done = store.jobs.get(job.id)
-    assert done is not None
-    assert (done.state, done.finished_at) == (JobState.DONE, 12.5)
-
-
 def test_open_items_end_or_go_in_real_time_without_a_batch_all_or_none_of_them(
     store: SqlStore, bench: Bench
 ) -> None:
@@ -161,79 +127,6 @@ def test_tries_that_did_not_end_an_item_are_told_with_its_end_whatever_that_is(
     ]
 
 
-def test_the_first_result_wins_the_same_again_is_nothing_and_another_is_told(
-    store: SqlStore, bench: Bench
-) -> None:
-    job, lease = started(store, bench, 3)
-    shard = ingesting(store, bench, lease, 0, 1, 2)
-    store.shards.ingest(lease, shard, [result(0, text=b"first")], at=1.0)
-    before = store.jobs.get(job.id)
-    same = store.shards.ingest(lease, shard, [result(0, text=b"first")], at=2.0)
-    other = store.shards.ingest(lease, shard, [result(0, text=b"second")], at=3.0)
-    at_once = store.shards.ingest(
-        lease, shard, [result(1, text=b"a"), result(1, text=b"b"), result(1, text=b"a")], at=4.0
-    )
-    assert (same.final, same.doubled) == ((), ())
-    assert (other.final, other.doubled) == ((), (0,))
-    assert (at_once.final, at_once.doubled) == ((1,), (1,))
-    assert [(r.ix, r.body) for r in store.items.results(job.id)] == [(0, b"first"), (1, b"a")]
-    assert before is not None
-    assert before.cost == 0.5
-    assert store.jobs.get(job.id).cost == 1.0  # type: ignore[union-attr]
-
-
-def test_a_result_beats_a_verdict_whichever_came_first(store: SqlStore, bench: Bench) -> None:
-    job, lease = started(store, bench, 3)
-    shard = ingesting(store, bench, lease, 0, 1, 2)
-    first = store.shards.ingest(lease, shard, [result(0, "again"), result(1)], at=1.0)
-    second = store.shards.ingest(lease, shard, [result(0), result(1, "again")], at=2.0)
-    third = store.shards.ingest(lease, shard, [result(2, "unrun", b"u"), result(2, "unrun", b"u")], at=3.0)
-    fourth = store.shards.ingest(lease, shard, [result(2, "again", b"v")], at=3.0)
-    assert (first.final, first.doubled) == ((1,), ())
-    assert (second.final, second.doubled) == ((0,), (1,))
-    assert (third.final, third.doubled) == ((), ())
-    assert (fourth.final, fourth.doubled) == ((), (2,))
-    assert [(u.ix, u.verdict, u.body) for u in store.shards.unsettled(shard.id)] == [(2, "unrun", b"u")]
-    assert [r.ix for r in store.items.results(job.id)] == [0, 1]
-
-
-def test_a_line_read_again_is_nothing_new_though_its_item_has_ended_meanwhile(
-    store: SqlStore, bench: Bench
-) -> None:
-    """A file is read from its beginning after a crash."""
-    _, lease = started(store, bench, 1)
-    shard = ingesting(store, bench, lease, 0)
-    store.shards.ingest(lease, shard, [result(0, "again", b"busy")], at=1.0)
-    store.shards.ingest(lease, shard, [result(0)], at=2.0)
-    assert store.shards.ingest(lease, shard, [result(0, "again", b"busy")], at=3.0).doubled == ()
-    assert store.shards.ingest(lease, shard, [result(0, "again", b"other")], at=4.0).doubled == (0,)
-
-
-def test_what_is_unsettled_says_why(store: SqlStore, bench: Bench) -> None:
-    _, lease = started(store, bench, 5)
-    dead = store.shards.plan(lease, bench.shard(3))
-    store.shards.discard(lease, dead, items=ItemState.OPEN, tried=True, note="", at=0.0)
-    shard = ingesting(store, bench, lease, 4, 3, 1, 0)
-    store.shards.ingest(
-        lease, shard, [result(1), result(0, "again", b"busy"), result(3, "unrun", b"late")], at=1.0
-    )
-    assert [(u.ix, u.verdict, u.body, u.tries) for u in store.shards.unsettled(shard.id)] == [
-        (4, None, None, 0),
-        (3, "unrun", b"late", 1),
-        (0, "again", b"busy", 0),
-    ]
-
-
-def test_a_result_of_an_item_that_is_not_in_the_shard_is_refused(store: SqlStore, bench: Bench) -> None:
-    job, lease = started(store, bench, 3)
-    store.shards.plan(lease, bench.shard(1))
-    shard = ingesting(store, bench, lease, 0)
-    for ix in (1, 2, 77):
-        with pytest.raises(ValueError, match=f"item {ix} is not in shard"):
-            store.shards.ingest(lease, shard, [result(0), result(ix)], at=1.0)
-    assert store.items.results(job.id) == []
-
-
 @pytest.mark.parametrize("state", [ShardState.PLANNED, ShardState.SUBMITTED, ShardState.ENDED])
 def test_a_shard_that_is_not_being_read_takes_no_results(
     store: SqlStore, bench: Bench, state: ShardState
@@ -244,29 +137,6 @@ def test_a_shard_that_is_not_being_read_takes_no_results(
         store.shards.ingest(lease, shard, [result(0)], at=1.0)
     with pytest.raises(LeaseLost, match="no longer ingesting"):
         store.shards.ingest(lease, evolve(shard, state=ShardState.INGESTING), [result(0)], at=1.0)
-
-
-def test_answers_of_an_orphan_are_used_for_items_that_have_none(store: SqlStore, bench: Bench) -> None:
-    job, lease = started(store, bench, 5)
-    orphan = led(store, lease, store.shards.plan(lease, bench.shard(0, 1, 2, 3)), ShardState.UNCERTAIN)
-    orphan = store.shards.discard(lease, orphan, items=ItemState.OPEN, tried=True, note="", at=1.0)
-    again = ingesting(store, bench, lease, 0, 1)
-    store.shards.ingest(lease, again, [result(0, text=b"new")], at=2.0)
-    told = store.shards.ingest(
-        lease, orphan, [*(result(ix, text=b"orphan") for ix in (0, 1, 2)), result(3, "again")], at=3.0
-    )
-    assert (told.final, told.doubled) == ((1, 2), (0,))
-    assert [(r.ix, r.body) for r in store.items.results(job.id)] == [
-        (0, b"new"),
-        (1, b"orphan"),
-        (2, b"orphan"),
-    ]
-    assert [u.ix for u in store.shards.unsettled(again.id)] == []
-    late = store.shards.ingest(lease, again, [result(1, text=b"late")], at=4.0)
-    assert late.doubled == (1,)
-    settled = store.shards.settle(lease, again, at=5.0)
-    assert settled.state is ShardState.SETTLED
-    assert [item.ix for item in store.items.in_state(job.id)] == [3, 4]
 
 
 def test_settling_sends_every_item_somewhere(store: SqlStore, bench: Bench) -> None:
@@ -298,15 +168,6 @@ def test_settling_sends_every_item_somewhere(store: SqlStore, bench: Bench) -> N
         store.shards.settle(lease, shard, opened=[1], realtime=[2], at=4.0)
 
 
-def test_a_verdict_of_an_earlier_shard_does_not_follow_its_item(store: SqlStore, bench: Bench) -> None:
-    _, lease = started(store, bench, 1)
-    shard = ingesting(store, bench, lease, 0)
-    store.shards.ingest(lease, shard, [result(0, "again")], at=1.0)
-    store.shards.settle(lease, shard, opened=[0], at=2.0)
-    shard = ingesting(store, bench, lease, 0)
-    assert [(u.verdict, u.tries) for u in store.shards.unsettled(shard.id)] == [(None, 1)]
-
-
 def test_realtime_items_are_claimed_in_order_and_once(store: SqlStore, bench: Bench) -> None:
     job, _ = store.jobs.accept(bench.job(), new_items(5, realtime=True))
     lease = store.leases.claim(job.id, 60)
@@ -328,24 +189,6 @@ def test_realtime_items_are_claimed_in_order_and_once(store: SqlStore, bench: Be
     done = store.jobs.get(job.id)
     assert done is not None
     assert (done.state, done.finished_at, done.succeeded) == (JobState.DONE, 8.0, 5)
-
-
-def test_a_cancelled_job_drops_what_was_not_sent(store: SqlStore, bench: Bench) -> None:
-    job, lease = started(store, bench, 6)
-    sent = led(store, lease, store.shards.plan(lease, bench.shard(0)), ShardState.SUBMITTED)
-    dead = store.shards.plan(lease, bench.shard(1, 2))
-    store.shards.discard(lease, dead, items=ItemState.REALTIME, tried=False, note="", at=0.0)
-    assert [d.ix for d in store.items.claim_realtime(lease, 1)] == [1]
-    assert store.items.drop_unsent(lease, b"cancelled", at=5.0) == 4
-    assert store.items.drop_unsent(lease, b"cancelled", at=5.0) == 0
-    assert [(r.ix, r.outcome, r.body, r.cost) for r in store.items.results(job.id)] == [
-        (ix, "cancelled", b"cancelled", 0.0) for ix in (2, 3, 4, 5)
-    ]
-    assert [r.ix for r in store.items.fresh(job.id, limit=1000)] == [2, 3, 4, 5]
-    found = store.jobs.get(job.id)
-    assert found is not None
-    assert (found.cancelled, found.finished, found.unpriced) == (4, 4, 0)
-    assert store.shards.get(sent.id) == sent
 
 
 def test_no_reader_misses_a_result_while_others_write(bench: Bench) -> None:

@@ -16,8 +16,6 @@ from smartbatch.jobs.records import (
     ItemSize,
     ItemState,
     JobLease,
-    JobState,
-    LeaseLost,
     StoredItem,
 )
 from smartbatch.jobs.shard_records import OPEN_SHARDS, TRANSITIONS, RemoteProgress, ShardState
@@ -66,16 +64,6 @@ def test_a_planned_shard_holds_its_items_in_its_own_order(store: SqlStore, bench
         2: (4, "row-4", b"ask 4", 14),
     }
     assert store.shards.plan(lease, bench.shard(1)).no == 2
-
-
-@pytest.mark.parametrize("items", [(0, 1), (9,), (1, 0)])
-def test_no_item_is_in_two_shards(store: SqlStore, bench: Bench, items: tuple[int, ...]) -> None:
-    job, lease = started(store, bench, 3)
-    store.shards.plan(lease, bench.shard(0))
-    with pytest.raises(LeaseLost, match="not every item"):
-        store.shards.plan(lease, bench.shard(*items))
-    assert len(store.shards.of_job(job.id)) == 1
-    assert [item.ix for item in store.items.in_state(job.id)] == [1, 2]
 
 
 @pytest.mark.parametrize("items", [(), (1, 1)])
@@ -171,37 +159,6 @@ def test_submitting_begins_with_mark_submitting_only(store: SqlStore, bench: Ben
         store.shards.mark_submitting(lease, intended, exclusive=False)
 
 
-def test_who_comes_second_with_a_shard_loses(store: SqlStore, bench: Bench) -> None:
-    _, lease = started(store, bench, 1)
-    ready = led(store, lease, store.shards.plan(lease, bench.shard(0)), ShardState.READY)
-    assert store.shards.mark_submitting(lease, ready, exclusive=False)
-    for second in (
-        lambda: store.shards.mark_submitting(lease, ready, exclusive=False),
-        lambda: store.shards.advance(lease, ready, ShardState.UPLOADING),
-        lambda: store.shards.advance(lease, ready, ShardState.READY, tries=1),
-        lambda: store.shards.discard(lease, ready, items=ItemState.OPEN, tried=True, note="", at=1.0),
-        lambda: store.shards.fail(lease, ready, b"", note="", at=1.0),
-    ):
-        with pytest.raises(LeaseLost, match="no longer ready"):
-            second()
-
-
-@pytest.mark.parametrize("state", [ShardState.SUBMITTING, ShardState.UNCERTAIN, ShardState.PROVISIONAL])
-def test_an_exclusive_create_waits_for_others_of_the_account(bench: Bench, state: ShardState) -> None:
-    store, other = bench.open(), bench.open()
-    _, lease = started(store, bench, 1)
-    _, theirs = started(other, bench, 1)
-    _, far = started(other, bench, 1, scope="scope-2")
-    unresolved = led(store, lease, store.shards.plan(lease, bench.shard(0)), state)
-    ready = led(other, theirs, other.shards.plan(theirs, bench.shard(0)), ShardState.READY)
-    elsewhere = led(other, far, other.shards.plan(far, bench.shard(0)), ShardState.READY)
-    assert other.shards.mark_submitting(theirs, ready, exclusive=True) is None
-    assert other.shards.get(ready.id) == ready
-    assert other.shards.mark_submitting(far, elsewhere, exclusive=True) is not None
-    store.shards.advance(lease, unresolved, ShardState.SUBMITTED)
-    assert other.shards.mark_submitting(theirs, ready, exclusive=True) is not None
-
-
 def test_of_exclusive_creates_at_once_one_goes(bench: Bench) -> None:
     stores = [bench.open() for _ in range(4)]
     ready = []
@@ -219,23 +176,6 @@ def test_of_exclusive_creates_at_once_one_goes(bench: Bench) -> None:
     assert sorted(went) == [False, False, False, True]
 
 
-@pytest.mark.parametrize("items", [ItemState.OPEN, ItemState.REALTIME])
-@pytest.mark.parametrize("tried", [True, False])
-def test_a_discarded_shard_frees_its_items(
-    store: SqlStore, bench: Bench, items: ItemState, tried: bool
-) -> None:
-    job, lease = started(store, bench, 4)
-    other = store.shards.plan(lease, bench.shard(1))
-    shard = led(store, lease, store.shards.plan(lease, bench.shard(0, 2)), ShardState.FENCED)
-    dead = store.shards.discard(lease, shard, items=items, tried=tried, note="never came", at=50.0)
-    assert (dead.state, dead.note, dead.died_at) == (ShardState.DEAD, "never came", 50.0)
-    freed = [(i.ix, i.tries) for i in store.items.in_state(job.id, state=items) if i.ix != 3]
-    assert freed == [(0, int(tried)), (2, int(tried))]
-    assert store.shards.get(other.id) == other
-    assert [item.ix for item in store.items.in_state(job.id, state=ItemState.SHARDED)] == [1]
-    assert {at: item.ix for at, item in store.shards.items_at(dead.id, [0, 1]).items()} == {0: 0, 1: 2}
-
-
 def test_a_shard_that_cannot_die_is_not_discarded(store: SqlStore, bench: Bench) -> None:
     _, lease = started(store, bench, 1)
     shard = led(store, lease, store.shards.plan(lease, bench.shard(0)), ShardState.PROVISIONAL)
@@ -243,24 +183,6 @@ def test_a_shard_that_cannot_die_is_not_discarded(store: SqlStore, bench: Bench)
         store.shards.discard(lease, shard, items=ItemState.OPEN, tried=True, note="", at=1.0)
     with pytest.raises(ValueError, match="open or real time"):
         store.shards.discard(lease, shard, items=ItemState.FINAL, tried=True, note="", at=1.0)
-
-
-def test_a_refused_shard_ends_its_items_and_costs_nothing(store: SqlStore, bench: Bench) -> None:
-    job, lease = started(store, bench, 3)
-    shard = store.shards.plan(lease, bench.shard(2, 0))
-    dead = store.shards.fail(lease, shard, b"why", note="refused", at=50.0)
-    assert (dead.state, dead.note, dead.died_at) == (ShardState.DEAD, "refused", 50.0)
-    assert [(r.ix, r.outcome, r.body, r.cost, r.user_id) for r in store.items.results(job.id)] == [
-        (0, "failed", b"why", 0.0, "row-0"),
-        (2, "failed", b"why", 0.0, "row-2"),
-    ]
-    found = store.jobs.get(job.id)
-    assert found is not None
-    assert (found.failed, found.finished, found.unpriced, found.state) == (2, 2, 0, JobState.ACTIVE)
-    store.shards.fail(lease, store.shards.plan(lease, bench.shard(1)), b"why", note="refused", at=60.0)
-    found = store.jobs.get(job.id)
-    assert found is not None
-    assert (found.state, found.finished_at) == (JobState.DONE, 60.0)
 
 
 def test_shards_are_found_by_state_and_account(store: SqlStore, bench: Bench) -> None:
