@@ -9,7 +9,8 @@ import argparse
 import re
 from pathlib import Path
 
-from smartbatch.cli.main import ACTIONS, build_parser
+from smartbatch.cli.arguments import JOBS_ACTIONS
+from smartbatch.cli.main import build_parser
 from smartbatch.config import BatchingConfig
 from smartbatch.emulator.batches.batch_settings import BATCH_FAULTS, LINE_FAULTS
 from smartbatch.emulator.settings import FAULTS
@@ -59,7 +60,7 @@ def batch_faults_table() -> str:
 
 def actions_table() -> str:
     """Return what ``smartbatch jobs`` can do."""
-    rows = [f"| `{name}` | {' '.join(what.split())} |" for name, what in ACTIONS.items()]
+    rows = [f"| `{name}` | {' '.join(what.split())} |" for name, what in JOBS_ACTIONS.items()]
     return "\n".join(["| action | what it does |", "|---|---|", *rows])
 
 

@@ -1,34 +1,92 @@
-"""From the arguments of a command to a client."""
+"""From the arguments of a command to a client, with the options of its provider."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
-from typing import Any, Final
+from collections.abc import Mapping
+from types import NoneType, UnionType
+from typing import Any, Final, Literal, Union, get_args, get_origin
 
 from attrs import fields_dict
 
-from smartbatch.cli.messages import print_event
-from smartbatch.cli.provider_options import options_of
+from smartbatch.cli.printing import print_event
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
 from smartbatch.core.preparation.validation import admit_defaults
 from smartbatch.errors import ConfigError
 from smartbatch.jobs.store import is_server, resolved_place
+from smartbatch.providers.registry import option_types, parse_model
 from smartbatch.runs.row_requests import PromptMaker
 from smartbatch.types import Embedding, Generation
 
+_TYPE_NAMES: Final = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def options_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the provider options from ``K=V`` pairs, with the type that each option has.
+
+    A value that is JSON of that type is parsed; anything else is kept as a string, so a key made of digits
+    stays a string. If the type is unknown, all JSON is parsed.
+
+    Raises:
+        ConfigError: a pair lacks ``=``, or a value has the wrong type. The value is not repeated.
+    """
+    types: Mapping[str, Any] = {}
+    if args.provider_option:
+        types = option_types(parse_model(args.model)[0])
+    options: dict[str, Any] = {}
+    for pair in args.provider_option:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--provider-option {name!r:.40} needs the form K=V, such as api=responses")
+        options[name] = _read(name, text, types.get(name, Any))
+    return options
+
+
+def _read(name: str, text: str, kind: Any) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    if _fits(value, kind):
+        return value
+    if _fits(text, kind):
+        return text
+    raise ConfigError(f"--provider-option {name} needs {_words(kind)}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_fits(value, each) for each in inner)
+    if origin is Literal:
+        return type(value) in map(type, inner)
+    if origin is Mapping:
+        return isinstance(value, dict) and all(_fits(each, inner[1]) for each in value.values())
+    return kind is Any or type(value) in ((int, float) if kind is float else (kind,))
+
+
+def _words(kind: Any) -> str:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return " or ".join(_words(each) for each in inner if each is not NoneType)
+    if origin is Mapping:
+        return f"a JSON object whose values are each {_words(inner[1])}"
+    return _TYPE_NAMES.get(kind, "a value that only a program can pass")
+
+
 _PARAMETERS: Final = ("system", "max_tokens", "temperature", "seed")
-_OF_BATCHES: Final = ("batch_poll_interval", "batch_timeout", "batch_max_requests", "batch_fallback")
-"""Options that have no effect in real time."""
-_OF_VECTORS: Final = ("task_type", "dimensions")
+_BATCH_OPTIONS: Final = ("batch_poll_interval", "batch_timeout", "batch_max_requests", "batch_fallback")
+_EMBEDDING_OPTIONS: Final = ("task_type", "dimensions")
 
 
 def config_of(args: argparse.Namespace) -> BatchingConfig:
-    """Return the settings of a command; an option that sets one has its name.
+    """Return the settings of a command, from the options with the names of settings.
 
     Raises:
-        ConfigError: for a setting that cannot be used.
+        ConfigError: a setting is invalid.
     """
     names = fields_dict(BatchingConfig)
     settings: dict[str, Any] = {name: value for name, value in vars(args).items() if name in names}
@@ -40,23 +98,23 @@ def params_of(args: argparse.Namespace) -> Generation:
 
 
 def embedding_of(args: argparse.Namespace) -> Embedding | None:
-    """Return the kind of vector that ``--embed`` asks for; ``None`` where texts are asked for.
+    """Return the embedding that ``--embed`` requests; ``None`` for texts.
 
     Raises:
-        ConfigError: for an option that has no effect on what is asked for.
+        ConfigError: an option has no effect on what is requested.
     """
-    why = "is about answers and has no effect with --embed: leave it out" if args.embed else "needs --embed"
-    for name in (*_PARAMETERS, "n") if args.embed else _OF_VECTORS:
+    why = "applies to answers and has no effect with --embed: leave it out" if args.embed else "needs --embed"
+    for name in (*_PARAMETERS, "n") if args.embed else _EMBEDDING_OPTIONS:
         if getattr(args, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')} {why}")
     return Embedding(args.task_type, args.dimensions) if args.embed else None
 
 
 def answers_each(args: argparse.Namespace) -> int:
-    """Return how many answers each row gets.
+    """Return the number of answers per row.
 
     Raises:
-        InvalidRequest: the number cannot be used.
+        InvalidRequest: the number is invalid.
     """
     return 1 if args.n is None else admit_defaults(Generation(n=args.n)).n or 1
 
@@ -65,15 +123,15 @@ def client_of(args: argparse.Namespace, **options: str) -> BatchingClient:
     """Return the client of a run, not started.
 
     Args:
-        options: of the provider; ``--provider-option`` wins over them.
+        options: for the provider; ``--provider-option`` overrides them.
 
     Raises:
-        ConfigError: for settings that cannot be used, such as an unknown model or a missing key.
+        ConfigError: a setting is invalid, such as an unknown model or a missing key.
     """
-    for name in _OF_BATCHES if args.strategy == "individual" else ():
+    for name in _BATCH_OPTIONS if args.strategy == "individual" else ():
         if getattr(args, name) is not None:
             option = name.replace("_", "-")
-            raise ConfigError(f"--{option} is about batches: leave --strategy individual out")
+            raise ConfigError(f"--{option} applies to batches: leave out --strategy individual")
     return BatchingClient(
         args.model,
         config=config_of(args),
@@ -84,23 +142,23 @@ def client_of(args: argparse.Namespace, **options: str) -> BatchingClient:
 
 
 def missing_store(place: str | None) -> str | None:
-    """Return the path of a store that does not exist yet; ``None`` where there is one, or a server.
+    """Return the path of a store that does not exist yet; ``None`` if it exists or is on a server.
 
     Args:
         place: the setting ``store``.
 
     Raises:
-        StoreError, ConfigError: it cannot be the place of a store.
+        StoreError, ConfigError: the setting is invalid.
     """
     place = resolved_place(place)
     return None if is_server(place) or os.path.exists(place) else place
 
 
 def prompt_maker(args: argparse.Namespace) -> PromptMaker:
-    """Return what makes the prompts of rows as the arguments say.
+    """Return what makes the prompts of rows.
 
     Raises:
-        InputError: the template cannot be used.
+        InputError: the template is invalid.
     """
     return PromptMaker(
         template=args.template,

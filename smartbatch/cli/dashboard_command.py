@@ -1,44 +1,61 @@
-"""``smartbatch dashboard``: the dashboard on this machine's own address until it is stopped."""
+"""``smartbatch dashboard``: the dashboard on a loopback address, for one person on this machine."""
 
 from __future__ import annotations
 
 import argparse
+import socketserver
+import sys
 from collections.abc import Callable
+from typing import Any, final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from smartbatch.cli.option_tables import add_options, whole
 from smartbatch.errors import ConfigError
 
-_HELP = """\
-Show in a browser what runs, how fast, what it costs, what holds it up and when it will be done: the jobs of a
-store, and all processes that share its limits. It answers on 127.0.0.1 only, to those who have the address
-that is printed: its token is new with each start. Ctrl-C or SIGTERM ends it; jobs and processes go on.
-
-examples:
-  smartbatch dashboard --open
-  smartbatch dashboard --store postgresql://db.example/jobs --port 8200
-"""
-_OPTIONS = """
---store PLACE          where jobs are kept: a file, or postgresql://… (default: your own)
---port N               0 takes a free one (default: 8137)
---open                 open it in the browser
---read-only            look, and do not act
---show-content         show prompts and answers, and let them be downloaded
-"""
-
-_STREAMS = 64
-"""Each has a thread of its own, and the machine's owner alone opens them."""
+HOST = "127.0.0.1"
+IDLE_TIMEOUT_SECONDS = 30.0  # of a connection
 
 
-def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the subcommand by ``add``, which makes its parser."""
-    parser = add(
-        "dashboard",
-        help="show in a browser what runs and what it costs",
-        description=_HELP,
-        epilog="exit codes: 0 stopped, 2 bad usage, or the port is taken",
-    )
-    parser.set_defaults(port=8137)
-    add_options(parser.add_argument, _OPTIONS, {"N": {"type": whole}})
+@final
+class _Handler(WSGIRequestHandler):
+    timeout = IDLE_TIMEOUT_SECONDS
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: the first address contains the token."""
+
+
+@final
+class LocalServer(socketserver.ThreadingMixIn, WSGIServer):
+    """A server on the loopback address, with a thread per request.
+
+    Args:
+        port: 0 for a free one; see ``server_port``.
+        application: the WSGI application.
+
+    Raises:
+        OSError: the port is taken.
+    """
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, port: int, application: Callable[..., Any]) -> None:
+        super().__init__((HOST, port), _Handler)
+        # the standard handler reports a single thread, whatever the server does
+        self.set_app(lambda environ, start: application({**environ, "wsgi.multithread": True}, start))
+
+    def server_bind(self) -> None:
+        """Bind without looking up the host name, which may take seconds."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = HOST, int(self.server_address[1])
+        self.setup_environ()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore browsers that disconnect: each closed page ends a stream."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
+_MAX_STREAMS = 64  # one thread each; only the owner of the machine opens them
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,18 +63,18 @@ def run(args: argparse.Namespace) -> int:
     # late: other subcommands do not pay for a server
     import webbrowser
 
+    from smartbatch.cli.dashboard_command import LocalServer
     from smartbatch.cli.interrupts import Interrupts
-    from smartbatch.cli.standard_output import print_out
-    from smartbatch.cli.wsgi_server import LocalServer
+    from smartbatch.cli.printing import print_out
     from smartbatch.dashboard import TokenAccess, app
 
     access = TokenAccess(granted="read" if args.read_only else "all")
-    dashboard = app(store=args.store, access=access, show_content=args.show_content, streams=_STREAMS)
+    dashboard = app(store=args.store, access=access, show_content=args.show_content, streams=_MAX_STREAMS)
     try:
         server = LocalServer(args.port, dashboard)
     except (OSError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no port"
-        raise ConfigError(f"--port {args.port}: {reason}; name another one, or 0 for a free one") from None
+        reason = error.strerror if isinstance(error, OSError) else "not a valid port"
+        raise ConfigError(f"--port {args.port}: {reason}; use another one, or 0 for a free one") from None
     address = f"http://{server.server_name}:{server.server_port}/?token={access.token}"
     with server, Interrupts(server.shutdown):
         print_out(address)

@@ -1,4 +1,4 @@
-"""``smartbatch doctor``: what is installed, set and reachable on this machine. No secret is printed."""
+"""``smartbatch doctor``: checks what is installed, configured and reachable. It prints no secrets."""
 
 from __future__ import annotations
 
@@ -6,67 +6,34 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from smartbatch.cli.option_tables import add_options
-
 if TYPE_CHECKING:
     from smartbatch.config import BatchingConfig
 
-_HELP = """\
-Say what smartbatch finds here: versions, keys (set or not), base URLs, the store, learned limits, and whether
-`import smartbatch` gives this project: `pip install smartbatch` is another one. No secret is printed, and
-nothing is sent to a provider.
-
-examples:
-  smartbatch doctor
-  smartbatch doctor --store postgresql://db.example/jobs --json
-"""
-_OPTIONS = """
---store PLACE          where jobs are kept: a file, or postgresql://… (default: your own)
---config FILE          TOML or YAML file of settings; options win over it
---json                 JSON lines instead of text for people
-"""
 _PACKAGES: Final = ("anthropic", "google-genai", "genai-prices", "psycopg", "redis", "pyarrow", "pandas")
-_MOST_JOBS: Final = 1000
+_MAX_JOBS: Final = 1000
 
 
 class Finding(NamedTuple):
-    """One line of the report.
-
-    Attributes:
-        about: what was looked at.
-        text: what was found.
-        wrong: whether it has to be mended.
-    """
+    """One line of the report."""
 
     about: str
     text: str
-    wrong: bool = False
-
-
-def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the subcommand by ``add``, which makes its parser."""
-    parser = add(
-        "doctor",
-        help="say what is installed, set and reachable here",
-        description=_HELP,
-        epilog="exit codes: 0 nothing is wrong, 1 something is, as the lines with a ! say, 2 bad usage",
-    )
-    add_options(parser.add_argument, _OPTIONS)
+    wrong: bool = False  # it needs to be fixed
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the findings; return 1 when one of them is wrong."""
+    """Print the findings; return 1 if there is a problem."""
     from smartbatch._words import escape
-    from smartbatch.cli.standard_output import ReaderLeft, print_out
+    from smartbatch.cli.printing import ReaderLeft, print_out
     from smartbatch.errors import scrub
 
     findings = list(_findings(args))
-    with suppress(ReaderLeft):  # the exit code says whether all is well all the same
+    with suppress(ReaderLeft):  # the exit code reports problems anyway
         for one in findings:
             text = scrub(one.text, *_secrets(), limit=1000)
             if args.json:
@@ -88,8 +55,10 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     except ConfigError as error:
         yield Finding("settings", error.message, wrong=True)
         return
-    told = [one.name for one in config.describe() if one.value != one.default]
-    yield Finding("settings", f"told: {', '.join(told)}" if told else "all as by default")
+    changed = [one.name for one in config.describe() if one.value != one.default]
+    yield Finding(
+        "settings", f"changed: {', '.join(changed)}" if changed else "all settings at their defaults"
+    )
     yield _store(config)
     yield from _limits(config)
 
@@ -104,7 +73,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _version(package: str) -> str | None:
-    from importlib import metadata  # late: every command imports this file
+    from importlib import metadata  # late: it is rarely needed
 
     try:
         return metadata.version(package)
@@ -117,38 +86,36 @@ def _own_folder() -> str:
 
 
 def _imported() -> Iterator[Finding]:
-    """Yield what ``import smartbatch`` gives that is not this project.
-
-    Cases, in order: the other project of that name is installed, over these files or next to them; the module
-    that is imported is not this one's; a file of that name lies in the working folder, where a script or
-    ``python -m`` finds it first.
-    """
+    """Yield the reasons why ``import smartbatch`` may find something else."""
     advice = "pip uninstall smartbatch, then pip install --force-reinstall smartbatch-llm"
+    # 1. The other project of that name is installed, over these files or next to them.
     other = _version("smartbatch")
     if other is not None:
         text = f"another project, smartbatch {other}, is installed and has files of the same names: {advice}"
         yield Finding("import", text, wrong=True)
+    # 2. The imported module is not this one.
     module = sys.modules["smartbatch"]
     file = getattr(module, "__file__", None) or ""
     if os.path.dirname(os.path.realpath(file)) != _own_folder() or not hasattr(module, "BatchingClient"):
-        text = f"import smartbatch gives another project's module, {file or 'without a file'}: {advice}"
+        text = f"import smartbatch finds another project's module, {file or 'without a file'}: {advice}"
         yield Finding("import", text, wrong=True)
+    # 3. The working folder has a file of that name, which scripts and ``python -m`` find first.
     here = PathFinder.find_spec("smartbatch", [os.getcwd()])
     if here is not None and here.origin and os.path.dirname(os.path.realpath(here.origin)) != _own_folder():
-        text = f"scripts in this folder import {here.origin} in place of the library: rename it"
+        text = f"scripts in this folder import {here.origin} instead of the library: rename it"
         yield Finding("import", text, wrong=True)
 
 
 def _accounts() -> Iterator[Finding]:
-    """Yield the key and the address of each provider; a provider without a key is nothing wrong."""
+    """Yield the key and the address of each provider. A missing key is not a problem."""
     from smartbatch.errors import ConfigError
     from smartbatch.providers import registry
 
     for prefix, variables in registry.VARIABLES.items():
         known = [name for name in variables.keys if os.environ.get(name, "").strip()]
         key = f"{known[0]} is set" if known else f"no key: {' or '.join(variables.keys)} is not set"
-        told = os.environ.get(variables.address, "").strip()
-        address = f"{_address(told)} ({variables.address})" if told else variables.usual
+        url = os.environ.get(variables.address, "").strip()
+        address = f"{_address(url)} ({variables.address})" if url else variables.usual
         try:
             _check_account(prefix, has_key=bool(known))
         except ConfigError as error:
@@ -158,10 +125,10 @@ def _accounts() -> Iterator[Finding]:
 
 
 def _check_account(prefix: str, *, has_key: bool) -> None:
-    """Make a provider of what the environment has, and where that fails for want of a key, with any.
+    """Make a provider from the environment, with an example key if none is set.
 
     Raises:
-        ConfigError: it cannot be made, be there a key or not.
+        ConfigError: the other settings are invalid.
     """
     from smartbatch._clock import RealClock
     from smartbatch.errors import ConfigError
@@ -176,7 +143,7 @@ def _check_account(prefix: str, *, has_key: bool) -> None:
 
 
 def _address(url: str) -> str:
-    """Return a URL without a name, a password, a query and a fragment."""
+    """Return a URL without user name, password, query and fragment."""
     scheme, slashes, rest = url.partition("://")
     return scheme + slashes + rest.split("?")[0].split("#")[0].rpartition("@")[2]
 
@@ -193,7 +160,7 @@ def _store(config: BatchingConfig) -> Finding:
 
 
 def _place(config: BatchingConfig) -> str:
-    """Return what there is to say of the store.
+    """Describe the store.
 
     Raises:
         SmartbatchError: it cannot be used.
@@ -208,20 +175,20 @@ def _place(config: BatchingConfig) -> str:
         while not os.path.exists(folder):
             folder = os.path.dirname(folder)
         if os.access(folder, os.W_OK):
-            return f"{path}, which the first job makes"
-        raise StoreError(f"{path} cannot be made: {folder} is not writable")
+            return f"{path}, created by the first job"
+        raise StoreError(f"{path} cannot be created: {folder} is not writable")
     stored = StoredJobs(config)
     try:
-        statuses = stored.statuses(limit=_MOST_JOBS)
-        going = sum(not one.done for one in statuses)
-        most = " or more" if len(statuses) == _MOST_JOBS else ""
-        return f"{stored.place}: {len(statuses)}{most} jobs, {going} of them not ended"
+        statuses = stored.statuses(limit=_MAX_JOBS)
+        unfinished = sum(not one.done for one in statuses)
+        more = " or more" if len(statuses) == _MAX_JOBS else ""
+        return f"{stored.place}: {len(statuses)}{more} jobs, {unfinished} of them unfinished"
     finally:
         stored.close(0)
 
 
 def _limits(config: BatchingConfig) -> Iterator[Finding]:
-    """Yield the limits, told or learned, that processes published where they share them."""
+    """Yield the limits that processes publish where they share them."""
     from smartbatch.errors import SmartbatchError
     from smartbatch.sharing.publication import participants
 
@@ -242,13 +209,13 @@ def _limits(config: BatchingConfig) -> Iterator[Finding]:
             "input tokens": lane.input_tokens_per_minute,
             "output tokens": lane.output_tokens_per_minute,
         }
-        known = ", ".join(f"{value:,.0f} {name} a minute" for name, value in figures.items() if value)
+        known = ", ".join(f"{value:,.0f} {name} per minute" for name, value in figures.items() if value)
         if known and lane.model not in seen:
             yield Finding("limits", f"{lane.model}: {known}")
         seen.add(lane.model)
 
 
 def _secrets() -> list[Any]:
-    """Return the values of variables that are named like secrets, so that none is printed by accident."""
+    """Return the values of variables that look like secrets, so that none is printed by accident."""
     words = ("KEY", "TOKEN", "PASSWORD", "SECRET")
     return [text.strip() for name, text in os.environ.items() if any(word in name.upper() for word in words)]

@@ -1,4 +1,4 @@
-"""``smartbatch emulator``: the providers' APIs on a loopback address until it is stopped."""
+"""``smartbatch emulator``: the providers' APIs on a loopback address."""
 
 from __future__ import annotations
 
@@ -10,89 +10,89 @@ from smartbatch.cli.option_tables import add_options, number, size, whole
 from smartbatch.errors import ConfigError
 
 _HELP = """\
-Serve the APIs of OpenAI, Anthropic and Gemini offline: generation (streaming included), embeddings,
-token counts and models in real time, files and batches.
+Serve the APIs of OpenAI, Anthropic and Gemini offline: generation (including streaming), embeddings, token
+counts, models, files and batches.
 
-Point any client at it with OPENAI_BASE_URL (the address that is printed), or with ANTHROPIC_BASE_URL or
+Point any client at it with OPENAI_BASE_URL (the printed address), or with ANTHROPIC_BASE_URL or
 GOOGLE_GEMINI_BASE_URL (the same without /v1); any key is accepted. GET /_ledger shows what arrived and what
-was billed, GET /_ledger?full=1 every request and every line of a batch, POST /_ledger/reset starts afresh.
-Ctrl-C or SIGTERM ends it.
+was billed, GET /_ledger?full=1 every request and every batch line; POST /_ledger/reset clears it. Ctrl-C or
+SIGTERM stops it.
 
 examples:
   smartbatch emulator --port 8100 --latency 0.01 --rpm 600 --faults 500=0.02
 """
 
 _SERVER = """
---host HOST            a loopback address (default: %(default)s)
---port PORT            0 takes a free one (default: %(default)s)
+--host HOST            listen on this loopback address (default: %(default)s)
+--port PORT            listen on this port, or 0 for a free one (default: %(default)s)
 further:
---ledger-file FILE     write a JSON line for every request and all that happens to batches
---keep-prompts         keep prompt texts in the ledger
+--ledger-file FILE     write a JSON line per request and batch event to this file
+--keep-prompts         keep prompts in the ledger
 """
 _GROUPS = {
     "answers": """
---answers FILE         JSON lines of prompts and their right answers
---seed N               of answers, latencies and faults
+--answers FILE         give the right answers from JSON lines with prompts and answers
+--seed N               seed answers, latencies and faults
 further:
---prompt-field F       the prompt (default: %(default)s)
---answer-field F       the answer (default: %(default)s)
+--prompt-field F       take prompts from this field (default: %(default)s)
+--answer-field F       take answers from this field (default: %(default)s)
 """,
     "latency": """
---latency S            median seconds (default: 0.05)
---per-token S          further seconds an output token
+--latency S            set the median latency in seconds (default: 0.05)
+--per-token S          add seconds per output token
 further:
---latency-sigma X      of a lognormal spread
+--latency-sigma X      spread latencies lognormally with this sigma
 """,
     "limits": """
---rpm N                requests a minute
---tpm N                tokens a minute (of input, but at OpenAI)
+--rpm N                limit the requests per minute
+--tpm N                limit the tokens per minute (input tokens, except at OpenAI)
 further:
---otpm N               tokens of output a minute
---burst N              requests at once (default: a minute's worth)
---enforce minute|second  second: no burst
---count-refused        refused requests use up the limit too
---no-retry-after       429 answers do not say how long to wait
---no-limit-headers     answers carry no headers about limits
+--otpm N               limit the output tokens per minute
+--burst N              allow this many requests at once (default: a minute's worth)
+--enforce minute|second  enforce limits per minute, or per second without bursts
+--count-refused        count refused requests against the limit
+--no-retry-after       send 429 answers without a time to wait
+--no-limit-headers     send answers without limit headers
 """,
     "faults": """
---faults RATE          a rate such as 0.02, or kinds: 500=0.01,reset=0.005; kinds are mixed by a rate
---outage START:COUNT   503 for COUNT requests from number START on
+--faults RATE          inject faults at a rate such as 0.02, or by kind: 500=0.01,reset=0.005; a rate alone
+                       mixes all kinds
+--outage START:COUNT   answer COUNT requests from number START on with 503
 further:
---outage-between S:S   503 in these seconds after the first request
---hang-seconds S       of hanging answers
---rejects NAME,…       parameters that OpenAI's API rejects, such as seed,json_schema
+--outage-between S:S   answer with 503 between these seconds after the first request
+--hang-seconds S       set the duration of hanging answers
+--rejects NAME,…       reject these parameters of OpenAI's API, such as seed,json_schema
 """,
     "batches": """
---batch-turnaround S   median seconds from create to end (default: 1)
---batch-faults KIND=RATE,…  of batches and lines; such as lost_create=0.1,missing_lines=0.01, a wrong name
-                       shows them all
+--batch-turnaround S   set the median seconds from creation to end (default: 1)
+--batch-faults KIND=RATE,…  inject faults into batches and lines; such as lost_create=0.1,missing_lines=0.01;
+                       a wrong name lists all kinds
 further:
---batch-validating S   seconds of validation (default: 0)
---batch-queueing S     seconds from then until the first line runs (default: 0)
---batch-turnaround-sigma X  of a lognormal spread (default: 0)
---batch-window S       seconds from create until what has not run expires (default: 86400)
---batch-cancel-seconds S  seconds from a cancel to the end (default: 0)
---batch-retention S    seconds the results are kept (default: 2505600)
---batch-late-seconds S  late creates land within so many (default: 1)
---batch-list-lag S     lagging batches are in the list within so many seconds (default: 1)
---batch-get-lag S      lagging batches are found by id within so many seconds (default: 1)
---batch-results-outage S  seconds after the end in which downloads may fail (default: 1)
---batch-enqueued-tokens N  tokens a model's unfinished batches may have together
---batch-enqueued-refusal late|early  OpenAI's batches above that limit fail later (default); or the create is
-                       answered 429
---batch-max-lines N    default: the provider's own limit
---batch-max-bytes SIZE  such as 200MB; default: the provider's own limit
---batch-no-metadata    OpenAI's batches come without their metadata
---batch-no-input-file  OpenAI's batches do not name their input file
+--batch-validating S   validate for this many seconds (default: 0)
+--batch-queueing S     then queue for this many seconds (default: 0)
+--batch-turnaround-sigma X  spread turnarounds lognormally with this sigma (default: 0)
+--batch-window S       expire unprocessed lines this many seconds after creation (default: 86400)
+--batch-cancel-seconds S  end a batch this many seconds after a cancel (default: 0)
+--batch-retention S    keep results for this many seconds (default: 2505600)
+--batch-late-seconds S  create late batches within this many seconds (default: 1)
+--batch-list-lag S     list lagging batches within this many seconds (default: 1)
+--batch-get-lag S      find lagging batches by id within this many seconds (default: 1)
+--batch-results-outage S  let downloads fail for up to this many seconds after the end (default: 1)
+--batch-enqueued-tokens N  limit the total tokens of a model's unfinished batches
+--batch-enqueued-refusal late|early  above that limit, fail OpenAI's batches later (default), or answer the
+                       create with 429
+--batch-max-lines N    limit the lines per batch (default: the provider's limit)
+--batch-max-bytes SIZE  limit the file size, such as 200MB (default: the provider's limit)
+--batch-no-metadata    leave out the metadata of OpenAI's batches
+--batch-no-input-file  leave out the input file of OpenAI's batches
 """,
 }
 
 _NO_SETTINGS = frozenset({"command", "answers", "prompt_field", "answer_field"})
-"""Arguments that are not the emulator's own; all others have the names of its settings."""
+"""Arguments that are not settings of the emulator; the names of all others are."""
 
 
 def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the subcommand by ``add``, which makes its parser."""
     parser = add(
         "emulator",
         help="serve the providers' APIs offline",
@@ -126,7 +126,7 @@ def _faults(text: str) -> float | dict[str, float]:
 def _pair(text: str) -> tuple[str, str]:
     first, colon, second = text.partition(":")
     if not colon:
-        raise argparse.ArgumentTypeError(f"{text!r} is not two numbers with a colon between")
+        raise argparse.ArgumentTypeError(f"{text!r} is not two numbers separated by a colon")
     return first, second
 
 
@@ -154,9 +154,8 @@ _SPECIAL: Mapping[str, Mapping[str, Any]] = {
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; return the exit code: 0, or 2 for bad usage."""
-    # Imported here so that the other subcommands do not pay for a server.
-    from smartbatch.cli.messages import say
-    from smartbatch.cli.standard_output import print_out
+    # late: other subcommands need no server
+    from smartbatch.cli.printing import print_out, say
     from smartbatch.emulator.http.server import Emulator
 
     try:
@@ -175,10 +174,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of :class:`~smartbatch.emulator.Emulator`, by their names.
+    """Return the arguments of :class:`~smartbatch.emulator.Emulator`.
 
     Raises:
-        ConfigError: the file of answers cannot be used.
+        ConfigError: the file of answers is invalid.
     """
     from smartbatch.emulator.settings import load_answers
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during a run: the first asks for an orderly end, the second ends at once."""
+"""Ctrl-C and SIGTERM during a run: the first requests an orderly stop, the second stops immediately."""
 
 from __future__ import annotations
 
@@ -15,23 +15,20 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Catches the first signal while the block runs; outside the main thread it does nothing.
+    """Catches the first signal while the block runs; does nothing outside the main thread.
 
-    A handler that raised could come between the write of a row and the record of it, and a handler may not
-    take locks. So the handler only marks the signal and puts it into a queue that may be used in handlers; a
-    thread of its own takes it from there and calls ``on_first``.
-
-    Args:
-        on_first: called once, on that thread, after the first signal.
+    A handler that raises could interrupt the code between writing a row and recording it, and a handler must
+    not take locks. Therefore it only puts the signal into a reentrant queue, from which a separate thread
+    takes it and calls ``on_first``, once.
 
     Attributes:
-        caught: the first signal's number, 0 while there was none.
+        caught: the number of the first signal, or 0.
     """
 
     def __init__(self, on_first: Callable[[], object]) -> None:
         self._on_first = on_first
         self._before: dict[int, Any] = {}
-        self._heard: SimpleQueue[int] = SimpleQueue()
+        self._received: SimpleQueue[int] = SimpleQueue()
         self._thread = threading.Thread(target=self._listen, name="smartbatch-interrupts", daemon=True)
         self.caught = 0
 
@@ -44,16 +41,16 @@ class Interrupts:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        self._heard.put(0)
-        if self._before and kind is None:  # after an error the thread, a daemon, is not waited for
+        self._received.put(0)
+        if self._before and kind is None:  # after an error, do not wait for the thread: it is a daemon
             RealClock.join(self._thread)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.caught:
             raise KeyboardInterrupt
         self.caught = number
-        self._heard.put(number)
+        self._received.put(number)
 
     def _listen(self) -> None:
-        if RealClock.receive(self._heard):
+        if RealClock.receive(self._received):
             self._on_first()

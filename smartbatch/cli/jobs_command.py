@@ -1,4 +1,4 @@
-"""``smartbatch jobs``: look at jobs, wait for them, fetch their results, and act on them."""
+"""``smartbatch jobs``: lists jobs, waits for them, prints their results, and acts on them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from typing import IO, Any, Final
 from attrs import asdict
 
 from smartbatch._clock import RealClock
-from smartbatch._words import escape
+from smartbatch._words import escape, plural
 from smartbatch.cli.clients import config_of, missing_store
-from smartbatch.cli.messages import note, say
-from smartbatch.cli.standard_output import (
+from smartbatch.cli.printing import (
     ReaderLeft,
     binary_output,
+    note,
     print_out,
+    say,
     standard_output,
     terminal_width,
 )
@@ -41,41 +42,34 @@ from smartbatch.stored_jobs import StoredJobs
 from smartbatch.tables.result_files import CsvFormulas, UnwritableTable, stored_lines, write_stored
 from smartbatch.views.terminal import WIDE, table_lines
 
-_ALL: Final = 1_000_000
-"""Jobs of a store that are listed: all of them."""
-_NOT_IN_JSON: Final = frozenset({"shards", "incidents", "created_at", "cancelling"})
-"""Fields of a status that JSON leaves out, or has in another form."""
-_OF_ACTION: Final = {"deadline": "set-deadline", "budget": "set-budget", "billed": "retry-failed"}
-"""Options, and the one action that has each."""
-_NEEDS_NAMES: Final = tuple(_OF_ACTION.values())
+_MAX_LISTED_JOBS: Final = 1_000_000
+_NOT_IN_JSON: Final = frozenset({"shards", "incidents", "created_at", "cancelling"})  # or in another form
+_ACTION_OF_OPTION: Final = {"deadline": "set-deadline", "budget": "set-budget", "billed": "retry-failed"}
+_ACTIONS_WITH_NAMES: Final = ("show", "cancel", "forget", *_ACTION_OF_OPTION.values())
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what the arguments say and return the exit code.
-
-    Returns:
-        0 when all is well; 1 when a job is unknown, or requests failed, were not answered or wait for a
-        person; 2 for bad usage and a store that cannot be used; 130 after Ctrl-C.
+    """Run the action and return the exit code: 1 for an unknown job, and for failed, missing or held
+    requests; 2 for bad usage and an unusable store.
     """
     _check(args)
-    settings = argparse.Namespace(**{**vars(args), "budget": None})  # that of a job, not of the client
+    settings = argparse.Namespace(**{**vars(args), "budget": None})  # of a job, not of the client
     return _Jobs(args, config_of(settings)).go()
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Refuse arguments that contradict each other, or are too few."""
     named, action = len(args.ids), args.action
     if action == "list" and named:
-        raise InputError("jobs list takes no names; say smartbatch jobs show ID_OR_KEY")
-    if action in ("show", "cancel", "forget", *_NEEDS_NAMES) and not named:
-        raise InputError(f"jobs {action} needs the ids or keys of jobs; smartbatch jobs lists them")
+        raise InputError("jobs list takes no names; use smartbatch jobs show ID_OR_KEY")
+    if action in _ACTIONS_WITH_NAMES and not named:
+        raise InputError(f"jobs {action} needs the ids or keys of jobs; list them with smartbatch jobs")
     if action == "results" and named != 1:
-        raise InputError("jobs results takes the id or key of one job; smartbatch jobs lists them")
+        raise InputError("jobs results takes the id or key of one job; list them with smartbatch jobs")
     for option in ("output", "wait", "csv_formulas"):
         if getattr(args, option) and action != "results":
             raise InputError(f"--{option.replace('_', '-')} is for jobs results only")
     formulas_of(args)
-    for option, only in _OF_ACTION.items():
+    for option, only in _ACTION_OF_OPTION.items():
         given = getattr(args, option)
         if given and action != only:
             raise InputError(f"--{option} is for jobs {only} only")
@@ -94,7 +88,7 @@ class _Jobs:
         self._clock = RealClock()
 
     def go(self) -> int:
-        """Run the action; where there is no store, none is made."""
+        """Run the action. If there is no store, none is created."""
         path = missing_store(self._config.store)
         if path is not None:
             return self._no_store(path)
@@ -108,24 +102,24 @@ class _Jobs:
     def _no_store(self, path: str) -> int:
         if self._args.ids:
             raise JobNotFound(
-                f"there is no store at {escape(path)}, so no job {self._args.ids[0]!r:.80}; --store or "
-                "SMARTBATCH_STORE names another one"
+                f"there is no store at {escape(path)}, so no job {self._args.ids[0]!r:.80}; use --store or "
+                "SMARTBATCH_STORE for another store"
             )
         if not self._args.json:
-            shown = escape(path)
-            say(f"no jobs: there is no store at {shown} yet; --store or SMARTBATCH_STORE names another one")
+            place = escape(path)
+            say(f"no jobs: there is no store at {place} yet; use --store or SMARTBATCH_STORE for another one")
         return 0
 
-    # -- looking ---------------------------------------------------------------------------------------------
+    # -- status ---------------------------------------------------------------------------------------------
 
     def _list(self, stored: StoredJobs) -> int:
         if self._args.json:
-            for job in stored.jobs(limit=_ALL):
+            for job in stored.jobs(limit=_MAX_LISTED_JOBS):
                 print_out(_as_json(job.status()))
             return 0
         source = Source(store=self._config.store, shared="off")
         store = source.store
-        lines = [] if store is None else store.overview.page(JobFilter(), limit=_ALL)
+        lines = [] if store is None else store.overview.page(JobFilter(), limit=_MAX_LISTED_JOBS)
         if table := jobs_table("Jobs", lines, source, Query()):
             width = terminal_width() if sys.stdout.isatty() else WIDE
             print_out("\n".join(table_lines(table.columns, table.rows, width)))
@@ -145,8 +139,8 @@ class _Jobs:
         status = job.status()
         if not status.done:
             say(
-                f"job {job.id}: {status.finished:,} of {status.total:,} requests have their results so far; "
-                "--wait waits for all"
+                f"job {job.id}: {status.finished:,} of {status.total:,} requests have results so far; use "
+                "--wait to wait for all of them"
             )
         return self._code([status])
 
@@ -175,9 +169,12 @@ class _Jobs:
         jobs = [_named(stored, name) for name in self._args.ids]
         for job in jobs:
             retried = job.retry_failed(billed=self._args.billed)
-            left = f"; {retried.left_out:,} are left" if retried.left_out else ""
-            paid = ", as they were or may have been paid for (--billed asks them, too)"
-            self._say(job, f"{retried.count:,} requests are asked again{left}{paid if left else ''}")
+            text = f"{plural(retried.count, 'request is', 'requests are')} being retried"
+            if retried.left_out:
+                text += (
+                    f"; {retried.left_out:,} that were or may have been billed are left out (see --billed)"
+                )
+            self._say(job, text)
         return self._follow(jobs)
 
     def _set_deadline(self, stored: StoredJobs) -> int:
@@ -190,7 +187,7 @@ class _Jobs:
 
     def _set(self, job: Job, verb: Callable[[str | None], object], given: str, what: str) -> None:
         verb(None if given == "none" else given)
-        self._say(job, f"its {what} is {given} now")
+        self._say(job, f"the {what} is now {given}")
 
     def _say(self, job: Job, text: str) -> None:
         if not self._args.quiet:
@@ -199,7 +196,7 @@ class _Jobs:
     def _forget(self, stored: StoredJobs) -> int:
         def forget(job: Job) -> None:
             job.forget()
-            self._say(job, "forgotten, with its requests and results")
+            self._say(job, "deleted, with its requests and results")
 
         return self._each(stored, forget)
 
@@ -207,20 +204,20 @@ class _Jobs:
         if self._args.ids:
             return [_named(stored, name) for name in self._args.ids]
         found = []
-        for job in reversed(stored.jobs(unfinished=True, limit=_ALL)):
+        for job in reversed(stored.jobs(unfinished=True, limit=_MAX_LISTED_JOBS)):
             if job.attended and job.is_unowned():
                 say(
-                    f"job {job.id}: its run in real time was interrupted, so it is left alone; smartbatch "
-                    f"jobs resume {job.id} goes on with it, and so does the same line again"
+                    f"job {job.id} is left alone, because its real-time run was interrupted; run smartbatch "
+                    f"jobs resume {job.id} or the same command again to continue"
                 )
             else:
                 found.append(job)
         if not found:
-            say("no job goes on")
+            say("no unfinished jobs")
         return found
 
     def _wait_for(self, jobs: Sequence[Job]) -> bool:
-        """Wait until jobs have ended; False when one is held."""
+        """Wait until jobs have ended; return False if one is held."""
         going = [job for job in jobs if not job.status().done]
         if not going:
             return True
@@ -233,7 +230,7 @@ class _Jobs:
             except KeyboardInterrupt:
                 if not self._args.quiet:
                     for job in going:
-                        note(f"job {job.id}: goes on at the provider; jobs watch {job.id} follows it")
+                        note(f"job {job.id} continues at the provider; see smartbatch jobs watch {job.id}")
                 raise
         held = followed.held()
         for line in held:
@@ -241,23 +238,23 @@ class _Jobs:
         return not held
 
     def _status_printer(self) -> Callable[[JobStatus], None]:
-        """Return a function that prints a status as JSON whenever figures of its job have changed."""
+        """Return a function that prints a status as JSON whenever its figures have changed."""
         last: dict[str, tuple[object, ...]] = {}
 
         def print_changed(status: JobStatus) -> None:
             figures = (status.state, status.submitted, status.finished, status.running, status.note)
             if self._args.json and self._args.action == "watch" and not status.done:
                 if last.get(status.id) != figures:
-                    with suppress(ReaderLeft):  # the jobs are carried on all the same
+                    with suppress(ReaderLeft):  # the jobs continue anyway
                         print_out(_as_json(status))
                 last[status.id] = figures
 
         return print_changed
 
-    # -- endings ---------------------------------------------------------------------------------------------
+    # -- outcomes --------------------------------------------------------------------------------------------
 
     def _each(self, stored: StoredJobs, act: Callable[[Job], object]) -> int:
-        """Call ``act`` with every job that is named, those after an unknown one included."""
+        """Call ``act`` with every named job, including those after an unknown one."""
         code = 0
         for name in self._args.ids:
             try:
@@ -278,7 +275,7 @@ class _Jobs:
         return self._code(statuses) if done else 1
 
     def _print_status(self, status: JobStatus) -> None:
-        with suppress(ReaderLeft):  # the exit code says how the job stands all the same
+        with suppress(ReaderLeft):  # the exit code reports the outcome anyway
             print_out(_as_json(status) if self._args.json else str(status))
 
     def _code(self, statuses: Iterable[JobStatus]) -> int:
@@ -289,13 +286,13 @@ class _Jobs:
 
 
 def _write_results(job: Job, output: str | None, formulas: CsvFormulas) -> None:
-    """Write what is stored of a job's results, in order; any number of them in flat memory.
+    """Write a job's stored results, in order and without holding them in memory.
 
-    ``output`` is a file that does not exist yet, and gets its name when it is whole; ``None`` is
-    standard output.
+    Args:
+        output: a new file, which gets its name when it is complete; ``None`` for standard output.
 
     Raises:
-        InputError: the file exists already, or cannot be written; or standard output is closed.
+        InputError: the file exists or cannot be written, or standard output is closed.
     """
     if output is None:
         with standard_output():
@@ -317,7 +314,7 @@ def _write_results(job: Job, output: str | None, formulas: CsvFormulas) -> None:
 
 def _check_free(output: str) -> None:
     if os.path.lexists(output):
-        raise InputError(f"{output}: is there already; choose another -o, or remove the file")
+        raise InputError(f"{output}: already exists; choose another -o, or remove the file")
 
 
 def _write_lines(job: Job, file: IO[Any]) -> None:
@@ -332,22 +329,21 @@ def _named(stored: StoredJobs, name: str) -> Job:
     """Return a job by its id, its key, or the output of its run.
 
     Raises:
-        JobNotFound: there is none, or the output has several.
+        JobNotFound: there is none, or there are several of the output.
     """
     try:
         return stored.job(name)
     except JobNotFound:
-        found = jobs_named(stored.jobs(limit=_ALL), name)
+        found = jobs_named(stored.jobs(limit=_MAX_LISTED_JOBS), name)
         if not found:
             raise
     if len(found) > 1:
         ids = ", ".join(job.id for job in found)
-        raise JobNotFound(f"{escape(name)} has the answers of several jobs; name one by its id: {ids}")
+        raise JobNotFound(f"{escape(name)} has answers from several jobs; use the id of one: {ids}")
     return found[0]
 
 
 def _as_json(status: JobStatus) -> str:
-    """Return a status as one line of JSON: its fields, with batches and incidents as lists."""
     record = asdict(status, recurse=False, filter=lambda attribute, _: attribute.name not in _NOT_IN_JSON)
     record["batches"] = [asdict(shard) for shard in status.shards]
     record["incidents"] = [

@@ -1,41 +1,17 @@
-"""``smartbatch models``: providers by prefix, what they can do, and the prices that are known."""
+"""``smartbatch models``: providers by prefix, their capabilities, and known prices."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, get_args
-
-from smartbatch.cli.option_tables import add_options
-
-_HELP = """\
-List the providers by the prefix in PROVIDER:MODEL, and whether they have batches, a flex tier and embeddings.
-With a prefix: its models with a known price. With PROVIDER:MODEL: that one. Nothing is sent and no key is
-needed.
-
-examples:
-  smartbatch models
-  smartbatch models openai
-  smartbatch models anthropic:claude-haiku-5-5 --json
-"""
-_OPTIONS = """
---config FILE          TOML or YAML file of settings, for your own prices
---json                 JSON lines instead of a table
-"""
-
-
-def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the subcommand by ``add``, which makes its parser."""
-    parser = add("models", help="list providers, and models with their prices", description=_HELP)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="a prefix, or PROVIDER:MODEL")
-    add_options(parser.add_argument, _OPTIONS)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a row for each provider, or for each model of the names."""
-    from smartbatch.cli.standard_output import print_out
+    """Print a row per provider, or per model of the given names."""
+    from smartbatch.cli.printing import print_out
     from smartbatch.config import BatchingConfig
 
     config = BatchingConfig.load(file=args.config)
@@ -49,11 +25,11 @@ def run(args: argparse.Namespace) -> int:
         lines = table([[key.replace("_", " ") for key in rows[0]], *map(_words, rows)] if rows else [])
         if args.names:
             lines.append(
-                "USD per million tokens; where a price depends on a request's size, that of the smallest."
+                "Prices are in USD per million tokens; if they depend on the request size, for the smallest."
             )
             unknown = ", ".join(row["model"] for row in rows if row["input"] is None)
             if unknown:
-                lines.append(f"no price is known of {unknown}; give one under prices")
+                lines.append(f"No known price for {unknown}; set one under prices in a settings file.")
     if lines:
         print_out("\n".join(lines))
     return 0
@@ -76,7 +52,7 @@ def _providers(prices: Any) -> Iterator[dict[str, Any]]:
 
 
 def _known(prefix: str, prices: Any) -> list[str]:
-    """Return the models of a prefix that the user's table of prices or the bundled one has."""
+    """Return the models of a prefix in the user's or the bundled price table."""
     from smartbatch.prices import listed_models
 
     own = {key.removeprefix(f"{prefix}:") for key in prices if key.startswith(f"{prefix}:")}
@@ -84,7 +60,7 @@ def _known(prefix: str, prices: Any) -> list[str]:
 
 
 def _models(name: str, prices: Any) -> Iterator[dict[str, Any]]:
-    """Yield a row for each model of a prefix that has a price, or for the model that is named.
+    """Yield a row per model of a prefix with a known price, or for the named model.
 
     Raises:
         ConfigError: no provider has the prefix.
@@ -116,6 +92,5 @@ def _words(row: dict[str, Any]) -> list[str]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines with columns one below the other."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,4 +1,4 @@
-"""What to write in place of an option or a command that does not exist."""
+"""Suggestions for options and commands that do not exist."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NEAR_OPTIONS: Final = {
     "retries": ("retry", "max_retries"),
     "template": ("prompt", "prompt_template"),
 }
-"""The names of options here, each with those that other programs have for it."""
+"""Options, each with the names that other programs use."""
 _NATIVE: Final = {
     **{foreign: native for native, names in _NEAR_OPTIONS.items() for foreign in names},
     **NEAR_SETTINGS,
@@ -41,37 +41,32 @@ _COMMANDS: Final = {
     "doctor": ("check", "diagnose"),
     "run": ("batch", "generate", "process", "submit"),
 }
-"""The names of commands, each with those that other programs have for it."""
+"""Commands, each with the names that other programs use."""
 _NOTES: Final = {
     **dict.fromkeys(
         ("resume", "continue", "restart"),
-        "the same command resumes by itself: run it again with the same -o",
+        "a run resumes by itself: run the same command again with the same -o",
     ),
     **dict.fromkeys(
         ("dry_run", "estimate"),
-        "smartbatch plan, with the same arguments, shows time and cost and sends nothing",
+        "smartbatch plan with the same arguments shows time and cost without sending anything",
     ),
     "prices": 'prices are set in a settings file (--config FILE), in a table [prices."PROVIDER:MODEL"]',
-    "schema": "schemas are for Python: smartbatch.generate(…, schema=…)",
+    "schema": "schemas are available in Python: smartbatch.generate(…, schema=…)",
 }
-"""What to do in place of what an option of this name does elsewhere."""
+"""What replaces an option of other programs."""
 FOREIGN: Final = (*_NATIVE, *_NOTES)
-"""The names of options of other programs that have a hint."""
+"""Options of other programs that have a hint."""
 
 
 def option_hint(word: str, command: str, options: Mapping[str, Collection[str]]) -> str:
-    """Return what to write in place of an unknown option, as errors end with it; an empty string if nothing
-    is similar.
-
-    1. It has another name here: that name takes its place in the other cases.
-    2. The command resumes, or does something else, without an option: how.
-    3. It is an option of the provider, a setting, an option of another command, or a parameter of Python.
-    4. One of all these has a similar name.
+    """Return the end of an error about an unknown option: what to write instead, or an empty string.
 
     Args:
-        command: the name of the command that was called.
+        command: the command that was called.
         options: the options of each command.
     """
+    # 1. Replace a foreign name by ours.
     written = word.partition("=")[0]
     name = written.removeprefix("--").replace("-", "_")
     name = _NATIVE.get(name, name)
@@ -79,27 +74,30 @@ def option_hint(word: str, command: str, options: Mapping[str, Collection[str]])
     own = options[command]
     if option in own:
         return f"; did you mean {option}?"
+    # 2. No option is needed for this.
     if name in _NOTES:
         return f"; {_NOTES[name]}"
+    # 3. An option of the provider, a setting, an option of another command, or a parameter in Python.
     if name in OF_PROVIDERS and "--provider-option" in own:
-        return f"; --provider-option {name}=… sets it"
+        return f"; set it with --provider-option {name}=…"
     if (variable := variable_of(name)) is not None:
-        return f"; the variable {variable} sets it, or {name} in a settings file (--config FILE)"
+        return f"; set it with the variable {variable}, or with {name} in a settings file (--config FILE)"
     if takers := [each for each, theirs in options.items() if option in theirs]:
         return f"; {option} is an option of {_listed(takers)}"
     if name in ListParams.__optional_keys__:
         return f"; it is a parameter in Python: smartbatch.generate(…, {name}=…)"
+    # 4. A similar name.
     foreign = (f"--{each.replace('_', '-')}" for each in FOREIGN)
     near = nearest(written, [*(each for each in own if each.startswith("--")), *foreign], "--")
     return "" if near is None else option_hint(near, command, options)
 
 
 def command_hint(word: str, commands: Iterable[str], actions: Iterable[str]) -> str:
-    """Return which command was meant by an unknown one, as errors end with it.
+    """Return the end of an error about an unknown command.
 
     Args:
-        commands: the names of all commands.
-        actions: what ``smartbatch jobs`` does.
+        commands: all commands.
+        actions: the actions of ``smartbatch jobs``.
     """
     if word in actions:
         return f"; did you mean jobs {word}?"

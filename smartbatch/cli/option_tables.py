@@ -1,4 +1,4 @@
-"""Options of a command, from a table such as its help prints."""
+"""Options of a command, defined by a table that looks like its help."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from decimal import Decimal
 from itertools import groupby
 from typing import Any, Final
 
-_FURTHER: Final = "further"
-"""The attribute of actions that only ``--help-all`` shows."""
+_FURTHER: Final = "further"  # the attribute of actions that only ``--help-all`` shows
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Prints the help of a command: all of it.
+    """Formats the complete help of a command.
 
-    Each option has its help up to the first semicolon; the reference has the rest. Paragraphs are fitted to
-    the terminal, lines that are indented stay, and no blank lines stand between groups.
+    The help of an option is cut at the first semicolon; the reference has the rest. Paragraphs are wrapped to
+    the terminal, indented lines are kept, and there are no blank lines between groups.
     """
 
     def __init__(self, prog: str, **settings: Any) -> None:
@@ -37,7 +36,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return super()._expand_help(action).partition(";")[0]
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        """Return all names of an option, and its value once."""
+        """Return all names of an option with a single value."""
         text = super()._format_action_invocation(action)
         return re.sub(r"^(-\w) \S+, ", r"\1, ", text)
 
@@ -46,7 +45,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class _OneScreen(_Help):
-    """Prints the help of a command on one screen: without its further options."""
+    """Formats the help of a command without its further options, so that it fits one screen."""
 
     def add_argument(self, action: argparse.Action) -> None:
         if not getattr(action, _FURTHER, False):
@@ -54,7 +53,7 @@ class _OneScreen(_Help):
 
 
 class _ShowHelp(argparse.Action):
-    """Prints the help of a command; on one screen, where it is asked for by ``--help``."""
+    """Prints the help of a command; without the further options for ``--help``."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         if self.dest == "help":
@@ -64,13 +63,12 @@ class _ShowHelp(argparse.Action):
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose ``--help`` is one screen. Without the further options, if it has ``further`` ones;
-    ``--help-all`` prints those as well."""
+    """A parser whose ``--help`` fits one screen; with ``further`` options it also has ``--help-all``."""
 
     def __init__(self, *, further: bool = False, **settings: Any) -> None:
         super().__init__(**settings, formatter_class=_Help, allow_abbrev=False, add_help=False)
         help: dict[str, Any] = {"action": _ShowHelp, "nargs": 0, "default": argparse.SUPPRESS}
-        self.add_argument("-h", "--help", **help, help="show this and exit")
+        self.add_argument("-h", "--help", **help, help="show this help and exit")
         if further:
             self.add_argument("--help-all", **help, help="show all options and exit")
 
@@ -82,10 +80,10 @@ def add_options(
 
     Args:
         add: ``add_argument`` of the parser, or of a group of it.
-        table: for each option a line with its names, its metavar or its choices as ``a|b`` (a switch has
-            neither), two spaces and its help, which goes on in lines that are indented. Those below a line
-            ``further:`` are left to ``--help-all``.
-        special: arguments of ``add_argument``, by the metavar or the last name of the options that need them.
+        table: a line per option: its names, its metavar or its choices as ``a|b`` (neither for a switch), two
+            spaces and its help, which may continue on indented lines. Options below a line ``further:``
+            appear in ``--help-all`` only.
+        special: arguments of ``add_argument``, by metavar or last name of an option.
     """
     usual, _, further = table.partition("\nfurther:\n")
     for entry in (*_entries(usual), *_entries(further)):
@@ -110,10 +108,8 @@ _COUNT = re.compile(r"(\d+|\d{1,3}(?:[,_]\d{3})+)(\.\d+)? ?([kK]?|M|G|Ki|Mi|Gi)(
 
 
 def whole(text: str, bytes_too: bool = False) -> int:
-    """Return a whole number as people write it: ``1500``, ``1,500``, ``1.5k``, ``2M``.
-
-    Args:
-        bytes_too: of bytes: also ``50 MB`` and ``64 MiB``.
+    """Return a whole number such as ``1500``, ``1,500``, ``1.5k`` or ``2M``; with ``bytes_too`` also
+    ``50 MB`` and ``64 MiB``.
     """
     found = _COUNT.fullmatch(text.strip())
     if found is not None and (bytes_too or (not found[4] and "i" not in found[3])):
@@ -122,18 +118,18 @@ def whole(text: str, bytes_too: bool = False) -> int:
         if value == int(value):
             return int(value)
     examples = "200MB or 64MiB" if bytes_too else "200000, 200k or 1.5M"
-    raise argparse.ArgumentTypeError(f"{text!r} is no whole number such as {examples}")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number such as {examples}")
 
 
 def size(text: str) -> int:
-    """Return the bytes that a text such as ``200MB`` says."""
+    """Return the number of bytes in a text such as ``200MB``."""
     return whole(text, bytes_too=True)
 
 
 def number(text: str) -> float:
-    """Return a number, whole where it is written so; counts may be short, as :func:`whole` takes them."""
+    """Return an ``int`` or a ``float``; short counts such as ``1.5k`` are accepted as well."""
     with suppress(ValueError):
         return int(text) if text.isdecimal() else float(text)
     with suppress(argparse.ArgumentTypeError):
         return whole(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no number")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number")

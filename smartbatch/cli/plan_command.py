@@ -1,4 +1,4 @@
-"""``smartbatch plan``: what a run would take, by which route and why. Nothing is sent or changed."""
+"""The route of a run: chosen by ``smartbatch run``, and shown by ``smartbatch plan``, which sends nothing."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import argparse
 import json
 import os
 import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from datetime import datetime
+from typing import Any, Final
 
-from smartbatch._clock import RealClock
+from attrs import frozen
+
+from smartbatch._clock import Clock, RealClock
 from smartbatch._words import escape
 from smartbatch.cli.clients import (
     answers_each,
@@ -18,23 +23,131 @@ from smartbatch.cli.clients import (
     params_of,
     prompt_maker,
 )
-from smartbatch.cli.messages import say
-from smartbatch.cli.route_chooser import RouteChooser
-from smartbatch.cli.standard_output import print_out
+from smartbatch.cli.printing import print_out, say
+from smartbatch.cli.summary import outcome_lines
 from smartbatch.client import BatchingClient
-from smartbatch.core.routing.explanation import ON_COMMAND_LINE, explain
+from smartbatch.core.routing.choice import Decision
+from smartbatch.core.routing.explanation import ON_COMMAND_LINE, explain, plan_lines
+from smartbatch.core.routing.outcome import ActualCost
 from smartbatch.errors import ConfigError
+from smartbatch.jobs.status import JobStatus
 from smartbatch.plan import Plan
-from smartbatch.runs.row_requests import InputRequests
+from smartbatch.routing.advisor import AnnouncedPlan
+from smartbatch.runs.row_requests import InputRequests, RunInterrupted
 from smartbatch.runs.run_identity import RunIdentity
 from smartbatch.runs.table_output import check_output_name, look_at_output
 from smartbatch.tables.row_source import RowSource
+from smartbatch.types import Prompt, Result
+
+_BATCH_STRATEGIES: Final = frozenset({"batch", "hybrid"})
+_PASSED_DEADLINE_SECONDS: Final = 1e-9  # 0 would mean no deadline
+
+
+@frozen
+class RunOutcome:
+    """The outcome of the decision of a run."""
+
+    decision: Decision
+    actual: ActualCost
+    lines: tuple[str, ...]  # for the summary
+
+
+class RouteChooser:
+    """Chooses the route of one run. Its deadline counts from here, before the input is read.
+
+    Raises:
+        ConfigError: the constraints are invalid, or the strategy needs a Batch API that does not exist.
+    """
+
+    def __init__(
+        self, client: BatchingClient, input: InputRequests, args: argparse.Namespace, clock: Clock
+    ) -> None:
+        self._client = client
+        self._input = input
+        self._clock = clock
+        self._quiet, self._verbose = args.quiet, getattr(args, "verbose", False)
+        self._chosen: tuple[Plan, AnnouncedPlan, float] | None = None
+        self._began = clock.now()
+        self._constraints: dict[str, Any] = {
+            "strategy": args.strategy,
+            "deadline": args.deadline,
+            "prefer": args.prefer,
+            "time_value": args.time_value,
+            "budget": client.config.budget,
+            "embedding": input.embedding,
+        }
+        checked = client.forecast((), count=0, **self._constraints)
+        self._deadline = checked.decision.constraints.deadline
+
+    @property
+    def batches_only(self) -> bool:
+        """Whether the strategy is the Batch API, and there is one."""
+        if self._client.config.strategy not in _BATCH_STRATEGIES:
+            return False
+        return self._client.has_batches("generate" if self._input.embedding is None else "embed")
+
+    def choose(self, needed: bytearray, stopped: Callable[[], bool]) -> Plan:
+        """Return the plan as :meth:`plan` does, announce it to the client's observers, and print it."""
+        plan = self.plan(needed, stopped)
+        self._chosen = plan, self._client.announce_plan(plan), self._clock.now()
+        if not self._quiet:
+            now = datetime.fromtimestamp(self._clock.wall()).astimezone()
+            if self._verbose:
+                say(explain(plan.decision, details=True, voice=ON_COMMAND_LINE, now=now))
+            else:
+                say("\n".join(plan_lines(plan.decision, voice=ON_COMMAND_LINE, now=now)))
+        return plan
+
+    def add(self, result: Result) -> None:
+        """Add a result to the actual cost of the chosen plan, if any."""
+        if self._chosen is not None:
+            self._chosen[1].add(result)
+
+    def score(self, ended: float, jobs: Sequence[JobStatus]) -> RunOutcome | None:
+        """Score the announced plan; return how it compares with what happened.
+
+        Args:
+            ended: when the last answer arrived.
+            jobs: the batch jobs of this run.
+
+        Returns:
+            ``None`` if no plan was made or there is no answer.
+        """
+        if self._chosen is None:
+            return None
+        plan, announced, began = self._chosen
+        if announced.score(ended - began) is None:
+            return None
+        rescue = next((job.rescue for job in jobs if job.rescue), None)
+        lines = tuple(outcome_lines(plan.decision, ended - began, announced.actual, rescue))
+        return RunOutcome(plan.decision, announced.actual, lines)
+
+    def plan(self, needed: bytearray, stopped: Callable[[], bool] = lambda: False) -> Plan:
+        """Return the plan for the answers marked in ``needed``; the rows are read once, in order.
+
+        Raises:
+            ConfigError: no route meets the constraints.
+            InputError: the input changed.
+            RunInterrupted: ``stopped`` returned true.
+        """
+
+        def prompts() -> Iterator[Prompt]:
+            yield from self._input.prompts(skip=lambda place: not needed[place], stopped=stopped)
+            if stopped():
+                raise RunInterrupted
+
+        constraints = dict(self._constraints)
+        if self._deadline is not None:
+            elapsed = self._clock.now() - self._began
+            constraints["deadline"] = max(_PASSED_DEADLINE_SECONDS, self._deadline - elapsed)
+        return self._client.forecast(prompts(), count=sum(needed), **constraints)
+
 
 _NO_KEY = "none-as-a-plan-sends-nothing"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan and return the exit code: 0, or 2 when the run would be refused."""
+    """Print the plan and return the exit code: 0, or 2 if the run would be refused."""
     with ExitStack() as stack:
         plan, first = _plan(args, stack)
     if args.json:
@@ -46,7 +159,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace, stack: ExitStack) -> tuple[Plan, str | None]:
-    """Return the plan, and the first prompt as text."""
     maker = prompt_maker(args)
     embedding = embedding_of(args)
     client = _client(args, stack)
@@ -74,20 +186,18 @@ def _plan(args: argparse.Namespace, stack: ExitStack) -> tuple[Plan, str | None]
     for one in jobs:
         left = one.job.total - one.stored
         if not one.ended:
-            say(f"job {one.job.id} goes on; the {left:,} rows it still asks are not planned")
+            say(f"job {one.job.id} is in progress; its {left:,} remaining rows are left out of the plan")
     if not any(needed):
-        say("every row is answered or under way: the run would ask nothing")
+        say("every row is answered or in progress: the run would send nothing")
     if keys.skipped:
-        say(f"{keys.skipped:,} rows are skipped, as a field of their prompts is blank")
+        say(f"{keys.skipped:,} rows are skipped because a field of their prompt is blank")
     first = rows.first_prompt()
     return chooser.plan(needed), None if first is None else first[1]
 
 
 def _client(args: argparse.Namespace, stack: ExitStack) -> BatchingClient:
-    """Return a client that is never started.
-
-    It needs no key, as nothing is sent. Where there is no store yet it gets a temporary one, as a plan makes
-    none.
+    """Return a client that is never started. It needs no key, and it uses a temporary store if there is none
+    yet, so that a plan creates no file.
     """
     client = _client_without_key(args)
     if missing_store(client.config.store) is not None:
@@ -106,6 +216,6 @@ def _client_without_key(args: argparse.Namespace) -> BatchingClient:
     except ConfigError as error:
         try:
             return client_of(args, api_key=_NO_KEY)
-        except (ConfigError, TypeError) as other:  # the key was not, or not alone, what was missing
+        except (ConfigError, TypeError) as other:  # not only the key is missing
             known = isinstance(other, TypeError) or "api_key" in str(other)
             raise (error if known else other) from None

@@ -1,59 +1,317 @@
-"""``smartbatch report``: one file of HTML on a job, or on the output of a run."""
+"""``smartbatch report``: a report on a job or on the output of a run, as one HTML file and as a picture.
+
+An output is read line by line, in little memory.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import re
+import shutil
+import subprocess
+import tempfile
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
-from smartbatch.cli.option_tables import add_options
+from attrs import define, field
+
+from smartbatch._words import escape
+from smartbatch.core.limits.failures import pattern_of
+from smartbatch.core.preparation.validation import MAX_SAMPLES
+from smartbatch.errors import ConfigError, InputError, RowSkipped, snake_case
+from smartbatch.jobs.job_report import run_of_list
+from smartbatch.jobs.report_view import (
+    ReportedRequests,
+    ReportedRun,
+    RequestFigures,
+    SeenResults,
+    report_view,
+    totals,
+)
+from smartbatch.jobs.status import JobStatus
+from smartbatch.jobs.summary_records import StoredDecision
+from smartbatch.runs.output_lines import defects_of, figures_of, is_answer, number_of, sample_of
+from smartbatch.runs.table_output import read_table, table_format
+from smartbatch.types import DEFECTS
+from smartbatch.views.html import Report
 
 if TYPE_CHECKING:
     from smartbatch.views.html import Report
 
-_HELP = """\
-Write a report of a job (its id, its key) or of the output of a run (OUT.jsonl, .csv, .parquet): one file of
-HTML, at most 300 kB, that loads and runs nothing. It says what was asked, what came, by which route and why,
-what it cost next to the alternatives, when, how latency and cost are distributed, and what went wrong. No
-prompt and no answer is in it. Nothing is sent and no key is needed.
 
-examples:
-  smartbatch report nightly -o nightly.html
-  smartbatch report answers.jsonl -o answers.html --png
-"""
-_OPTIONS = """
--o --output FILE.html  where it goes (default: report.html); an earlier report there is replaced
---png                  a picture of it next to it, too; needs Chromium, Chrome or Edge
---store PLACE          where jobs are kept: a file, or postgresql://… (default: your own)
---config FILE          TOML or YAML file of settings; options win over it
-"""
-_TITLE = b" \xe2\x80\x93 smartbatch report</title>"
-"""What is at the beginning of each report, and of no other file."""
-_SEARCHED = 10_000
-"""Jobs of the store, the newest, among which those of an output are found."""
+_VALID_SUBJECTS = "give the output of a run or of jobs results, or a job"
+_TOKENS = ("input_tokens", "output_tokens")
+_ANSWERED, _FAILED = 2, 1
+_SKIPPED = snake_case(RowSkipped.__name__)
+_MAX_ROWS = 200_000_000  # a larger index is taken for damaged
 
 
-def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the subcommand by ``add``, which makes its parser."""
-    parser = add(
-        "report",
-        help="write a report of a job or an output, as one file of HTML",
-        description=_HELP,
-        epilog="exit codes: 0 written, 1 no such job, 2 bad usage, file or store",
+def output_report(path: str, runs: Sequence[ReportedRun], made_at: float) -> Report:
+    """Return the report on an output file.
+
+    Args:
+        runs: the jobs whose answers it contains, as far as the store knows them.
+        made_at: Unix seconds.
+
+    Raises:
+        InputError: the file cannot be read, or is not an output.
+    """
+    figures, written = figures_of_output(path)
+    status, asked = figures.status(), figures.asked(path, made_at, written)
+    title = f"Results in {os.path.basename(path)}"
+    return Report(report_view(title, status, figures.seen, runs, asked), status.total)
+
+
+def figures_of_output(path: str) -> tuple[OutputFigures, float]:
+    """Return the figures of an output, and when it was last written, in Unix seconds."""
+    figures = OutputFigures()
+    try:
+        with open(path, "rb") as file:
+            counts = _which_counts(_lines(path, file))
+            file.seek(0)
+            written = os.fstat(file.fileno()).st_mtime
+            for line_number, line in enumerate(_lines(path, file)):
+                if counts[line_number]:
+                    figures.add(line)
+    except OSError as error:
+        raise InputError(f"{escape(path)}: cannot be read: {error.strerror or error}") from error
+    return figures, written
+
+
+def ended_runs(decisions: Sequence[tuple[str, StoredDecision]]) -> tuple[ReportedRun, ...]:
+    """Return the latest real-time run whose jobs were deleted after the output had all answers.
+
+    Args:
+        decisions: keys and decisions of runs, newest first.
+    """
+    runs = [(key.partition("#")[0], one) for key, one in decisions]
+    return tuple(run_of_list(one, key) for key, one in reversed(runs) if key == runs[0][0])
+
+
+@define
+class OutputFigures:
+    """Totals over the lines of an output."""
+
+    seen: SeenResults = field(factory=SeenResults)
+    models: Counter[str] = field(factory=Counter)
+    counts: Counter[str] = field(factory=Counter)
+    cost: float = 0.0
+
+    def add(self, line: dict[str, Any]) -> None:
+        usage, error, cost = line.get("usage") or {}, line["error"], line.get("cost")
+        if error is not None and error["kind"] == _SKIPPED:
+            self.counts["skipped"] += 1
+            return
+        self.models[str(line.get("model"))] += 1
+        self.counts["failed" if error is not None else "succeeded"] += 1
+        tokens = usage.get("input_tokens") or 0, usage.get("output_tokens") or 0
+        self.seen.input_tokens += tokens[0]
+        self.seen.output_tokens += tokens[1]
+        self.seen.estimated += bool(usage.get("estimated"))
+        self.seen.unknown += bool(usage.get("unknown"))
+        self.counts["unpriced"] += cost is None
+        self.cost += cost or 0.0
+        self.counts.update(defects_of(line))
+        for name, why in (line.get("dropped") or {}).items():
+            self.seen.dropped.setdefault(name, str(why))
+        if error is not None:
+            self.seen.failures_read += 1
+            message = pattern_of(str(error["message"]))
+            self.seen.failures.count(str(error["kind"]), message, str(line.get("id")))
+            return
+        took = line.get("latency") or 0.0, cost
+        self.seen.sample.take(RequestFigures("", *took, *tokens, line.get("attempts") or 0))
+
+    def status(self) -> JobStatus:
+        counts = self.counts
+        return totals(
+            next(iter(self.models), ""),
+            total=counts["succeeded"] + counts["failed"],
+            completed=counts["succeeded"],
+            failed=counts["failed"],
+            cost=self.cost,
+            **{name: counts[name] for name in ("unpriced", *DEFECTS)},
+        )
+
+    def asked(self, path: str, made_at: float, written: float) -> ReportedRequests:
+        return ReportedRequests(
+            kind=None,
+            models=tuple(model for model, _ in self.models.most_common()),
+            skipped=self.counts["skipped"],
+            place=os.path.abspath(path),
+            made_at=made_at,
+            written_at=written,
+        )
+
+
+def _which_counts(lines: Iterator[dict[str, Any]]) -> bytearray:
+    """Return a byte per line: 1 if the line counts. During a run, a row that failed or whose answer is
+    replaced has several lines: the first answer counts, or else the last failure.
+    """
+    counts = bytearray()
+    samples: dict[int, tuple[array[int], bytearray]] = {}
+    for number, line in enumerate(lines):
+        line_of, state = samples.setdefault(sample_of(line), (array("q"), bytearray()))
+        index, found = line["index"], _ANSWERED if is_answer(line) else _FAILED
+        if index >= len(state):
+            more = index + 1 - len(state)
+            state.extend(bytes(more))
+            line_of.extend([0] * more)
+        known = state[index]
+        counts.append(known != _ANSWERED)
+        if known == _FAILED and counts[number]:
+            counts[line_of[index]] = 0
+        if counts[number]:
+            state[index], line_of[index] = found, number
+    return counts
+
+
+def _lines(path: str, file: IO[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the results in an output, without a last line that was cut off by a kill.
+
+    Raises:
+        InputError: the file is not an output.
+    """
+    format = table_format(path)
+    if format is not None:
+        for number, row in enumerate(
+            read_table(format, file, escape(path), keyed=False, advice=_VALID_SUBJECTS), 1
+        ):
+            result = figures_of(row)
+            if not _is_result(result):
+                raise _foreign(path, f"row {number} is not a result")
+            yield result
+        return
+    for number, text in enumerate(file, 1):
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            if number > 1 and not text.endswith(b"\n"):
+                return
+            raise _foreign(path, f"line {number} is not JSON") from None
+        if not _is_result(line):
+            raise _foreign(path, f"line {number} is not a result")
+        yield line
+
+
+def _is_result(line: Any) -> bool:
+    """Whether a line has the fields that are read here, with valid values."""
+    if not isinstance(line, dict) or "error" not in line:
+        return False
+    index, error, usage, dropped = (line.get(name) for name in ("index", "error", "usage", "dropped"))
+    if type(index) is not int or not 0 <= index < _MAX_ROWS:
+        return False
+    if type(sample := line.get("sample", 0)) is not int or not 0 <= sample < MAX_SAMPLES:
+        return False
+    if not all(one is None or isinstance(one, dict) for one in (usage, dropped)):
+        return False
+    numbers = [line.get(name) for name in ("cost", "latency", "attempts")]
+    numbers += [(usage or {}).get(name) for name in _TOKENS]
+    figures = map(number_of, numbers)
+    if any(
+        one is not None and (figure is None or figure < 0)
+        for one, figure in zip(numbers, figures, strict=True)
+    ):
+        return False
+    return error is None or (isinstance(error, dict) and {"kind", "message"} <= error.keys())
+
+
+def _foreign(path: str, what: str) -> InputError:
+    return InputError(f"{escape(path)}: {what}; {_VALID_SUBJECTS}")
+
+
+_BROWSERS = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "chrome",
+    "microsoft-edge",
+)
+_MAC = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
+_WIDTH = 1100
+_MAX_HEIGHT = 30_000  # pixels
+_TIMEOUT_SECONDS = 120
+_FLAGS = (
+    "--headless",
+    "--disable-gpu",
+    "--hide-scrollbars",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+_MEASURE = "<script>document.title = 'height ' + document.documentElement.scrollHeight</script>"
+"""Added to a copy of the page without its policy, to learn its height from the browser."""
+
+
+def browser() -> str:
+    """Return the path of a browser.
+
+    Raises:
+        ConfigError: none is installed.
+    """
+    for name in (*_BROWSERS, _MAC):
+        if found := shutil.which(name):
+            return found
+    raise ConfigError(
+        "a picture needs Chromium, Chrome or Edge, and none is installed; on Debian and Ubuntu: "
+        "apt-get install chromium. The report itself needs no browser: leave out --png"
     )
-    parser.add_argument("subject", metavar="JOB|OUT.jsonl", help="an id or key of a job, or an output")
-    parser.set_defaults(output="report.html")
-    add_options(parser.add_argument, _OPTIONS)
+
+
+def screenshot(html: str, path: str) -> None:
+    """Write a picture of a page at its full height.
+
+    Raises:
+        ConfigError: no browser is installed.
+        InputError: the browser failed, or the file cannot be written.
+    """
+    program = browser()
+    with tempfile.TemporaryDirectory(prefix="smartbatch-") as folder:
+        page, measured, picture = (Path(folder) / name for name in ("page.html", "measure.html", "page.png"))
+        page.write_text(html, "utf-8")
+        without_policy = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", html)
+        measured.write_text(without_policy.replace("</body>", f"{_MEASURE}</body>"), "utf-8")
+        shown = _run(program, folder, "--dump-dom", f"--window-size={_WIDTH},800", measured.as_uri())
+        found = re.search(r"<title>height (\d+)</title>", shown)
+        height = min(int(found[1]) if found else 4000, _MAX_HEIGHT)
+        _run(program, folder, f"--screenshot={picture}", f"--window-size={_WIDTH},{height}", page.as_uri())
+        try:
+            shutil.copyfile(picture, path)
+        except OSError as error:
+            raise InputError(f"{escape(path)}: cannot be written: {error.strerror or error}") from error
+
+
+def _run(program: str, folder: str, *args: str) -> str:
+    """Run the browser once with a new profile, and return its output."""
+    # as root it refuses to run in its sandbox; the page is only the report, which runs nothing
+    root = ("--no-sandbox",) if os.geteuid() == 0 else ()
+    line = [program, *_FLAGS, *root, f"--user-data-dir={folder}/profile", *args]
+    try:
+        done = subprocess.run(line, capture_output=True, timeout=_TIMEOUT_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise InputError(f"{program} could not make a picture of the report: {error}") from error
+    return done.stdout.decode("utf-8", "replace")
+
+
+_TITLE = b" \xe2\x80\x93 smartbatch report</title>"
+"""Identifies a report by its beginning."""
+_MAX_SEARCHED_JOBS = 10_000  # the newest of the store, to find those of an output
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the report and return the exit code."""
     # late: other subcommands need none of it
     from smartbatch._words import escape
-    from smartbatch.cli.messages import say
-    from smartbatch.cli.screenshot import browser, screenshot
+    from smartbatch.cli.printing import say
+    from smartbatch.cli.report_command import browser, screenshot
     from smartbatch.errors import InputError
     from smartbatch.runs.output_file import replaced
 
@@ -76,16 +334,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(path: str) -> None:
-    """Refuse a name that no report has, and a file that is none.
+    """Check that the output is a new file or an earlier report, and an .html file.
 
     Raises:
-        InputError: of these; the file stays as it is.
+        InputError: it is not; the file is left unchanged.
     """
     from smartbatch._words import escape
     from smartbatch.errors import InputError
 
     if os.path.splitext(path)[1].lower() not in (".html", ".htm"):
-        raise InputError(f"{escape(path)}: a report is HTML: let its name end in .html")
+        raise InputError(f"{escape(path)}: a report is HTML; choose a name ending in .html")
     if os.path.lexists(path):
         try:
             with open(path, "rb") as file:
@@ -93,18 +351,18 @@ def _check(path: str) -> None:
         except OSError:
             known = False
         if not known:
-            raise InputError(f"{escape(path)}: is there already and is no report; choose another -o")
+            raise InputError(f"{escape(path)}: already exists and is not a report; choose another -o")
 
 
 def _report(args: argparse.Namespace) -> Report:
-    """Return the report of an output, with the jobs of it that the store has; or of a job.
+    """Return the report on an output and its jobs in the store, or on a job.
 
     Raises:
-        JobNotFound: there is neither.
+        JobNotFound: there is no such file or job.
     """
     from smartbatch._words import escape
     from smartbatch.cli.clients import config_of, missing_store
-    from smartbatch.cli.output_report import ended_runs, output_report
+    from smartbatch.cli.report_command import ended_runs, output_report
     from smartbatch.errors import JobNotFound
     from smartbatch.runs.followed_jobs import GRACE
     from smartbatch.runs.run_identity import jobs_of_output, output_key
@@ -114,8 +372,8 @@ def _report(args: argparse.Namespace) -> Report:
     is_file, no_store = os.path.isfile(subject), missing_store(config.store)
     if no_store is not None and not is_file:
         raise JobNotFound(
-            f"{subject!r:.80} is no file, and there is no store at {escape(no_store)} that could have a job "
-            "of that name; --store or SMARTBATCH_STORE names another one"
+            f"{subject!r:.80} is not a file, and there is no store at {escape(no_store)} to look for a job; "
+            "use --store or SMARTBATCH_STORE for another store"
         )
     if no_store is not None:
         return output_report(subject, (), time.time())
@@ -123,7 +381,7 @@ def _report(args: argparse.Namespace) -> Report:
     try:
         if not is_file:
             return stored.job(subject).report()
-        jobs = jobs_of_output(stored.jobs(limit=_SEARCHED), subject)
+        jobs = jobs_of_output(stored.jobs(limit=_MAX_SEARCHED_JOBS), subject)
         ended = stored.kept_decisions(output_key(subject))
         oldest_first = sorted(jobs, key=lambda job: job.created_at)
         runs = (*(job.reported_run() for job in oldest_first), *ended_runs(ended))

@@ -1,29 +1,42 @@
-"""``smartbatch run``: check every row, send what is not answered yet, write what comes, put it in order."""
+"""``smartbatch run``: checks every row, sends the unanswered ones, and writes their results in order."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
-from smartbatch._clock import RealClock
+from attrs import define, field
+
+from smartbatch._clock import Clock, RealClock
 from smartbatch._words import escape, plural
-from smartbatch.cli.clients import answers_each, client_of, config_of, embedding_of, params_of, prompt_maker
-from smartbatch.cli.messages import note, say
-from smartbatch.cli.route_chooser import RouteChooser, RunOutcome
-from smartbatch.cli.run_job import JobRun
-from smartbatch.cli.standard_output import ReaderLeft, StandardOutput
+from smartbatch.cli.clients import (
+    answers_each,
+    client_of,
+    config_of,
+    embedding_of,
+    options_of,
+    params_of,
+    prompt_maker,
+)
+from smartbatch.cli.interrupts import Interrupts
+from smartbatch.cli.plan_command import RouteChooser, RunOutcome
+from smartbatch.cli.printing import ReaderLeft, StandardOutput, note, say
 from smartbatch.cli.summary import RunSummary, amounts_of, failure_line
-from smartbatch.errors import ConfigError, InputError
+from smartbatch.client import BatchingClient
+from smartbatch.errors import ClientClosed, ConfigError, InputError
 from smartbatch.jobs.status import JobStatus
-from smartbatch.observe.progress import Progress
+from smartbatch.observe.progress import Mode, Progress
+from smartbatch.runs.followed_jobs import GRACE
 from smartbatch.runs.output_file import OutputChanged, OutputFile, Recovered
 from smartbatch.runs.output_lines import encode
 from smartbatch.runs.row_keys import KeyedRow, RowKeys
-from smartbatch.runs.row_requests import InputRequests
+from smartbatch.runs.row_requests import InputRequests, RunInterrupted
 from smartbatch.runs.run_identity import RunIdentity
-from smartbatch.runs.stored_rows import RowResult, Rows, skipped_row
+from smartbatch.runs.stored_rows import RowResult, Rows, StoredRows, skipped_row
 from smartbatch.runs.table_output import TableOutput, check_output_name, formulas_of, open_output
 from smartbatch.tables.row_source import RowSource
 from smartbatch.types import DEFECTS, Usage, evolve
@@ -32,8 +45,118 @@ if TYPE_CHECKING:
     from smartbatch.cluster import Cluster
 
 
+Write = Callable[[Rows, Progress], None]
+
+
+@define(eq=False, repr=False)
+class JobRun:
+    """Stores the rows of a run and gets them answered, until all are or the user interrupts it."""
+
+    _client: BatchingClient
+    _input: InputRequests
+    _chooser: RouteChooser
+    _args: argparse.Namespace
+    _written: Callable[[int], bool]  # whether the output has the answer at a place
+    _clock: Clock
+    _cluster: Cluster | None  # whose workers send real-time requests in place of this process
+    _resend: str | None  # the id under which answers in the output are replaced
+    rows: StoredRows = field(init=False)
+    _interrupts: Interrupts = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._interrupts = Interrupts(self._end_early)
+        self.rows = StoredRows(
+            self._client,
+            self._input,
+            RunIdentity(self._args.output, self._args.model, self._input.keys, self._resend),
+            self._written,
+            self._clock,
+            to_file=self._args.output is not None,
+            stopped=self._stopped,
+            say=lambda text: None if self._args.quiet else say(text),
+        )
+
+    def go(self, write: Write) -> int:
+        """Submit the remaining rows and pass the result of every row to ``write``.
+
+        Returns:
+            the number of the signal that interrupted it, or 0.
+        """
+        with self._interrupts:
+            try:
+                self._follow(write)
+            except (RunInterrupted, ClientClosed):
+                if not self._stopped():
+                    raise
+            except Exception:
+                self._client.stop(GRACE)
+                raise
+            self._client.stop(GRACE)
+        return self._interrupts.caught
+
+    def _follow(self, write: Write) -> None:
+        rows, units = self.rows, None
+        rows.take_up(batches_only=self._chooser.batches_only)
+        if self._cluster is not None:
+            from smartbatch.cluster import ClusterUnits
+
+            config, options = config_of(self._args), options_of(self._args)
+            units = partial(
+                ClusterUnits.of, self._cluster, self._args.model, config, options, stopped=self._stopped
+            )
+        rows.submit(lambda needed: self._chooser.choose(needed, self._stopped), units)
+        with self._progress() as progress:
+            followed = rows.follow(progress.advance_to if rows.in_real_time else progress.show)
+            followed.refresh()
+            write(rows.results(progress.advance), progress)
+            followed.refresh()
+        for line in followed.held("; then run the same command again"):
+            say(line)
+
+    def _progress(self) -> Progress:
+        rows = self.rows
+        total = sum(one.job.total for one in rows.live)
+        mode: Mode = "quiet" if self._args.quiet or not rows.live else "auto"
+        if not rows.in_real_time:
+            return Progress(total, mode, sys.stderr, self._clock.now)
+        before = rows.identity.rows - total + sum(one.stored for one in rows.live)
+        progress = Progress(rows.identity.rows, mode, sys.stderr, self._clock.now, initial=before)
+        self._client.observe(progress)
+        return progress
+
+    def _stopped(self) -> bool:
+        return bool(self._interrupts.caught)
+
+    def _end_early(self) -> None:
+        """Start no more calls, and print what happens to the rest. Called on the thread of the signals."""
+        self._client.stop_jobs()
+        if self._args.quiet:
+            return
+        if self.rows.on_cluster:
+            note("interrupted: unsent rows are cancelled; run the same command again to send them")
+            return
+        if any(one.realtime for one in self.rows.live):
+            note(
+                f"interrupted: calls in progress have {GRACE:.0f} s to complete; interrupt again to stop now"
+            )
+        else:
+            note("interrupted: nothing is lost; submitted batches continue at the provider")
+        for one in list(self.rows.live):
+            job = one.job.id
+            if one.realtime:
+                note(
+                    f"job {job}: unsent requests stay in the store; run the same command or smartbatch jobs "
+                    f"resume {job} to continue, or smartbatch jobs cancel {job} to discard them"
+                )
+            else:
+                note(
+                    f"job {job}: run the same command or smartbatch jobs resume {job} to continue, or "
+                    f"smartbatch jobs cancel {job} to cancel it"
+                )
+
+
 def run(args: argparse.Namespace) -> int:
-    """Do what the arguments say and return the exit code: 0 all answered, 1 some not, 2 refused."""
+    """Run the command and return the exit code: 0 all answered, 1 some not, 2 refused."""
     with ExitStack() as stack:
         return _Run(args, stack).go()
 
@@ -41,8 +164,8 @@ def run(args: argparse.Namespace) -> int:
 class _Run:
     """One run, from the arguments to the exit code.
 
-    The client is built first: an unknown model or a missing key is reported before a row is read. It starts
-    with its first request, so a refused run starts nothing.
+    The client is made first, so that an unknown model or a missing key is reported before a row is read. It
+    starts with its first request, so a refused run starts nothing.
     """
 
     def __init__(self, args: argparse.Namespace, stack: ExitStack) -> None:
@@ -56,7 +179,7 @@ class _Run:
         self._reader_left = False
         self._last_written = -1
         if args.resend is not None and args.output is None:
-            raise ConfigError("--resend replaces answers of an output: name it with -o")
+            raise ConfigError("--resend replaces answers in an output file: give it with -o")
         maker = prompt_maker(args)
         embedding = embedding_of(args)
         n = answers_each(args)
@@ -66,7 +189,7 @@ class _Run:
         self._out: OutputFile | TableOutput | None = None
         if args.output is not None:
             if source.same_file(args.output):
-                raise InputError(f"{escape(args.output)}: is the input itself; choose another -o")
+                raise InputError(f"{escape(args.output)}: is the input file; choose another -o")
             check_output_name(args.output)
             self._out = open_output(args.output, formulas)
             stack.enter_context(self._out)
@@ -84,14 +207,8 @@ class _Run:
         self._chooser = RouteChooser(self._client, self._input, args, self._clock)
 
     def go(self) -> int:
-        """Run what is left to ask, and return the exit code. In order:
-
-        1. The input is checked, and the output, if it is there, says which rows have their answers.
-        2. Unless all have: a job of the others is submitted, or taken up again, and its results are written.
-        3. Its data are deleted once every row is written, and the forecast is scored.
-        4. What a reader that went away left unread counts as well, since it is paid for.
-        5. The code: 128 and the number of a signal; 1 where a row has no answer or the input changed; else 0.
-        """
+        """Run the unanswered rows and return the exit code."""
+        # 1. Check the input, and find the rows that an existing output answers.
         keys = self._input.check()
         if self._args.verbose and (first := self._input.first_prompt()) is not None:
             note(f"first prompt, {first[0]}: {first[1]}")
@@ -142,7 +259,7 @@ class _Run:
         return 1 if self._summary.failed or unanswered or self._changed is not None else 0
 
     def _start_resend(self, out: OutputFile | TableOutput, keys: RowKeys) -> None:
-        """Have the answers that ``--resend`` names replaced; failed rows are sent again by every run."""
+        """Replace the answers that ``--resend`` names; failed rows are sent again by every run."""
         identity = RunIdentity(self._args.output, self._args.model, keys)
         defect = next((name for name in DEFECTS if name == self._args.resend), None)
         out.start_resend(
@@ -150,14 +267,9 @@ class _Run:
         )
 
     def _cluster(self) -> Cluster:
-        """Return the cluster of ``--dask``.
-
-        Raises:
-            ConfigError: the extra is missing, or nobody answers there.
-        """
         args = self._args
         if args.output is None:
-            raise ConfigError("--dask writes rows as their units end: give -o as well")
+            raise ConfigError("--dask writes rows in the order they finish: give -o as well")
         try:
             from smartbatch.cluster import Cluster, shared_config
         except ImportError:
@@ -166,17 +278,17 @@ class _Run:
         try:
             return Cluster(args.dask)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"--dask {args.dask}: no scheduler answers there ({error})") from None
+            raise ConfigError(f"--dask {args.dask}: no scheduler responds there ({error})") from None
 
     def _finish(self, out: OutputFile | TableOutput, *, asked: bool) -> None:
-        """Finish the output, so that it is on the disk before the store forgets anything."""
+        """Finish the output, so that it is on disk before the store deletes anything."""
         try:
             out.finish(asked=asked)
         except OutputChanged as error:
             self._changed = error
 
     def _write(self, groups: Rows, progress: Progress) -> None:
-        """Write rows as their results come. A line that is lost with this process is written by the next."""
+        """Write rows as their results arrive. A line lost with this process is written by the next one."""
         try:
             for rows in groups:
                 with progress.aside():
@@ -187,7 +299,7 @@ class _Run:
             self._reader_left = True
 
     def _write_skipped(self, written: Callable[[int], bool]) -> None:
-        """Write the skipped rows that were not ``written`` with others."""
+        """Write the skipped rows that are not ``written`` yet."""
         try:
             for row in self._input.skipped_rows(written):
                 outcome = skipped_row(row)
@@ -197,7 +309,6 @@ class _Run:
             self._reader_left = True
 
     def _count(self, row: KeyedRow, outcome: RowResult) -> None:
-        """Count a row that was written."""
         self._last_written = row.place
         if row.skipped is not None:
             self._summary.skipped[row.skipped] += 1
@@ -215,7 +326,7 @@ class _Run:
             note(failure_line(row, result))
 
     def _append(self, rows: Sequence[tuple[KeyedRow, RowResult]]) -> None:
-        """Write rows, unless the output was changed: the run goes on, as the store has the answers too."""
+        """Write rows. If the output was changed meanwhile, the run continues: the store has the answers."""
         model = self._args.model
         lines = []
         for row, outcome in rows:

@@ -1,55 +1,142 @@
-"""``smartbatch top``: what runs, what waits and what it costs, in the terminal, twice a second."""
+"""``smartbatch top``: the dashboard's page Now in the terminal, updated twice a second."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import shutil
+import signal
 import sys
-from collections.abc import Callable
+import termios
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from smartbatch.cli.option_tables import add_options
+from smartbatch._clock import RealClock
+from smartbatch.views.terminal import TextLine
 
 if TYPE_CHECKING:
     from smartbatch.dashboard.source import Source
     from smartbatch.views.terminal import TextLine
 
-_HELP = """\
-Show the dashboard's page Now in the terminal, updated twice a second: required actions, running jobs, limits,
-waiting requests, spending, failures and processes. Press q or Ctrl-C to quit. If the output is a pipe or a
-file, print it once. Set NO_COLOR to turn colours off.
 
-examples:
-  smartbatch top
-  smartbatch top --store postgresql://db.example/jobs
-"""
-_OPTIONS = """
---store PLACE          where jobs are kept: a file, or postgresql://… (default: your own)
---config FILE          TOML or YAML file of settings; options win over it
-"""
+_ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"
+"""The second screen, no cursor, and no wrapping, because a window made narrower would scroll."""
+_LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
+_CODES = {"title": "\x1b[1m", "head": "\x1b[7m", "bad": "\x1b[1;31m"}
+_PLAIN = {"title": "", "head": "", "bad": ""}
+_END = "\x1b[0m"
+
+
+class FullScreen:
+    """Shows frames on a terminal while the block runs; Ctrl-Z, SIGTERM and errors restore the terminal.
+
+    Args:
+        stream: a terminal.
+        every: seconds between two frames, in steps of 0.1.
+        colours: also allow bold and inverse text.
+    """
+
+    def __init__(self, stream: TextIO, every: float, *, colours: bool) -> None:
+        self._stream = stream
+        self._every = every
+        self._codes = _CODES if colours else _PLAIN
+        self._keys = _keyboard()
+        self._before: list[Any] | None = None
+        self._handlers: dict[int, Any] = {}
+        self._size = (0, 0)
+
+    def __enter__(self) -> FullScreen:
+        self._handlers = {
+            number: signal.signal(number, handler)
+            for number, handler in ((signal.SIGTERM, _terminate), (signal.SIGTSTP, self._suspend))
+        }
+        self._enter_screen()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._leave_screen()
+        if self._keys is not None and self._keys != sys.stdin.fileno():
+            os.close(self._keys)
+
+    def size(self) -> os.terminal_size:
+        return os.get_terminal_size(self._stream.fileno())
+
+    def show(self, lines: Sequence[TextLine], size: os.terminal_size) -> None:
+        """Draw a frame of a size over the previous one."""
+        parts = ["\x1b[2J" if size != self._size else "", "\x1b[H"]
+        self._size = size
+        for at, line in enumerate(lines):
+            code = self._codes.get(line.style, "")
+            shown = f"{code}{line.text}{_END}" if code else line.text
+            parts.append(f"{shown}\x1b[K" + ("\r\n" if at + 1 < len(lines) else ""))
+        parts.append("\x1b[J")
+        self._write("".join(parts))
+
+    def key(self) -> str:
+        """Return the keys pressed until the next frame."""
+        if self._keys is None:
+            RealClock.sleep(self._every)
+            return ""
+        try:
+            return os.read(self._keys, 64).decode("utf-8", "replace")
+        except OSError:  # the terminal is gone
+            return "q"
+
+    def _enter_screen(self) -> None:
+        """Switch to unbuffered keys without echo, and to the second screen."""
+        if self._keys is not None:
+            self._before = termios.tcgetattr(self._keys)
+            now = termios.tcgetattr(self._keys)
+            now[3] &= ~(termios.ICANON | termios.ECHO)
+            now[6][termios.VMIN], now[6][termios.VTIME] = 0, max(1, round(self._every * 10))
+            termios.tcsetattr(self._keys, termios.TCSADRAIN, now)
+        self._size = (0, 0)
+        self._write(_ENTER)
+
+    def _leave_screen(self) -> None:
+        self._write(_LEAVE)
+        if self._keys is not None and self._before is not None:
+            termios.tcsetattr(self._keys, termios.TCSADRAIN, self._before)
+
+    def _suspend(self, _number: int, _frame: FrameType | None) -> None:
+        self._leave_screen()
+        os.kill(os.getpid(), signal.SIGSTOP)  # returns when the shell continues the process
+        self._enter_screen()
+
+    def _write(self, text: str) -> None:
+        data = text.encode(self._stream.encoding or "utf-8", "replace")
+        while data:  # to the descriptor, because signal handlers must not use the buffer
+            data = data[os.write(self._stream.fileno(), data) :]
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(143)
+
+
+def _keyboard() -> int | None:
+    """Return the descriptor of the keyboard: standard input or, if that is redirected, the terminal."""
+    try:
+        if os.isatty(sys.stdin.fileno()):
+            return sys.stdin.fileno()
+        return os.open("/dev/tty", os.O_RDONLY)
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
 FRAME_SECONDS: Final = 0.5
 _PIPE_WIDTH: Final = 120  # cells of a line if there is neither a terminal nor COLUMNS
-
-
-def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the subcommand by ``add``, which makes its parser."""
-    parser = add(
-        "top",
-        help="show in the terminal what runs and what waits",
-        description=_HELP,
-        epilog="exit codes: 0 ended, 2 bad usage, or a store that cannot be used",
-    )
-    add_options(parser.add_argument, _OPTIONS)
 
 
 def run(args: argparse.Namespace) -> int:
     """Show frames until q or Ctrl-C; without a terminal, print one."""
     # late: other subcommands need none of it
     from smartbatch.cli.clients import config_of
-    from smartbatch.cli.full_screen import FullScreen
-    from smartbatch.cli.standard_output import print_out
+    from smartbatch.cli.printing import print_out
+    from smartbatch.cli.top_command import FullScreen
     from smartbatch.dashboard.source import Source
 
     config = config_of(args)

@@ -173,7 +173,7 @@ REFUSED = [
     ("in.txt", b"x\n", ["--max-tokens", "0"], "max_tokens must be a whole number"),
     ("in.txt", b"x\n", ["--parallelism", "0"], "parallelism = 0 is out of range"),
     ("in.txt", b"x\n", ["--config", "missing.toml"], "cannot read the settings file missing.toml"),
-    ("in.txt", b"x\n", ["-o", "in.txt"], "is the input itself"),
+    ("in.txt", b"x\n", ["-o", "in.txt"], "is the input file"),
     ("in.txt", b"x\n", ["-o", "out.tsv"], "out.tsv: results are not written as .tsv"),
     ("in.txt", b"x\n", ["-o", "out.jsonl.gz"], "name it .jsonl, .ndjson, .csv or .parquet (-o)"),
     ("in.txt", b"x\n", ["-o", "missing/out.jsonl"], "cannot be written: No such file or directory"),
@@ -351,7 +351,7 @@ def test_the_responses_api_is_chosen_by_a_provider_option(
 
 @pytest.mark.full
 def test_on_a_terminal_results_are_lines_to_read(calls: Any) -> None:
-    """With standard output on a terminal there is no JSON, and no raw control character."""
+    """With standard output on a terminal there is not JSON, and no raw control character."""
     Path("in.txt").write_text("colour \x1b[31m\n")
     leader, follower = pty.openpty()
     subprocess.run(
@@ -412,8 +412,8 @@ def test_on_a_terminal_progress_stays_below_the_results(calls: Any) -> None:
     ("options", "printed"),
     [
         (["--limit", "0"], "smartbatch run: --limit: 0 is not 1 or more\n"),
-        (["--limit", "many"], "smartbatch run: --limit: 'many' is no whole number such as "),
-        (["--temperature", "warm"], "smartbatch run: --temperature: 'warm' is no number\n"),
+        (["--limit", "many"], "smartbatch run: --limit: 'many' is not a whole number such as "),
+        (["--temperature", "warm"], "smartbatch run: --temperature: 'warm' is not a number\n"),
         (["--strategy", "magic"], "smartbatch run: --strategy/--batching-strategy: invalid choice: 'magic'"),
     ],
 )

@@ -101,7 +101,7 @@ def test_a_terminal_is_told_the_length_of_each_vector(
     prompts(1)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert run("--quiet", output=None) == 0
-    assert capfd.readouterr().out == "0  prompt 0 → a vector of 1,536\n"
+    assert capfd.readouterr().out == "0  prompt 0 → a vector of length 1,536\n"
 
 
 @pytest.mark.full
@@ -239,7 +239,7 @@ def test_an_option_about_answers_is_refused_by_name(
 ) -> None:
     prompts(1)
     assert main([command, "in.txt", "--model", MODEL, "--embed", "-o", "out.jsonl", *option]) == 2
-    assert f"{option[0]} is about answers and has no effect with --embed" in capfd.readouterr().err
+    assert f"{option[0]} applies to answers and has no effect with --embed" in capfd.readouterr().err
     assert emu.ledger.received == 0
     assert not Path("out.jsonl").exists()
 

@@ -156,7 +156,7 @@ def test_other_settings_are_refused_without_resend(server: Server, capfd: pytest
 def test_resend_needs_an_output(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
     prompts(1)
     assert main(["run", "in.txt", "--model", "sim:echo", "--resend", "empty"]) == 2
-    assert "--resend replaces answers of an output: name it with -o" in capfd.readouterr().err
+    assert "--resend replaces answers in an output file: give it with -o" in capfd.readouterr().err
 
 
 def test_an_answer_that_is_cut_off_again_is_replaced_once_a_command(server: Server) -> None:

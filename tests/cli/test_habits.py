@@ -91,7 +91,7 @@ def test_models_names_the_prefixes_it_knows(capfd: pytest.CaptureFixture[str]) -
 
 def test_models_says_of_which_no_price_is_known(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "openai:gpt-5-mini", "openai:nope"]) == 0
-    assert "no price is known of openai:nope; give one under prices" in capfd.readouterr().out
+    assert "No known price for openai:nope; set one under prices" in capfd.readouterr().out
     assert main(["models", "openai:gpt-5-mini"]) == 0
     assert "no price" not in capfd.readouterr().out
 
@@ -171,7 +171,7 @@ def test_the_doctor_notices_a_file_that_stands_before_the_library(
 ) -> None:
     assert found(capfd, "import") == ""
     (folder / "smartbatch.py").touch()
-    assert f"import {folder / 'smartbatch.py'} in place of the library" in found(capfd, "import", 1)
+    assert f"import {folder / 'smartbatch.py'} instead of the library" in found(capfd, "import", 1)
 
 
 def test_the_doctor_notices_the_other_project(
@@ -186,7 +186,7 @@ def test_the_doctor_notices_the_other_project(
     other = ModuleType("smartbatch")
     other.__path__ = smartbatch.__path__
     monkeypatch.setitem(sys.modules, "smartbatch", other)
-    assert "gives another project's module" in found(capfd, "import", 1)
+    assert "finds another project's module" in found(capfd, "import", 1)
 
 
 # -- completion ----------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def test_counts_are_written_as_people_do(text: str, count: int) -> None:
 @pytest.mark.parametrize("text", ["1,50", "1.5", "2m", "0.0001k", "-3", "5 MB", ""])
 def test_what_is_no_count_is_refused_with_examples(text: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "x", "--model", "sim:demo", f"--max-tpm={text}"]) == 2
-    assert capfd.readouterr().err.endswith(f"{text!r} is no whole number such as 200000, 200k or 1.5M\n")
+    assert capfd.readouterr().err.endswith(f"{text!r} is not a whole number such as 200000, 200k or 1.5M\n")
 
 
 @pytest.mark.parametrize(("text", "size"), [("200MB", 200_000_000), ("64 MiB", 64 * 2**20), ("1000", 1000)])

@@ -123,7 +123,7 @@ def test_results_are_lines_in_order_and_a_file_is_never_replaced(
     assert jobs("results", "letters", "-o", "out.jsonl") == 0
     assert Path("out.jsonl").read_text() == printed
     assert jobs("results", "letters", "-o", "out.jsonl") == 2
-    assert "out.jsonl: is there already" in capfd.readouterr().err
+    assert "out.jsonl: already exists" in capfd.readouterr().err
     assert sorted(path.name for path in Path().glob("*out*")) == ["out.jsonl"]
 
 
@@ -139,7 +139,7 @@ def test_a_file_that_gets_the_name_meanwhile_stays(
 
     monkeypatch.setattr(Job, "stored", meddling)
     assert jobs("results", "letters", "-o", "out.jsonl") == 2
-    assert "out.jsonl: is there already" in capfd.readouterr().err
+    assert "out.jsonl: already exists" in capfd.readouterr().err
     assert Path("out.jsonl").read_text() == "notes"
     assert not Path(".out.jsonl.writing").exists()
 
@@ -154,13 +154,13 @@ def test_a_job_that_goes_on_is_watched_to_its_end(
     assert {state["id"] for state in states} == {job.id}
     assert (states[-1]["state"], states[-1]["completed"]) == ("done", 5)
     assert jobs("watch") == 0
-    assert "no job goes on" in capfd.readouterr().err
+    assert "no unfinished jobs" in capfd.readouterr().err
 
 
 def test_a_job_is_forgotten_once_it_has_ended(done: Job, capfd: pytest.CaptureFixture[str]) -> None:
     """With its results; naming it again is an error."""
     assert jobs("forget", "letters") == 0
-    assert f"job {done.id}: forgotten" in capfd.readouterr().err
+    assert f"job {done.id}: deleted" in capfd.readouterr().err
     assert jobs("forget", "letters") == 1
     assert jobs() == 0
     assert "no jobs in " in capfd.readouterr().err
@@ -207,7 +207,7 @@ def test_failed_requests_are_asked_again_and_paid_ones_only_when_it_is_said(
     job = client.submit_run(["a", "b"], plan, key="letters")
     job.wait(20)
     assert jobs("retry-failed", "letters") == 0
-    assert "0 requests are asked again\n" in capfd.readouterr().err
+    assert "0 requests are being retried\n" in capfd.readouterr().err
     assert jobs("retry-failed") == 2
 
 
@@ -216,7 +216,7 @@ def test_deadline_and_budget_of_a_job_are_changed(
 ) -> None:
     assert jobs("set-deadline", "letters", "--deadline", "2h") == 0
     assert jobs("set-budget", "letters", "--budget", "5 USD") == 0
-    assert f"job {done.id}: its budget is 5 USD now" in capfd.readouterr().err
+    assert f"job {done.id}: the budget is now 5 USD" in capfd.readouterr().err
     assert jobs("set-budget", "letters", "--budget", "none") == 0
     assert jobs("set-budget", "letters") == jobs("set-budget", "letters", "--budget", "much") == 2
     assert jobs("show", "letters", "--deadline", "2h") == 2

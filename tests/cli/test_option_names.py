@@ -64,9 +64,12 @@ def test_what_only_a_setting_or_a_provider_takes_is_told_with_the_way(
 ) -> None:
     command = ["run", "in.txt", "--model", "sim:demo"]
     assert main([*command, "--shared", "off"]) == 2
-    assert "the variable SMARTBATCH_SHARED sets it, or shared in a settings file" in capfd.readouterr().err
+    assert (
+        "set it with the variable SMARTBATCH_SHARED, or with shared in a settings file"
+        in capfd.readouterr().err
+    )
     assert main([*command, "--base-url=http://localhost"]) == 2
-    assert "--provider-option base_url=… sets it" in capfd.readouterr().err
+    assert "set it with --provider-option base_url=…" in capfd.readouterr().err
 
 
 RUN = ["run", "in.txt", "--model", "sim:demo"]
@@ -75,8 +78,8 @@ RUN = ["run", "in.txt", "--model", "sim:demo"]
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        ([*RUN, "--resume"], "the same command resumes by itself: run it again with the same -o"),
-        ([*RUN, "--resum"], "the same command resumes by itself: run it again with the same -o"),
+        ([*RUN, "--resume"], "a run resumes by itself: run the same command again with the same -o"),
+        ([*RUN, "--resum"], "a run resumes by itself: run the same command again with the same -o"),
         (
             [*RUN, "--price", "3"],
             'prices are set in a settings file (--config FILE), in a table [prices."PRO',
@@ -84,9 +87,12 @@ RUN = ["run", "in.txt", "--model", "sim:demo"]
         ([*RUN, "--column=text"], "did you mean --prompt-field?"),
         ([*RUN, "--sep", ";"], "did you mean --delimiter?"),
         ([*RUN, "--concurrency", "4"], "did you mean --parallelism?"),
-        (["jobs", "--concurrency", "4"], "the variable SMARTBATCH_PARALLELISM sets it"),
-        ([*RUN, "--schema", "s.json"], "schemas are for Python: smartbatch.generate(…, schema=…)"),
-        ([*RUN, "--json-schema", "s.json"], "schemas are for Python: smartbatch.generate(…, schema=…)"),
+        (["jobs", "--concurrency", "4"], "set it with the variable SMARTBATCH_PARALLELISM"),
+        ([*RUN, "--schema", "s.json"], "schemas are available in Python: smartbatch.generate(…, schema=…)"),
+        (
+            [*RUN, "--json-schema", "s.json"],
+            "schemas are available in Python: smartbatch.generate(…, schema=…)",
+        ),
         ([*RUN, "--top-p", "1"], "it is a parameter in Python: smartbatch.generate(…, top_p=…)"),
         ([*RUN, "--wait"], "--wait is an option of smartbatch jobs"),
         (["jobs", "--template", "T"], "--template is an option of smartbatch run and smartbatch plan"),

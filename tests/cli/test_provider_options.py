@@ -10,8 +10,8 @@ import pytest
 from inside import own_registry
 
 from smartbatch import ConfigError, providers
+from smartbatch.cli.clients import options_of
 from smartbatch.cli.main import main
-from smartbatch.cli.provider_options import options_of
 from smartbatch.providers import MockProvider
 from smartbatch.testing import emulator
 
@@ -61,10 +61,10 @@ def test_an_option_is_read_in_its_type(pair: str, model: str, value: Any) -> Non
         ("allow_http=no", "openai:m", "true or false"),
         ("flex=1", "gemini:m", "true or false"),
         ("max_body=secret", "openai:m", "a whole number"),
-        ("headers=secret", "openai:m", "a JSON object, each value of it a text"),
-        ('headers={"a": 5, "b": "secret"}', "openai:m", "a JSON object, each value of it a text"),
-        ("faults=secret", "sim:demo", "a number or a JSON object, each value of it a number"),
-        ("many=secret", "call:json:dumps", "what only a program can give"),
+        ("headers=secret", "openai:m", "a JSON object whose values are each a string"),
+        ('headers={"a": 5, "b": "secret"}', "openai:m", "a JSON object whose values are each a string"),
+        ("faults=secret", "sim:demo", "a number or a JSON object whose values are each a number"),
+        ("many=secret", "call:json:dumps", "a value that only a program can pass"),
     ],
 )
 def test_a_value_of_another_type_is_refused_and_not_repeated(pair: str, model: str, needs: str) -> None:

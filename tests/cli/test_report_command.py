@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from smartbatch import BatchingClient
-from smartbatch.cli import output_report, screenshot
+from smartbatch.cli import report_command
 from smartbatch.cli.main import main
 from smartbatch.tables.result_files import FIRST, LAST, write_table
 from smartbatch.views.html import MAX_BYTES
@@ -63,7 +63,7 @@ def test_of_an_output_the_report_has_its_sums_and_no_answer(
 def test_of_lines_of_one_row_the_answered_one_counts(folder: Path) -> None:
     """As long as a run lasts its output may have several lines for a row."""
     path = written(folder, failed(0), line(1), failed(2, "first"), line(0), failed(2, "last"), failed(1))
-    figures, _ = output_report.figures_of_output(path)
+    figures, _ = report_command.figures_of_output(path)
     status = figures.status()
     assert (status.total, status.completed, status.failed, status.cost) == (3, 2, 1, 1.0)
     assert [group.message for group in figures.seen.failures.largest()] == ["last"]
@@ -80,7 +80,7 @@ def test_skipped_rows_are_no_failed_requests(folder: Path, capfd: pytest.Capture
     assert "2 rows were skipped." in html
     assert "rows skipped, not sent" in html
     assert "blank" not in html
-    figures, _ = output_report.figures_of_output(path)
+    figures, _ = report_command.figures_of_output(path)
     assert figures.counts == {"succeeded": 1, "failed": 1, "skipped": 2, "unpriced": 1}
 
 
@@ -88,7 +88,7 @@ def test_a_torn_last_line_is_left_out(folder: Path) -> None:
     path = written(folder, line(0))
     with open(path, "a") as file:
         file.write('{"index": 1, "id')
-    assert output_report.output_report(path, (), 0.0).requests == 1
+    assert report_command.output_report(path, (), 0.0).requests == 1
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_file_that_is_no_output_is_refused(
 
 def told(path: str) -> dict[str, Any]:
     """The figures of an output."""
-    figures, _ = output_report.figures_of_output(path)
+    figures, _ = report_command.figures_of_output(path)
     seen = figures.seen
     return {
         "status": figures.status(),
@@ -177,10 +177,10 @@ def test_the_table_of_a_run_is_an_output(folder: Path, format: str) -> None:
     [
         (None, "was not written by smartbatch run or jobs results"),
         ({"index": "x"}, "line 2 has no index"),
-        ({"index": "-1"}, "row 1 is no result"),
-        ({"cost": "much"}, "row 1 is no result"),
-        ({"output_tokens": "nan"}, "row 1 is no result"),
-        ({"dropped": "[1]"}, "row 1 is no result"),
+        ({"index": "-1"}, "row 1 is not a result"),
+        ({"cost": "much"}, "row 1 is not a result"),
+        ({"output_tokens": "nan"}, "row 1 is not a result"),
+        ({"dropped": "[1]"}, "row 1 is not a result"),
     ],
 )
 def test_a_table_that_is_no_output_is_refused_by_its_report(
@@ -194,7 +194,7 @@ def test_a_table_that_is_no_output_is_refused_by_its_report(
     )
     assert report("x.csv") == 2
     said = capfd.readouterr().err
-    assert f"x.csv: {what}; name the output of a run, of jobs results, or a job" in said
+    assert f"x.csv: {what}; give the output of a run or of jobs results, or a job" in said
 
 
 def test_the_job_of_an_output_is_found_in_the_store(folder: Path) -> None:
@@ -267,13 +267,13 @@ def test_an_output_with_a_figure_that_is_none_is_refused(
     lines = [line, {**line, "index": 1, "cost": figure}]
     (tmp_path / "out.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
     assert main(["report", str(tmp_path / "out.jsonl"), "-o", str(tmp_path / "r.html")]) == 2
-    assert "line 2 is no result" in capfd.readouterr().err
+    assert "line 2 is not a result" in capfd.readouterr().err
 
 
 def test_a_job_that_is_not_there_is_told(client: BatchingClient, capfd: pytest.CaptureFixture[str]) -> None:
     assert report("nobody", "--store", "none.db") == 1
     place = Path("none.db").absolute()
-    assert f"'nobody' is no file, and there is no store at {place}" in capfd.readouterr().err
+    assert f"'nobody' is not a file, and there is no store at {place}" in capfd.readouterr().err
     assert not Path("none.db").exists()
     client.submit_batch(["a"]).wait(20)
     assert report("nobody") == 1
@@ -287,7 +287,7 @@ def test_only_a_report_is_replaced(folder: Path, capfd: pytest.CaptureFixture[st
     assert report(path, "-o", "mine.html") == 2
     assert report(path, "-o", path) == 2
     told = capfd.readouterr().err
-    assert "mine.html: is there already and is no report" in told
+    assert "mine.html: already exists and is not a report" in told
     assert "out.jsonl: a report is HTML" in told
     assert "mine" in (folder / "mine.html").read_text()
 
@@ -304,7 +304,7 @@ def test_without_a_browser_a_picture_is_refused_before_anything_is_written(
 
 @pytest.mark.full
 def test_a_picture_is_as_high_as_the_report(folder: Path) -> None:
-    screenshot.browser()
+    report_command.browser()
     assert report(written(folder, line(0), failed(1)), "--png") == 0
     picture = (folder / "report.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
@@ -318,7 +318,7 @@ def test_texts_of_a_file_stay_text(folder: Path, name: str) -> None:
     text = HOSTILE[name]
     error = {"kind": text, "message": text}
     path = written(folder, line(0, model=text, dropped={text: text}), line(1, id=text, error=error))
-    page = output_report.output_report(path, (), 0.0).html
+    page = report_command.output_report(path, (), 0.0).html
     assert "<script>" not in page
     assert "<img" not in page
     assert len(page.encode()) < MAX_BYTES
@@ -332,13 +332,13 @@ def test_a_report_of_a_large_output_is_small(folder: Path) -> None:
                 json.dumps(line(number) if number % 3 else failed(number, f"row {number + 10_000}: no"))
                 + "\n"
             )
-    figures, _ = output_report.figures_of_output("out.jsonl")
+    figures, _ = report_command.figures_of_output("out.jsonl")
     assert (figures.counts["succeeded"], figures.counts["failed"]) == (66_666, 33_334)
     assert figures.seen.sample.seen == 66_666
     assert [group.count for group in figures.seen.failures.largest()] == [33_334], (
         "numbers tell no groups apart"
     )
-    assert len(output_report.output_report("out.jsonl", (), 0.0).html.encode()) <= MAX_BYTES
+    assert len(report_command.output_report("out.jsonl", (), 0.0).html.encode()) <= MAX_BYTES
 
 
 @pytest.mark.full

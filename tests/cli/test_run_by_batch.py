@@ -246,11 +246,11 @@ def test_a_row_that_nobody_can_be_asked_for_leaves_nothing_behind(
     [
         (
             ["--model", "sim:demo", "--strategy", "individual", "--batch-fallback", "batch"],
-            "--batch-fallback is",
+            "--batch-fallback applies",
         ),
         (
             ["--model", "sim:demo", "--strategy", "individual", "--batch-poll-interval", "5"],
-            "--batch-poll-interval is about batches",
+            "--batch-poll-interval applies to batches",
         ),
         (
             ["--model", "sim:demo", "--strategy", "batch", "--batch-poll-interval", "0"],

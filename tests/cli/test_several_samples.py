@@ -170,7 +170,7 @@ def test_a_plan_counts_each_answer(calls: Any, capfd: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("args", "said"), [(["--n", "0"], "n must be"), (["--n", "2", "--embed"], "--n is about")]
+    ("args", "said"), [(["--n", "0"], "n must be"), (["--n", "2", "--embed"], "--n applies to")]
 )
 def test_what_cannot_be_asked_is_refused(
     args: list[str], said: str, calls: Any, capfd: pytest.CaptureFixture[str]

@@ -95,7 +95,7 @@ def test_a_run_whose_standard_output_is_full_goes_on_with_the_same_line(
     line = ["run", "in.txt", "--model", OWN, "--parallelism", "1", "--quiet"]
     with standard_output(os.open(FULL, os.O_WRONLY)):
         assert main(line) == 1
-    assert capfd.readouterr().err == f"{NO_SPACE}; the same line again goes on\n"
+    assert capfd.readouterr().err == f"{NO_SPACE}; run the same command again to continue\n"
     assert calls.asked
     assert main(line) == 0
     assert capfd.readouterr().out.count("answer to prompt") == 3
@@ -170,7 +170,8 @@ def test_results_are_refused_where_standard_output_is_closed(
     monkeypatch.setattr(sys, "stdout", None)
     assert main(words) == 2
     assert (
-        "smartbatch: standard output is closed; -o names a file for the results\n" in capfd.readouterr().err
+        "smartbatch: standard output is closed; use -o to write the results to a file\n"
+        in capfd.readouterr().err
     )
     assert calls.asked == []
     assert main([*words, "-o", "out.jsonl"]) == 0

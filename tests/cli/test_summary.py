@@ -8,7 +8,7 @@ import sys
 import pytest
 from cli.runs import summary_lines
 
-from smartbatch.cli.standard_output import StandardOutput
+from smartbatch.cli.printing import StandardOutput
 from smartbatch.cli.summary import RunSummary, failure_line, outcome_lines
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.options import Constraints, Option

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 import pytest
 
 from benchmarks.dashboard import Served
+from smartbatch.cli.dashboard_command import LocalServer
 from smartbatch.cli.main import main
-from smartbatch.cli.wsgi_server import LocalServer
 from smartbatch.dashboard import app
 from smartbatch.jobs.store import SqlStore
 from tests.dashboard.visits import LOCAL, TOKEN

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch import _files
-from smartbatch.cli.standard_output import StandardOutput, discard_standard_output
+from smartbatch.cli.printing import StandardOutput, discard_standard_output
 from smartbatch.errors import (
     BudgetExceeded,
     ErrorKind,

@@ -1,0 +1,434 @@
+"""The arguments of all subcommands: their options and help texts. Nothing else is imported for ``--help``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from smartbatch.cli.emulator_command import add_parser as add_emulator
+from smartbatch.cli.option_tables import add_options, number, whole
+
+_AddParser = Callable[..., argparse.ArgumentParser]
+
+JOBS_ACTIONS: Final = {
+    "list": "list all jobs of the store, newest first; the default action",
+    "show": "show the status of the given jobs; with their batches and incidents",
+    "watch": "follow the given jobs, or all unfinished ones, until they finish; run them here if no "
+    "other process does",
+    "results": "print one job's results so far, in order, as JSON lines",
+    "cancel": "cancel the given jobs and wait until they end; finished requests keep their results",
+    "resume": "resume the given jobs, or all unfinished ones; held jobs too, but interrupted real-time runs "
+    "only if they are named",
+    "retry-failed": "retry the failed requests of the given jobs; those already billed only with --billed",
+    "set-deadline": "set the deadline of the given jobs to --deadline",
+    "set-budget": "set the budget of each given job to --budget",
+    "forget": "delete the given jobs with their results; only finished ones",
+}
+
+# -- run, plan and jobs --------------------------------------------------------------------------------------
+
+_RUN_HELP = """\
+Send every row of INPUT to a model and write one JSON line or table row per answer. INPUT is .txt (one prompt
+per line), .jsonl, .json, .csv, .tsv or .parquet, optionally compressed as .gz or .zst; use - for standard
+input. Run the same command again to resume: rows already answered are not sent or paid for again. The
+cheapest route that meets --deadline is chosen; run smartbatch plan to see it in advance.
+"""
+_PLAN_HELP = """\
+Show the time, cost, calls and batches of a run with the same arguments for every available route, and which
+route would be chosen and why. Nothing is sent or written, and no key is needed. Rows already answered in -o
+or in the store, or in progress, are left out.
+"""
+_JOBS_HELP = """\
+View and manage the jobs of a store, whatever process submitted them.
+
+A job is what submit_batch and smartbatch run create: requests kept in a store until all of them have results.
+It is named by its id (job-…) or its key. A real-time run is listed as a job while it is running or if it was
+interrupted.
+
+"""
+_RUN_EPILOG = (
+    """\
+examples:
+  smartbatch run questions.txt --model openai:gpt-5-mini -o answers.jsonl
+  smartbatch run reviews.csv --template "Classify: {text}" -o labels.csv \\
+    --model openai:gpt-5-mini --deadline 6h
+"""
+    "exit codes: 0 all answered, 1 some failed, 2 bad usage, input or store, 130 or 143 interrupted"
+)
+_PLAN_EPILOG = (
+    """\
+examples:
+  smartbatch plan questions.txt --model openai:gpt-5-mini --deadline 6h
+"""
+    "exit codes: 0 a plan, 2 bad usage or input, or no route meets the constraints"
+)
+_JOBS_EPILOG = (
+    """\
+examples:
+  smartbatch jobs
+  smartbatch jobs results nightly --wait -o results.csv
+"""
+    "exit codes: 0 fine, 1 no such job, or failed or missing requests, 2 bad usage or store, 130 interrupted"
+)
+_USAGE = "%(prog)s INPUT --model PROVIDER:MODEL [option ...]"
+_INPUT = """
+--limit N              send the first N rows only
+further:
+--on-missing error|skip|empty  handle rows with a blank prompt field: refuse the run (default), skip such
+                       rows, or leave the field empty
+--id-field F           take row ids from this field, or - for none (default: "id", else the index)
+--delimiter C          set the CSV delimiter: a character, comma, semicolon, tab or pipe (default: detected)
+--format txt|jsonl|json|csv|tsv|parquet  set the format of INPUT, if the file name does not show it
+"""
+_REQUESTS = {
+    "model": """
+--model PROVIDER:MODEL  choose the model, such as openai:gpt-5-mini or sim:echo
+--system S             add an instruction before every prompt
+--max-tokens N         limit the tokens per answer
+--embed                compute the embedding of every prompt; needs an embedding model
+further:
+--temperature X        set the temperature, 0 to 2
+--seed N               request repeatable sampling
+--n N                  request N answers per row; each is a line of its own, numbered by sample
+--dimensions N         with --embed: set the length of the vectors
+--task-type T          with --embed: state the purpose of the vectors, such as RETRIEVAL_DOCUMENT
+""",
+    "speed, limits and money": """
+--parallelism N        limit the number of concurrent calls
+--max-rpm N            limit the requests per minute
+--budget USD           stop before spending more than this, by any route
+--deadline D           finish within this time, such as 2h or 6h30min; the cheapest route that does is chosen
+--prefer balanced|speed|cost  choose what to optimize if there is no deadline
+further:
+--max-tpm N            limit the tokens per minute
+--call-timeout D       limit the total time of one call, such as 90s
+--retries N            retry a failed request up to N times
+--strategy --batching-strategy auto|individual|batch|hybrid|threshold  choose the route: auto compares
+                       forecasts, threshold goes by the number of requests, the others force that route
+--time-value USD       state what an hour of waiting is worth
+--keep-going           send all rows, even if the first 20 fail with the same error
+--provider-option K=V  pass an option to the provider, such as api=responses; can be repeated
+--config FILE          read settings from a TOML or YAML file; options override them
+""",
+    "batches": """
+further:
+--batch-poll-interval D  set the time between two polls of a batch, such as 2min
+--batch-fallback individual|batch  send rows that a batch did not process in real time, or in a new batch
+--batch-timeout D      with --batch-fallback individual: wait this long, such as 6h, before sending
+                       unprocessed rows in real time
+--batch-max-requests N  limit the rows per batch
+""",
+}
+_RUN_OUTPUT = """
+-o --output OUT.jsonl  write results to this .jsonl, .csv or .parquet file; if it exists, the run resumes
+--quiet                print errors only; no progress and no summary
+-v --verbose           print a line for every failed row, retry and limit
+further:
+--resend truncated|empty|refused|failed  send these rows of -o again, with a higher --max-tokens for example;
+                       new answers replace the old ones, whose cost stays counted
+--csv-formulas escape|keep  quote .csv cells that a spreadsheet would read as formulas, or keep them (default)
+--store PLACE          keep rows in this file or postgresql://… until answered (default: your own store)
+--dask ADDRESS         send the requests from the workers of the Dask cluster with this scheduler, such as
+                       tcp://host:8786; needs -o and a --store that all workers reach
+"""
+_PLAN_OUTPUT = """
+-o --output OUT.jsonl  leave out the rows already answered in this output of the run
+--json                 print JSON
+-v --verbose           add the forecast of each route and the figures that decided
+further:
+--store PLACE          use this store of the run, for what it learned earlier
+"""
+_JOBS_OPTIONS = """
+--store PLACE          use this file or postgresql://… (default: your own store)
+--json                 print JSON lines instead of text
+-o --output FILE       results: write to a new .jsonl, .csv or .parquet file
+--wait                 results: wait until all are available
+--deadline D           set-deadline: a time from now, such as 2h, or none
+--budget USD           set-budget: the total amount, or none
+--billed               retry-failed: include requests that were or may have been billed
+--quiet                print no progress
+further:
+--csv-formulas escape|keep  results: quote .csv cells that a spreadsheet would read as formulas, or keep them
+                       (default)
+--batch-poll-interval D  set the time between two polls of a batch, such as 2min
+--config FILE          read settings from a TOML or YAML file; options override them
+"""
+
+
+def add_subcommands(add: _AddParser) -> None:
+    """Add the parsers of all subcommands with ``add``, the ``add_parser`` of argparse."""
+    _add_run(add)
+    _add_plan(add)
+    _add_jobs(add)
+    _add_pause(add)
+    _add_top(add)
+    _add_report(add)
+    _add_dashboard(add)
+    add_emulator(add)
+    _add_models(add)
+    _add_doctor(add)
+    _add_completion(add)
+
+
+def _add_run(add: _AddParser) -> None:
+    parser = add(
+        "run",
+        help="send every row of a file to a model",
+        description=_RUN_HELP,
+        epilog=_RUN_EPILOG,
+        usage=_USAGE,
+        further=True,
+    )
+    _add_request_options(parser)
+    add_options(parser.add_argument_group("output").add_argument, _RUN_OUTPUT, _SPECIAL)
+
+
+def _add_plan(add: _AddParser) -> None:
+    parser = add(
+        "plan",
+        help="show the route, time and cost of a run without sending anything",
+        description=_PLAN_HELP,
+        epilog=_PLAN_EPILOG,
+        usage=_USAGE,
+        further=True,
+    )
+    _add_request_options(parser)
+    add_options(parser.add_argument_group("output").add_argument, _PLAN_OUTPUT, _SPECIAL)
+    parser.set_defaults(quiet=True)
+
+
+def _add_jobs(add: _AddParser) -> None:
+    width = max(map(len, JOBS_ACTIONS))
+    parser = add(
+        "jobs",
+        help="view and manage batch jobs",
+        description=_JOBS_HELP
+        + "\n".join(f"  {name:<{width}}  {what.partition(';')[0]}" for name, what in JOBS_ACTIONS.items()),
+        epilog=_JOBS_EPILOG,
+        usage="%(prog)s [ACTION] [ID_OR_KEY ...] [option ...]",
+        further=True,
+    )
+    actions: dict[str, Any] = {"choices": tuple(JOBS_ACTIONS), "default": "list"}
+    parser.add_argument("action", metavar="ACTION", nargs="?", help="one of these", **actions)
+    names = "jobs, by id, key, or the output of their run"
+    parser.add_argument("ids", nargs="*", metavar="ID_OR_KEY", help=names)
+    add_options(parser.add_argument, _JOBS_OPTIONS, _SPECIAL)
+
+
+def _add_request_options(parser: argparse.ArgumentParser) -> None:
+    """Add what run and plan share."""
+    parser.add_argument("input", metavar="INPUT", help="file of prompts, or - for standard input")
+    group = parser.add_argument_group("input")
+    prompt = group.add_mutually_exclusive_group()
+    template = "make prompts from {field} placeholders; {{ }} for braces"
+    prompt.add_argument("--template", metavar="T", help=template)
+    prompt.add_argument("--prompt-field", metavar="F", help="take the prompt, text or chat, from this field")
+    add_options(group.add_argument, _INPUT, _SPECIAL)
+    for title, table in _REQUESTS.items():
+        add_options(parser.add_argument_group(title).add_argument, table, _SPECIAL)
+
+
+def _positive(text: str) -> int:
+    value = whole(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value
+
+
+def _delimiter(text: str) -> str:
+    from smartbatch.tables.row_formats import DELIMITERS  # late: most commands read no CSV
+
+    found = DELIMITERS.get(text.lower(), "\t" if text == "\\t" else text)
+    if len(found) != 1 or found in '"\r\n\0' or not found.isascii():
+        raise argparse.ArgumentTypeError(f"{text!r} is not one character, or {', '.join(DELIMITERS)}")
+    return found
+
+
+def _file(text: str) -> str | None:
+    return None if text == "-" else text
+
+
+_SPECIAL: Mapping[str, Mapping[str, Any]] = {
+    "N": {"type": whole},
+    "X": {"type": number},
+    "--limit": {"type": _positive},
+    "--delimiter": {"type": _delimiter},
+    "--on-missing": {"default": "error"},
+    "--output": {"type": _file},
+    "--model": {"required": True},
+    "--keep-going": {"default": None},
+    "--time-value": {"type": number},
+    "--provider-option": {"action": "append", "default": []},
+}
+
+# -- the others ----------------------------------------------------------------------------------------------
+
+_STORE = """
+--store PLACE          use this file or postgresql://… (default: your own store)
+"""
+_CONFIG = """\
+--config FILE          read settings from a TOML or YAML file; options override them
+"""
+
+
+def _add_pause(add: _AddParser) -> None:
+    names = "PROVIDER:MODEL, or PROVIDER for all of its models"
+    parser = add(
+        "pause",
+        help="stop sending new requests to a model",
+        description="""\
+Stop sending new requests to a model, in all processes that use the store. Submitted batches still run to
+their end, and waiting requests keep waiting. Running processes follow within two seconds, new ones at once.
+Without a name: list paused models, with who paused them and why.
+
+examples:
+  smartbatch pause openai:gpt-5-mini --reason "this week's budget is spent"
+  smartbatch pause anthropic --store jobs.db
+  smartbatch pause
+""",
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=names)
+    parser.add_argument("--reason", metavar="TEXT", help="give a reason, shown wherever the model is paused")
+    add_options(parser.add_argument, _STORE + _CONFIG)
+    parser = add(
+        "resume",
+        help="end the pause of a model",
+        description="""\
+End the pause of a model, or of a provider that was paused as a whole.
+
+examples:
+  smartbatch resume openai:gpt-5-mini
+  smartbatch resume anthropic --store jobs.db
+""",
+    )
+    parser.add_argument("names", nargs="+", metavar="NAME", help=names)
+    add_options(parser.add_argument, _STORE + _CONFIG)
+
+
+def _add_top(add: _AddParser) -> None:
+    parser = add(
+        "top",
+        help="show running and waiting requests in the terminal",
+        description="""\
+Show the dashboard's page Now in the terminal, updated twice a second: required actions, running jobs, limits,
+waiting requests, spending, failures and processes. Press q or Ctrl-C to quit. If the output is a pipe or a
+file, print it once. Set NO_COLOR to turn colours off.
+
+examples:
+  smartbatch top
+  smartbatch top --store postgresql://db.example/jobs
+""",
+        epilog="exit codes: 0 ended, 2 bad usage or store",
+    )
+    add_options(parser.add_argument, _STORE + _CONFIG)
+
+
+def _add_report(add: _AddParser) -> None:
+    parser = add(
+        "report",
+        help="write a report on a job or an output file, as a single HTML file",
+        description="""\
+Write a report on a job (given by id or key) or on the output of a run (.jsonl, .csv, .parquet): a single HTML
+file of at most 300 kB that loads and runs nothing. It shows what was sent and returned, the route and the
+reason for it, the cost compared with the alternatives, the distribution of latency and cost, and what went
+wrong. It contains no prompts and no answers. Nothing is sent, and no key is needed.
+
+examples:
+  smartbatch report nightly -o nightly.html
+  smartbatch report answers.jsonl -o answers.html --png
+""",
+        epilog="exit codes: 0 written, 1 no such job, 2 bad usage, file or store",
+    )
+    parser.add_argument("subject", metavar="JOB|OUT.jsonl", help="id or key of a job, or the output of a run")
+    parser.set_defaults(output="report.html")
+    options = """
+-o --output FILE.html  write to this file (default: report.html), replacing an earlier report
+--png                  also write a picture next to it; needs Chromium, Chrome or Edge
+"""
+    add_options(parser.add_argument, options + _STORE.lstrip() + _CONFIG)
+
+
+def _add_dashboard(add: _AddParser) -> None:
+    parser = add(
+        "dashboard",
+        help="show jobs, limits and costs in a browser",
+        description="""\
+Show in a browser what is running, how fast, at what cost, what holds it up and when it will finish: the jobs
+of a store and all processes that share its limits. The dashboard answers on 127.0.0.1 only, and only with the
+token in the printed address, which is new at each start. Ctrl-C or SIGTERM stops it; jobs and processes
+continue.
+
+examples:
+  smartbatch dashboard --open
+  smartbatch dashboard --store postgresql://db.example/jobs --port 8200
+""",
+        epilog="exit codes: 0 stopped, 2 bad usage, or the port is taken",
+    )
+    parser.set_defaults(port=8137)
+    options = """
+--port N               use this port, or 0 for a free one (default: 8137)
+--open                 open it in the browser
+--read-only            allow viewing only
+--show-content         show prompts and answers, and allow downloading them
+"""
+    add_options(parser.add_argument, _STORE.rstrip() + options, {"N": {"type": whole}})
+
+
+def _add_models(add: _AddParser) -> None:
+    parser = add(
+        "models",
+        help="list providers, and models with their prices",
+        description="""\
+List the providers by the prefix in PROVIDER:MODEL, and whether they have batches, a flex tier and embeddings.
+With a prefix, list its models with known prices; with PROVIDER:MODEL, show that one. Nothing is sent, and no
+key is needed.
+
+examples:
+  smartbatch models
+  smartbatch models openai
+  smartbatch models anthropic:claude-haiku-5-5 --json
+""",
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a prefix, or PROVIDER:MODEL")
+    options = """
+--config FILE          read settings, such as your own prices, from a TOML or YAML file
+--json                 print JSON lines instead of a table
+"""
+    add_options(parser.add_argument, options)
+
+
+def _add_doctor(add: _AddParser) -> None:
+    parser = add(
+        "doctor",
+        help="check what is installed, configured and reachable",
+        description="""\
+Check the installation: versions, keys (set or not), base URLs, the store, discovered limits, and whether
+`import smartbatch` finds this project (`pip install smartbatch` installs a different one). No secret is
+printed, and nothing is sent to a provider.
+
+examples:
+  smartbatch doctor
+  smartbatch doctor --store postgresql://db.example/jobs --json
+""",
+        epilog="exit codes: 0 no problem, 1 problems, marked with !, 2 bad usage",
+    )
+    add_options(
+        parser.add_argument, _STORE + _CONFIG + "--json                 print JSON lines instead of text\n"
+    )
+
+
+def _add_completion(add: _AddParser) -> None:
+    parser = add(
+        "completion",
+        help="print the code for shell completion",
+        description="""\
+Print the code with which a shell completes commands, options and their values.
+
+examples:
+  smartbatch completion fish | source      in ~/.config/fish/config.fish
+  source <(smartbatch completion bash)     in ~/.bashrc
+  source <(smartbatch completion zsh)      in ~/.zshrc, after compinit
+""",
+    )
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
