@@ -283,7 +283,7 @@ class Forecaster:
         self._prior = prior
         whole = sum(part for _, part in prior.times)
         self._points = [(math.log(seconds), PRIOR_WEIGHT * part / whole) for seconds, part in prior.times]
-        self._kept: deque[_KeptObservation] = deque(maxlen=remember)
+        self._observations: deque[_KeptObservation] = deque(maxlen=remember)
         self._first = self._reported = self._fit = _Fit(Distribution(self._points), prior.growth)
         self._fresh = 0
         self._moments = 0
@@ -291,16 +291,16 @@ class Forecaster:
 
     @property
     def observations(self) -> int:
-        return len(self._kept)
+        return len(self._observations)
 
     @property
     def seen(self) -> tuple[Observation, ...]:
         """The kept observations, oldest first; observing them again makes an equal forecaster."""
-        return tuple(kept.seen for kept in self._kept)
+        return tuple(each.seen for each in self._observations)
 
     def at(self, now: float) -> ForecastAt:
         """Return the forecasts at ``now``, Unix seconds, based on the observations so far."""
-        return ForecastAt(self._fitted(now), len(self._kept))
+        return ForecastAt(self._fitted(now), len(self._observations))
 
     # -- learning --------------------------------------------------------------------------------------------
 
@@ -326,7 +326,7 @@ class Forecaster:
         other = self._same_moment(seen)
         self._moments += other is None
         moment, weight = (self._moments, 1.0) if other is None else (other.moment, other.weight)
-        self._kept.append(_KeptObservation(seen, math.log(max(1, seen.size)), log, moment, weight))
+        self._observations.append(_KeptObservation(seen, math.log(max(1, seen.size)), log, moment, weight))
         self._fresh += 1
         changed = 0
         if (
@@ -341,20 +341,22 @@ class Forecaster:
         if not together:
             return None
         began = seen.at - seen.seconds
-        near = (kept for kept in self._kept if abs(kept.seen.at - kept.seen.seconds - began) <= together)
+        near = (
+            each for each in self._observations if abs(each.seen.at - each.seen.seconds - began) <= together
+        )
         return next(near, None)
 
     def _begin_regime(self, count: int, now: float) -> ForecastChange | None:
         """Make the observations before the latest ``count`` moments hardly count, if those differ enough."""
         before = self._fitted(now)
-        older = [kept for kept in self._kept if kept.moment <= self._moments - count]
-        latest = [kept for kept in self._kept if kept.moment > self._moments - count]
-        center = sum(kept.size for kept in latest) / len(latest)
-        moved = sum(kept.seconds for kept in latest) / len(latest) - before.median(center)
+        older = [each for each in self._observations if each.moment <= self._moments - count]
+        latest = [each for each in self._observations if each.moment > self._moments - count]
+        center = sum(each.size for each in latest) / len(latest)
+        moved = sum(each.seconds for each in latest) / len(latest) - before.median(center)
         if not older or abs(moved) < MIN_LOG_CHANGE:
             return None
-        for kept in older:
-            kept.weight *= OUTDATED_WEIGHT_SHARE
+        for each in older:
+            each.weight *= OUTDATED_WEIGHT_SHARE
         self._detector = ChangeDetector()
         after = self._refit(now)
         return self._report(after, before, len(latest), "those before", sudden=True)
@@ -372,7 +374,7 @@ class Forecaster:
         if (self._prior.only_when_sure and not sure) or abs(fit.curve.median - before) < MIN_LOG_CHANGE:
             return None
         than = "assumed before anything was seen" if first else "those before, by and by"
-        return self._report(fit, self._reported, len(self._kept), than)
+        return self._report(fit, self._reported, len(self._observations), than)
 
     def _report(
         self, after: _Fit, before: _Fit, seen: int, than: str, *, sudden: bool = False
@@ -393,7 +395,7 @@ class Forecaster:
     def _is_current(self, now: float) -> bool:
         if self._fresh > self._fit.learned / REFITS_PER_DOUBLING:
             return False
-        return abs(now - self._fit.at) <= STALE_HALF_LIVES * self._prior.fade or not self._kept
+        return abs(now - self._fit.at) <= STALE_HALF_LIVES * self._prior.fade or not self._observations
 
     def _refit(self, now: float) -> _Fit:
         weights = self._weights(now)
@@ -401,7 +403,7 @@ class Forecaster:
         growth, center = self._growth(weights, learned)
         times = [
             (one.seconds - growth * (one.size - center), not one.seen.ended, weight)
-            for one, weight in zip(self._kept, weights, strict=True)
+            for one, weight in zip(self._observations, weights, strict=True)
         ]
         was = self._first.median(center)
         moved = was - self._first.curve.median + learned / (learned + ANCHOR_WEIGHT) * (_median(times) - was)
@@ -413,19 +415,22 @@ class Forecaster:
     def _weights(self, now: float) -> list[float]:
         by_age, exp = _HALF / self._prior.fade, math.exp
         weights = [
-            kept.weight * exp(by_age * max(0.0, now - kept.seen.at)) + TINY_WEIGHT for kept in self._kept
+            each.weight * exp(by_age * max(0.0, now - each.seen.at)) + TINY_WEIGHT
+            for each in self._observations
         ]
         if not self._prior.together:
             return weights
-        together = Counter(kept.moment for kept in self._kept)
-        return [weight / together[kept.moment] for kept, weight in zip(self._kept, weights, strict=True)]
+        together = Counter(each.moment for each in self._observations)
+        return [
+            weight / together[each.moment] for each, weight in zip(self._observations, weights, strict=True)
+        ]
 
     def _growth(self, weights: Sequence[float], whole: float) -> tuple[float, float]:
         """Return the growth of log seconds with log sizes, and the mean log size."""
-        usual, sizes = self._prior.growth, [kept.size for kept in self._kept]
+        usual, sizes = self._prior.growth, [each.size for each in self._observations]
         if min(sizes) == max(sizes):
             return usual, sizes[0]
-        pairs = list(zip(self._kept, weights, strict=True))
+        pairs = list(zip(self._observations, weights, strict=True))
         center = sum([weight * one.size for one, weight in pairs]) / whole
         apart = sum([weight * (one.size - center) ** 2 for one, weight in pairs])
         # the distances from the center add up to 0, so the distances of the seconds from their mean give the

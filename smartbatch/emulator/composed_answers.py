@@ -46,7 +46,7 @@ _TOLD = (
 _decoder = json.JSONDecoder()
 
 
-def _told(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _keywords_in_description(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keywords in a description, where an adapter put them for the model to read."""
     description = schema.get("description")
     found: dict[str, Any] = {}
@@ -86,7 +86,7 @@ class _Builder:
             return None
         if isinstance(ref := schema.get("$ref"), str):
             return self.value(self._resolve(ref), depth + 1)
-        schema = {**_told(schema), **schema}
+        schema = {**_keywords_in_description(schema), **schema}
         if "const" in schema:
             return schema["const"]
         choices = schema.get("enum")

@@ -141,14 +141,14 @@ def asked_schema(enforced: Mapping[str, Any] | None, texts: Sequence[str]) -> Ma
     """Return the schema of an answer: the one that the API enforces, or the one in the instructions."""
     if enforced:
         return enforced
-    told = (schema for text in texts if (schema := instructed_schema(text)) is not None)
-    return next(told, enforced)
+    instructed = (schema for text in texts if (schema := instructed_schema(text)) is not None)
+    return next(instructed, enforced)
 
 
 def instructed_schema(text: str) -> dict[str, Any] | None:
     """Return the schema in the last line of instructions, if the line before announces one."""
-    told, _, written = text.rpartition("\n")
-    if "JSON schema" not in told.rpartition("\n")[2]:
+    instructions, _, written = text.rpartition("\n")
+    if "JSON schema" not in instructions.rpartition("\n")[2]:
         return None
     try:
         schema = json.loads(written)

@@ -129,7 +129,7 @@ class UserWarnings:
         _LOGGER.warning("%s: %s for %s, as the provider asked", event.model, what, duration(seconds))
 
 
-def tell_unbounded(parallelism: int) -> None:
+def warn_of_unbounded_answers(parallelism: int) -> None:
     """Log that answers without ``max_tokens`` can exceed a budget."""
     _LOGGER.warning(
         "max_tokens is not set, so an answer can cost more than is reserved for it: the budget can be "
@@ -138,7 +138,7 @@ def tell_unbounded(parallelism: int) -> None:
     )
 
 
-def tell_by_batch(model: str, requests: int, first: int, times: tuple[float, float], again: str) -> None:
+def warn_of_batch(model: str, requests: int, first: int, times: tuple[float, float], again: str) -> None:
     """Log that a list was sent by batch, which may take hours.
 
     Args:

@@ -185,8 +185,8 @@ def _rows(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
     if s.usage.total_tokens:
         about = "about " if s.usage.estimated else ""
         parts = {"cached": s.usage.cached_tokens, "written to the cache": s.usage.cache_write_tokens}
-        told = ", ".join(f"{count:,} {name}" for name, count in parts.items() if count)
-        inward = f"{about}{s.usage.input_tokens:,} in" + (f" ({told})" if told else "")
+        parts_text = ", ".join(f"{count:,} {name}" for name, count in parts.items() if count)
+        inward = f"{about}{s.usage.input_tokens:,} in" + (f" ({parts_text})" if parts_text else "")
         yield "tokens", f"{inward}, {about}{s.usage.output_tokens:,} out"
     if s.cost or s.unpriced:
         unknown = f"; {s.unpriced:,} requests of unknown price" if s.unpriced else ""

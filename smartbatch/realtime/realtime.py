@@ -24,7 +24,7 @@ from smartbatch.core.preparation.preparer import RequestPreparer
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import ClientClosed, InvalidRequest, RequestCancelled, SmartbatchError, WrongProcess
 from smartbatch.events import ClientStarted, ClientStopped, Event
-from smartbatch.observe.listeners import tell_unbounded
+from smartbatch.observe.listeners import warn_of_unbounded_answers
 from smartbatch.observe.participants import RealtimeStatus
 from smartbatch.providers.base import Provider
 from smartbatch.providers.registry import OpenedModel
@@ -223,7 +223,7 @@ class Realtime:
             return
         if self.model.provider.capabilities.priced:
             self._has_warned = True
-            tell_unbounded(self._config.parallelism)
+            warn_of_unbounded_answers(self._config.parallelism)
 
     def process(self, result: Result) -> Result:
         """Return the result after the user's ``post_process``."""

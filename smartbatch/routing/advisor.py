@@ -215,9 +215,9 @@ class Advisor:
         except Infeasible as error:
             raise ConfigError(str(error)) from None
         decision = evolve(decision, calls_at_once=self._parallelism.calls)
-        if rounds is None or not decision.chosen.batches or not rounds.told():
+        if rounds is None or not decision.chosen.batches or not rounds.in_words():
             return decision
-        return evolve(decision, reason=f"{decision.reason}; {rounds.told()}")
+        return evolve(decision, reason=f"{decision.reason}; {rounds.in_words()}")
 
     def announce(self, decision: Decision, purpose: str | None = None) -> AnnouncedPlan:
         """Tell observers of a decision; return what holds it against its results."""

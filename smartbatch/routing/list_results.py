@@ -17,7 +17,7 @@ from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.outcome import ListDecision, Measured, rescue_in_words
 from smartbatch.errors import RequestCancelled, RowSkipped
 from smartbatch.observe.list_progress import ListDisplay
-from smartbatch.observe.listeners import tell_by_batch
+from smartbatch.observe.listeners import warn_of_batch
 from smartbatch.realtime.bounded_map import BoundedMap, ListOptions, ReadAhead
 from smartbatch.realtime.realtime import Realtime
 from smartbatch.results import Interrupted, ResultList, of_prompts
@@ -105,7 +105,7 @@ class RouteTaker:
                 if asked.key is not None:
                     again = f"the same call with key={asked.key!r}"
                 rest, times = decision.load.by_job - chosen.first, (chosen.p50, chosen.p95)
-                tell_by_batch(self.planner.advisor.label, rest, chosen.first, times, again)
+                warn_of_batch(self.planner.advisor.label, rest, chosen.first, times, again)
             return results
         if asked.key is not None:
             return self._stored.results(asked, decision, options)

@@ -60,11 +60,11 @@ class PydanticType:
         flaws = error.errors(include_url=False, include_context=False)
         # A name that is not a property of the schema may be a key of the answer.
         place = [part for part in flaws[0]["loc"] if part in self._names]
-        told = "; ".join(
+        flaw_texts = "; ".join(
             f"at {'.'.join(map(str, flaw['loc'])) or 'the top'}: {flaw['msg'][:500]}, not {_shown(flaw)}"
             for flaw in flaws[:MAX_FLAWS]
         )
-        return broken(place, flaws[0]["type"], told)
+        return broken(place, flaws[0]["type"], flaw_texts)
 
 
 def _shown(flaw: Mapping[str, Any]) -> str:
@@ -168,17 +168,17 @@ def _misfit(error: Exception) -> Misfit:
     """Return the flaw for an error from cattrs, with the path of the first problem."""
     flaws = list(islice(_flaws(error, ()), MAX_FLAWS))
     place, first = flaws[0]
-    told = "; ".join(
-        f"in {'.'.join(path) or 'the whole'}: {_told(flaw)}"[:500].rstrip(".") for path, flaw in flaws
+    flaw_texts = "; ".join(
+        f"in {'.'.join(path) or 'the whole'}: {_flaw_text(flaw)}"[:500].rstrip(".") for path, flaw in flaws
     )
     if isinstance(first, Misfit):
-        return broken([*place, *first.place], first.reason, told)
+        return broken([*place, *first.place], first.reason, flaw_texts)
     if isinstance(first, KeyError) and type(first) is KeyError:
-        return broken(place, "missing", told)
+        return broken(place, "missing", flaw_texts)
     return unbuilt(first)
 
 
-def _told(flaw: Exception) -> str:
+def _flaw_text(flaw: Exception) -> str:
     return flaw.advice.removeprefix("at the top: ") if isinstance(flaw, Misfit) else str(flaw)
 
 

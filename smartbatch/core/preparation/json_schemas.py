@@ -110,8 +110,8 @@ def _additional_properties(validator: Any, allowed: Any, value: Any, schema: Any
         for key in extras:
             yield from validator.descend(value[key], allowed, path=key)
     elif not allowed and extras:
-        told = ", ".join(_quoted(key) for key in extras[:5])
-        yield _flaw(f"Additional properties are not allowed ({told} unexpected)")
+        unexpected = ", ".join(_quoted(key) for key in extras[:5])
+        yield _flaw(f"Additional properties are not allowed ({unexpected} unexpected)")
 
 
 def _multiple_of(validator: Any, step: float, value: Any, _schema: Any) -> Iterator[Any]:
@@ -205,9 +205,9 @@ class Misfit(Exception):
         self.reason = reason  # what is wrong there, in one word
 
 
-def broken(place: Sequence[str], reason: str, told: str) -> Misfit:
+def broken(place: Sequence[str], reason: str, advice: str) -> Misfit:
     where = "/".join(place) or "the top"
-    return Misfit(f"the answer breaks the schema at {where} ({reason})", f"{told}.", place, reason)
+    return Misfit(f"the answer breaks the schema at {where} ({reason})", f"{advice}.", place, reason)
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
@@ -259,8 +259,8 @@ class PlainSchema:
             # The path within the schema comes from the caller; the path within the answer may contain its
             # keys.
             where = "/".join(str(part) for part in flaws[0].absolute_schema_path)
-            told = "; ".join(f"at {flaw.json_path}: {flaw.message[:500]}" for flaw in flaws)
-            raise Misfit(f"the answer breaks the schema at {where}", f"{told}.")
+            advice = "; ".join(f"at {flaw.json_path}: {flaw.message[:500]}" for flaw in flaws)
+            raise Misfit(f"the answer breaks the schema at {where}", f"{advice}.")
         return value
 
 

@@ -46,7 +46,7 @@ class _Cleaning:
             return value
         objects = [leaf for leaf in leaves if isinstance(leaf.get("properties"), Mapping)]
         objects = [each for each in objects if self._may_be(each, value)] or objects
-        kept: dict[str, Any] = {}
+        cleaned: dict[str, Any] = {}
         for name, item in value.items():
             owners = [each for each in objects if name in each["properties"]]
             parts = [each["properties"][name] for each in owners]
@@ -54,8 +54,8 @@ class _Cleaning:
             if item is None and optional and not self._takes_null(parts):
                 continue
             further = [leaf["additionalProperties"] for leaf in leaves if "additionalProperties" in leaf]
-            kept[name] = self.cleaned(parts or further, item)
-        return kept
+            cleaned[name] = self.cleaned(parts or further, item)
+        return cleaned
 
     def _leaves(self, schemas: Iterable[Any], seen: set[int]) -> Iterator[Mapping[str, Any]]:
         """Yield the schemas that a value may follow, with references and alternatives resolved."""
@@ -252,7 +252,7 @@ def repair_request(
     asked = (Message("user", prompt),) if isinstance(prompt, str) else prompt
     if answer_text.strip() and len(answer_text) <= MAX_QUOTED_CHARACTERS:
         asked = (*asked, Message("assistant", answer_text))
-    told = (
+    instruction = (
         f"Your answer cannot be used: {problem.advice} "
         "Answer again with the whole corrected JSON value that follows the schema, and nothing else."
     )
@@ -261,4 +261,4 @@ def repair_request(
         temperature = REPAIR_TEMPERATURES[min(attempt, len(REPAIR_TEMPERATURES) - 1)]
         extra = {name: value for name, value in (params.extra or {}).items() if name != "temperature"}
         params = evolve(params, temperature=temperature, extra=extra or None)
-    return evolve(request, prompt=(*asked, Message("user", told)), params=params)
+    return evolve(request, prompt=(*asked, Message("user", instruction)), params=params)

@@ -196,8 +196,8 @@ def _ruled_out(options: Sequence[Option], constraints: Constraints) -> tuple[Opt
         )
     # 3. Batches whose savings are not worth the risk of being late, unless speed is preferred.
     if constraints.deadline is not None and constraints.prefer != "speed":
-        kept = (each for each in options if each.feasible and not each.ruled_out and not each.batches)
-        surely = min((price(each)[0] for each in kept), default=math.inf)
+        surer = (each for each in options if each.feasible and not each.ruled_out and not each.batches)
+        surely = min((price(each)[0] for each in surer), default=math.inf)
         options = _marked(
             options,
             lambda each: bool(each.batches) and price(each)[0] + each.late_cost >= surely,

@@ -230,7 +230,7 @@ class Rounds:
         parallel = math.ceil(each / offer.most)
         return evolve(offer, most=min(each, offer.most), at_a_time=min(parallel, offer.at_a_time))
 
-    def told(self) -> str:
+    def in_words(self) -> str:
         """Return the rounds in words; empty if everything fits at once."""
         if self.count == 1 and not self.unsent:
             return ""

@@ -79,12 +79,12 @@ def rescue_starts(
     """
     found = []
     for sure in LEVELS:
-        kept = needs(sure)
-        at = left - kept
+        duration = needs(sure)
+        at = left - duration
         if at <= floor:
             break
         risk = (1 - sure) * late(at)
-        found.append(RescueStart(at, sure, kept, risk, saved(at, sure) - late_penalty * risk))
+        found.append(RescueStart(at, sure, duration, risk, saved(at, sure) - late_penalty * risk))
     return found
 
 

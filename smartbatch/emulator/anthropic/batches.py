@@ -109,7 +109,7 @@ def _entry(
 def batch_shape(batch: BatchSnapshot, context: BatchContext) -> dict[str, Any]:
     """Return the JSON of a batch; the address of its results is the emulator's own."""
     expiry = None if batch.ended_at is None else batch.ended_at + context.settings.batch_retention
-    kept = expiry is not None and context.now < expiry
+    available = expiry is not None and context.now < expiry
     status = "ended" if batch.ended else "canceling" if batch.cancelling_at is not None else "in_progress"
     return {
         "id": batch.id,
@@ -120,8 +120,8 @@ def batch_shape(batch: BatchSnapshot, context: BatchContext) -> dict[str, Any]:
         "expires_at": context.rfc3339(batch.expires_at),
         "ended_at": context.rfc3339(batch.ended_at),
         "cancel_initiated_at": context.rfc3339(batch.cancelling_at),
-        "archived_at": None if kept else context.rfc3339(expiry),
-        "results_url": f"{context.url}/v1/messages/batches/{batch.id}/results" if kept else None,
+        "archived_at": None if available else context.rfc3339(expiry),
+        "results_url": f"{context.url}/v1/messages/batches/{batch.id}/results" if available else None,
     }
 
 
