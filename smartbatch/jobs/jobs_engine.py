@@ -263,7 +263,7 @@ class JobsEngine:
     def has_ended(self, job_id: str) -> None:
         """Forget a job that was seen to have ended, in whichever process."""
         with self.lock:
-            self.changes.goes_on_locked(job_id)
+            self.changes.clear_held_locked(job_id)
             self._attended.discard(job_id)
 
     def _runtime(self, store: SqlStore) -> JobRuntime:
@@ -281,7 +281,7 @@ class JobsEngine:
             wiring=self.wiring,
         )
 
-    def let_go(self, job_id: str) -> None:
+    def release_attended(self, job_id: str) -> None:
         """Stop running an attended job, unless a future waits for it: what has not started stays in the
         store, and what is in flight gets its result. The next process that names the job resumes it."""
         with self.lock:
@@ -313,7 +313,7 @@ class JobsEngine:
     def resume(self, job_id: str) -> None:
         """Continue a job that waited."""
         with self.lock:
-            self.changes.goes_on_locked(job_id)
+            self.changes.clear_held_locked(job_id)
         if self._supervisor is not None:
             self._supervisor.realtime.resume(job_id)
             self._supervisor.notify(job_id)
@@ -508,7 +508,7 @@ class JobsEngine:
             if unstored:
                 unstored.report_loss(self.wiring.tell, self.clock.now())
             leases = supervisor.end(left(2 * LAST_NEWS_SECONDS))
-        # 2. those who wait for jobs are told
+        # 2. the waits for jobs end
         error = _stopped()
         with self.lock:
             for watcher in watchers:

@@ -435,10 +435,10 @@ def _decoded(data: bytes) -> Any:
 
 def _usage_form(usage: Usage) -> list[Any]:
     """Return the arguments that recreate ``usage``, without trailing defaults."""
-    told = list(_USAGE(usage))
-    while told and not told[-1] and len(told) > 4:
-        told.pop()
-    return told
+    arguments = list(_USAGE(usage))
+    while arguments and not arguments[-1] and len(arguments) > 4:
+        arguments.pop()
+    return arguments
 
 
 _TEXTS = ("batch_id", "code", "field", "finish_reason", "job_id", "provider_request_id", "reason")

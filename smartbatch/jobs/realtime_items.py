@@ -46,7 +46,7 @@ from smartbatch.jobs.records import (
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.wiring import JobRuntime, RealtimeItem
 from smartbatch.observe import logs
-from smartbatch.prices import RateCard
+from smartbatch.prices import PriceBook, RateCard
 from smartbatch.providers.base import Provider
 from smartbatch.types import Kind, Request, Result, Route
 
@@ -140,6 +140,20 @@ def not_submitted(error: BaseException, request_id: str = "") -> Result:
     return Result(request_id, error=error, cost=0.0)
 
 
+def results_of(
+    row: JobRow, verdicts: Sequence[tuple[int, Verdict]], prices: PriceBook, wall: float
+) -> list[NewResult]:
+    """Return the rows to store for items of a job; ``wall`` is Unix seconds."""
+    models = [verdict.ended_with.model or row.model for _, verdict in verdicts]
+    standard: dict[str, RateCard | None] = {}
+    for label in set(models):
+        provider, _, model = label.partition(":")
+        standard[label] = prices.rates(provider, model, wall)
+    return [
+        verdict.result(ix, standard[model]) for (ix, verdict), model in zip(verdicts, models, strict=True)
+    ]
+
+
 # -- jobs and their turns ------------------------------------------------------------------------------------
 
 
@@ -158,7 +172,8 @@ class RealtimeJob:
     wanting: bool = True  # there may be more items to claim
     turn: int = ITEMS_PER_TURN  # items to claim before it is another job's turn
     begun: bool = False  # some items were claimed
-    goes_on: bool = False  # nobody acted on it since its row was read; otherwise claimed items are not sent
+    # no user acted on it since its row was read; otherwise claimed items are not sent
+    is_current: bool = False
     resumes_at: float = -math.inf  # when more is claimed, by the clock
     noted: bool = False  # the store has a note what the job waits for
     failures: int = 0  # consecutive failed claims
@@ -178,7 +193,7 @@ class RealtimeJob:
     @property
     def sends(self) -> bool:
         """Whether claimed items may be sent."""
-        return self.goes_on and not self.withdrawn
+        return self.is_current and not self.withdrawn
 
     @property
     def settled(self) -> bool:

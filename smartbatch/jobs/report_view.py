@@ -452,8 +452,12 @@ def _values(sample: Sequence[RequestFigures], name: str) -> list[float]:
 def _quantiles(route: str, sample: Sequence[RequestFigures]) -> Iterator[tuple[str, ...]]:
     for name, unit in _FIGURES:
         if values := _values(sample, name):
-            told = (*(quantile(values, q) for q in (0.5, 0.95, 0.99)), sum(values) / len(values), values[-1])
-            yield (route or _UNNAMED_ROUTE, name, *(worded(value, unit) for value in told))
+            figures = (
+                *(quantile(values, q) for q in (0.5, 0.95, 0.99)),
+                sum(values) / len(values),
+                values[-1],
+            )
+            yield (route or _UNNAMED_ROUTE, name, *(worded(value, unit) for value in figures))
 
 
 def _failures(s: JobStatus, seen: SeenResults) -> Iterator[Part]:

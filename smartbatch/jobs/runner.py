@@ -33,6 +33,7 @@ from smartbatch.jobs.realtime_items import (
     UnstoredAnswers,
     Verdict,
     not_submitted,
+    results_of,
     short_of_budget,
 )
 from smartbatch.jobs.records import (
@@ -133,7 +134,7 @@ class RealtimeRunner:
             job = self._jobs.get(job_id)
             futures = [] if job is None else list(job.under_way.values())
             if job is not None:
-                job.goes_on = False
+                job.is_current = False
         for future in futures:
             if future is not None:
                 self._wiring.drop(future)
@@ -173,7 +174,7 @@ class RealtimeRunner:
         with self._monitor:
             job = self._jobs.get(job_id)
             if job is not None:
-                job.wanting, job.goes_on, job.short, job.resumes_at = True, False, False, -math.inf
+                job.wanting, job.is_current, job.short, job.resumes_at = True, False, False, -math.inf
                 job.stop = None  # whoever resumes it wants the rest sent
                 self._monitor.notify()
 
@@ -301,13 +302,13 @@ class RealtimeRunner:
         job, items, publishes_done = turn.job, list[StoredItem](), True
         try:
             with self._monitor:
-                job.goes_on = True  # before its row is read: a recall may arrive meanwhile
+                job.is_current = True  # before its row is read: a recall may arrive meanwhile
             row = self._store.jobs.get(job.lease.job_id)
             held = row is None or row.state is not JobState.ACTIVE or row.cancel_requested
             if row is None or held or self._runtime.pause_of(row.model) is not None:
                 publishes_done = row is not None and row.cancel_requested
                 with self._monitor:
-                    job.goes_on = False
+                    job.is_current = False
             else:
                 if job.budget is None and row.policy.budget is not None:
                     job.budget = JobBudget(self._runtime, job.lease, row)
@@ -496,7 +497,7 @@ class RealtimeRunner:
         job now, these items belong to it and are forgotten here. Otherwise they are published; an error there
         is reported, and nothing is stored again.
         """
-        results = self._results_of(job, group)
+        results = results_of(job.row, group, self._runtime.prices, self._clock.wall())
         verdicts = [verdict for _, verdict in group]
         final = [result.final for result in results]
         note = job.note_of(verdicts)
@@ -541,17 +542,6 @@ class RealtimeRunner:
         if settled:
             self._done(job.lease.job_id)
 
-    def _results_of(self, job: RealtimeJob, group: Sequence[tuple[int, Verdict]]) -> list[NewResult]:
-        wall, prices = self._clock.wall(), self._runtime.prices
-        labels = {verdict.ended_with.model or job.row.model for _, verdict in group}
-        parts = {label: label.partition(":") for label in labels}
-        standard = {
-            label: prices.rates(provider, model, wall) for label, (provider, _, model) in parts.items()
-        }
-        return [
-            verdict.result(ix, standard[verdict.ended_with.model or job.row.model]) for ix, verdict in group
-        ]
-
     def _publish_stored(self, job: RealtimeJob, stored: StoredResults, results: Sequence[NewResult]) -> bool:
         """Publish a job's progress after results were stored; return whether its batches left money. Errors
         are reported: the results are stored and must not be stored again."""
@@ -569,7 +559,7 @@ class RealtimeRunner:
         """Return the turn whose items are claimed in the transaction that stores ``ended`` results of a job;
         ``None`` if another job is next or the job's row has to be read first."""
         with self._monitor:
-            if self._halted or self._health.is_stuck or not job.goes_on or job.budget is not None:
+            if self._halted or self._health.is_stuck or not job.is_current or job.budget is not None:
                 return None
             turn = self._turns.following(self._clock.now(), ended=job, count=ended)
             if not isinstance(turn, Turn) or turn.job is not job:

@@ -250,9 +250,9 @@ def _submitted(job: JobRow, open_shards: Sequence[ShardRow], asking: int) -> int
 
 
 def _running(job: JobRow, open_shards: Sequence[ShardRow]) -> int:
-    told = sum(shard.remote.done or 0 for shard in open_shards if shard.state is _S.SUBMITTED)
+    completed = sum(shard.remote.done or 0 for shard in open_shards if shard.state is _S.SUBMITTED)
     ready = sum(shard.size for shard in open_shards if shard.state is _S.ENDED)
-    return max(0, min(told + ready, job.total - job.finished))
+    return max(0, min(completed + ready, job.total - job.finished))
 
 
 def _shard(shard: ShardRow, wall: float, *, done: bool) -> ShardStatus:

@@ -149,8 +149,8 @@ class Changes:
             return self._seen_locked(job_id, progress=progress)
 
     def _seen_locked(self, job_id: str, *, progress: bool) -> SeenChanges:
-        told = self._progress[job_id] if progress else None
-        return SeenChanges(job_id, self._forgotten, self._changes[job_id], told)
+        seen = self._progress[job_id] if progress else None
+        return SeenChanges(job_id, self._forgotten, self._changes[job_id], seen)
 
     def wait_for_change(self, seen: SeenChanges, timeout: float) -> None:
         """Wait for a change after ``seen``, or for ``timeout`` seconds."""
@@ -176,20 +176,20 @@ class Changes:
         self._ends[event.job_id] = end
         if len(self._ends) > MAX_KNOWN_JOBS:
             del self._ends[next(iter(self._ends))]
-        self.goes_on_locked(event.job_id)
+        self.clear_held_locked(event.job_id)
         return True
 
     def is_newly_held_locked(self, row: JobRow) -> bool:
         """Whether a job is held, for a reason other than the last published one."""
         if row.state is not JobState.HELD:
-            self.goes_on_locked(row.id)
+            self.clear_held_locked(row.id)
             return False
         if row.id in self._held and self._held[row.id] == row.note:
             return False
         self._held[row.id] = row.note
         return True
 
-    def goes_on_locked(self, job_id: str) -> None:
+    def clear_held_locked(self, job_id: str) -> None:
         self._held.pop(job_id, None)
 
 

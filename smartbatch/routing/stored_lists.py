@@ -103,7 +103,7 @@ class StoredLists:
             options=options,
             reading=self._reading,
             paid=paid,
-            leave=jobs.engine.let_go,
+            leave=jobs.engine.release_attended,
         )
 
     def _parts(self, asked: CheckedList) -> ListParts:
