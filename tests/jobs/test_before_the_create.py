@@ -95,7 +95,7 @@ def test_an_intent_that_became_old_is_taken_back_and_not_sent(
 
 
 @pytest.mark.parametrize("fallback", ["individual", "batch"])
-def test_a_request_that_fits_no_batch_goes_in_real_time_where_the_job_allows_it(
+def test_a_request_too_large_for_a_batch_may_use_real_time(
     fallback: str, client_of: ClientOf, remote: Remote, api: Api, tmp_path: Path
 ) -> None:
     api.abilities = evolve(api.abilities, max_bytes=2000)
@@ -112,7 +112,7 @@ def test_a_request_that_fits_no_batch_goes_in_real_time_where_the_job_allows_it(
 
 @pytest.mark.catches("StoreError")
 @pytest.mark.parametrize("kept_out", ["by its budget", "by its size"])
-def test_what_is_kept_out_of_batches_stays_out_while_the_store_fails_now_and_then(
+def test_excluded_requests_stay_out_of_batches_while_the_store_fails(
     kept_out: str,
     client_of: ClientOf,
     remote: Remote,
@@ -145,7 +145,7 @@ def test_what_is_kept_out_of_batches_stays_out_while_the_store_fails_now_and_the
 
 @pytest.mark.full
 @pytest.mark.parametrize("labels", [True, False])
-def test_an_unknown_create_holds_the_next_one_back_only_where_batches_have_no_labels(
+def test_an_unknown_create_delays_the_next_one_only_without_labels(
     labels: bool,
     client_of: ClientOf,
     remote: Remote,

@@ -87,7 +87,7 @@ def test_what_the_search_for_a_lost_create_finds_is_cancelled_at_once(
 
 
 @pytest.mark.full
-def test_of_batches_without_a_label_the_oldest_counts_and_the_others_are_named(
+def test_of_unlabelled_batches_the_oldest_counts(
     repeated: Callable[..., tuple[Job, Api]], clock: VirtualClock
 ) -> None:
     """Their results say that they are the shard's, each when it has ended."""
@@ -102,7 +102,7 @@ def test_of_batches_without_a_label_the_oldest_counts_and_the_others_are_named(
 
 @pytest.mark.full
 @pytest.mark.parametrize("labels", [True, False])
-def test_a_batch_that_comes_after_it_was_given_up_is_cancelled_where_its_label_proves_it(
+def test_a_labelled_orphan_is_cancelled(
     labels: bool,
     client_of: Callable[..., BatchingClient],
     clock: VirtualClock,
@@ -224,7 +224,7 @@ def test_what_was_not_sent_when_an_orphan_has_answered_it_is_not_sent(
     assert [shard.state for shard in job.status().shards] == ["dead", "dead"]
 
 
-def test_what_a_batch_cost_whose_requests_an_orphan_has_answered_is_told_and_spent(
+def test_the_cost_of_a_batch_that_an_orphan_made_useless_is_reported(
     late: Late, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends while it is cancelled. The budgets of the job and of the client count it, and an incident."""
@@ -251,7 +251,7 @@ def test_what_a_batch_cost_whose_requests_an_orphan_has_answered_is_told_and_spe
 
 
 @pytest.mark.catches("StoreError")
-def test_answers_of_an_orphan_that_were_used_are_no_waste_where_they_are_read_once_more(
+def test_used_answers_of_an_orphan_are_not_wasted_when_read_again(
     late: Late, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store fails, or the process dies, when they are stored and the shard is not cleaned up yet."""
@@ -282,7 +282,7 @@ def test_answers_of_an_orphan_that_were_used_are_no_waste_where_they_are_read_on
     assert client.spent == pytest.approx(cost)
 
 
-def test_what_the_provider_keeps_of_an_orphan_is_deleted_when_the_retention_is_over(
+def test_data_of_an_orphan_is_deleted_after_the_retention(
     late: Late, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of every other batch of the job."""
@@ -303,7 +303,7 @@ def test_what_the_provider_keeps_of_an_orphan_is_deleted_when_the_retention_is_o
 
 @pytest.mark.full
 @pytest.mark.parametrize("labels", [True, False])
-def test_an_orphan_whose_results_the_provider_keeps_no_longer_is_given_up_and_told(
+def test_an_orphan_without_results_is_reported(
     labels: bool, late: Late, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where its job is taken up again after days. Nobody can know what it cost, so that stays reserved."""
@@ -326,7 +326,7 @@ def test_an_orphan_whose_results_the_provider_keeps_no_longer_is_given_up_and_to
 
 
 @pytest.mark.full
-def test_a_second_batch_whose_results_the_provider_keeps_no_longer_is_examined_no_more(
+def test_a_duplicate_without_results_is_not_examined_again(
     repeated: Callable[..., tuple[Job, Api]], clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, api = repeated(True)

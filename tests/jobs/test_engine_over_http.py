@@ -123,7 +123,7 @@ def test_a_discarded_batch_is_a_try_of_its_requests_where_they_were_sent(
 
 
 @pytest.mark.parametrize("model", ["openai:gpt-4o-mini", "gemini:gemini-2.5-flash"])
-def test_an_input_file_that_vanished_before_the_create_is_sent_again_under_a_name_of_its_own(
+def test_a_vanished_input_file_is_uploaded_under_a_new_name(
     store: SqlStore, service: Emulator, model: str
 ) -> None:
     bench = Bench(store, service, model, Generation(max_tokens=20))
@@ -141,9 +141,7 @@ def test_an_input_file_that_vanished_before_the_create_is_sent_again_under_a_nam
     bench.provider.close()
 
 
-def test_parameters_a_batch_does_not_take_are_told_with_each_result_as_in_real_time(
-    store: SqlStore, service: Emulator
-) -> None:
+def test_dropped_parameters_are_reported_with_each_result(store: SqlStore, service: Emulator) -> None:
     params = Generation(max_tokens=20, temperature=0.5)
     bench = Bench(store, service, "anthropic:claude-haiku-4-5", params)
     assert bench.finish().succeeded == 6
@@ -151,7 +149,7 @@ def test_parameters_a_batch_does_not_take_are_told_with_each_result_as_in_real_t
     bench.provider.close()
 
 
-def test_a_refused_create_whose_file_is_there_fails_its_requests_with_the_providers_reason(
+def test_a_refused_create_fails_its_requests_with_the_reason(
     store: SqlStore, service: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(store, service, "openai:gpt-4o-mini", Generation(max_tokens=20))

@@ -17,7 +17,7 @@ from smartbatch.types import Kind
 
 
 @pytest.mark.full
-def test_a_request_without_a_line_next_to_one_that_was_not_run_is_waited_for(
+def test_a_missing_line_next_to_an_unprocessed_one_is_waited_for(
     client_of: Callable[..., BatchingClient],
     clock: VirtualClock,
     tmp_path: Path,

@@ -26,7 +26,6 @@ ClientOf = Callable[..., BatchingClient]
 def test_results_that_are_deleted_while_they_are_read_are_fetched_again(
     client_of: ClientOf, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by a process that had the job before and deletes late; it is not reported."""
     store_results, left = collect.store_results, [1]
 
     def robbed(work: Step, shard: ShardRow, paths: list[Path]) -> collect.ResultTotals:
@@ -48,7 +47,6 @@ def test_results_that_are_deleted_while_they_are_read_are_fetched_again(
 def test_each_owner_of_a_job_writes_into_files_of_its_own(
     client_of: ClientOf, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that is frozen while it writes and resumed later must not write into its successor's."""
     written: list[str] = []
 
     def noted(self: Path, target: Path) -> Path:
@@ -72,7 +70,6 @@ def test_each_owner_of_a_job_writes_into_files_of_its_own(
 def test_a_full_disk_is_told_and_waited_out(
     what: str, client_of: ClientOf, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In words that say what to do; when there is room the job goes on by itself, and sends nothing twice."""
     full = [True]
     opened = os.open
 
@@ -100,7 +97,6 @@ def test_a_full_disk_is_told_and_waited_out(
 def test_half_an_upload_that_is_found_under_its_name_is_not_used(
     told: bool, client_of: ClientOf, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An upload that was cut may stand at the provider as a whole file: its size tells, where it is told."""
     remote = Remote(clock)
     assert remote.api is not None
     api, upload = remote.api, remote.api.upload
@@ -130,7 +126,6 @@ def test_half_an_upload_that_is_found_under_its_name_is_not_used(
 
 
 def test_a_file_that_a_successor_deleted_is_no_full_disk(tmp_path: Path) -> None:
-    """Its writer has lost the job; the next write to the store tells it so."""
     path, partial = tmp_path / "shard.out0", tmp_path / "shard.out0.1.part"
 
     def pieces() -> Iterator[bytes]:

@@ -19,7 +19,6 @@ ClientOf = Callable[..., BatchingClient]
 
 @pytest.fixture
 def ignored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """The call and the kind of error of every line that says that a failure was ignored."""
     lines: list[tuple[str, str]] = []
 
     def warn(event: str, **fields: Any) -> None:
@@ -88,8 +87,6 @@ def test_a_batch_that_cannot_be_polled_after_its_cancel_was_refused(
 def test_an_error_of_the_store_is_not_taken_for_one_of_the_provider(
     client_of: ClientOf, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The list is read, and orphans that are found in it are noted in the store."""
-
     def lost(*_: object) -> Any:
         raise ProviderError("no answer", kind=ErrorKind.TIMEOUT, maybe_billed=True)
 

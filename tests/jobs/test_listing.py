@@ -18,15 +18,12 @@ def batch(name: str, **given: Any) -> Any:
 
 
 def shard(name: str = "shard", **given: Any) -> Any:
-    """A dead shard of three requests whose create may have been sent, at 1000 by the provider's clock."""
     plain = {"job_id": "job", "scope": "scope", "nonce": f"nonce of {name}", "file_id": "file", "size": 3}
     dead = {"candidate": None, "foreign_batches": (), "watermark": "", "server_time": 1000.0}
     return SimpleNamespace(**{"id": name, **plain, **dead, "uncertain_since": 1.0, "died_at": 100.0, **given})
 
 
 class Account:
-    """A provider's list by pages, and what the store knows."""
-
     def __init__(self, *pages: list[Any], labels: bool = True, dead: Any = (), claimed: Any = ()) -> None:
         self.asked: list[int | None] = []
         self.noted: list[Any] = []
@@ -66,7 +63,6 @@ class Account:
 def test_the_list_is_read_up_to_what_is_older_than_the_intent(
     sought: Any, found: list[str], asked: list[int | None]
 ) -> None:
-    """By the batch that was the newest then, or ten minutes before it, as clocks differ."""
     account: Any = Account(
         [batch("5", created_at=1001.0), batch("4")],
         [batch("3", created_at=400.0), batch("2", created_at=399.5)],
@@ -87,7 +83,6 @@ def test_the_list_is_read_up_to_what_is_older_than_the_intent(
     ],
 )
 def test_a_dead_shard_is_watched_for_26_hours(dead: Any, watched: bool) -> None:
-    """Only one whose create may have been sent."""
     account: Any = Account()
     assert is_watched(account, dead) is watched
 
@@ -121,7 +116,6 @@ def test_a_batch_without_a_label_is_nobody_else_s_and_of_the_size() -> None:
 
 
 def test_batches_of_dead_shards_are_noted_on_them() -> None:
-    """The first in the list; not on one that has a candidate, is another job's, or is no longer watched."""
     others = [
         shard("has one", candidate="1"),
         shard("other's", job_id="other"),
@@ -147,7 +141,6 @@ def test_batches_of_dead_shards_are_noted_on_them() -> None:
     ],
 )
 def test_a_batch_without_a_label_may_be_a_dead_shard_s(seen: Any, given: dict[str, Any], noted: bool) -> None:
-    """When it is from after the intent, by a clock of whole seconds."""
     account: Any = Account(labels=False, dead=[shard(**given)], claimed=["claimed"])
     find_orphans(account, [seen])
     assert bool(account.noted) is noted

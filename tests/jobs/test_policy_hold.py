@@ -215,7 +215,7 @@ def test_a_batch_that_is_found_late_answers_the_question(
 
 
 @pytest.mark.full
-def test_a_question_that_is_answered_resumes_the_job_whatever_its_note_says(
+def test_a_job_resumes_once_all_creates_are_known(
     start: Callable[[float | None], tuple[Job, Lost]], tmp_path: Path
 ) -> None:
     """Another release has other words; what it waits for is known by the marks of its shards."""

@@ -36,8 +36,6 @@ def shard(**given: Any) -> Any:
 
 
 class Step:
-    """A step of a job with a deadline, and what it did; it stands for the shard that each verb returns."""
-
     def __init__(self, wall: float, **given: Any) -> None:
         self.wall = wall
         self.done: list[Any] = []
@@ -126,7 +124,6 @@ UNSEEN = RemoteProgress()
 def test_a_batch_that_the_provider_does_not_know(
     wall: float, sent: dict[str, Any], given: dict[str, Any], done: list[Any]
 ) -> None:
-    """New ones may not be visible yet; of others an incident tells, and they are polled rarely."""
     step: Any = Step(wall, **given)
     assert poll(step, shard(**sent)) is step
     assert step.done == done
@@ -151,10 +148,9 @@ TIMED = {"policy__deadline": None, "timeout": 100.0}
         ),
     ],
 )
-def test_a_batch_is_cancelled_with_its_job_or_where_it_takes_too_long_or_is_of_no_use(
+def test_a_batch_is_cancelled_if_it_is_late_or_not_needed(
     age: float, given: dict[str, Any], note: str | None
 ) -> None:
-    """The second only where its requests may go on in real time, and no deadline says when."""
     step: Any = Step(SENT + age, **given)
     assert poll(step, shard()) is step
     assert (step.done == CANCELLED, step.note if note else None) == (note is not None, note)
@@ -164,7 +160,7 @@ def test_a_batch_is_cancelled_with_its_job_or_where_it_takes_too_long_or_is_of_n
     ("status", "known", "done"),
     [(404, False, SOON), (404, True, ["again"]), (403, False, ["again"]), (405, False, ["again"])],
 )
-def test_a_cancel_that_is_refused_is_tried_again_unless_the_batch_is_not_there(
+def test_a_refused_cancel_is_repeated_while_the_batch_exists(
     status: int, known: bool, done: list[Any]
 ) -> None:
     refusal = ProviderError("no", kind=ErrorKind.CLIENT_ERROR, status=status)
@@ -188,7 +184,6 @@ def test_a_cancel_that_is_refused_is_tried_again_unless_the_batch_is_not_there(
 def test_a_batch_that_runs_is_polled_sooner_after_a_cancel(
     monkeypatch: pytest.MonkeyPatch, age: float, asked: float | None, pause: float, late: bool
 ) -> None:
-    """Most cancels take seconds. A day after it was sent a note says that it is late."""
     monkeypatch.setattr(polls.refusals, "publish_enqueued", lambda *_, ended: None)
     monkeypatch.setattr(polls.orphans, "search_duplicates_once", lambda _, shard, __: shard.remote)
     known = evolve(SEEN, cancel_sent_at=None if asked is None else SENT + asked)

@@ -37,7 +37,6 @@ def test_where_the_pieces_are_cut_changes_nothing(
 def test_every_line_that_says_something_comes_and_those_too_long_are_told(
     pieces: list[bytes], most: int
 ) -> None:
-    """Against the plainest way to say it, with the whole stream in memory."""
     whole = b"".join(pieces)
     expected: list[bytes | None] = []
     lines = whole.split(b"\n")
@@ -95,7 +94,6 @@ def test_the_longest_line_allowed_comes_whole(size: int, whole: bool) -> None:
 
 
 def test_a_line_without_end_is_not_gathered_in_memory() -> None:
-    """Two hundred megabytes in one line go by in the room of one piece and the longest line."""
     piece = b"x" * 65_536
 
     def endless() -> Iterator[bytes]:
@@ -115,7 +113,6 @@ def test_a_line_without_end_is_not_gathered_in_memory() -> None:
 
 @pytest.mark.full
 def test_many_lines_in_large_pieces_stay_whole() -> None:
-    """Fifty thousand lines, cut anywhere into pieces as downloads have them."""
     rng = random.Random(5)
     lines = [b"%d:" % i + bytes(rng.choices(b'abc{}"\\', k=rng.randrange(60))) for i in range(50_000)]
     stream = b"".join(line + b"\n" for line in lines)

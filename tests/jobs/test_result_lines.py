@@ -25,7 +25,6 @@ LARGE = 8 * 2**20
 
 
 def read(raw: bytes, _: object) -> Any:
-    """A line in tests is an id, and the tokens of its answer where it has one."""
     name, _, tokens = raw.decode().partition(" ")
     if not name:
         raise ValueError("no line")
@@ -58,7 +57,6 @@ IDS = [wire_id(NONCE, at).encode() for at in range(4)]
 def test_each_request_has_its_first_line(
     tmp_path: Path, content: bytes, found: list[int], odd: dict[str, Any]
 ) -> None:
-    """What is odd about the others is counted."""
     (tmp_path / "out").write_bytes(content)
     seen = OddLines()
     lines = list(read_lines(STEP, SHARD, [tmp_path / "out"], seen))
@@ -83,7 +81,6 @@ def test_whose_lines_are_is_told_by_their_ids() -> None:
 
 @pytest.mark.parametrize("size", [PEEK_BYTES, PEEK_BYTES // 2 + 1])
 def test_whose_a_batch_is_needs_a_megabyte_of_each_output(size: int) -> None:
-    """The rest is not asked for, and what is cut off there proves nothing."""
     asked: list[bytes] = []
 
     def download(_: object, output: str, __: float) -> Iterator[bytes]:
@@ -112,7 +109,6 @@ def test_whose_a_batch_is_needs_a_megabyte_of_each_output(size: int) -> None:
     ],
 )
 def test_a_page_has_a_thousand_lines_or_eight_megabytes(sizes: list[int], pages: list[int]) -> None:
-    """One line always fits; the request that a line answers counts, too."""
     lines: list[Any] = [SimpleNamespace(position=at, size=size) for at, size in enumerate(sizes)]
     assert [len(page) for page in pages_of(iter(lines), {})] == pages
     answers: list[Any] = [SimpleNamespace(position=at, size=0) for at in range(len(sizes))]
@@ -132,7 +128,6 @@ def billed(ix: int, outcome: str, cost: float | None, tokens: int = 5) -> NewRes
 
 
 def test_what_a_batch_cost_is_the_sum_of_what_was_run() -> None:
-    """A request that was not run cost nothing; where one price is unknown, the sum is."""
     totals = ResultTotals()
     assert totals.price == "at a cost of $0"
     page = [billed(0, "succeeded", 0.5), billed(1, "unrun", 0.0), billed(2, "failed", 0.25)]
@@ -158,14 +153,12 @@ def test_what_a_batch_cost_is_the_sum_of_what_was_run() -> None:
 
 
 def test_results_that_lack_lines_are_read_again_for_a_minute() -> None:
-    """Each pause is four times as long as the one before, and the last one ends with the minute."""
     limits = StepLimits(poll_interval=60.0, timeout=1.0, settle=1.0, max_requests=1, enqueued_tokens=None)
     step: Any = SimpleNamespace(limits=limits)
     assert [Step.reread_pause(step, times) for times in range(5)] == [2.0, 8.0, 32.0, 18.0, None]
 
 
 def test_a_job_waits_as_its_documentation_says() -> None:
-    """Two minutes for a batch to appear, 26 hours for one that was given up, five seconds to send."""
     limits = StepLimits(poll_interval=60.0, timeout=1.0, settle=1.0, max_requests=1, enqueued_tokens=None)
     assert (limits.visibility, limits.orphan_watch, limits.send_within) == (120.0, 93_600.0, 5.0)
     assert (limits.call_timeout, limits.transfer_timeout, limits.longest_pause) == (60.0, 3_600.0, 600.0)

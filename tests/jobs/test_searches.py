@@ -21,7 +21,6 @@ SINCE = 1_000_000.0
 
 
 def shard(**given: Any) -> Any:
-    """A shard of whose create nobody knows."""
     plain = {"id": "shard", "nonce": "n", "file_id": "file", "batch_id": None, "tries": 9, "candidate": None}
     since = {"uncertain_since": SINCE, "fenced_at": None, "state": ShardState.UNCERTAIN}
     told = {name: given.pop(name) for name in ("searched_since", "fenced_since", "held_job") if name in given}
@@ -29,8 +28,6 @@ def shard(**given: Any) -> Any:
 
 
 class Step:
-    """A step of a job, and what it did."""
-
     settle_time = 1_800.0
 
     def __init__(self, after: float, *, fence: bool = False, hold: bool = False, state: Any = None) -> None:
@@ -124,7 +121,6 @@ FENCE = ["deleted", ("fenced", {"fenced_at": SINCE + 120.0, "due_at": SINCE + 24
 def test_a_file_is_deleted_once_a_batch_of_it_would_be_seen(
     monkeypatch: pytest.MonkeyPatch, after: float, settle: float, sought: Any, done: list[Any]
 ) -> None:
-    """A create that comes late fails then."""
     step: Any = Step(after, fence=True)
     step.settle_time = settle
     monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=None))
@@ -133,7 +129,6 @@ def test_a_file_is_deleted_once_a_batch_of_it_would_be_seen(
 
 
 def test_a_fence_notes_the_time_of_both_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The provider's is that of the list, and what deleting took."""
     step: Any = Step(500.0, fence=True)
     monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=9_200.0))
     step.api.delete_file = lambda *_: setattr(step, "wall", SINCE + 503.0)
@@ -161,7 +156,6 @@ def test_a_job_that_is_to_be_held_waits_for_a_person_or_26_hours(
     done: list[str],
     held: bool | None,
 ) -> None:
-    """It says so once a batch would have been seen, and goes on as others do when it is resumed."""
     step: Any = Step(after, hold=True, state=state)
     monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=None))
     recover.search(step, sought)
@@ -191,10 +185,9 @@ def adopted(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recover, "adopt", lambda _, __, batch, *___: step.done.append(f"adopted {batch.id}"))
 
 
-def test_the_oldest_batch_with_the_label_is_adopted_and_others_are_cancelled(
+def test_the_oldest_labelled_batch_is_adopted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A proxy may repeat a create. The list begins with the newest."""
     step: Any = Step(1.0)
     adopted(step, monkeypatch)
     cancel = lambda _, __, others: step.done.append([one.id for one in others])  # noqa: E731
@@ -226,7 +219,6 @@ def test_the_results_of_a_batch_without_a_label_tell_whose_it_is(
     tries: int,
     done: list[Any],
 ) -> None:
-    """They are read a few times; a batch of a dead shard of the job is noted on that one."""
     step: Any = Step(1.0)
     adopted(step, monkeypatch)
     known = {
@@ -273,7 +265,6 @@ def test_the_results_of_a_batch_without_a_label_tell_whose_it_is(
 def test_without_labels_a_batch_of_the_size_is_a_candidate(
     monkeypatch: pytest.MonkeyPatch, after: float, found: list[str], exclusive: bool, done: list[Any]
 ) -> None:
-    """The oldest one; the only one is the shard's where nobody else uses the workspace."""
     step: Any = Step(after)
     step.api.abilities.labels = False
     step.policy.exclusive_workspace = exclusive

@@ -36,13 +36,11 @@ BY = "ada@desk"
 
 
 def failure(ix: int, text: str = "no", **changes: object) -> NewResult:
-    """A row that failed and cost nothing."""
     body = encode_error(StoreError(text))
     return result(ix, "failed", body, **{"cost": 0.0, "realtime_cost": 0.0, **changes})
 
 
 def refused(ix: int) -> NewResult:
-    """A row whose answer was paid for, and broke its schema."""
     said = Result("", "{", usage=Usage(7, 2), cost=0.25, error=ValidationFailed("it is no JSON"))
     return result(ix, "failed", encode_result(said), cost=0.25, usage=said.usage)
 
@@ -50,7 +48,6 @@ def refused(ix: int) -> NewResult:
 def answered(
     store: SqlStore, bench: Bench, *results: NewResult, **changes: object
 ) -> tuple[JobRow, JobLease]:
-    """A job whose items were asked in real time, and ended so."""
     job, _ = store.jobs.accept(bench.job(**changes), new_items(len(results), realtime=True))
     lease = store.leases.claim(job.id, 60.0)
     assert lease is not None
@@ -136,9 +133,7 @@ def test_a_filter_chooses_jobs_of_a_state_and_a_model_and_is_noted_once(
     assert (act.name, act.target, act.job_id, act.count) == ("cancel", mine.id, mine.id, 1)
 
 
-def test_only_jobs_that_are_held_are_resumed_and_only_those_that_were_chosen(
-    store: SqlStore, bench: Bench
-) -> None:
+def test_only_chosen_held_jobs_are_resumed(store: SqlStore, bench: Bench) -> None:
     done, _ = answered(store, bench, result(0))
     held, other, active = (store.jobs.accept(bench.job(), new_items(1))[0] for _ in range(3))
     for job in (held, other):

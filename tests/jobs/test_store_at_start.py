@@ -22,8 +22,6 @@ HANGS = 10.0
 
 
 class Server:
-    """Opens stores after ``hangs`` seconds, and only if it is ``there``; counts how often it was asked."""
-
     def __init__(self, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
         self.there, self.hangs, self.asked = False, HANGS, 0
         really = client_store.open_store

@@ -47,7 +47,6 @@ def test_a_file_that_is_no_database_is_left_as_it_is(tmp_path: Path, content: by
 
 @pytest.mark.parametrize("state", ["first page only", "hot journal"])
 def test_a_file_whose_maker_died_at_once_is_made_all_the_same(tmp_path: Path, state: str) -> None:
-    """Killed between the first write and the mark, which are two transactions, or in the middle of one."""
     dead, path = tmp_path / "dead.db", tmp_path / "jobs.db"
     theirs = sqlite3.connect(dead, isolation_level=None)
     if state == "first page only":
@@ -127,7 +126,7 @@ def test_a_damaged_file_is_refused_or_right_and_never_overwritten(bench: Bench, 
     assert digest(path) == before
 
 
-def test_a_large_file_shows_its_damage_at_the_first_error_and_is_not_written_after(
+def test_a_damaged_large_file_is_not_written_after_the_first_error(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = filled(bench, 3_000)
@@ -146,7 +145,6 @@ def test_a_large_file_shows_its_damage_at_the_first_error_and_is_not_written_aft
 
 @pytest.mark.full
 def test_a_log_cut_anywhere_leaves_a_whole_store_of_an_earlier_moment(bench: Bench, tmp_path: Path) -> None:
-    """Power lost in the middle of a write: what opens is whole, and a moment that was (A13)."""
     store = bench.open()
     job, lease = started(store, bench, 40)
     moments = {0}

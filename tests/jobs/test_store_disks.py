@@ -141,15 +141,13 @@ def test_a_commit_the_disk_refused_is_never_reported_as_stored(
     assert (len(connections) == before) == rollback_works  # one that cannot roll back is given up
 
 
-def test_a_job_whose_commit_was_told_as_failed_and_is_there_keeps_its_items(
+def test_a_job_keeps_its_items_if_its_commit_only_seemed_to_fail(
     bench: Bench, connections: list[Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job of several pages: what was stored early is deleted only while no job has it."""
     monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 2)
     store = bench.open()
 
     def break_disk() -> bytes:
-        """Called in the middle of the last write."""
         broken = writer(connections)
         broken.failing, broken.done = {"COMMIT"}, True
         return b""
@@ -182,7 +180,6 @@ except StoreError as error:
 
 @pytest.fixture
 def shown() -> Iterator[Path]:
-    """A folder others may look into."""
     folder = Path(tempfile.mkdtemp(prefix="sbshown"))
     folder.chmod(0o755)
     yield folder
@@ -199,7 +196,7 @@ def as_nobody(place: Path) -> list[str]:
 
 
 @pytest.mark.full
-def test_a_folder_that_cannot_be_written_is_told_before_anything_is_accepted(shown: Path) -> None:
+def test_an_unwritable_folder_is_reported_before_anything_is_accepted(shown: Path) -> None:
     shown.chmod(0o555)
     (told,) = as_nobody(shown / "jobs.db")
     assert told.startswith(f"refused: the store {shown}/jobs.db cannot be used (Permission denied)")
@@ -209,7 +206,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_accepted(sho
 
 
 @pytest.mark.full
-def test_a_file_that_cannot_be_written_is_told_before_anything_is_accepted(shown: Path) -> None:
+def test_an_unwritable_file_is_reported_before_anything_is_accepted(shown: Path) -> None:
     bench = Bench("sqlite", str(shown / "jobs.db"), shown)
     store = bench.open()
     store.jobs.accept(bench.job(), new_items(1))

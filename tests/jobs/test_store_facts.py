@@ -46,9 +46,7 @@ def test_what_a_former_owner_believes_is_no_incident(store: SqlStore, bench: Ben
     assert store.facts.incidents(job.id) == [told]
 
 
-def test_batches_that_are_ours_or_are_being_proven_are_claimed_and_guesses_are_not(
-    store: SqlStore, bench: Bench
-) -> None:
+def test_own_batches_are_claimed_and_guesses_are_not(store: SqlStore, bench: Bench) -> None:
     _, lease = started(store, bench, 3)
     _, far = started(store, bench, 1, scope="scope-2")
     submitted = led(store, lease, store.shards.plan(lease, bench.shard(0)), ShardState.SUBMITTING)

@@ -25,7 +25,6 @@ ACTS: dict[str, Act] = {
 
 
 def foreign(bench: Bench) -> Collection[CodeType]:
-    """Return what leaves a session to the collector where it is interrupted, or drops the interrupt."""
     if bench.kind == "sqlite":
         return ()
     from psycopg import Connection
@@ -35,7 +34,6 @@ def foreign(bench: Bench) -> Collection[CodeType]:
 
 @pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
 def test_what_is_interrupted_at_any_moment_leaves_the_store_to_others(bench: Bench, act: Act) -> None:
-    """The traceback keeps all frames, as a notebook does: no lock and no transaction may stay with them."""
     store, other = bench.open(), bench.open(busy_timeout=0.5)
     _, lease = started(store, bench)
     store.facts.remember("k", 1)

@@ -136,9 +136,7 @@ def test_pages_end_at_their_bytes_too(store: SqlStore, bench: Bench, monkeypatch
     ]
 
 
-def test_a_process_that_dies_while_its_input_arrives_leaves_no_job_and_its_items_are_swept(
-    bench: Bench, monkeypatch: Any
-) -> None:
+def test_items_of_a_process_that_dies_during_the_input_are_deleted(bench: Bench, monkeypatch: Any) -> None:
     monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 10)
     dying, other = bench.open(), bench.open()
 
@@ -164,7 +162,6 @@ def test_a_process_that_dies_while_its_input_arrives_leaves_no_job_and_its_items
 
 
 def test_items_of_an_input_that_a_stop_cuts_off_are_swept(bench: Bench, monkeypatch: Any) -> None:
-    """Who stops closes the store, so the thread that stores them cannot delete them any more."""
     monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 10)
     stopping, other = bench.open(), bench.open()
 
@@ -195,10 +192,7 @@ def test_an_input_that_still_arrives_is_not_swept(bench: Bench, monkeypatch: Any
 
 
 @pytest.mark.parametrize("before", ["a page", "the end"])
-def test_an_input_whose_stored_items_are_swept_before_it_has_arrived_makes_no_job(
-    bench: Bench, before: str, monkeypatch: Any
-) -> None:
-    """A process that lost its lock is taken for dead: what it stores then is refused; it may submit again."""
+def test_an_input_whose_items_were_deleted_makes_no_job(bench: Bench, before: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 10)
     slow, other = bench.open(), bench.open()
     fresh, _ = other.jobs.accept(bench.job(), new_items(1))
@@ -345,7 +339,6 @@ def test_what_is_done_to_one_job_leaves_the_others_as_they_are(store: SqlStore, 
 
 
 def test_items_of_a_job_are_found_by_their_names(store: SqlStore, bench: Bench) -> None:
-    """Among any number, until their names are released; a name that has another place meanwhile stays."""
     names = [ItemName(f"name {n}\udc80", f"digest {n}") for n in range(1_200)]
     items = [evolve(item, name=name) for item, name in zip(new_items(1_200), names, strict=True)]
     job, _ = store.jobs.accept(bench.job(), items)

@@ -50,8 +50,6 @@ def test_an_owner_that_died_is_known_at_once_whatever_its_lease(bench: Bench) ->
 
 
 class Repeating(random.Random):
-    """A source of one number."""
-
     def getrandbits(self, count: int) -> int:
         return 7
 
@@ -64,7 +62,6 @@ def test_an_owner_whose_ids_are_all_taken_is_told_so(bench: Bench) -> None:
 
 @pytest.mark.parametrize("bench", ["sqlite"], indirect=True)
 def test_two_who_look_at_once_do_not_take_each_other_for_the_owner(bench: Bench) -> None:
-    """Each locks the owner's file for a moment, to see whether its process has ended."""
     dead = bench.open()
     job, _ = started(dead, bench)
     dead.abandon()
@@ -111,7 +108,6 @@ def test_a_closed_store_has_given_everything_back(bench: Bench) -> None:
 
 
 def test_a_frozen_owner_that_wakes_writes_nothing(bench: Bench) -> None:
-    """Every verb that names a lease is refused; the store is byte for byte as the new owner left it."""
     frozen, other = bench.open(), bench.open()
     job, lease = started(frozen, bench, 8)
     planned = frozen.shards.plan(lease, bench.shard(0))
@@ -150,7 +146,7 @@ def test_a_frozen_owner_that_wakes_writes_nothing(bench: Bench) -> None:
     assert contents() == before
 
 
-def test_claimable_jobs_are_the_unfinished_ones_then_those_to_be_cleaned_up(bench: Bench) -> None:
+def test_unfinished_jobs_are_claimable_before_those_to_clean_up(bench: Bench) -> None:
     store, other = bench.open(), bench.open()
     settled, lease = started(store, bench, 1)
     shard = ingesting(store, bench, lease, 0)
@@ -188,7 +184,6 @@ def test_two_who_claim_at_once_are_never_both_the_owner(bench: Bench) -> None:
 
 @pytest.mark.parametrize("unknown", [None, b"not known"])
 def test_items_found_asking_after_a_death_are_told_of(bench: Bench, unknown: bytes | None) -> None:
-    """They may have been billed: asked again with a try more, or ended where the job sends nothing twice."""
     dead, other = bench.open(), bench.open()
     job, _ = dead.jobs.accept(bench.job(), new_items(4, realtime=True))
     lease = dead.leases.claim(job.id, 3600)
@@ -230,7 +225,6 @@ def test_a_second_death_in_the_same_call_is_a_second_incident(bench: Bench) -> N
 
 @pytest.mark.parametrize("count", [64, 65])
 def test_an_incident_names_64_rows_in_flight_at_most(store: SqlStore, bench: Bench, count: int) -> None:
-    """Of more than that it says how many there are."""
     job, _ = store.jobs.accept(bench.job(), new_items(count, realtime=True))
     lease = store.leases.claim(job.id, 60.0)
     assert lease is not None

@@ -53,7 +53,6 @@ def relay(postgres_address: str) -> Iterator[Relay]:
 
 
 def through(relay: Relay, bench: Bench, **settings: Any) -> SqlStore:
-    """Open the bench's place over the wire that can be cut."""
     user = conninfo_to_dict(bench.place.partition("?schema")[0].partition("&schema")[0])
     query = f"host={relay.folder}&sslmode=disable&gssencmode=disable&schema={bench.schema}"
     place = f"postgresql://{user['user']}@/{user['dbname']}?{query}"
@@ -64,7 +63,6 @@ def through(relay: Relay, bench: Bench, **settings: Any) -> SqlStore:
 def test_a_store_is_opened_while_its_schema_is_made_for_something_else(
     postgres_address: str, bench: Bench
 ) -> None:
-    """Shared limits may begin in it at the same time; the store waits for them."""
     sessions = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
     with (
         psycopg.connect(postgres_address) as other,
@@ -85,7 +83,6 @@ def test_a_store_is_opened_while_its_schema_is_made_for_something_else(
 
 @pytest.mark.full
 def test_a_commit_that_happened_although_its_answer_was_lost_counts_once(relay: Relay, bench: Bench) -> None:
-    """Every verb that writes returns as if nothing had happened, and has happened once."""
     store = through(relay, bench)
     job, lease = started(store, bench, 6)
     cuts = 0
@@ -133,9 +130,7 @@ def led_on(store: SqlStore, lease: Any, shard: Any) -> Any:
 
 
 @pytest.mark.full
-def test_a_commit_that_never_reached_the_server_is_told_and_may_be_tried_again(
-    relay: Relay, bench: Bench
-) -> None:
+def test_a_commit_that_never_reached_the_server_is_an_error(relay: Relay, bench: Bench) -> None:
     store = through(relay, bench)
     job, lease = started(store, bench, 6)
     new = bench.shard(0, 1)
@@ -159,7 +154,6 @@ def test_a_commit_that_nobody_can_look_up_is_told_as_unknown(relay: Relay, bench
     relay.cut_at(b"COMMIT", pass_on=True)
 
     def vanish() -> bytes:
-        """Called in the middle of the write: no other session is left, and none can be opened."""
         os.rename(f"{relay.folder}/.s.PGSQL.5432", f"{relay.folder}/away")
         bench.behind(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
@@ -193,7 +187,6 @@ def test_a_wire_cut_in_the_middle_of_a_write_leaves_nothing_of_it(
 
 @pytest.mark.full
 def test_sessions_lost_while_idle_are_replaced_without_a_word(relay: Relay, bench: Bench) -> None:
-    """A server that restarted between two steps: reads go again, and writes, for nothing was begun."""
     store, other = through(relay, bench), bench.open()
     job, lease = started(store, bench)
     relay.cut_all()
@@ -205,9 +198,7 @@ def test_sessions_lost_while_idle_are_replaced_without_a_word(relay: Relay, benc
     assert [row.id for row in other.leases.claimable()] == []
 
 
-def test_an_owner_whose_wire_is_cut_may_be_replaced_and_then_writes_nothing(
-    relay: Relay, bench: Bench
-) -> None:
+def test_a_disconnected_owner_may_be_replaced_and_writes_nothing(relay: Relay, bench: Bench) -> None:
     store, other = through(relay, bench), bench.open()
     job, lease = started(store, bench)
     relay.cut_all()
@@ -221,10 +212,9 @@ def test_an_owner_whose_wire_is_cut_may_be_replaced_and_then_writes_nothing(
     assert other.leases.renew([taken], 60) == [taken]
 
 
-def test_a_job_that_is_being_committed_while_its_owner_is_taken_for_dead_keeps_its_items(
+def test_a_job_committed_by_an_owner_that_seems_dead_keeps_its_items(
     relay: Relay, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The wire is cut before the last write; another process begins to delete items in the middle of it."""
     monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 10)
     store, other = through(relay, bench), bench.open()
     fresh, _ = other.jobs.accept(bench.job(), new_items(1))
@@ -311,8 +301,6 @@ def test_of_two_that_store_one_name_at_once_the_second_finds_the_firsts(bench: B
         return [evolve(item, name=name) for item, name in zip(new_items(count), names, strict=False)]
 
     class Slow(list[NewItem]):
-        """Items of the first, which are read in its transaction; before the last of them the second comes."""
-
         def __iter__(self) -> Iterator[NewItem]:
             yield self[0]
             seconds.append(pool.submit(accept, other, named(1)))
@@ -330,7 +318,7 @@ def test_of_two_that_store_one_name_at_once_the_second_finds_the_firsts(bench: B
 
 
 @pytest.mark.full
-def test_a_row_that_another_session_locks_is_an_error_after_a_bounded_wait(bench: Bench) -> None:
+def test_a_locked_row_is_an_error_after_a_bounded_wait(bench: Bench) -> None:
     store = bench.open(busy_timeout=0.1)
     job, lease = started(store, bench)
     with bench.writing("SELECT no FROM job WHERE id = ? FOR UPDATE", job.id):
@@ -342,8 +330,7 @@ def test_a_row_that_another_session_locks_is_an_error_after_a_bounded_wait(bench
 
 
 @pytest.mark.full
-def test_who_waits_for_the_server_hears_at_once_that_the_store_is_given_up(bench: Bench) -> None:
-    """A thread that goes on waiting would keep the interpreter from ending."""
+def test_giving_up_the_store_ends_waits_for_the_server_at_once(bench: Bench) -> None:
     store = bench.open(busy_timeout=60.0)
     job, lease = started(store, bench)
     with ThreadPoolExecutor(1) as pool, bench.writing("SELECT no FROM job WHERE id = ? FOR UPDATE", job.id):
@@ -354,10 +341,9 @@ def test_who_waits_for_the_server_hears_at_once_that_the_store_is_given_up(bench
         assert isinstance(waiting.exception(20.0), StoreError)
 
 
-def test_a_session_that_is_opened_while_the_store_is_given_up_serves_nobody(
+def test_a_session_opened_while_the_store_is_given_up_is_cut(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever gives up sees only the sessions that are there."""
     database, connect = PostgresDatabase(Address.of(bench.place)), psycopg.connect
 
     def slowly(*args: Any, **settings: Any) -> psycopg.Connection[Any]:
@@ -372,7 +358,7 @@ def test_a_session_that_is_opened_while_the_store_is_given_up_serves_nobody(
 
 
 @pytest.mark.full
-def test_a_process_frozen_in_the_middle_of_a_write_does_not_hold_its_locks(bench: Bench) -> None:
+def test_a_process_frozen_during_a_write_loses_its_locks(bench: Bench) -> None:
     frozen, store = bench.open(busy_timeout=0.2), bench.open()
 
     def freeze() -> bytes:
@@ -399,7 +385,6 @@ def test_reads_leave_no_transaction_open(bench: Bench) -> None:
 
 
 def test_leases_run_by_the_servers_clock_whatever_the_machines_say(bench: Bench) -> None:
-    """Two machines whose clocks are years apart agree on who owns what (E15, I8)."""
     past, future = bench.open(wall=lambda: 0.0), bench.open(wall=lambda: 4e9)
     job, _ = past.jobs.accept(bench.job(), new_items(1))
     lease = past.leases.claim(job.id, 60)

@@ -36,8 +36,6 @@ Start = Callable[..., "Other"]
 
 
 class Other:
-    """Another process with a store."""
-
     def __init__(self, place: str, code: str, words: tuple[Any, ...], folder: Path) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", PRELUDE + code, place, *map(str, words)],
@@ -68,7 +66,6 @@ class Other:
 
 @pytest.fixture
 def start(bench: Bench, tmp_path: Path) -> Iterator[Start]:
-    """Start other processes on the bench's place; none outlives the test."""
     begun: list[Other] = []
 
     def start_one(code: str, *words: Any) -> Other:
@@ -116,9 +113,7 @@ def test_a_killed_owner_is_replaced_at_once_whatever_its_lease(bench: Bench, sta
 
 
 @pytest.mark.full
-def test_a_frozen_owner_is_replaced_after_its_lease_and_writes_nothing_when_it_wakes(
-    bench: Bench, start: Start
-) -> None:
+def test_a_frozen_owner_is_replaced_and_writes_nothing_later(bench: Bench, start: Start) -> None:
     store = bench.open()
     job, _ = store.jobs.accept(bench.job(), new_items(1))
     frozen = start(OWNER, job.id)
@@ -152,7 +147,6 @@ hear()
 
 @pytest.mark.full
 def test_a_forked_child_does_not_keep_its_dead_parents_jobs(bench: Bench, start: Start) -> None:
-    """The lock is free although the child goes on (M5)."""
     store = bench.open()
     job, _ = store.jobs.accept(bench.job(), new_items(1))
     parent = start(FORKER, job.id)
@@ -202,9 +196,7 @@ hear()
 
 
 @pytest.mark.full
-def test_a_forked_child_has_a_store_of_its_own_and_its_parent_keeps_what_it_has(
-    bench: Bench, start: Start
-) -> None:
+def test_a_forked_child_has_its_own_store(bench: Bench, start: Start) -> None:
     store = bench.open()
     job, _ = store.jobs.accept(bench.job(), new_items(1))
     family = start(FAMILY, job.id)
@@ -235,7 +227,6 @@ for ask in (session, writer):
 @pytest.mark.full
 @pytest.mark.parametrize("bench", ["postgres"], indirect=True)
 def test_a_child_that_c_code_forked_has_sessions_of_its_own(bench: Bench, start: Start) -> None:
-    """No hook of Python runs there, as under uWSGI; its parent's sessions stay as they are."""
     family = start(HOOKLESS)
     assert [family.hear(), family.hear()] == ["True True", "True True"]
 
@@ -284,7 +275,6 @@ hear()
 
 @pytest.mark.full
 def test_children_forked_in_the_middle_of_writes_can_use_the_store(bench: Bench, start: Start) -> None:
-    """Locks that threads of the parent hold inside the database's library are never released in a child."""
     store = bench.open()
     parent = start(BUSY, 15)
     assert parent.hear() == "{'0'}"
@@ -336,9 +326,7 @@ store.close()
 
 
 @pytest.mark.full
-def test_processes_that_open_a_new_place_at_once_share_it_and_own_each_job_once(
-    bench: Bench, start: Start
-) -> None:
+def test_processes_that_open_a_new_store_at_once_share_it(bench: Bench, start: Start) -> None:
     crowd = [start(CROWD, n) for n in range(4)]
     assert [other.hear() for other in crowd] == ["open"] * 4
     for other in crowd:

@@ -32,7 +32,7 @@ def test_results_behind_a_gap_longer_than_a_page_are_found(store: SqlStore, benc
     assert store.items.results(job.id, after=39) == []
 
 
-def test_a_large_job_is_cancelled_and_forgotten_in_pages_and_nothing_of_it_stays(
+def test_a_large_job_is_cancelled_and_deleted_in_pages(
     store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(items_module, "PAGE_DROPPED", 7)
@@ -57,9 +57,7 @@ def test_a_large_job_is_cancelled_and_forgotten_in_pages_and_nothing_of_it_stays
     assert [len(store.items.in_state(one.id)) for one in (other, last)] == [3, 3]
 
 
-def test_open_items_end_or_go_in_real_time_without_a_batch_all_or_none_of_them(
-    store: SqlStore, bench: Bench
-) -> None:
+def test_open_items_fail_or_use_real_time_all_or_none(store: SqlStore, bench: Bench) -> None:
     job, lease = started(store, bench, 5)
     store.shards.plan(lease, bench.shard(1))
     for ixs in ([0, 1], [9]):
@@ -102,10 +100,7 @@ def test_where_the_real_time_price_is_unknown_no_saving_is_claimed(store: SqlSto
     assert (found.cost, found.realtime_cost) == (1.0, 1.5)
 
 
-def test_tries_that_did_not_end_an_item_are_told_with_its_end_whatever_that_is(
-    store: SqlStore, bench: Bench
-) -> None:
-    """What two batches billed is added up, once for each line; the last answer that was refused is kept."""
+def test_earlier_tries_are_returned_with_the_final_result(store: SqlStore, bench: Bench) -> None:
     job, lease = started(store, bench, 3)
     for answer in (b"no", b"never"):
         shard = ingesting(store, bench, lease, 0, 1, 2)
@@ -192,7 +187,6 @@ def test_realtime_items_are_claimed_in_order_and_once(store: SqlStore, bench: Be
 
 
 def test_no_reader_misses_a_result_while_others_write(bench: Bench) -> None:
-    """A reader follows ``seq`` from another store while two threads store results of one job."""
     store, reader = bench.open(), bench.open()
     job, lease = started(store, bench, 400)
     shards = [ingesting(store, bench, lease, *range(at, at + 100)) for at in range(0, 400, 100)]
@@ -220,7 +214,7 @@ def test_no_reader_misses_a_result_while_others_write(bench: Bench) -> None:
     assert sorted(seen) == list(range(400))
 
 
-def test_results_that_are_stored_while_a_gap_is_looked_for_are_not_passed_over(
+def test_results_stored_during_the_search_for_a_gap_are_not_skipped(
     store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, lease = started(store, bench, 9)
@@ -241,7 +235,6 @@ def test_results_that_are_stored_while_a_gap_is_looked_for_are_not_passed_over(
 def test_followers_end_with_their_leader_however_it_ends(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """In the same transaction, a few at a time, for nothing, and told once."""
     monkeypatch.setattr(outcomes_module, "PAGE_FOLLOWERS", 2)
     told: list[StoredCounts] = []
     store = bench.open(counted=lambda _, counts: told.append(counts))
@@ -284,7 +277,6 @@ def test_followers_end_with_their_leader_however_it_ends(
 def test_a_cancelled_job_keeps_no_request_whichever_way_its_requests_go(
     store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch, others: int
 ) -> None:
-    """Those for batches end first, and those for real time with them, a page at a time."""
     monkeypatch.setattr(items_module, "PAGE_DROPPED", 7)
     items = [*new_items(10), *new_items(others, realtime=True)]
     job, _ = store.jobs.accept(bench.job(), [evolve(item, user_id=None) for item in items])

@@ -21,7 +21,6 @@ def stored_version(bench: Bench) -> int:
 
 @pytest.fixture
 def store(bench: Bench) -> SqlStore:
-    """A store with one job that has one shard."""
     opened = bench.open()
     job, _ = opened.jobs.accept(bench.job(), new_items(3))
     lease = opened.leases.claim(job.id, 60)
@@ -45,7 +44,7 @@ def test_a_new_store_has_the_present_version_and_keeps_it(bench: Bench, store: S
 
 
 @pytest.mark.parametrize("version", [0, 2, 10])
-def test_a_store_of_another_version_is_refused_with_advice_and_left_as_it_is(
+def test_a_store_of_another_version_is_refused_with_advice(
     bench: Bench, store: SqlStore, version: int
 ) -> None:
     bench.behind("UPDATE schema_version SET version = ?", version)
@@ -57,7 +56,6 @@ def test_a_store_of_another_version_is_refused_with_advice_and_left_as_it_is(
 
 
 def test_an_existing_store_is_opened_without_a_write(bench: Bench) -> None:
-    """So that looking at jobs works on a full disk and next to any writer."""
     bench.open()
     with bench.writing("UPDATE schema_version SET version = version"):
         assert bench.open(busy_timeout=0.2).jobs.latest() == []

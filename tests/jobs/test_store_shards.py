@@ -129,7 +129,6 @@ def test_what_a_shard_is_does_not_change(store: SqlStore, bench: Bench, name: st
 
 @pytest.mark.full
 def test_only_transitions_of_the_table_happen(bench: Bench) -> None:
-    """From every state to every other: those of the table go, all else is refused and changes nothing."""
     store = bench.open()
     _, lease = started(store, bench, 200)
     free = iter(range(200))
@@ -217,7 +216,7 @@ def test_a_large_shard_keeps_its_positions(store: SqlStore, bench: Bench) -> Non
     assert seen == list(enumerate(order))
 
 
-def test_pages_of_large_requests_and_answers_end_early_and_no_row_is_skipped(
+def test_pages_of_large_rows_end_early_and_skip_nothing(
     store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "PAGE_BYTES", 100)

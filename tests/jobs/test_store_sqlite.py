@@ -47,7 +47,6 @@ def test_a_place_may_be_written_as_a_url(tmp_path: Path) -> None:
 
 
 def test_an_abandoned_store_has_no_file_open(bench: Bench) -> None:
-    """Nor does it hold its owner's lock: others take its jobs as those of a process that died."""
     store = bench.open()
     job, _ = started(store, bench)
     store.abandon()
@@ -67,13 +66,11 @@ def test_who_deletes_the_locks_of_dead_owners_leaves_none_open(bench: Bench) -> 
 
 
 def opened_in(bench: Bench) -> list[str]:
-    """Return the files of a store that this process has open."""
     links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
     return [os.readlink(link) for link in links if os.path.lexists(link) and bench.place in os.readlink(link)]
 
 
 def test_files_and_folders_are_for_their_owner_only(tmp_path: Path) -> None:
-    """Prompts and answers are in them, whatever the umask says (G4)."""
     before = os.umask(0)
     try:
         bench = Bench("sqlite", str(tmp_path / "new" / "jobs.db"), tmp_path)
@@ -102,7 +99,6 @@ def test_files_and_folders_are_for_their_owner_only(tmp_path: Path) -> None:
 def test_every_commit_is_synced_and_every_write_begins_as_one(
     bench: Bench, connections: list[Watched]
 ) -> None:
-    """No statement changes anything outside of BEGIN IMMEDIATE … COMMIT (E2)."""
     store = bench.open()
     store.facts.remember("k", 1)
     writing = writer(connections)
@@ -133,7 +129,7 @@ def test_every_commit_is_synced_and_every_write_begins_as_one(
 # -- others write --------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_another_process_keeps_locked_is_an_error_after_a_bounded_wait(bench: Bench) -> None:
+def test_a_locked_file_is_an_error_after_a_bounded_wait(bench: Bench) -> None:
     store = bench.open(busy_timeout=0.05)
     job, lease = started(store, bench)
     with sqlite3.connect(bench.place, isolation_level=None) as other:
@@ -150,10 +146,9 @@ def test_a_file_that_another_process_keeps_locked_is_an_error_after_a_bounded_wa
     assert len(store.jobs.latest()) == 1
 
 
-def test_who_waits_for_a_locked_file_hears_soon_that_the_store_is_given_up(
+def test_giving_up_the_store_ends_waits_for_a_locked_file_soon(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread that goes on waiting would keep the interpreter from ending."""
     store, waits = bench.open(busy_timeout=60.0), threading.Event()
 
     class Clock(RealClock):
@@ -174,7 +169,6 @@ def test_who_waits_for_a_locked_file_hears_soon_that_the_store_is_given_up(
 
 
 def test_a_new_file_that_is_locked_while_it_is_opened_is_an_error(bench: Bench) -> None:
-    """A file without tables needs a write; one that has them opens next to any writer."""
     filled(bench)
     with sqlite3.connect(bench.place, isolation_level=None) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -189,7 +183,6 @@ def test_a_new_file_that_is_locked_while_it_is_opened_is_an_error(bench: Bench) 
 
 
 def test_one_process_at_a_time_makes_the_file(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who comes meanwhile waits, and finds it whole."""
     lock, flock, waits = os.open(f"{bench.place}.new", os.O_RDWR | os.O_CREAT), fcntl.flock, threading.Event()
 
     def told(fd: int, operation: int) -> None:
@@ -294,11 +287,9 @@ def test_forgetting_gives_the_room_back(bench: Bench) -> None:
 
 
 def test_many_stores_of_one_process_do_not_break_each_others_locks(bench: Bench) -> None:
-    """The system drops a process's locks on a file when any descriptor of it is closed: none is opened."""
     first = bench.open()
 
     def others() -> bytes:
-        """Called in the middle of a write."""
         for _ in range(5):
             bench.open().close()
         with pytest.raises(StoreError, match="locked"):

@@ -18,14 +18,12 @@ NUMBERED = re.compile(r"\bstate (=|<|<>|IN) *\(?\d")
 
 
 def literals(source: str) -> Iterator[str]:
-    """The literal parts of every text in a source."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
 
 
 def magic(source: str) -> list[str]:
-    """What stands for a state in statements, and does not come from its enum."""
     words = {f"'{state.value}'" for states in (JobState, ShardState) for state in states}
     return [text for text in literals(source) if NUMBERED.search(text) or any(word in text for word in words)]
 

@@ -107,7 +107,7 @@ def test_rows_that_run_again_later_change_nothing_of_what_a_decision_took(
     ("outcome", "cost", "expected"),
     [("failed", 0.5, None), ("succeeded", None, Measured(seconds=30.0, cost=None))],
 )
-def test_a_job_without_an_answer_measures_nothing_and_one_without_prices_no_cost(
+def test_a_job_without_answers_or_prices_measures_nothing(
     store: SqlStore, bench: Bench, outcome: str, cost: float | None, expected: Measured | None
 ) -> None:
     job, _ = store.jobs.accept(bench.job(created_at=AT), new_items(1), decision=decision(strategy="batch"))
