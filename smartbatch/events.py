@@ -19,7 +19,7 @@ from smartbatch.errors import snake_case
 from smartbatch.types import Kind, Priority, Route, Usage
 
 Observer: TypeAlias = "Callable[[Event], None]"
-"""Anything that takes an event. An exception it raises is logged and has no other effect."""
+"""Any callable that accepts an event. Exceptions it raises are logged and have no other effect."""
 
 
 @frozen(kw_only=True)
@@ -88,7 +88,7 @@ class RequestSubmitted(RequestEvent):
     priority: Priority
     model: str
     joined: bool
-    """True when it joined an identical request in flight and no call of its own follows."""
+    """Whether it joined an identical request in flight, so that no call of its own follows."""
 
 
 @frozen(kw_only=True)
@@ -99,12 +99,12 @@ class CallStarted(Event):
     attempt: int
     in_flight: int
     waited: float
-    """Seconds from the oldest request's submission (or due time) to the start."""
+    """Seconds from the submission (or due time) of the oldest request to the start."""
     kind: Kind = Kind.GENERATE
     own_code: bool = False
-    """True for a function or a provider of the user's, which may tell of its calls itself."""
+    """Whether it is a function or provider of the user's, which may report its calls itself."""
     requests: tuple[CalledRequest, ...] = field(default=(), eq=False, repr=False)
-    """Those it is made for and that somebody waits for."""
+    """The requests of the call that still have a waiter."""
 
 
 @frozen(kw_only=True)
@@ -118,9 +118,9 @@ class CallFinished(Event):
     error: str | None
     """The :class:`~smartbatch.errors.ErrorKind` value of a failed call."""
     maybe_billed: bool = False
-    """True when the answer was lost on its way, so the call may have been billed all the same."""
+    """Whether the answer was lost, so that the call may have been billed anyway."""
     route: Route | None = None
-    """``None`` for a call that sends no prompts, but runs a function of the user's."""
+    """``None`` for a call of a user's function, which sends no prompts."""
     requests: tuple[CalledRequest, ...] = field(default=(), eq=False, repr=False)
     """As in :class:`CallStarted`."""
 
@@ -132,9 +132,9 @@ class RetryScheduled(RequestEvent):
     attempt: int
     delay: float
     counted: bool
-    """False when the failure was the provider's state (a limit, an outage) and did not use up a retry."""
+    """False if the cause was the provider's state (a limit, an outage), which uses up no retry."""
     maybe_billed: bool = False
-    """True when the failed call may have been carried out, so that the retry may be paid a second time."""
+    """Whether the failed call may have been executed, so that the retry may be billed a second time."""
 
 
 @frozen(kw_only=True)
@@ -144,7 +144,7 @@ class RequestFinished(RequestEvent):
     ok: bool
     cancelled: bool
     error: str | None
-    """The error's :class:`~smartbatch.errors.ErrorKind` value, or its class name where no call failed."""
+    """The error's :class:`~smartbatch.errors.ErrorKind` value, or its class name if no call failed."""
     attempts: int
     queued: float
     seconds: float
@@ -154,11 +154,11 @@ class RequestFinished(RequestEvent):
     route: Route | None
     deduplicated: bool
     of_job: bool = False
-    """True for a request of a job, whose result is counted where it is stored."""
+    """Whether it is a request of a job, whose result is counted when it is stored."""
     message: str | None = field(default=None, repr=False)
-    """The error's own text, which may be a provider's: without keys, cut, and no part of :meth:`fields`."""
+    """The error's message, possibly a provider's: shortened, without keys, and not in :meth:`fields`."""
     unconfirmed_cost: float = 0.0
-    """USD that it may have cost besides, see :class:`~smartbatch.Result`."""
+    """USD that it may have cost in addition, see :class:`~smartbatch.Result`."""
 
 
 @frozen(kw_only=True)
@@ -178,7 +178,7 @@ class SharedLimitsLost(Event):
     model: str
     reason: str
     processes: int
-    """Those that shared the limit when it was seen last, this one included; 0 where none was ever seen."""
+    """Processes that shared the limit when last seen, including this one; 0 if it was never seen."""
 
 
 @frozen(kw_only=True)
@@ -208,7 +208,7 @@ class BreakerChanged(Event):
     after: str
     reason: str
     pause: float = 0.0
-    """Seconds until the next probe may go, where the breaker opened."""
+    """Seconds until the next probe, if the breaker opened."""
 
 
 @frozen(kw_only=True)
@@ -238,7 +238,7 @@ class PauseChanged(Event):
     paused: bool
     reason: str | None
     by: str | None
-    """Who paused it; ``None`` where the pause ended."""
+    """The user who paused it; ``None`` if the pause ended."""
 
 
 @frozen(kw_only=True)
@@ -249,7 +249,7 @@ class LimitChanged(Event):
     requests_per_minute: float | None
     tokens_per_minute: float | None
     by: str | None
-    """Who set them; ``None`` where they were taken back."""
+    """The user who set them; ``None`` if they were removed."""
 
 
 @frozen(kw_only=True)
@@ -268,7 +268,7 @@ class ClientStarted(Event):
 @frozen(kw_only=True)
 class ClientStopped(Event):
     failed: int
-    """Requests that had to be failed because the time-out of ``stop`` ended."""
+    """Requests that were failed because ``stop`` timed out."""
 
 
 @frozen(kw_only=True)
@@ -309,13 +309,13 @@ class BatchEnded(Event):
     state: str
     """``completed``, ``cancelled``, ``expired`` or ``failed``."""
     ended_at: float
-    """Unix seconds at which this client saw the end."""
+    """Unix seconds at which this client noticed the end."""
     seconds: float
-    """From its creation to that moment."""
+    """Seconds from its creation to that time."""
     cancelling: float | None
-    """Of these, the seconds since it was asked to cancel; ``None`` where it was not."""
+    """The part of these since its cancellation was requested; ``None`` if it was not."""
     traceparent: str | None = None
-    """The span of whoever submitted the job, as W3C Trace Context writes it; ``None`` for none."""
+    """The span of the job's submitter in W3C Trace Context form; ``None`` if there is none."""
 
 
 @frozen(kw_only=True)
@@ -329,7 +329,7 @@ class JobProgress(Event):
     failed: int
     cancelled: int
     running: int
-    """Items the provider says it has done but whose results are not stored yet."""
+    """Items the provider reports as done whose results are not stored yet."""
     cost: float
     realtime_cost: float
 
@@ -343,14 +343,14 @@ class JobResultsStored(Event):
     route: Route | None
     """``None`` for requests that were not sent."""
     in_realtime: bool
-    """True for requests in real time, of which :class:`RequestFinished` told before."""
+    """Whether they were sent in real time, and already reported by :class:`RequestFinished`."""
     succeeded: int
     failed: int
     cancelled: int
     deduplicated: int
     """The part of these that got the answer of an equal request of the job."""
     usage: Usage
-    """Tokens of the results, and of answers that were billed and end no request; ``cost`` likewise."""
+    """Tokens of the results, and of billed answers that complete no request; ``cost`` likewise."""
     cost: float
     realtime_cost: float
     unpriced: int
@@ -369,9 +369,9 @@ class JobRescued(Event):
     model: str
     requests: int
     left: float
-    """Seconds to the deadline."""
+    """Seconds until the deadline."""
     needs: float
-    """Seconds that all that is not answered needs in real time, with the cancelling."""
+    """Seconds that the unanswered requests need in real time, including the cancellation."""
 
 
 @frozen(kw_only=True)
@@ -382,7 +382,7 @@ class JobHeld(Event):
     model: str
     reason: str
     remedy: str
-    """What lets it continue."""
+    """How to continue it."""
 
 
 @frozen(kw_only=True)
@@ -401,7 +401,7 @@ class ClockStepped(Event):
     """The wall clock was set while jobs were running; their waits and deadlines are not affected."""
 
     seconds: float
-    """For how many it was set ahead; negative where it was set back."""
+    """Seconds it was set ahead; negative if it was set back."""
 
 
 @frozen(kw_only=True)
@@ -422,7 +422,7 @@ class StoreUnavailable(Event):
 
     reason: str
     unstored: int
-    """Answers that are kept in memory, by now."""
+    """Answers in memory now."""
 
 
 @frozen(kw_only=True)
@@ -438,10 +438,10 @@ class AnswersLost(Event):
     """The client stopped while answers could not be stored: they may have been billed, and are lost."""
 
     answers: int
-    """Those that came; ``cost`` is theirs, as far as prices are known."""
+    """Answers that arrived; ``cost`` is theirs, as far as prices are known."""
     cost: float
     awaited: int
-    """Requests under way whose answers would have come."""
+    """Requests under way whose answers were still to arrive."""
     reason: str
 
 
@@ -471,10 +471,10 @@ class RouteChosen(Event):
     requests: int
     route: Route
     first: int
-    """Requests of a hybrid that go individually at once."""
+    """Requests of a hybrid that are sent in real time at once."""
     reason: str
     p50: float
-    """Seconds until the last answer, forecast; ``p95`` likewise."""
+    """Forecast seconds until the last answer; ``p95`` likewise."""
     p95: float
     cost: float | None
     options: tuple[tuple[str, float, float, float | None, bool], ...]
@@ -487,7 +487,7 @@ class ThresholdMoved(Event):
 
     model: str
     before: int | None
-    """Requests; ``None`` for a list of any length that goes in real time. ``after`` likewise."""
+    """Requests; ``None`` if lists of any length are sent in real time. ``after`` likewise."""
     after: int | None
     reason: str
 
@@ -508,11 +508,11 @@ class RouteScored(Event):
     forecast_p95: float
     forecast_cost: float | None
     individual_seconds: float
-    """What always-individual was expected to take."""
+    """Expected seconds with always-individual."""
     individual_cost: float | None
-    """USD of the same tokens in real time; ``None`` where it is unknown. ``batch_cost`` likewise."""
+    """USD of the same tokens in real time; ``None`` if unknown. ``batch_cost`` likewise."""
     batch_seconds: float | None
-    """What always-batch was expected to take; ``None`` where there is no Batch API, or it was left out."""
+    """Expected seconds with always-batch; ``None`` if there is no Batch API, or it was ruled out."""
     batch_cost: float | None
     met: bool | None
     """Whether the deadline was met; ``None`` without one."""
@@ -528,10 +528,10 @@ class ForecastMoved(Event):
 
     model: str
     route: Route
-    """:attr:`~smartbatch.Route.INDIVIDUAL` also stands for calls that several requests share."""
+    """:attr:`~smartbatch.Route.INDIVIDUAL` includes calls that several requests share."""
     before: float
-    """Seconds that half of them stay within; ``after`` likewise."""
+    """Median seconds; ``after`` likewise."""
     after: float
     observations: int
-    """How many the new forecast rests on."""
+    """Number of calls or batches behind the new forecast."""
     reason: str

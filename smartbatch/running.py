@@ -46,8 +46,8 @@ from smartbatch.observe.opentelemetry import record_content, under, with_telemet
 from smartbatch.observe.participants import RealtimeStatus, with_figures
 from smartbatch.prices import PriceBook
 from smartbatch.providers.registry import OpenedModel, open_model, parse_model
-from smartbatch.realtime.engine import CallbackThread
-from smartbatch.realtime.realtime import Realtime, stored_future
+from smartbatch.realtime.engine import CallbackThread, stored_future
+from smartbatch.realtime.realtime import Realtime
 from smartbatch.realtime.setup import Parallelism, RealtimeSetup, UserHooks
 from smartbatch.realtime.ticket import CallOptions, ResultFuture, of_the_parent
 from smartbatch.routing.advisor import Advisor
@@ -68,17 +68,18 @@ if TYPE_CHECKING:
     from smartbatch.jobs.job_submission import JobSubmission
     from smartbatch.jobs.wiring import JobWiring, RealtimeItem
 
-STEP_GRACE = 30.0
-"""Seconds that a stop without a time of its own waits for remote calls of jobs: cutting a create off means
-looking for it later."""
-LAST_STEP = 0.6
-"""Seconds for storing what came, and for what is under way, at a stop whose time is over."""
-ANSWERS_WITHIN = 3.0
-"""Seconds for which a start waits for the store."""
-LEAST = 0.25
-"""The least of these, where calls and their callbacks took longer than they should."""
-LAST_WORDS = 0.85
-"""Seconds after which a stop whose time is over waits for no callback any more."""
+STEP_GRACE_SECONDS = 30.0
+"""How long a stop without a timeout waits for remote calls of jobs: an interrupted create must be searched
+for later.
+"""
+STOP_STEP_SECONDS = 0.6
+"""Time to store results, and for calls under way, at a stop that has timed out."""
+STORE_WAIT_SECONDS = 3.0
+"""How long a start waits for the store."""
+MIN_STOP_STEP_SECONDS = 0.25
+"""Minimum of this time, if calls and their callbacks took too long."""
+LAST_EVENTS_SECONDS = 0.85
+"""How long a stop that has timed out still waits for callbacks."""
 
 
 @frozen(eq=False, repr=False)
@@ -162,7 +163,7 @@ class RunningState:
         self._warnings = UserWarnings(self._bus)
         self._jobs: JobSubmission | None = None
         self._jobs_halted = False
-        self._making_jobs = threading.RLock()  # a signal handler may need them while they are made
+        self._making_jobs = threading.RLock()  # a signal handler may need them during their creation
         self._is_heard = False
         self.metrics = BatchMetrics(
             max_batch_size=config.max_batch_size,
@@ -304,7 +305,7 @@ class RunningState:
         bus = self._bus
         bus.subscribe_to_all(self.metrics)
         bus.subscribe(self.history, CallFinished)
-        bus.subscribe(self.advisor.batch_ended, BatchEnded)  # before it is learned from
+        bus.subscribe(self.advisor.batch_ended, BatchEnded)  # before forecasts learn from it
         bus.subscribe(self.history.batch_ended, BatchEnded)
         bus.subscribe(self.routing.job_finished, JobFinished)
         shown = (CooldownStarted, LongWait, RetryScheduled, BreakerChanged, PauseChanged)
@@ -379,7 +380,7 @@ class RunningState:
         if not own and not reentered():
             stop()
             return
-        with suppress(RuntimeError):  # no thread can be had: the interpreter ends, and stops all clients
+        with suppress(RuntimeError):  # no thread can be started: the interpreter exits, and stops all clients
             OwnThreads(self._clock).start(stop, "smartbatch-stop")
 
     def stop(self, timeout: float | None, reason: str, *, cancel_waiting: bool = False) -> int:
@@ -394,7 +395,7 @@ class RunningState:
         began = self._clock.now()
         try:
             self.stored.finish(timeout, wait=not cancel_waiting)
-        except BaseException:  # Ctrl-C: wait no longer, but end every request
+        except BaseException:  # Ctrl-C: stop waiting, but end every request
             self.stored.cancel_pending()
             self._stop_parts(self._clock.now() + self._grace, reason)
             raise
@@ -406,15 +407,16 @@ class RunningState:
         try:
             return self.realtime.stop(None if end is None else max(0.0, end - self._clock.now()), reason)
         finally:
-            until = last = self._clock.now() + STEP_GRACE
+            until = last = self._clock.now() + STEP_GRACE_SECONDS
             if end is not None:
-                until, last = max(end + LAST_STEP, self._clock.now() + LEAST), end + LAST_WORDS
+                until = max(end + STOP_STEP_SECONDS, self._clock.now() + MIN_STOP_STEP_SECONDS)
+                last = end + LAST_EVENTS_SECONDS
             self.history.hand_over()
-            if self._jobs is not None:  # with the answers that came meanwhile
+            if self._jobs is not None:  # with the answers that arrived meanwhile
                 self._jobs.engine.finish(until, self.history.save)
             self._callbacks.drain(max(0.0, last - self._clock.now()))
             self._callbacks.close()
-            self.realtime.tell_end()
+            self.realtime.unpublish()
             self.realtime.close_providers()
             logs.user_errors_left()
 
@@ -443,10 +445,10 @@ class RunningState:
         """The client is no longer referenced: finish what is pending and stop, on a separate thread."""
         if self.realtime.engine is None and not self._carries_jobs:
             return
-        self._clock.spawned()  # as a thread of the client's own would be, whose time this one takes
+        self._clock.spawned()  # as for a thread of the client's own, in whose place this one runs
         self._clock.began()
         try:
-            self.stop(None, "the client was forgotten")
+            self.stop(None, "the client is no longer referenced")
         finally:
             self._clock.ended()
 
@@ -461,7 +463,7 @@ class RunningState:
 
     def _forecast_moved(self, event: ForecastMoved) -> None:
         self._bus.tell(event)
-        self.advisor.learned(event)  # what follows from it is told after it
+        self.advisor.learned(event)  # events that follow from it come after it
 
     def _read_controls(self) -> None:
         """Read pauses and limits before the first request, if a store answers in time."""
@@ -470,7 +472,7 @@ class RunningState:
         engine = self.jobs.engine
         self._is_heard = False
         try:
-            engine.client_store.read_within(lambda: engine.store, ANSWERS_WITHIN, _late)
+            engine.client_store.read_within(lambda: engine.store, STORE_WAIT_SECONDS, _late)
             engine.controls.read()
         except SmartbatchError as error:  # requests in real time do not need it
             logs.job_error(None, error)
@@ -497,7 +499,7 @@ class RunningState:
     def _accepted(self, _: JobAccepted) -> None:
         """Be visible to processes that share limits, even if nothing is sent in real time."""
         with suppress(ConfigError):  # jobs do not need it
-            self.realtime.tell_of()
+            self.realtime.publish()
 
 
 def forget(states: PerProcess[RunningState]) -> None:
@@ -547,8 +549,8 @@ def _enqueued(settings: ClientSettings) -> EnqueuedTokens | None:
 
 
 def _late(_: str) -> StoreError:
-    within = f"{ANSWERS_WITHIN:.3g} s"
-    return StoreError(f"the store has not answered for {within}; requests in real time go without it")
+    within = f"{STORE_WAIT_SECONDS:.3g} s"
+    return StoreError(f"the store has not answered for {within}; real-time requests are sent without it")
 
 
 def callback_raised(error: BaseException) -> None:

@@ -31,11 +31,11 @@ from smartbatch.observe import logs
 from smartbatch.observe.listeners import EventBus, UserWarnings
 from smartbatch.providers.base import Provider
 from smartbatch.providers.registry import OpenedModel
-from smartbatch.realtime.engine import CallbackThread
-from smartbatch.realtime.realtime import Realtime, stored_future
+from smartbatch.realtime.engine import CallbackThread, stored_future
+from smartbatch.realtime.realtime import Realtime
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.routing.history import ForecastHistory
-from smartbatch.running import LAST_STEP, ask_item, callback_raised
+from smartbatch.running import STOP_STEP_SECONDS, ask_item, callback_raised
 from smartbatch.types import Duration, Generation, Kind, Result, Route, T
 
 
@@ -284,7 +284,7 @@ class _StoreState:
         self.engine.halt()
         if realtime is not None:
             realtime.stop(timeout, "the store was closed")
-        self.engine.finish(max(began + timeout, self._clock.now()) + LAST_STEP)
+        self.engine.finish(max(began + timeout, self._clock.now()) + STOP_STEP_SECONDS)
         if realtime is not None:
             realtime.close_providers()
         self._callbacks.close()

@@ -87,7 +87,7 @@ class ResponseCache:
         self._writes = 0
         self._paused_until = -math.inf
         self._failing = False
-        self._told_of_damage = False
+        self._damage_reported = False
         self._connections = SqliteConnections(self._connect)
         try:
             with self._connections.reading():
@@ -139,10 +139,10 @@ class ResponseCache:
         )
 
     def _missed(self, reason: str) -> Answer | None:
-        if not self._told_of_damage:
-            self._told_of_damage = True
-            told = f"an entry cannot be read ({reason}); requests of such entries are sent again"
-            self._tell(CacheUnavailable(at=self._now(), path=str(self._path), reason=told))
+        if not self._damage_reported:
+            self._damage_reported = True
+            reported = f"an entry cannot be read ({reason}); requests of such entries are sent again"
+            self._tell(CacheUnavailable(at=self._now(), path=str(self._path), reason=reported))
         return None
 
     def put(self, key: bytes, answer: Answer) -> bool:

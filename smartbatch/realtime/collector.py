@@ -327,10 +327,10 @@ class Collector:
     def _note_wait(self, lane: Lane, at: float, effects: DeferredEffects) -> None:
         now = effects.now
         lane.held_until = at
-        long = math.isfinite(at) and at > max(now, lane.wait_told) + LONG_WAIT
+        long = math.isfinite(at) and at > max(now, lane.reported_wait_until) + LONG_WAIT
         if not long or lane.provider_health.open_since is not None:
             return
-        lane.wait_told = at
+        lane.reported_wait_until = at
         effects.tell(LongWait(at=now, scope=lane.provider.scope, model=lane.label, seconds=at - now))
 
     def _end_of_patience(self, lane: Lane, at: float, now: float) -> float:

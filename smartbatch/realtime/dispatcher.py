@@ -25,7 +25,7 @@ from smartbatch.realtime.answer_reader import Reading
 from smartbatch.realtime.call import CallSpec, Outcome
 from smartbatch.realtime.collector import Collector
 from smartbatch.realtime.effects import DeferredEffects
-from smartbatch.realtime.in_flight import NO_BILL, InFlightCall, bill, is_kept, route_of
+from smartbatch.realtime.in_flight import NO_BILL, InFlightCall, bill, is_from_cache, route_of
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.router import ResponseRouter
 from smartbatch.realtime.setup import RealtimeSetup
@@ -392,7 +392,7 @@ def _called_requests(call: InFlightCall) -> tuple[CalledRequest, ...]:
 
 def _route(call: InFlightCall, outcomes: Sequence[Outcome]) -> Route | None:
     """Return the route of a call; ``None`` for a function of the user's, or if no call was made."""
-    sent = [outcome for outcome in outcomes if not is_kept(outcome)]
+    sent = [outcome for outcome in outcomes if not is_from_cache(outcome)]
     if not sent or call.batch.items[0].request.call is not None:  # it has no other request
         return None
     size, lane = len(sent), call.permit.lane

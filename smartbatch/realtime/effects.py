@@ -241,7 +241,7 @@ def answered(ticket: Ticket, answer: Answer, *, seconds: float, parsed: object, 
     waiter = next(iter(ticket.waiters), None)  # one step: a timeout may empty the list at any moment
     paid = owed(ticket)
     submitted = waiter.submitted if waiter else ticket.started
-    whole = ticket.stream is not None and not ticket.stream.begun  # all of it in one chunk, at the end
+    whole = ticket.stream is not None and not ticket.stream.begun  # one chunk, at the end
     return Result(
         request_id=ticket.request_id,
         parsed=parsed,

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextvars import copy_context
 from functools import partial
 from typing import Any
@@ -34,6 +35,7 @@ from smartbatch.realtime.queue import RequestCounts, RequestQueue
 from smartbatch.realtime.router import ResponseRouter
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.shared_quota import Sharing
+from smartbatch.realtime.text_stream import ChunkBox, TextStream
 from smartbatch.realtime.ticket import ResultFuture, Submission, Ticket, TicketState, Waiter
 from smartbatch.sharing.limit_leases import leases_of
 from smartbatch.types import Result, RunCallback, call_now
@@ -137,6 +139,40 @@ class CallbackThread:
             self._report(error)
 
 
+def stored_future(callbacks: CallbackThread) -> ResultFuture:
+    """Return a future that is completed from a store; its callbacks run on ``callbacks``."""
+
+    def cancelled(future: ResultFuture) -> None:
+        """Also notify ``concurrent.futures.wait``."""
+        future.set_running_or_notify_cancel()
+
+    return ResultFuture(callbacks.run_later, cancelled)
+
+
+def stored_stream(clock: Clock, future: Future[Result], cancel: Callable[[], None]) -> TextStream:
+    """Return the stream of an answer that arrives whole, from a store; ``cancel`` stops the work on it."""
+    box = ChunkBox(clock)
+
+    def ended(done: Future[Result]) -> None:
+        if isinstance(done, ResultFuture) and done.outcome is not None:
+            box.end(done.outcome)
+        else:
+            box.end(Result("", error=_error_of(done)))
+
+    def drop() -> None:
+        cancel()
+        box.end(Result(box.request_id, error=RequestCancelled("the stream was closed before its end")))
+
+    box.drop = drop
+    future.add_done_callback(ended)
+    return TextStream(box)
+
+
+def _error_of(future: Future[Result]) -> SmartbatchError:
+    error = None if future.cancelled() else future.exception()
+    return error if isinstance(error, SmartbatchError) else RequestCancelled("the request was cancelled")
+
+
 LAST_CALLBACK_SECONDS = 0.25
 """Time for callbacks and observers at a stop that has timed out: they report what was not answered."""
 
@@ -180,7 +216,8 @@ class RealtimeEngine:
         self.lanes = LaneFactory(setup, self._attach, cache)
         if setup.fallback is not None:  # its lane is built under the monitor, where no file may be read
             self.lanes.read(setup.fallback.provider, setup.fallback.name)
-        self._run_later, self._cancelled = self.callbacks.run_later, self.cancelled  # one object for all
+        # bound once, not for each future
+        self._run_later, self._cancelled = self.callbacks.run_later, self.cancelled
         self._interrupted = self.cancel_pending
         self._wake = partial(_wake, weakref.ref(self.dispatcher))
         self.failed = self.lost = 0  # requests that stops had to fail
@@ -429,7 +466,7 @@ class RealtimeEngine:
             ticket = waiter.ticket
             if ticket is None or not self.queue.has_lane_of(ticket):
                 return
-            alone = len(ticket.waiters) == 1  # not for the sake of one of several
+            alone = len(ticket.waiters) == 1  # others that wait for it need its call
             if alone and ticket.state is TicketState.WAITING:
                 self.router.fail_locked(ticket, _cancellation(waiter), effects)
                 self.dispatcher.wake_locked()

@@ -185,7 +185,7 @@ class Gates:
         everything, and any other failure uses its actual tokens. Limits reported in the answer are learned.
         """
         demand, reservation, quota = permit.demand, permit.reservation, permit.lane.quota.quota
-        told = used.limits if ending is not Ending.REFUSED else None
+        reported = used.limits if ending is not Ending.REFUSED else None
         with permit.lane.quota.lock:
             if ending is Ending.SUCCESS and used.tokens is None:
                 quota.succeeded(reservation, now, demand.tokens, demand.output)
@@ -197,8 +197,8 @@ class Gates:
                 quota.dropped(reservation, now)
             else:
                 quota.failed(reservation, now, used.tokens, used.output)
-            if told is not None:
-                quota.learn(told, reservation, now)
+            if reported is not None:
+                quota.learn(reported, reservation, now)
 
 
 def is_refused(lane: Lane) -> bool:

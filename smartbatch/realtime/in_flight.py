@@ -144,14 +144,14 @@ def _most_cost(lane: Lane, ticket: Ticket) -> float:
 
 def route_of(lane: Lane, outcome: Outcome, size: int) -> Route:
     """Return the route of one request among ``size`` that shared its call."""
-    if is_kept(outcome):
+    if is_from_cache(outcome):
         return Route.CACHED
     if lane.standard is not None and not _upgraded(lane, outcome):
         return Route.FLEX
     return Route.SHARED if size > 1 else Route.INDIVIDUAL
 
 
-def is_kept(outcome: Outcome) -> bool:
+def is_from_cache(outcome: Outcome) -> bool:
     """Whether no call was made because the answer came from the cache."""
     return isinstance(outcome, Answer) and outcome.kept
 
@@ -225,7 +225,7 @@ def end_of(call: InFlightCall) -> CallEnd:
 
 
 def _ending(outcomes: Sequence[Outcome]) -> tuple[Ending, ProviderError | None]:
-    if all(map(is_kept, outcomes)):
+    if all(map(is_from_cache, outcomes)):
         return Ending.DROPPED, None
     errors = [outcome for outcome in outcomes if isinstance(outcome, ProviderError)]
     if len(errors) < len(outcomes):

@@ -79,7 +79,7 @@ class Lane:
     # end of the closed gate seen last, monotonic seconds
     held_until: float = field(default=-math.inf, init=False)
     # end of the last reported wait for limits, monotonic seconds
-    wait_told: float = field(default=-math.inf, init=False)
+    reported_wait_until: float = field(default=-math.inf, init=False)
 
     @property
     def shares(self) -> bool:

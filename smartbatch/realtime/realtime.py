@@ -9,20 +9,18 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
 from attrs import evolve
 
-from smartbatch._clock import Clock
 from smartbatch._fork import something_ended, something_started
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.model_controls import ModelControls
 from smartbatch.core.preparation.fingerprint import object_key
 from smartbatch.core.preparation.preparer import RequestPreparer
 from smartbatch.core.preparation.tokens import estimate_request
-from smartbatch.errors import ClientClosed, InvalidRequest, RequestCancelled, SmartbatchError, WrongProcess
+from smartbatch.errors import ClientClosed, InvalidRequest, WrongProcess
 from smartbatch.events import ClientStarted, ClientStopped, Event
 from smartbatch.observe.listeners import warn_of_unbounded_answers
 from smartbatch.observe.participants import RealtimeStatus
@@ -31,7 +29,7 @@ from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.admission import Admission
 from smartbatch.realtime.bounded_map import BoundedMap, ListOptions
 from smartbatch.realtime.effects import parameters_dropped, request_finished, request_submitted
-from smartbatch.realtime.engine import LAST_CALLBACK_SECONDS, CallbackThread, RealtimeEngine
+from smartbatch.realtime.engine import LAST_CALLBACK_SECONDS, RealtimeEngine
 from smartbatch.realtime.queue import RequestCounts
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.text_stream import ChunkBox, TextStream
@@ -43,44 +41,10 @@ from smartbatch.types import Answer, Request, Result, Route
 _T = TypeVar("_T")
 
 
-def stored_future(callbacks: CallbackThread) -> ResultFuture:
-    """Return a future that is completed from a store; its callbacks run on ``callbacks``."""
-
-    def cancelled(future: ResultFuture) -> None:
-        """Also notify ``concurrent.futures.wait``."""
-        future.set_running_or_notify_cancel()
-
-    return ResultFuture(callbacks.run_later, cancelled)
-
-
-def stored_stream(clock: Clock, future: Future[Result], cancel: Callable[[], None]) -> TextStream:
-    """Return the stream of an answer that arrives whole, from a store; ``cancel`` stops the work on it."""
-    box = ChunkBox(clock)
-
-    def ended(done: Future[Result]) -> None:
-        if isinstance(done, ResultFuture) and done.outcome is not None:
-            box.end(done.outcome)
-        else:
-            box.end(Result("", error=_error_of(done)))
-
-    def drop() -> None:
-        cancel()
-        box.end(Result(box.request_id, error=RequestCancelled("the stream was closed before its end")))
-
-    box.drop = drop
-    future.add_done_callback(ended)
-    return TextStream(box)
-
-
 def _status(realtime: weakref.ref[Realtime], hide: Callable[[str], str]) -> RealtimeStatus | None:
     """Return the status of a client's requests if the client still exists, without holding it."""
     found = realtime()
     return None if found is None else found.status(hide)
-
-
-def _error_of(future: Future[Result]) -> SmartbatchError:
-    error = None if future.cancelled() else future.exception()
-    return error if isinstance(error, SmartbatchError) else RequestCancelled("the request was cancelled")
 
 
 class Realtime:
@@ -113,7 +77,7 @@ class Realtime:
         self._stopping: tuple[RealtimeEngine, ...] = ()  # the one stopped last is last
         self._counts = RequestCounts()  # of the engine that stopped last
         self._controls = ModelControls()
-        self._told_at: SharedLeases | None = None  # where other processes see its status
+        self._published_to: SharedLeases | None = None  # where other processes see its status
         self._is_stopped = self._has_warned = False
 
     # -- requests --------------------------------------------------------------------------------------------
@@ -292,7 +256,7 @@ class Realtime:
         for engine in self._engines():
             engine.abandon_futures(futures)
 
-    # -- life ------------------------------------------------------------------------------------------------
+    # -- lifecycle -------------------------------------------------------------------------------------------
 
     def allow_start(self) -> None:
         """Let the next request start the threads, even after a stop."""
@@ -329,7 +293,7 @@ class Realtime:
                 if share is not None:
                     share.leases.leave(share)
                 raise
-            self._tell_at(leases)
+            self._publish_at(leases)
         something_started()
         self._setup.tell(ClientStarted(at=self._clock.now(), workers=self._setup.parallelism.calls))
         return engine
@@ -432,30 +396,30 @@ class Realtime:
         engine = next(iter(self._engines()), None)
         return RealtimeStatus() if engine is None else engine.status(hide)
 
-    def tell_of(self) -> None:
+    def publish(self) -> None:
         """Show this client to the processes that share limits.
 
         Raises:
             ConfigError: the address of the shared place cannot be read.
         """
-        self._tell_at(self._leases())
+        self._publish_at(self._leases())
 
     def _leases(self) -> SharedLeases | None:
-        """Return the leases of the client; ``None`` if it shares nothing. Errors as :meth:`tell_of`."""
+        """Return the leases of the client; ``None`` if it shares nothing. Errors as :meth:`publish`."""
         has_account = any(provider.capabilities.priced for provider in self._providers.values())
         return leases_of(self._config.shared, self._clock, has_account=has_account)
 
-    def _tell_at(self, leases: SharedLeases | None) -> None:
+    def _publish_at(self, leases: SharedLeases | None) -> None:
         if leases is not None and self._setup.metrics is not None:
-            self._told_at = leases
+            self._published_to = leases
             leases.publish_client(self._setup.metrics, partial(_status, weakref.ref(self)))
 
-    def tell_end(self) -> None:
+    def unpublish(self) -> None:
         """Publish the client's counts a last time."""
         metrics = self._setup.metrics
         with self._opening:  # else it could end one that starts now
-            if self._told_at is not None and metrics is not None and self._has_ended:
-                leases, self._told_at = self._told_at, None
+            if self._published_to is not None and metrics is not None and self._has_ended:
+                leases, self._published_to = self._published_to, None
                 leases.unpublish_client(metrics)
 
     def close_providers(self) -> None:
@@ -490,7 +454,7 @@ class Realtime:
         """Whether the caller runs on a worker, in an observer or a middleware of the user's."""
         return any(engine.dispatcher.on_own_thread() for engine in self._engines())
 
-    # -- looking ---------------------------------------------------------------------------------------------
+    # -- status ----------------------------------------------------------------------------------------------
 
     @property
     def counts(self) -> RequestCounts:
@@ -528,7 +492,7 @@ class Realtime:
             ClientClosed: it would have to wait, and the client was stopped.
         """
         if self._config.budget_scope != "client":
-            self._running()  # it leases
+            self._running()  # only an engine leases
 
         def done() -> bool:
             self._check_not_stopped()

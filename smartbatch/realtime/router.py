@@ -47,7 +47,7 @@ from smartbatch.realtime.in_flight import (
     account,
     end_of,
     flex_refusal,
-    is_kept,
+    is_from_cache,
     route_of,
 )
 from smartbatch.realtime.lane import Lane
@@ -107,7 +107,7 @@ class ResponseRouter:
         seconds = now - call.started
         readings: list[Reading] = []
         for ticket, outcome, cost in zip(tickets, call.batch.outcomes, call.bill.parts, strict=True):
-            ticket.attempts += not is_kept(outcome)
+            ticket.attempts += not is_from_cache(outcome)
             ticket.seconds = seconds
             ticket.route = route = route_of(ticket.lane, outcome, size)
             account(ticket, outcome, cost)
@@ -442,7 +442,7 @@ class ResponseRouter:
         """Apply a change of the breaker or a new cooldown, and report it."""
         if isinstance(change, Cooldown):
             if change.fresh and change.seconds > 0:  # others report the same cooldown again
-                lane.wait_told = effects.now + change.seconds
+                lane.reported_wait_until = effects.now + change.seconds
                 effects.tell(
                     CooldownStarted(
                         at=effects.now,

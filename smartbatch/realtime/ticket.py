@@ -194,7 +194,6 @@ class ResultFuture(Future[Result[T]]):
         self._let_go()
 
     def _let_go(self) -> None:
-        """Drop all references to the client: futures outlive clients."""
         self._on_cancel = self._on_interrupt = _nothing
         self.withdraw = None
 
@@ -261,7 +260,7 @@ class Waiter:
             return not self.future.done()
 
     def end(self, result: Result) -> None:
-        """Settle the future and call the sink. No lock may be held; a second time settles nothing more."""
+        """Complete the future and call the sink. No lock may be held; a second call does nothing."""
         self.future.settle(result)
         self.ticket = None  # breaks the cycle, so that neither waits for the garbage collector
         if self.sink is not None:
@@ -272,45 +271,21 @@ class Waiter:
 class Ticket:
     """A request on its way, with everything that was tried so far.
 
-    A ticket settles once. While it waits, it belongs to the queue and is changed under the monitor; while it
-    is in flight, it belongs to the worker that carries it, but for its waiters.
-
-    Attributes:
-        submission: as it came; what the ticket has under names of its own may change on the way.
-        waiters: whose futures its result ends; the first one pays.
-        request: what is sent next: another one after an answer that did not fit its schema.
-        lane: where it waits: another one when the slower tier or the fallback decides so.
-        key: its latest start, which orders the service.
-        due: from when on it may be served.
-        must_start: the moment at which its window is over.
-        alone: whether it shares its call with no other request.
-        keeps_going: whether it is sent although the provider refuses the key, the account or the model.
-        batch_key: equal for requests that may share a call.
-        entry: its valid entry in the lane's heaps; 0 for none, negative while it is taken out.
-        paused: whether it waits where it is not served: between two tries, or for money of its list.
-        group: equal for the requests of one half of a call that is sent again.
-        final: whether the call under way is the last, whatever comes of it.
-        repairs: times it was sent again for an answer that did not fit its schema.
-        refused: why the last of these answers was refused, with its text.
-        cost: USD of all tries whose bill is known; ``None`` once a price is unknown.
-        unconfirmed: USD that the other tries may have cost.
-        calling: whether a call for it is under way, whose bill is not known yet.
-        seconds: of the last finished call.
-        route: of the last call, the one under way included; ``None`` before the first.
-        dropped: parameters that its repairs had to leave out, with the reasons.
+    A ticket is completed once. While it waits, it belongs to the queue and is changed under the monitor;
+    while it is in flight, it belongs to its worker, except for its waiters.
     """
 
-    submission: Submission
-    waiters: list[Waiter]
-    request: Request
-    lane: Lane
-    key: float
-    due: float
-    must_start: float
+    submission: Submission  # as submitted; fields of the ticket itself may change later
+    waiters: list[Waiter]  # whose futures its result completes; the first one pays
+    request: Request  # to be sent next; another one after an answer that did not fit
+    lane: Lane  # where it waits; changed by the slower tier or the fallback
+    key: float  # its latest start, which decides the order of service
+    due: float  # when it may be served
+    must_start: float  # end of its window
     urgent: bool
-    alone: bool
-    keeps_going: bool
-    batch_key: Hashable
+    alone: bool  # whether it shares its call with no other request
+    keeps_going: bool  # whether it is sent although the provider refuses key, account or model
+    batch_key: Hashable  # equal for requests that may share a call
     fingerprint: bytes | None
     stream: ChunkBox | None
     own_budget: Budget | None
@@ -318,23 +293,23 @@ class Ticket:
     tokens: int
     reserve: float
     state: TicketState = TicketState.WAITING
-    entry: int = 0
-    paused: bool = False
-    group: object | None = None
-    final: bool = False
+    entry: int = 0  # its valid entry in the lane's heaps; 0 for none, negative while taken out
+    paused: bool = False  # whether it waits for its next try, or for its list's money
+    group: object | None = None  # equal for the requests of one half of a call that is sent again
+    final: bool = False  # whether the call under way is the last in any case
     attempts: int = 0
-    repairs: int = 0
-    refused: UnusableAnswer | None = None
+    repairs: int = 0  # times it was sent again because an answer did not fit
+    refused: UnusableAnswer | None = None  # why the last such answer was refused, with its text
     retry_count: RetryCount = field(factory=RetryCount)
     usage: Usage = NO_USAGE
-    cost: float | None = 0.0
-    unconfirmed: float = 0.0
-    calling: bool = False
+    cost: float | None = 0.0  # USD of all tries with a known bill; None once a price is unknown
+    unconfirmed: float = 0.0  # USD that the other tries may have cost
+    calling: bool = False  # whether a call is under way, whose bill is unknown
     started: float = 0.0
     last_error: SmartbatchError | None = None
-    seconds: float = 0.0
-    route: Route | None = None
-    dropped: tuple[tuple[str, str], ...] = ()
+    seconds: float = 0.0  # of the last finished call
+    route: Route | None = None  # of the last call, including one under way
+    dropped: tuple[tuple[str, str], ...] = ()  # parameters omitted by repairs, with the reasons
 
     @classmethod
     def of(cls, submission: Submission, waiter: Waiter) -> Ticket:

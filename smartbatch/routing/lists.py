@@ -20,7 +20,8 @@ from smartbatch.observe.list_progress import ListDisplay, ListDisplays, OnProgre
 from smartbatch.observe.progress import new_display
 from smartbatch.plan import Plan
 from smartbatch.realtime.bounded_map import ListOptions
-from smartbatch.realtime.realtime import Realtime, stored_stream
+from smartbatch.realtime.engine import stored_stream
+from smartbatch.realtime.realtime import Realtime
 from smartbatch.realtime.text_stream import TextStream
 from smartbatch.results import ReportFile, ResultList, as_interrupted, ended
 from smartbatch.routing.advisor import AnnouncedPlan

@@ -38,8 +38,8 @@ from smartbatch.jobs.job_options import batches_of
 from smartbatch.jobs.threads import OwnThreads
 from smartbatch.observe import logs
 from smartbatch.providers.registry import OpenedModel
-from smartbatch.realtime.engine import CallbackThread
-from smartbatch.realtime.realtime import Realtime, stored_future
+from smartbatch.realtime.engine import CallbackThread, stored_future
+from smartbatch.realtime.realtime import Realtime
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.routing.awaited_places import AwaitedPlaces, StoredRequest, fail, kept_request
 from smartbatch.routing.lists import ListRouter
