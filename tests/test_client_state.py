@@ -42,11 +42,6 @@ def together(act: Any, threads: int = THREADS) -> None:
         thread.join()
 
 
-def test_the_client_is_no_subclass_and_has_none() -> None:
-    assert BatchingClient.__mro__ == (BatchingClient, object)
-    assert getattr(BatchingClient, "__final__", False)
-
-
 def test_nothing_that_holds_a_process_is_made_with_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """No lock and no thread before the first use."""
 

@@ -94,7 +94,7 @@ def test_an_error_of_ours_is_no_verdict_on_a_paid_answer(
     assert pickle.loads(pickle.dumps(result.error)).text == GOOD
 
 
-def test_a_bad_answer_is_asked_again_with_its_error_and_every_answer_is_paid(client_of: ClientOf) -> None:
+def test_an_invalid_answer_is_repaired_and_every_answer_is_billed(client_of: ClientOf) -> None:
     """The second call carries the first answer, what is wrong with it, and temperature 0."""
     provider = MockProvider([paid(BAD), paid(GOOD)])
     events: list[Event] = []
@@ -246,9 +246,7 @@ def test_a_stop_ends_the_tries(client_of: ClientOf) -> None:
 
 
 @pytest.mark.parametrize("schema", [{"type": "objekt"}, {"$ref": "http://example.org"}, 7, Callable[[], int]])
-def test_a_schema_that_cannot_be_checked_is_refused_before_anything_is_sent(
-    client_of: ClientOf, schema: Any
-) -> None:
+def test_an_invalid_schema_is_rejected_before_anything_is_sent(client_of: ClientOf, schema: Any) -> None:
     """The field is named, and the row in a list."""
     client = client_of(MockProvider())
     with pytest.raises(InvalidRequest, match=r"row 0.*schema") as caught:

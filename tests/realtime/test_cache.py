@@ -155,9 +155,7 @@ def test_a_kept_answer_is_read_by_the_schema_again(path: str, client_of: ClientO
     assert (kept.parsed, kept.route) == (City("Lima"), Route.CACHED)
 
 
-def test_an_answer_with_a_schema_is_not_paid_again_by_another_class_of_the_same_form(
-    path: str, client_of: ClientOf
-) -> None:
+def test_an_equal_schema_of_another_class_uses_the_cached_answer(path: str, client_of: ClientOf) -> None:
     """In the next run the class is another one; what is sent is the same, and so is what is kept."""
     kinds = [frozen(type("City", (), {"__annotations__": {"name": str}})) for _ in range(2)]
     first, second = same_account(answers=['{"name": "Lima"}']), same_account()
@@ -229,7 +227,7 @@ def test_a_clock_that_is_set_has_nothing_paid_again(
     assert len(provider.starts) == 1
 
 
-def test_an_answer_kept_by_an_earlier_process_counts_when_the_clock_was_set_back(path: str) -> None:
+def test_a_cached_answer_counts_after_the_clock_was_set_back(path: str) -> None:
     """By less than answers are kept for."""
     opened(path, wall=lambda: 1000.0).put(b"key", Answer("kept"))
     assert opened(path, wall=lambda: 950.0).get(b"key") == Answer("kept")
@@ -253,7 +251,7 @@ def test_a_log_of_another_user_is_not_taken_for_the_caches(
 
 
 @pytest.mark.parametrize("ahead", [50.0, 10 * DAY], ids=["a little", "days"])
-def test_answers_kept_while_the_clock_was_ahead_take_no_room_from_newer_ones(ahead: float, path: str) -> None:
+def test_answers_dated_in_the_future_are_trimmed_first(ahead: float, path: str) -> None:
     """They are older than they say; those that count no more are deleted, whatever the size is."""
     early = opened(path, wall=lambda: 1000.0 + ahead, max_bytes=20_000)
     for number in range(TRIM_EVERY):
@@ -361,7 +359,7 @@ class PassesOn:
 
 @pytest.mark.parametrize("middleware", [[], [PassesOn()]], ids=["plain", "middleware"])
 @pytest.mark.parametrize("place", ["entry", "schema"])
-def test_an_error_of_our_own_while_a_kept_answer_is_read_has_nothing_paid_again(
+def test_an_internal_error_while_reading_the_cache_sends_nothing(
     place: str, middleware: list[Any], path: str, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is reported as ours, for a single request and in a list, and the answer stays where it is."""

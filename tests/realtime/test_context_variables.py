@@ -110,7 +110,7 @@ def test_every_event_of_a_request_has_its_id_its_purpose_and_its_context() -> No
     assert all(one.context is context for one in named)
 
 
-def test_the_context_of_a_request_is_not_among_the_plain_values_of_an_event() -> None:
+def test_plain_values_of_an_event_do_not_include_the_context() -> None:
     """It is the user's own object, and need be neither JSON nor fit for a log."""
     events: list[Event] = []
     with BatchingClient("sim:demo?latency=0", observers=[events.append]) as client:

@@ -126,7 +126,7 @@ class TestInTheTier:
             ({"default": PRICE}, {"service_tier": "priority"}),
         ],
     )
-    def test_without_a_price_there_or_with_a_tier_of_its_own_a_request_goes_as_ever(
+    def test_without_a_flex_price_or_with_an_own_tier_nothing_changes(
         self, clock: VirtualClock, client_of: ClientOf, prices: dict[str, Price], extra: Any
     ) -> None:
         provider = Tiered(clock)
@@ -230,7 +230,7 @@ class TestSentAway:
         assert "said plainly" in str(error)
         assert provider.tiers == [FLEX, "default"]
 
-    def test_a_call_that_takes_too_long_is_asked_again_at_the_standard_price_and_that_is_a_try(
+    def test_a_late_flex_call_is_retried_at_the_standard_price(
         self, clock: VirtualClock, client_of: ClientOf
     ) -> None:
         late = failure(ErrorKind.TIMEOUT, maybe_billed=True)

@@ -259,7 +259,7 @@ def test_joining_a_call_under_way_cannot_be_cancelled(clock: VirtualClock, clien
     assert follower.result(PATIENCE).deduplicated
 
 
-def test_one_that_never_waits_takes_the_identical_request_out_of_the_window(
+def test_a_request_without_a_window_ends_that_of_an_identical_one(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
     """They have a call of their own at once, whatever else the first one waited for."""

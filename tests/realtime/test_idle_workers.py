@@ -14,9 +14,7 @@ from smartbatch.client import BatchingClient
 ClientOf = Callable[..., BatchingClient]
 
 
-def test_a_client_without_work_for_half_a_minute_keeps_no_worker_and_goes_on(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_an_idle_client_ends_its_workers_and_still_works(clock: VirtualClock, client_of: ClientOf) -> None:
     workers: set[threading.Thread] = set()
 
     def answer(prompt: str, attempt: int) -> str:

@@ -15,7 +15,6 @@ from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.model_controls import ModelControls, ModelLimit
 from smartbatch.core.preparation.tokens import Calibration
-from smartbatch.prices import PriceBook, RateCard
 from smartbatch.providers.base import Capabilities
 from smartbatch.realtime.lane import Lane, LaneFactory
 from smartbatch.realtime.setup import RealtimeSetup
@@ -48,49 +47,6 @@ def test_a_model_whose_tokens_are_read_holds_up_no_other_model(clock: VirtualClo
     assert [each.model for each in (lane, *other)] == ["slow", "quick"]
 
 
-def test_prices_are_read_without_the_lock(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table of prices is imported when it is first needed, which takes a third of a second."""
-    provider = Scripted(clock, priced=True)
-    free: list[bool] = []
-    rates = PriceBook.rates
-
-    def watched(self: PriceBook, name: str, model: str, *rest: float) -> RateCard | None:
-        if model == "slow":
-            free.append(Aside(lambda: lanes.of(provider, "quick")).result().model == "quick")
-        return rates(self, name, model, *rest)
-
-    monkeypatch.setattr(PriceBook, "rates", watched)
-    lanes = factory(clock)
-    lanes.of(provider, "slow")
-    assert free == [True]
-
-
-def test_what_was_read_before_is_not_read_again_when_the_lane_is_built(clock: VirtualClock) -> None:
-    """A lane that is built under a lock of the caller's, as that of the fallback model, reads nothing."""
-    provider = Scripted(clock)
-    seen: list[str] = []
-
-    def read(label: str, _: Kind) -> Calibration:
-        seen.append(label)
-        return Calibration()
-
-    lanes = factory(clock, read)
-    lanes.read(provider, "spare")
-    seen.clear()
-    lanes.of(provider, "spare")
-    assert seen == []
-
-
-def test_all_lanes_of_a_model_share_its_breaker_and_its_health(clock: VirtualClock) -> None:
-    """A model that fails in one lane has failed in all of them."""
-    lanes = factory(clock, packing=True)
-    lane = lanes.of(Scripted(clock), "m")
-    packed = lane.packed
-    assert packed is not None
-    assert (packed.breaker, packed.provider_health) == (lane.breaker, lane.provider_health)
-    assert lanes.of(lane.provider, "m") is lane
-
-
 class Watched(Scripted):
     """A provider that says when it is asked what it can do."""
 
@@ -108,7 +64,7 @@ class Watched(Scripted):
         self._abilities = abilities
 
 
-def test_a_lane_that_is_made_while_a_limit_is_set_has_it_and_waits_for_no_lock(
+def test_a_lane_created_while_a_limit_is_set_gets_that_limit(
     clock: VirtualClock, client_of: Callable[..., BatchingClient]
 ) -> None:
     """Whoever holds the queue's lock may want a lane himself, which is made by one thread at a time."""

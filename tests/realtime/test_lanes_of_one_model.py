@@ -50,9 +50,7 @@ def test_patience_with_an_outage_ends_in_all_lanes(clock: VirtualClock, client_o
     assert 60 <= later.result() <= 80
 
 
-def test_a_provider_that_answered_texts_is_known_when_the_first_vector_fails(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_answered_texts_count_when_the_first_vector_fails(clock: VirtualClock, client_of: ClientOf) -> None:
     """A broken connection is then an error of one request, and no wrong address that stops all the others."""
     flaky = Embedder(
         clock, lambda prompt, _: failure(ErrorKind.NETWORK_ERROR) if prompt == "vector" else "fine"

@@ -72,7 +72,7 @@ def test_a_plan_is_run_as_forecast_where_its_requests_may_cost_far_more(taught: 
     assert results.succeeded == planned
 
 
-def test_a_plan_without_a_budget_stops_where_its_answers_cost_far_more_than_forecast() -> None:
+def test_a_plan_without_a_budget_stops_if_it_costs_far_more() -> None:
     """It spends its high cost, and next to it no more than the calls in flight can cost."""
     with spending_client(lambda prompt: 900 if prompt.startswith("planned") else 3) as client:
         client.generate(questions(30), max_tokens=1000)
@@ -154,9 +154,7 @@ def test_a_list_that_waits_for_its_own_money_holds_up_nobody_else(
     assert began == [(0.0, "question 0"), (100.0, "question 1"), (200.0, "question 2")]
 
 
-def test_a_list_whose_money_is_enough_for_some_at_a_time_is_asked_in_its_order(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_list_with_little_money_is_sent_in_order(clock: VirtualClock, client_of: ClientOf) -> None:
     """Four fit at once, whatever else is asked meanwhile; each that ends lets the next one go."""
     provider = Scripted(clock, lambda *_: Answer("ok", usage=Usage(1, 0)), priced=True)
     client = client_of(provider, parallelism=8, prices=PRICES)

@@ -110,7 +110,7 @@ def test_two_hundred_threads_submit_fifty_requests_each(
 
 
 @pytest.mark.full
-def test_two_hundred_items_by_twenty_workers_with_faults_are_all_accounted_for(
+def test_two_hundred_items_with_faults_are_all_accounted_for(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
     """total == succeeded + failed, for every seed of the faults (E8)."""

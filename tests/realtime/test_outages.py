@@ -157,7 +157,7 @@ def test_a_single_request_reaches_its_fallback_model(
     assert result.attempts == len(provider.starts) + 1
 
 
-def test_a_request_that_is_wrong_itself_is_not_passed_to_the_fallback_model(
+def test_an_invalid_request_is_not_sent_to_the_fallback_model(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
     """The other model would refuse it as well."""
@@ -184,7 +184,7 @@ def test_a_fallback_that_fails_too_ends_the_request(
 
 
 @pytest.mark.parametrize("instead", ["fail", "fallback"])
-def test_a_later_client_finds_out_that_an_outage_has_ended_in_which_the_last_one_stopped(
+def test_a_later_client_notices_that_an_outage_has_ended(
     clock: VirtualClock, client_of: ClientOf, tmp_path: Path, instead: str
 ) -> None:
     """They share limits, as is usual: what the first one told would keep the other from any call."""
@@ -262,7 +262,7 @@ def test_each_request_waits_as_long_as_the_others_did(clock: VirtualClock, clien
     assert 200.0 <= clock.now() <= 265.0
 
 
-def test_nobody_waits_longer_for_the_end_of_an_outage_behind_those_who_came_later(
+def test_later_requests_do_not_prolong_the_wait_of_earlier_ones(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
     """More urgent requests go first, and the others fail all the same when their patience is over."""
@@ -392,7 +392,7 @@ def test_a_request_that_always_fails_does_not_keep_the_breaker_open(
     assert clock.now() <= 120
 
 
-def test_many_requests_that_always_fail_and_open_the_breaker_let_it_close_again(
+def test_requests_that_always_fail_let_the_breaker_close_again(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
     """Forty requests in a row meet a 500 and open it; the probes are others then, and these are answered."""

@@ -74,9 +74,7 @@ def right(prompts: list[str], results: list[Result]) -> bool:
     return [result.text for result in results] == [answer_to(prompt) for prompt in prompts]
 
 
-def test_the_batch_travels_with_its_compiled_prompt_and_ends_with_one_outcome_each(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_packed_batch_ends_with_one_outcome_per_request(clock: VirtualClock, client_of: ClientOf) -> None:
     """A middleware meets the container that the window filled and the router closes."""
     provider = Model(clock)
     met: list[tuple[Any, str]] = []
@@ -327,7 +325,7 @@ class TestWhenItGoesWrong:
         assert right(plain(200), ask(clock, client, plain(200)))
         changes = [event for event in events if isinstance(event, PackingChanged)]
         assert not changes[0].enabled
-        assert "asked again alone" in changes[0].reason
+        assert "sent again alone" in changes[0].reason
         assert sum(size > 1 for size in provider.sizes) < 8
         clock.sleep(120.0)
         before = len(provider.calls)

@@ -294,7 +294,7 @@ def test_what_is_asked_again_after_all_was_cancelled_has_its_tries(
     assert second.result(PATIENCE).attempts == 2
 
 
-def test_halves_of_a_spoilt_call_are_no_further_tries_after_a_cancelled_stop(
+def test_halves_of_a_failed_call_are_not_sent_after_a_cancelled_stop(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
     """A shared call that fails for what is in it is sent again in halves, but not once all is cancelled."""

@@ -217,7 +217,7 @@ class Objects(Api):
         return evolve(read, answer=evolve(read.answer, text='{"name": "Lima"}'))
 
 
-def test_a_middleware_that_may_not_be_shared_after_all_is_told_and_gives_nobody_another_ones_answer(
+def test_a_wrongly_shareable_middleware_fails_instead_of_mixing_answers(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
     """It says that it is shareable, and sends each asker's context to the provider."""
@@ -263,7 +263,7 @@ def test_equal_rows_are_post_processed_each_with_their_own(
 
 
 @pytest.mark.parametrize("shareable", [False, True])
-def test_equal_rows_of_a_job_have_answers_of_their_own_where_a_middleware_says_nothing(
+def test_equal_rows_have_own_answers_with_unshareable_middleware(
     shareable: bool, tmp_path: Path, clock: VirtualClock, client_of: ClientOf
 ) -> None:
     remote = Remote(clock)

@@ -333,7 +333,7 @@ def test_a_client_may_be_started_while_it_still_stops(clock: VirtualClock, clien
     assert provider.closed == 0  # another client still uses it
 
 
-def test_a_second_run_that_ends_first_closes_nothing_under_the_calls_of_the_first(
+def test_a_second_run_that_ends_first_leaves_the_first_its_provider(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
     """A stop without a time finishes what is in flight, whatever ends meanwhile."""
