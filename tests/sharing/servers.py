@@ -1,4 +1,4 @@
-"""Real servers for tests of shared limits: Redis and PostgreSQL, and back ends whose time the test sets."""
+"""Real servers for tests of shared limits: Redis and PostgreSQL, and back ends with a controlled clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS = ("sqlite", "redis", "postgresql")
 
 
 def redis_program() -> str | None:
-    """The server on the path, or the one that the test extra brings."""
+    """The server on the path, or the one that the test extra installs."""
     found = shutil.which("redis-server")
     if found is None:
         try:
@@ -35,7 +35,7 @@ def redis_program() -> str | None:
 
 
 class RedisServer:
-    """A Redis on a Unix socket in a folder of its own; it can be frozen, killed and started again."""
+    """A Redis on a Unix socket in a folder of its own; it can be frozen, killed and restarted."""
 
     def __init__(self, program: str, folder: Path) -> None:
         self._program, self._folder = program, folder
@@ -87,7 +87,7 @@ def redis_server() -> Iterator[RedisServer]:
 
 
 def address_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
-    """A fresh place of shared limits."""
+    """The address of a fresh back end."""
     if kind == "sqlite":
         return f"sqlite:///{folder / 'limits.db'}"
     if kind == "redis":

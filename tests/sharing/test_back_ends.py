@@ -1,4 +1,4 @@
-"""Every back end keeps the whole record: random exchanges give what the sharing rule gives without one."""
+"""Every back end stores the whole record: random exchanges give the same as the sharing rule in memory."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def time() -> Time:
 def back_end(
     request: pytest.FixtureRequest, tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[BackEnd]:
-    """A back end on a real server, whose time the test sets."""
+    """A back end on a real server, with a controlled clock."""
     made = timed(address_of(request.param, request, tmp_path), time, monkeypatch)
     made.prepare()
     yield made
@@ -61,7 +61,6 @@ def back_end(
 @pytest.mark.full
 @pytest.mark.parametrize("seed", sampled(range(3)))
 def test_random_exchanges_give_what_the_rules_say(back_end: BackEnd, time: Time, seed: int) -> None:
-    """Quotas of every kind, of four processes; time passes, stands, is set back, and processes are gone."""
     rng = random.Random(seed)
     salt = back_end.prepare()
     for kind in QuotaKind:
@@ -76,7 +75,6 @@ def test_random_exchanges_give_what_the_rules_say(back_end: BackEnd, time: Time,
 
 
 def test_an_outage_is_known_as_long_as_a_process_is_there(back_end: BackEnd, time: Time) -> None:
-    """Those that come later find out by themselves: nobody told them that it has ended."""
     key = hidden(back_end.prepare(), f"outage {uuid4()}")
     for end in ("leaves", "is killed"):
         back_end.exchange(key, LeaseAsk(f"one {end}"))
@@ -92,7 +90,6 @@ def test_an_outage_is_known_as_long_as_a_process_is_there(back_end: BackEnd, tim
 
 
 def test_what_was_spent_of_a_budget_stays_spent(back_end: BackEnd, time: Time) -> None:
-    """Also what a process leased that died, and where another process tells a higher limit."""
     key = hidden(back_end.prepare(), f"budget {uuid4()}")
 
     numbers = count(1)
@@ -115,7 +112,6 @@ def test_what_was_spent_of_a_budget_stays_spent(back_end: BackEnd, time: Time) -
 
 
 def test_a_cost_above_the_whole_budget_gets_nothing(back_end: BackEnd, time: Time) -> None:
-    """Also where nothing is spent yet; a call above a whole rate goes once its bucket is full."""
     key = hidden(back_end.prepare(), f"budget {uuid4()}")
     more = [2.0, 0.0, 0.0, 0.0]
     asked = LeaseAsk(
@@ -132,7 +128,6 @@ def test_a_cost_above_the_whole_budget_gets_nothing(back_end: BackEnd, time: Tim
 
 
 def test_money_that_a_forgotten_client_gives_back_is_there_again(back_end: BackEnd, time: Time) -> None:
-    """It was silent for longer than those that live are; what it held stayed taken until then."""
     key = hidden(back_end.prepare(), f"budget {uuid4()}")
     limit, half = [1.0, 0.0, 0.0, 0.0], [0.5, 0.0, 0.0, 0.0]
     asks = partial(LeaseAsk, limits=MemberLimits(caps=limit), kind=QuotaKind.BUDGET)
@@ -142,8 +137,7 @@ def test_money_that_a_forgotten_client_gives_back_is_there_again(back_end: BackE
     assert back_end.exchange(key, asks("one", totals=Totals(2, 0.5, 0.5))).left[0] == 1.0
 
 
-def test_an_exchange_of_money_that_comes_late_or_twice_is_refused(back_end: BackEnd) -> None:
-    """Nothing changes by it: its client gave it up, and has made another since."""
+def test_a_late_or_repeated_exchange_of_money_is_refused(back_end: BackEnd) -> None:
     key = hidden(back_end.prepare(), f"budget {uuid4()}")
     limit, half = [1.0, 0.0, 0.0, 0.0], [0.5, 0.0, 0.0, 0.0]
     asks = partial(LeaseAsk, "one", limits=MemberLimits(caps=limit), kind=QuotaKind.BUDGET)
@@ -178,7 +172,7 @@ def test_two_processes_find_the_same_salt_and_the_same_record(
 def test_no_change_is_lost_where_many_exchange_at_once(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """Six clients take a dollar of a common budget 20 times each."""
+    """Six clients take a dollar from a common budget 20 times each."""
     address, key = address_of(kind, request, tmp_path), str(uuid4())
     limit, one = [1000.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]
     with closing(open_back_end(address, RealClock.now)) as first:
@@ -206,7 +200,6 @@ def test_no_change_is_lost_where_many_exchange_at_once(
 
 @pytest.mark.full
 def test_a_schema_that_was_made_for_a_user_is_all_that_user_needs(postgres_address: str) -> None:
-    """As an administrator makes it, who lets programs make none of their own."""
     psycopg = pytest.importorskip("psycopg")
     parts = psycopg.conninfo.conninfo_to_dict(postgres_address)
     with psycopg.connect(postgres_address, autocommit=True) as session:

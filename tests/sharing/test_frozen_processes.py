@@ -1,4 +1,4 @@
-"""A process that is frozen between read and write: the others go on, and its write harms nobody."""
+"""A process frozen between read and write: the others continue, and its write changes nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def freeze(record, ask, now):
 
 back_end.exchange = freeze
 """
-"""The start of a process that stops itself when it has read a record, and before it writes it."""
+"""The start of a process that stops itself after it has read a record and before it writes it."""
 
 EXCHANGE = """
 from smartbatch._clock import RealClock
@@ -83,7 +83,7 @@ def frozen(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def woken(process: subprocess.Popen[str]) -> str:
-    """Let a frozen process go on; return what it prints until its end."""
+    """Resume a frozen process; return what it prints until it ends."""
     process.send_signal(signal.SIGCONT)
     out, _ = process.communicate()
     return out.strip()
@@ -101,9 +101,8 @@ def in_turn(back_end: BackEnd, key: str, ask: LeaseAsk) -> LeaseGrant:
 def test_money_that_a_frozen_process_was_about_to_take_is_taken_once(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """It and another want 60 cents each of a dollar. Redis and PostgreSQL give them to the other one. A file
-    stays locked, so that the other gives up after two seconds.
-    """
+    """It and another process want 60 cents each of a dollar. Redis and PostgreSQL give them to the other
+    one. A file stays locked, so the other one gives up after two seconds."""
     address, key = address_of(kind, request, tmp_path), f"budget {uuid4()}"
     back_end = open_back_end(address, RealClock.now)
     back_end.prepare()
@@ -133,10 +132,9 @@ def test_money_that_a_frozen_process_was_about_to_take_is_taken_once(
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
-def test_clients_go_on_while_another_process_is_frozen_in_an_exchange(
+def test_clients_continue_while_another_process_is_frozen(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """They wait for two seconds at most, until a server ends the lock, or keep to their share of a file."""
     address = address_of(kind, request, tmp_path)
     seen: list[Event] = []
     with emulator(latency=0.01) as server:

@@ -1,4 +1,4 @@
-"""The thread that leases: what it does with shares that leave and join."""
+"""The thread that leases: shares that leave and join."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 class Once:
-    """A share that is due once after each joining."""
+    """A share that is due once after each join."""
 
     scope, model = "account", "default"
     is_used, waits = True, False
@@ -55,7 +55,7 @@ class Once:
 
 
 class Slow(BackEnd):
-    """A back end: ``share`` joins again while its last exchange is on the way."""
+    """A back end: ``share`` joins again while its last exchange is in progress."""
 
     place = "here"
     rejoined = False
@@ -92,7 +92,6 @@ class Slow(BackEnd):
 
 
 def test_a_share_that_joins_again_before_it_has_left_is_shared() -> None:
-    """A client is stopped and started while the back end is slow."""
     share = Once()
     back_end = Slow(share)
     back_end.leases.join(share)
@@ -104,7 +103,7 @@ def test_a_share_that_joins_again_before_it_has_left_is_shared() -> None:
 
 
 class LeftMeanwhile(Slow):
-    """A back end: ``share`` leaves while its first exchange is on the way."""
+    """A back end: ``share`` leaves while its first exchange is in progress."""
 
     def __init__(self, share: Once) -> None:
         super().__init__(share)
@@ -117,8 +116,7 @@ class LeftMeanwhile(Slow):
         return super().exchange(key, ask)
 
 
-def test_a_share_that_leaves_while_an_exchange_is_on_the_way_gives_back_what_it_has() -> None:
-    """Else it stays leased until the lease is over."""
+def test_a_share_leaving_during_an_exchange_returns_its_lease() -> None:
     share = Once()
     back_end = LeftMeanwhile(share)
     back_end.leases.join(share)
@@ -134,7 +132,6 @@ class Broken(Slow):
 
 
 def test_an_answer_that_cannot_be_read_is_a_back_end_that_is_unavailable() -> None:
-    """The thread lives on: requests wait for what it brings."""
     share = Once()
     back_end = Broken(share)
     back_end.leases.join(share)
@@ -145,7 +142,7 @@ def test_an_answer_that_cannot_be_read_is_a_back_end_that_is_unavailable() -> No
 
 
 class Refusing(Slow):
-    """A back end that refuses to be used at first."""
+    """A back end that is incompatible at first."""
 
     def __init__(self, share: Once, error: SmartbatchError, clock: VirtualClock) -> None:
         super().__init__(share)
@@ -181,7 +178,6 @@ class Waiting(Once):
     ("error", "after"), [(StoreError("no disk"), 0.5), (Incompatible("another version"), 60.0)]
 )
 def test_a_back_end_that_refuses_is_tried_again(error: SmartbatchError, after: float) -> None:
-    """One of another version once a minute: those that use it may be renewed."""
     clock, share = VirtualClock(), Waiting()
     back_end = Refusing(share, error, clock)
     back_end.leases.join(share)
@@ -192,7 +188,7 @@ def test_a_back_end_that_refuses_is_tried_again(error: SmartbatchError, after: f
 
 
 class Crowded(Slow):
-    """A back end that others use without a pause until a time."""
+    """A back end that others use without a pause until a given time."""
 
     def __init__(self, share: Once, until: float, clock: VirtualClock) -> None:
         super().__init__(share)
@@ -210,7 +206,6 @@ class Crowded(Slow):
 
 @pytest.mark.parametrize(("until", "lost"), [(6.0, False), (8.0, False), (12.0, True)])
 def test_a_place_that_many_join_at_once_is_waited_for_at_first(until: float, lost: bool) -> None:
-    """For ten seconds: a process that has met no other does not know what is safe next to them."""
     clock, share = VirtualClock(), Waiting()
     back_end = Crowded(share, until, clock)
     back_end.leases.join(share)

@@ -1,4 +1,4 @@
-"""Servers whose answers are lost, or do not come: an exchange is made once, whatever its client saw."""
+"""Servers whose answers are lost or missing: an exchange is made once, whatever its client saw."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ __all__ = ["redis_server"]  # fixtures
 
 
 class Proxy:
-    """Passes connections on to the server; while ``loses`` is set, answers to ``EXEC`` go no further, and the
-    connection is closed instead."""
+    """Forwards connections to the server; while ``loses`` is set, answers to ``EXEC`` are dropped, and the
+    connection is closed."""
 
     def __init__(self, server: RedisServer) -> None:
         self._server = server
@@ -87,7 +87,6 @@ LIMIT, QUARTER = [100.0, 0.0, 0.0, 0.0], [25.0, 0.0, 0.0, 0.0]
 
 
 def test_an_exchange_whose_answer_is_lost_is_not_repeated(proxy: Proxy) -> None:
-    """The package would repeat it by itself: the server would lease twice, and nobody would know."""
     back_end = RedisBackEnd(proxy.address)
     key = hidden(back_end.prepare(), str(uuid4()))
     asks = partial(LeaseAsk, "one", limits=MemberLimits(caps=LIMIT))
@@ -102,7 +101,6 @@ def test_an_exchange_whose_answer_is_lost_is_not_repeated(proxy: Proxy) -> None:
 
 
 def test_money_of_an_exchange_whose_answer_is_lost_is_not_lost(proxy: Proxy) -> None:
-    """The next exchange tells what the client got and gave; the server sees what it did not get."""
     back_end = RedisBackEnd(proxy.address)
     key = hidden(back_end.prepare(), str(uuid4()))
     asks = partial(LeaseAsk, "one", limits=MemberLimits(caps=LIMIT), kind=QuotaKind.BUDGET)
@@ -119,10 +117,9 @@ def test_money_of_an_exchange_whose_answer_is_lost_is_not_lost(proxy: Proxy) -> 
     back_end.close()
 
 
-def test_a_postgresql_that_stands_still_is_unavailable_and_is_used_again(
+def test_a_frozen_postgresql_is_unavailable_and_used_again(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server's own limit of a statement stands still with it, so the client has one, too."""
     name = f"stopped-{uuid4().hex[:8]}"
     address = address_of("postgresql", request, tmp_path)
     back_end = PostgresBackEnd(f"{address}&application_name={name}")
@@ -147,7 +144,7 @@ def test_a_postgresql_that_stands_still_is_unavailable_and_is_used_again(
 
 
 class OtherNode(socketserver.BaseRequestHandler):
-    """Answers each command as a node of a Redis Cluster does that has none of the keys."""
+    """Answers each command like a node of a Redis Cluster that has none of the keys."""
 
     def handle(self) -> None:
         while asked := self.request.recv(65536):
@@ -157,7 +154,6 @@ class OtherNode(socketserver.BaseRequestHandler):
 
 @pytest.mark.full
 def test_a_node_of_a_cluster_is_refused_in_words() -> None:
-    """Waiting does not help: another node has the keys."""
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), OtherNode) as server:
         threading.Thread(target=server.serve_forever).start()
         back_end = RedisBackEnd(f"redis://127.0.0.1:{server.server_address[1]}/0")

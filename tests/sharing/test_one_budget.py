@@ -1,4 +1,4 @@
-"""One dollar, eight clients of sixteen calls at a time: never exceeded, and nearly all of it usable."""
+"""One dollar, eight clients with sixteen concurrent calls: never exceeded, and nearly all of it usable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLIENTS, PARALLELISM = 8, 16
 
 
 def run(seed: int, clock: VirtualClock, client_of: Callable[..., Any], folder: Path) -> float:
-    """Let all clients ask for twice what there is, in bursts of their own; return what was spent."""
+    """Let all clients ask for twice the budget, in bursts of their own; return what was spent."""
     rng = random.Random(seed)
     most = rng.choice([50, 100, 400])  # tokens of an answer: a hundredth of a cent each
 
@@ -58,7 +58,7 @@ def run(seed: int, clock: VirtualClock, client_of: Callable[..., Any], folder: P
     ],
     ids=["once", "20 runs", "200 runs"],
 )
-def test_a_budget_of_many_is_never_exceeded_and_95_percent_of_it_is_usable(
+def test_a_shared_budget_is_never_exceeded_and_is_usable(
     seeds: range, client_of: Callable[..., Any], tmp_path: Path
 ) -> None:
     for seed in seeds:

@@ -1,4 +1,4 @@
-"""What processes that share limits tell of themselves: how they stand now, and sums that never fall."""
+"""What processes that share limits publish about themselves: their current state, and growing sums."""
 
 from __future__ import annotations
 
@@ -48,14 +48,13 @@ def told(**sums: float) -> str:
 
 
 def risen(back_end: BackEnd, before: dict[str, float]) -> dict[str, float]:
-    """The sums less those of before: other tests use the same Redis."""
+    """The sums minus the earlier ones: other tests use the same Redis."""
     sums = back_end.published().sums
     return {name: value - before.get(name, 0.0) for name, value in sums.items() if value != before.get(name)}
 
 
 @pytest.mark.full
-def test_the_sums_of_all_are_what_each_tells(back_end: BackEnd) -> None:
-    """Each tells what it counted since its beginning; a record that comes twice counts once."""
+def test_total_sums_add_up_those_of_each_process(back_end: BackEnd) -> None:
     before = back_end.published().sums
     back_end.publish("one", told(calls=3, cost=0.25), {})
     back_end.publish("other", told(calls=10), {})
@@ -68,10 +67,7 @@ def test_the_sums_of_all_are_what_each_tells(back_end: BackEnd) -> None:
     assert 0.0 <= ages[texts[0]] <= 10.0
 
 
-def test_the_sums_keep_what_a_process_told_whose_record_is_gone(
-    back_end: BackEnd, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It comes back after that, as one that was frozen: nothing counts twice."""
+def test_sums_outlive_the_record_of_a_process(back_end: BackEnd, monkeypatch: pytest.MonkeyPatch) -> None:
     before = back_end.published().sums
     back_end.publish("gone", told(rows=7), {})
     with monkeypatch.context() as later:
@@ -84,7 +80,6 @@ def test_the_sums_keep_what_a_process_told_whose_record_is_gone(
 
 
 def test_the_records_of_before_a_machine_was_started_again_are_gone(address: str) -> None:
-    """Its clock begins anew, so they seem to be of the future; the sums stay."""
     now = [90_000.0]
     made = open_back_end(address, lambda: now[0])
     made.prepare()
@@ -97,8 +92,7 @@ def test_the_records_of_before_a_machine_was_started_again_are_gone(address: str
     made.close()
 
 
-def test_a_client_that_nobody_holds_leaves_its_counts() -> None:
-    """It is told of no longer; whoever comes next in its process adds to them."""
+def test_a_collected_client_leaves_its_counts() -> None:
     publication = Publication("one", VirtualClock())
     metrics = BatchMetrics()
     publication.add(metrics, lambda hide: RealtimeStatus(waiting=1))
@@ -113,7 +107,7 @@ def test_a_client_that_nobody_holds_leaves_its_counts() -> None:
 
 
 def looked(address: str, clock: VirtualClock) -> tuple[list[Participant], dict[str, float]]:
-    """What is told now, once the threads have told it."""
+    """What is published now, once the threads have published it."""
     clock.sleep(0.001)
     back_end = open_back_end(address, clock.now)
     back_end.prepare()
@@ -123,10 +117,9 @@ def looked(address: str, clock: VirtualClock) -> tuple[list[Participant], dict[s
     return [one for one in read if one is not None], found.sums
 
 
-def test_a_process_tells_every_few_seconds_how_its_requests_stand(
+def test_a_process_publishes_its_state_every_few_seconds(
     clock: VirtualClock, client_of: Callable[..., Any], address: str
 ) -> None:
-    """What waits, by priority and for what; the limits; and what it counted."""
     provider = Scripted(clock, lambda prompt, attempt: "yes", latency=4.0)
     client = client_of(provider, parallelism=2, max_rpm=600, shared=address)
     for number in range(9):
@@ -152,7 +145,6 @@ def test_a_process_tells_every_few_seconds_how_its_requests_stand(
 def test_it_says_which_gate_holds_requests_up(
     clock: VirtualClock, client_of: Callable[..., Any], address: str
 ) -> None:
-    """A limit that is used up, and a provider that is down."""
     down = ProviderError("no", kind=ErrorKind.SERVER_ERROR, status=503)
     limited = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01, name="limited")
     broken = Scripted(clock, lambda prompt, attempt: down, latency=0.01, name="broken")
@@ -175,7 +167,6 @@ def test_it_says_which_gate_holds_requests_up(
 def test_it_says_how_many_requests_wait_for_the_money_of_their_list(
     clock: VirtualClock, client_of: Callable[..., Any], address: str
 ) -> None:
-    """The first of ten has all of it for now; who pays without that budget is not held up."""
     provider = Scripted(clock, lambda *_: Answer("yes", usage=Usage(1, 1)), latency=20.0, priced=True)
     prices = {"scripted:default": {"input": 0.0, "output": 1_000_000.0}}
     client = client_of(provider, parallelism=2, prices=prices, shared=address)
@@ -191,11 +182,9 @@ def test_it_says_how_many_requests_wait_for_the_money_of_their_list(
     assert listed.result().succeeded == 3
 
 
-def test_what_clients_counted_stays_when_they_end_and_when_figures_are_reset(
+def test_sums_survive_the_end_of_clients_and_resets(
     clock: VirtualClock, client_of: Callable[..., Any], address: str
 ) -> None:
-    """One process, one record: the last one says that it ended, and has all that was counted, also what came
-    between two records, with requests under way."""
     for count in (3, 4):
         provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
         client = client_of(provider, shared=address)
@@ -216,7 +205,7 @@ def test_what_clients_counted_stays_when_they_end_and_when_figures_are_reset(
     assert sums["response_seconds:sum"] == pytest.approx(0.12, abs=0.05)
 
 
-def test_a_place_that_is_unavailable_is_told_everything_later(
+def test_an_unavailable_back_end_gets_everything_later(
     clock: VirtualClock, client_of: Callable[..., Any], address: str, tmp_path: Path
 ) -> None:
     (tmp_path / "limits.db").write_text("this is no database, and long enough to be read as one" * 20)
@@ -241,13 +230,13 @@ def test_a_process_that_only_has_jobs_is_seen(address: str, tmp_path: Path) -> N
 
 @pytest.fixture
 def asked(address: str) -> Participants:
-    """What a real client of this process told."""
+    """What a real client of this process published."""
     with BatchingClient("sim:small?latency=0", shared=address, system="a secret") as client:
         assert client.generate(["a secret question", "another"]).failed == 0
     return smartbatch.participants(address)
 
 
-def test_any_process_can_ask_what_all_told(asked: Participants, tmp_path: Path) -> None:
+def test_any_process_can_read_what_all_published(asked: Participants, tmp_path: Path) -> None:
     [one] = asked.processes
     assert asked.place == str(tmp_path / "limits.db")
     assert asked.sums["requests_ended:succeeded"] == 2
@@ -280,13 +269,12 @@ def test_a_damaged_record_is_counted_and_hides_no_other(
 def test_a_file_that_somebody_writes_to_is_read_at_once(
     asked: Participants, address: str, tmp_path: Path
 ) -> None:
-    """Who joins a file that is complete writes nothing either, so many may join in the same second."""
     with closing(sqlite3.connect(tmp_path / "limits.db", isolation_level=None)) as writer:
         writer.execute("BEGIN IMMEDIATE")
         assert smartbatch.participants(address).sums == asked.sums
 
 
-def test_no_prompt_is_told(asked: Participants, tmp_path: Path) -> None:
+def test_no_prompt_is_published(asked: Participants, tmp_path: Path) -> None:
     assert asked.processes
     with closing(sqlite3.connect(tmp_path / "limits.db")) as reading:
         reading.execute("SELECT count(*) FROM sqlite_master").fetchone()  # no file goes while this is open
@@ -295,7 +283,9 @@ def test_no_prompt_is_told(asked: Participants, tmp_path: Path) -> None:
     assert b"secret" not in written
 
 
-def test_who_shares_nothing_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_shares_nothing_publishes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with BatchingClient("sim:small?latency=0", shared="off") as client:
         assert client.generate(["one"]).failed == 0

@@ -1,4 +1,4 @@
-"""What a PostgreSQL server writes to its disk before it answers: money, and not what comes back by itself."""
+"""What a PostgreSQL server writes to disk before it answers: money, but not rates."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ END $$;
 CREATE CONSTRAINT TRIGGER noted AFTER UPDATE ON {schema}.shared_limits
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION {schema}.note();
 """
-"""Notes how each exchange commits, at its commit."""
+"""Records how each exchange commits."""
 
 
 def test_no_process_waits_for_the_disk_for_a_rate(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """64 processes that each did waited 0.7 s for an exchange, and took turns they were too late for."""
     text = address_of("postgresql", request, tmp_path)
     address = Address.of(text, "shared")
     back_end = open_back_end(text, lambda: 0.0)

@@ -1,4 +1,4 @@
-"""A client keeps to its share of a limit: other processes are members of the same record."""
+"""A client stays within its share of a limit: other processes are members of the same record."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Neighbour:
 def test_what_others_leased_is_not_there(
     clock: VirtualClock, client_of: Callable[..., Any], address: str
 ) -> None:
-    """600 a minute of which another process took 590: 40 requests take 3.6 seconds instead of none."""
+    """600 per minute, of which another process took 590: 40 requests take 3.6 s instead of none."""
     provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
     neighbour = Neighbour(address, provider, clock)
     assert neighbour.lease(590.0) == 590.0
@@ -82,7 +82,6 @@ def test_what_others_leased_is_not_there(
 def test_a_client_alone_is_not_slower(
     clock: VirtualClock, client_of: Callable[..., Any], address: str
 ) -> None:
-    """Its whole burst goes at once, but for the exchanges."""
     provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
     client = client_of(provider, parallelism=8, max_rpm=600, shared=address)
     assert client.generate(map(str, range(500))).failed == 0
@@ -99,10 +98,9 @@ def test_a_client_that_ends_gives_back_what_it_leased(
     assert Neighbour(address, provider, clock).sees() == pytest.approx(593.0, abs=1.0)
 
 
-def test_a_client_shares_that_starts_while_the_last_one_still_gives_back_what_it_leased(
+def test_a_client_shares_while_the_last_one_still_leaves(
     clock: VirtualClock, client_of: Callable[..., Any], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The place answers after two seconds, and a stop waits for half a second of them."""
     provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
     exchange = SqliteBackEnd.exchange
 
@@ -121,10 +119,9 @@ def test_a_client_shares_that_starts_while_the_last_one_still_gives_back_what_it
     assert Neighbour(address, provider, clock).counts() == 2
 
 
-def test_limits_are_shared_again_at_a_place_that_was_left_slowly_for_another_one(
+def test_limits_are_shared_again_after_a_slow_leave(
     clock: VirtualClock, client_of: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client of the other one comes and ends while the answer to what was given back is on its way."""
     provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
     exchange = SqliteBackEnd.exchange
 
@@ -140,10 +137,9 @@ def test_limits_are_shared_again_at_a_place_that_was_left_slowly_for_another_one
         client.stop()
 
 
-def test_a_place_that_cannot_be_used_is_told_once_and_left_until_it_can(
+def test_an_unusable_back_end_is_reported_once(
     clock: VirtualClock, client_of: Callable[..., Any], address: str, tmp_path: Path
 ) -> None:
-    """Requests are answered meanwhile, within the limit."""
     (tmp_path / "limits.db").write_text("this is no database, and long enough to be read as one" * 20)
     seen: list[Event] = []
     provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
@@ -161,8 +157,8 @@ def test_a_place_that_cannot_be_used_is_told_once_and_left_until_it_can(
 
 
 def lose_all(kind: str, used: bool, request: pytest.FixtureRequest, address: str, folder: Path) -> None:
-    """Have a place lose what it keeps: its file is deleted, its server started again or, where it is not
-    ``used``, emptied, its schema dropped."""
+    """Make a back end lose its data: the file is deleted, the server restarted or, if it is not ``used``,
+    emptied, the schema dropped."""
     if kind == "sqlite":
         for path in folder.glob("limits.db*"):
             path.unlink(missing_ok=True)  # SQLite removes its logs as the last client leaves
@@ -180,7 +176,7 @@ def lose_all(kind: str, used: bool, request: pytest.FixtureRequest, address: str
 
 @pytest.mark.parametrize("stopped", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_place_that_lost_all_it_kept_is_shared_as_before(
+def test_a_back_end_that_lost_its_data_is_used_as_before(
     kind: str,
     stopped: bool,
     clock: VirtualClock,
@@ -188,7 +184,6 @@ def test_a_place_that_lost_all_it_kept_is_shared_as_before(
     request: pytest.FixtureRequest,
     tmp_path: Path,
 ) -> None:
-    """Also by processes that knew it before, whether a client of theirs uses it meanwhile or a later one."""
     address = address_of(kind, request, tmp_path)
     provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
     client = client_of(provider, max_rpm=600, shared=address)
@@ -206,7 +201,6 @@ def test_a_place_that_lost_all_it_kept_is_shared_as_before(
 def test_a_redis_that_is_emptied_while_it_is_used_is_shared_as_before(
     clock: VirtualClock, client_of: Callable[..., Any], request: pytest.FixtureRequest
 ) -> None:
-    """Its scripts stay known, so nothing failed: those that came later had a limit of their own."""
     address = address_of("redis", request, Path())
     provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
     client = client_of(provider, max_rpm=600, shared=address)
@@ -219,14 +213,13 @@ def test_a_redis_that_is_emptied_while_it_is_used_is_shared_as_before(
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
-def test_limits_are_shared_that_nobody_met_with_many_calls_at_once(
+def test_limits_that_were_never_met_are_shared(
     clock: VirtualClock,
     client_of: Callable[..., Any],
     kind: str,
     request: pytest.FixtureRequest,
     tmp_path: Path,
 ) -> None:
-    """Answers are slow, and all that wait have a worker: nothing holds calls back any more."""
     seen: list[Event] = []
     provider = Scripted(clock, latency=2.0, priced=True)
     address = address_of(kind, request, tmp_path)
@@ -238,7 +231,6 @@ def test_limits_are_shared_that_nobody_met_with_many_calls_at_once(
 def test_a_file_of_another_version_is_not_shared(
     clock: VirtualClock, client_of: Callable[..., Any], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The event says which, and what to do; requests go on."""
     provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
     with monkeypatch.context() as later:
         for module in ("back_end", "sqlite_back_end"):
@@ -253,10 +245,9 @@ def test_a_file_of_another_version_is_not_shared(
     assert "install the same smartbatch" in lost.reason
 
 
-def test_where_nothing_goes_without_the_others_a_file_of_another_version_fails_requests(
+def test_with_stop_a_file_of_another_version_fails_requests(
     clock: VirtualClock, client_of: Callable[..., Any], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They do not wait for ever: waiting does not help. The error says what does."""
     provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
     with monkeypatch.context() as later:
         for module in ("back_end", "sqlite_back_end"):
@@ -271,7 +262,7 @@ def test_where_nothing_goes_without_the_others_a_file_of_another_version_fails_r
 
 
 def limited_by(said: int | None, scope: str, clock: VirtualClock) -> Scripted:
-    """Return a provider whose answers name a limit of requests, or none, and which refuses nothing."""
+    """Return a provider that names a limit of requests, or none, and refuses nothing."""
 
     def answer(prompt: str, attempt: int) -> Answer:
         limits = None if said is None else LimitReport(requests_limit=said, requests_remaining=said - 1)
@@ -291,10 +282,9 @@ def took(client_of: Callable[..., Any], provider: Scripted, rows: int, **setting
 
 
 @pytest.mark.full
-def test_a_limit_that_the_user_told_ends_with_the_processes_that_were_told(
+def test_a_configured_limit_ends_with_its_processes(
     clock: VirtualClock, client_of: Callable[..., Any], address: str
 ) -> None:
-    """``max_rpm`` of an earlier run holds nobody back who does not set it, and is owed what was used."""
     provider = limited_by(None, "an account", clock)
     assert took(client_of, provider, 90, max_rpm=60, shared=address) >= 25.0
     assert took(client_of, provider, 90, shared=address) <= 1.0
@@ -305,7 +295,6 @@ def test_a_limit_that_the_user_told_ends_with_the_processes_that_were_told(
 def test_a_limit_that_a_server_named_before_is_left_when_it_names_none(
     clock: VirtualClock, client_of: Callable[..., Any], address: str
 ) -> None:
-    """It holds for the next process until that one has answers of its own."""
     assert took(client_of, limited_by(60, "an account", clock), 60, shared=address) <= 5.0
     assert took(client_of, limited_by(None, "an account", clock), 200, shared=address) <= 15.0
     assert took(client_of, limited_by(None, "an account", clock), 200, shared=address) <= 1.0
@@ -315,7 +304,6 @@ def test_a_limit_that_a_server_named_before_is_left_when_it_names_none(
 def test_a_limit_that_evidence_contradicts_is_left_by_a_client_that_shares(
     clock: VirtualClock, client_of: Callable[..., Any], address: str
 ) -> None:
-    """60 a minute named, and nothing refused: 1,500 rows took 25 minutes, those of later processes too."""
     provider = limited_by(60, "an account", clock)
     assert took(client_of, provider, 1500, shared=address) <= 15.0 + 1500 * 0.01 / 16
     assert took(client_of, provider, 1500, shared=address) <= 15.0 + 1500 * 0.01 / 16
@@ -324,7 +312,6 @@ def test_a_limit_that_evidence_contradicts_is_left_by_a_client_that_shares(
 def test_a_file_is_one_machines_at_a_time(
     clock: VirtualClock, client_of: Callable[..., Any], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two machines would take their clocks for one; a machine that left it for ten minutes has left."""
     provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
     Neighbour(address, provider, clock)
     monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
@@ -337,8 +324,6 @@ def test_a_file_is_one_machines_at_a_time(
 def test_a_machine_whose_clock_was_ahead_has_left_a_file_after_ten_minutes(
     clock: VirtualClock, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It counted as there until that time came. Its own processes note it anew, so that it does not count as
-    away while they use the file."""
     provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
     wall = RealClock.wall()
     monkeypatch.setattr(RealClock, "wall", lambda: wall + 86_400.0)
@@ -366,7 +351,6 @@ def test_a_machine_whose_clock_was_ahead_has_left_a_file_after_ten_minutes(
 def test_an_address_that_cannot_be_read_is_refused_without_its_password(
     clock: VirtualClock, client_of: Callable[..., Any], address: str, said: str
 ) -> None:
-    """When the first request is submitted, before anything is sent."""
     provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
     with pytest.raises(ConfigError) as told:
         client_of(provider, shared=address).submit("one")
@@ -377,7 +361,6 @@ def test_an_address_that_cannot_be_read_is_refused_without_its_password(
 def test_an_outage_that_another_process_found_opens_the_breaker(
     clock: VirtualClock, client_of: Callable[..., Any], address: str
 ) -> None:
-    """Nothing but probes goes until one of the processes gets an answer; then all probe at once."""
     down = [True]
     error = ProviderError("no", kind=ErrorKind.SERVER_ERROR, status=503)
     provider = Scripted(clock, lambda prompt, attempt: error if down[0] else "yes", latency=0.01)
@@ -410,10 +393,9 @@ def test_an_outage_that_another_process_found_opens_the_breaker(
     ids=["a limit", "a budget"],
 )
 @pytest.mark.parametrize("instead", ["fail", "fallback"])
-def test_an_outage_ends_for_a_client_that_asks_seldom(
+def test_an_outage_ends_for_a_rarely_used_client(
     clock: VirtualClock, client_of: Callable[..., Any], address: str, instead: str, shared: dict[str, Any]
 ) -> None:
-    """What it leases goes back between two requests, and each request is the probe that lacks it."""
     provider = Scripted(clock, lambda *_: unavailable() if clock.now() < 20.0 else "yes", priced=True)
     more = {"fallback_model": "sim:spare"} if instead == "fallback" else {}
     client = client_of(
@@ -434,10 +416,9 @@ def test_an_outage_ends_for_a_client_that_asks_seldom(
 
 @pytest.mark.parametrize("instead", ["fail", "fallback"])
 @pytest.mark.parametrize("lasts", [False, True], ids=["is over", "lasts"])
-def test_an_outage_that_another_process_told_of_is_tried_before_requests_fail_or_move(
+def test_a_reported_outage_is_probed_before_requests_fail(
     clock: VirtualClock, client_of: Callable[..., Any], address: str, instead: str, lasts: bool
 ) -> None:
-    """It may have told hours ago, and had nothing to ask since. Where the outage lasts, a probe shows it."""
     provider = Scripted(clock, lambda *_: unavailable() if lasts else "yes", latency=0.01)
     Neighbour(address, provider, clock).tells(outage=1)
     more = {"fallback_model": "sim:spare"} if instead == "fallback" else {}
@@ -467,7 +448,7 @@ def spender(clock: VirtualClock, client_of: Callable[..., Any], address: str, bu
 def test_clients_spend_one_budget_together_and_never_more(
     clock: VirtualClock, client_of: Callable[..., Any], address: str
 ) -> None:
-    """A dollar for three clients of 60 calls that want a cent each: 95 of them go at least, and never 101."""
+    """A dollar for three clients of 60 calls of a cent each: at least 95 are sent, and never 101."""
     clients = [spender(clock, client_of, address, 1.0) for _ in range(3)]
     futures = [client.submit(str(n)) for n in range(60) for client in clients]
     failures = [future.exception(60.0) for future in futures]
@@ -479,7 +460,6 @@ def test_clients_spend_one_budget_together_and_never_more(
 def test_money_that_is_not_spent_goes_back(
     clock: VirtualClock, client_of: Callable[..., Any], address: str
 ) -> None:
-    """What one client leased and left is the next one's."""
     first = spender(clock, client_of, address, 0.5)
     assert first.generate(map(str, range(10))).failed == 0
     first.stop()
@@ -493,7 +473,6 @@ def test_money_that_is_not_spent_goes_back(
 def test_money_is_leased_for_what_waits_at_a_stop(
     clock: VirtualClock, client_of: Callable[..., Any], address: str
 ) -> None:
-    """A script that submits and leaves its with block at once ends when its requests are answered."""
     client = spender(clock, client_of, address, 1.0)
     with clock.held():
         futures = [client.submit(str(number)) for number in range(3)]
@@ -506,7 +485,6 @@ def test_money_is_leased_for_what_waits_at_a_stop(
 def test_money_is_leased_for_what_waits_at_two_stops_at_once(
     clock: VirtualClock, client_of: Callable[..., Any], address: str
 ) -> None:
-    """A client that was started again while it stopped, and is stopped again before that has ended."""
     client = spender(clock, client_of, address, 1.0)
     with clock.held():
         futures, stops = [], []
@@ -520,10 +498,9 @@ def test_money_is_leased_for_what_waits_at_two_stops_at_once(
     assert [future.exception(0) for future in futures] == [None] * 2
 
 
-def test_a_client_is_told_of_until_the_last_of_its_runs_has_ended(
+def test_a_client_is_published_until_its_last_run_ends(
     clock: VirtualClock, client_of: Callable[..., Any], address: str
 ) -> None:
-    """Also where the run that was started last ends first."""
     provider = Scripted(clock, latency=lambda prompt: 100.0 if prompt == "old" else 1.0)
     client = client_of(provider, parallelism=1, shared=address)
     with clock.held():
@@ -542,10 +519,9 @@ def test_a_client_is_told_of_until_the_last_of_its_runs_has_ended(
     assert told is None or told.ended
 
 
-def test_a_budget_that_clients_of_a_process_share_is_told_once(
+def test_a_budget_shared_within_a_process_is_published_once(
     clock: VirtualClock, client_of: Callable[..., Any], address: str
 ) -> None:
-    """Each tells what it spent, what it holds and what nobody leased, which is the same for both."""
     clients = [spender(clock, client_of, address, 1.0) for _ in range(2)]
     for client in clients:
         assert client.generate(map(str, range(10))).failed == 0
@@ -564,7 +540,6 @@ def test_a_budget_that_clients_of_a_process_share_is_told_once(
 def test_no_money_is_leased_from_a_place_that_is_unavailable(
     clock: VirtualClock, client_of: Callable[..., Any], address: str, tmp_path: Path
 ) -> None:
-    """Requests wait for half a minute, and fail."""
     (tmp_path / "limits.db").write_text("this is no database, and long enough to be read as one" * 20)
     client = spender(clock, client_of, address, 1.0)
     error = client.submit("one").exception(120.0)
@@ -573,10 +548,9 @@ def test_no_money_is_leased_from_a_place_that_is_unavailable(
     assert 30.0 <= clock.now() <= 60.0
 
 
-def test_no_money_is_waited_for_where_processes_of_another_version_share_it(
+def test_money_of_another_version_is_not_waited_for(
     clock: VirtualClock, client_of: Callable[..., Any], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Waiting does not help; the error says what does."""
     with monkeypatch.context() as later:
         for module in ("back_end", "sqlite_back_end"):
             later.setattr(f"smartbatch.sharing.{module}.VERSION", 99)
@@ -590,7 +564,6 @@ def test_no_money_is_waited_for_where_processes_of_another_version_share_it(
 
 
 def test_the_clients_of_a_process_lease_on_one_thread(address: str) -> None:
-    """Each has a clock of its own, and time is the same for all."""
     assert shared_leases(address, RealClock()) is shared_leases(address, RealClock())
     assert shared_leases(address, VirtualClock()) is not shared_leases(address, RealClock())
 
@@ -602,10 +575,9 @@ def test_a_budget_whose_place_cannot_be_read_starts_no_client(
         spender(clock, client_of, "mysql://host/db", 1.0)
 
 
-def test_a_budget_that_no_thread_can_lease_starts_no_client_and_is_there_later(
+def test_a_budget_without_a_leasing_thread_starts_no_client(
     clock: VirtualClock, client_of: Callable[..., Any], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The submit says so; none waits for money that nobody leases."""
     start = threading.Thread.start
 
     def refused(thread: threading.Thread) -> None:

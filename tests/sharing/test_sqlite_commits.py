@@ -1,4 +1,4 @@
-"""What a file of shared limits writes to its disk before it answers, as a PostgreSQL server does."""
+"""What a file of shared limits writes to disk before an exchange is answered."""
 
 from __future__ import annotations
 
@@ -13,17 +13,14 @@ from smartbatch.sharing import sqlite_back_end
 from smartbatch.sharing.addresses import open_back_end
 
 NORMAL, FULL = 1, 2
-"""The log is synced before it is written into the file; the log is also synced at each commit."""
+"""The log is synced before it is written to the file; the log is also synced at each commit."""
 
 
-def test_money_is_on_the_disk_when_it_is_told_and_a_rate_takes_nothing_of_it_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where a rate did not sync at all, it wrote a log into the file of which a loss of power left a part."""
+def test_money_is_on_disk_before_it_is_granted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     levels: list[int] = []
 
     class Noting(sqlite3.Connection):
-        """Notes how each transaction is written as it is committed."""
+        """Records how each transaction is written when it is committed."""
 
         def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
             if statement == "COMMIT":

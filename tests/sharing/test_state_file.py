@@ -1,4 +1,4 @@
-"""Where the processes of one user share limits without being told: a file of the user's state folder."""
+"""Where the processes of one user share limits by default: a file in the user's state folder."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ def server() -> Iterator[Emulator]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests are told to share nothing."""
+    """Other tests disable sharing."""
     monkeypatch.delenv("SMARTBATCH_SHARED")
 
 
 @pytest.fixture
 def umask_of_none() -> Iterator[None]:
-    """Whatever is made may be read by all, unless it says otherwise."""
+    """New files are readable by all unless their creator decides otherwise."""
     before = os.umask(0)
     yield
     os.umask(before)
 
 
 def asked(server: Emulator, seen: list[Event]) -> str:
-    """Have a client with default settings answer requests; return the summary of how it stands."""
+    """Have a client with default settings answer requests; return the summary of its state."""
     options = {"base_url": server.base_url, "api_key": "any"}
     with BatchingClient("openai:gpt-5-mini", provider_options=options, observers=[seen.append]) as client:
         assert client.generate(map(str, range(20))).failed == 0
         return client.status_summary()
 
 
-def test_nobody_else_can_read_it(
+def test_only_the_owner_can_read_it(
     server: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask_of_none: None
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -61,7 +61,6 @@ def test_nobody_else_can_read_it(
 
 @pytest.mark.parametrize("record", ["[" * 100_000, "{", "[]", "{}"])
 def test_a_damaged_record_is_unavailable_and_stays(record: str, tmp_path: Path) -> None:
-    """What was spent is not forgotten, and other records are used as before."""
     place = tmp_path / "limits.db"
     back_end = open_back_end(f"sqlite:///{place}", lambda: 100.0)
     back_end.prepare()
@@ -78,7 +77,7 @@ def test_a_damaged_record_is_unavailable_and_stays(record: str, tmp_path: Path) 
         assert connection.execute("SELECT record FROM records WHERE key = 'damaged'").fetchone() == (record,)
 
 
-def test_where_it_cannot_be_made_nothing_is_shared_and_an_event_says_so(
+def test_a_file_that_cannot_be_created_is_not_shared(
     server: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "state").write_text("a file where the folder should be")

@@ -1,5 +1,4 @@
-"""A limit that is neither configured nor reported: a rate and a number of calls in flight, estimated from
-refusals.
+"""A limit that is neither configured nor reported, estimated from refusals: a rate and calls in flight.
 
 This is congestion control, with refusals instead of lost packets:
 
@@ -71,8 +70,8 @@ _CRUISE_GAIN = 0.985
 """Share of the measured rate at which calls cruise, so that measuring 1 % too much is harmless."""
 
 _PROBE_GAINS, _SEARCH_GAIN = (1.1, 1.05), 1.5
-"""The first step of a probe as a multiple of the measured rate, alternating; BBR's 1.25 costs more than 2
-% refusals. The rate of the first contact may be far too low, or that of a burst, so it is left faster."""
+"""The first step of a probe as a multiple of the measured rate, alternating; BBR's 1.25 costs more than
+2 % refusals. The rate of the first contact may be far too low, or that of a burst, so it is left faster."""
 
 _STEP_CALLS, _MIN_STEP_S, _MAX_STEP_S = 2.0, 1.0, 3.0
 """A step of a probe passes when two calls beyond the measured rate were admitted. It lasts at least a
@@ -123,8 +122,7 @@ class _Delivery:
 
 @define(eq=False)
 class _CallsInFlight:
-    """The maximum calls in flight: unlimited, opening from a few calls, or a cap beyond which one call at
-    a time is tried."""
+    """The maximum calls in flight: unlimited, growing from a few, or a cap beyond which one call is tried."""
 
     most: float = math.inf  # infinity while unlimited
     is_opening: bool = False  # doubles with each round of answers
@@ -294,8 +292,7 @@ class _PacedCalls:
         return refused > _NOISE_TIMES * self.noise * (order - first + _NOISE_CALLS)
 
     def meet(self, order: int, at: float, sent: int, now: float) -> None:
-        """The limit was met with the call of this order, sent ``at``: measure the rate, and begin the next
-        cycle.
+        """Measure the rate, as the limit was met with this call, sent ``at``, and begin the next cycle.
 
         The rate is what was admitted in the cycle, but at least the previous rate if calls cruised at it,
         and at least the last step of the probe that passed: less may have been admitted where unused

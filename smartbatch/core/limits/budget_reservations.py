@@ -170,8 +170,8 @@ class JobReservations:
         :meth:`charge` releases what is not needed, even after a Ctrl-C.
 
         Args:
-            wanted: USD, including what is already reserved for the job; at most what is left is reserved. 0
-                changes nothing.
+            wanted: USD, including what is already reserved for the job; at most what is left is reserved.
+                0 changes nothing.
             cost: USD the job has cost so far.
             work: called with the reserved amount.
             lost: USD it may have cost in addition, for lost answers; the budget counted them before.

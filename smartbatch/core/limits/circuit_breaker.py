@@ -69,8 +69,8 @@ class BreakerPermit:
 
 _USUAL = 0.05
 """Share of calls assumed to fail before anything is known. At this share, ``threshold`` consecutive
-failures open the breaker; at a higher share, an equally unlikely number does: four times as many at 50
-%, 28 times at 90 %."""
+failures open the breaker; at a higher share, an equally unlikely number does: four times as many
+at 50 %, 28 times at 90 %."""
 
 _USUAL_MOST = 0.9
 _BY_CHANCE = math.log(1e-4)

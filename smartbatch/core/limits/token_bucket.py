@@ -12,8 +12,8 @@ _COUNTED, _FIRST_WAY = 0.998, 0.05
 first call may take to reach the server, whose clock starts then."""
 
 _CATCH_UP = 0.01
-"""A spaced call that starts late lets the next one start earlier, by 1 % of the spacing but at least 10
-ms, so that late wake-ups do not lower the rate."""
+"""A spaced call that starts late lets the next one start earlier, by 1 % of the spacing but at least
+10 ms, so that late wake-ups do not lower the rate."""
 
 _SLACK = 1e-3
 """Units that may be missing when a call starts: rounding in ``now + wait`` must not refuse a caller at the

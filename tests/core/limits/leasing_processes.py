@@ -1,4 +1,4 @@
-"""Processes that share a quota by leases, in virtual time: each has a lease, and all have one record."""
+"""Processes that share a quota by leases, in virtual time: one lease each, and one common record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EPOCH = 1_795_000_000.0  # of the back end's clock
 
 @define
 class Process:
-    """One process: its quota, and the times at which it is frozen or the back end is unavailable for it."""
+    """One process: its quota, and when it is frozen or the back end is unavailable to it."""
 
     quota: Quota
     name: str

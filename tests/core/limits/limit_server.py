@@ -56,7 +56,7 @@ def fixed_windows(limit: int, seconds: float, offset: float = 0.0) -> Admit:
 
 
 def spaced(seconds: float) -> Admit:
-    """One call each ``seconds``, no burst at all."""
+    """One call per ``seconds``, without bursts."""
     state = [-math.inf]
 
     def admit(at: float) -> bool:
@@ -75,7 +75,7 @@ def noisy(share: float, rng: random.Random) -> Admit:
 
 @define
 class Run:
-    """What came of a run."""
+    """The outcome of a run."""
 
     answered: int = 0
     refused: int = 0
@@ -96,7 +96,7 @@ def run(
     quick_refusals: bool = False,
     seed: int = 0,
 ) -> Run:
-    """Send ``requests`` until each is answered; returns what it took. Nothing is ever given up."""
+    """Send ``requests`` until all are answered; return the outcome. No request is given up."""
     rng = random.Random(seed)
     outcome = Run()
     events: list[tuple[float, int, Reservation, bool, float | None]] = []

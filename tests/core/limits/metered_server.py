@@ -1,8 +1,8 @@
-"""A simulated provider that limits requests and tokens and reports it, and workers that never stop.
+"""A simulated provider that limits requests and tokens and reports its limits, and workers that never stop.
 
-Virtual time. The three styles charge and report as the three APIs do: OpenAI charges the larger of output cap
-and prompt at admission; Anthropic input at admission and output once it is made, and rounds to thousands;
-Gemini charges input and says nothing but the limit, and only when it refuses.
+In virtual time. The three styles charge and report as the three APIs do: OpenAI charges the larger of output
+cap and prompt at admission; Anthropic charges input at admission and output when it is generated, and rounds
+to thousands; Gemini charges input and names only the limit, and only in refusals.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from smartbatch.types import LimitReport
 
 @frozen
 class Work:
-    """One call: what it needs, what the client expects of it, and what an OpenAI server charges at once."""
+    """One call: what it needs, what the client expects, and what an OpenAI server charges at once."""
 
     input: int
     output: int
@@ -33,7 +33,7 @@ class Work:
 
 
 def steady(rng: random.Random) -> Work:
-    """Some 200 tokens in, some 60 out; 95 % of outputs stay below the expected 150, the cap is 150."""
+    """About 200 tokens in and 60 out; 95 % of outputs stay below the expected 150, which is the cap."""
     given = rng.randint(100, 300)
     return Work(
         given, min(150, int(60 * math.exp(rng.gauss(0, 0.5)))), given * rng.uniform(0.9, 1.1), 150, 150
@@ -41,13 +41,13 @@ def steady(rng: random.Random) -> Work:
 
 
 def capped_high(rng: random.Random) -> Work:
-    """The same calls, but the cap that the server charges is 1,000."""
+    """The same calls, but the cap charged by the server is 1,000."""
     work = steady(rng)
     return Work(work.input, work.output, work.expected_input, work.expected_output, 1000)
 
 
 def capped_low(rng: random.Random) -> Work:
-    """Long answers without a cap: the server charges the prompt alone."""
+    """Long answers without a cap: the server charges only the prompt."""
     work = steady(rng)
     return Work(work.input, 4 * work.output, work.expected_input, 600, 1)
 
@@ -84,13 +84,13 @@ class Meter:
         return (self.size - self.left(now)) / (self.limit / 60)
 
     def used(self, begin: float, end: float) -> float:
-        """The share of the refill between two moments that was spent."""
+        """The used share of the refill between two moments."""
         return sum(cost for at, cost in self.spent if begin < at <= end) / (self.limit / 60 * (end - begin))
 
 
 @define
 class SecondMeter(Meter):
-    """Fixed windows of a second of the server's clock, with a sixtieth of the limit each."""
+    """Fixed windows of a second by the server's clock, each with a sixtieth of the limit."""
 
     window: int = -1
 
@@ -111,11 +111,11 @@ class Server:
 
     Args:
         style: ``openai``, ``anthropic`` or ``gemini``.
-        limits: a minute, by name: requests, tokens, input, output.
-        hints: whether refusals say when to come back.
+        limits: per minute, by name: requests, tokens, input, output.
+        hints: whether refusals say when to retry.
         resets: whether reports say when a limit is full.
-        sizes: what a bucket holds, where that is not a minute's worth.
-        late: whether reports are read when the answer is sent and not when the call is admitted.
+        sizes: capacities that differ from a minute's worth.
+        late: whether reports are read when the answer is sent, not when the call is admitted.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Server:
         return work.input if name == "input" else 0
 
     def admit(self, now: float, work: Work) -> float | None:
-        """Take it, or return the seconds to wait."""
+        """Admit the call, or return the seconds to wait."""
         wait = 0.0
         for name, meter in self.meters.items():
             need = self.charge(name, work) or 1
@@ -179,7 +179,7 @@ class Server:
 
 @define
 class CallCounts:
-    """What came of a run."""
+    """The outcome of a run."""
 
     calls: int = 0
     refused: int = 0
@@ -193,7 +193,7 @@ class CallCounts:
 
 @define
 class Client:
-    """Workers with one quota between them."""
+    """Workers that share one quota."""
 
     quota: Quota
     latency: Latency
@@ -232,11 +232,11 @@ def fill(
     change: tuple[float, dict[str, float]] | None = None,
     exchanges: Callable[[float], float] = lambda now: math.inf,
 ) -> None:
-    """Let the clients send as much as their quotas allow for so long.
+    """Let the clients send as much as their quotas allow for ``seconds``.
 
     Args:
-        jitter: most seconds by which calls overtake each other on their way.
-        change: from when on the server has which other limits.
+        jitter: maximum seconds by which calls overtake each other in transit.
+        change: when the limits of the server change, and to what.
         exchanges: makes the exchanges that are due, and returns when to be called again.
     """
     rng, order, now = random.Random(seed), count(), 0.0
@@ -271,7 +271,7 @@ def _send(
     returns: list[_Return],
     jitter: float,
 ) -> float:
-    """Send what may go now; return when to ask again."""
+    """Send what may be sent now; return when to ask again."""
     if not client.begin <= now < client.end:
         return client.begin if now < client.begin else math.inf
     while client.flying < client.workers:

@@ -1,4 +1,4 @@
-"""A limit that nobody told is approached, measured and kept to: the quota against simulated servers."""
+"""An unknown limit is approached, measured and kept: the quota against simulated servers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def unknown() -> Quota:
 
 @define
 class Outcome:
-    """What came of a run: when calls were sent, answered and refused."""
+    """The outcome of a run: when calls were sent, answered and refused."""
 
     sent: list[float] = field(factory=list)
     answered: list[float] = field(factory=list)
@@ -47,7 +47,7 @@ class Outcome:
 
     @property
     def late_share(self) -> float:
-        """The share of calls refused once first contact is over."""
+        """The share of calls refused after first contact."""
         return sum(at > SETTLED_S for at in self.refused) / max(1, sum(at > SETTLED_S for at in self.sent))
 
     def rate(self, begin: float, end: float) -> float:
@@ -65,10 +65,10 @@ def send(
     until: float = float("inf"),
     seed: int = 0,
 ) -> Outcome:
-    """Send calls until all are answered; refusals are answered within 2 ms.
+    """Send calls until all are answered; refusals arrive within 2 ms.
 
     Args:
-        admit: decides by time and the calls that the server works on.
+        admit: decides by the time and the number of calls that the server is processing.
     """
     rng, order, outcome, now, works, waiting = random.Random(seed), count(), Outcome(), 0.0, 0, calls
     flying: list[tuple[float, int, Reservation, bool]] = []
@@ -101,7 +101,7 @@ def by_rate(admit: Admit) -> Callable[[float, int], bool]:
 
 
 def take_all(quota: Quota, now: float, most: int = 64) -> list[Reservation]:
-    """Take as many calls as may go at once."""
+    """Take as many calls as may be sent at once."""
     calls: list[Reservation] = []
     while len(calls) < most and quota.look(now, 0.0) <= now:
         calls.append(quota.take(now, 0.0))
@@ -114,7 +114,8 @@ def take_all(quota: Quota, now: float, most: int = 64) -> list[Reservation]:
 @pytest.mark.parametrize("latency", sampled([constant(0.005), AROUND_50_MS, lognormal(0.4, 0.3)], first=2))
 @pytest.mark.parametrize("asks", [None, 1.0])
 def test_twenty_a_second_without_bursts_are_used_to_95_percent(latency: Latency, asks: float | None) -> None:
-    """At most 2 % are refused after first contact, and 64 before; in the mean of many servers."""
+    """On average over several servers, at most 2 % are refused after first contact; before it at most 64
+    calls."""
     outcomes = [
         send(
             unknown(),
@@ -132,7 +133,7 @@ def test_twenty_a_second_without_bursts_are_used_to_95_percent(latency: Latency,
 
 @pytest.mark.parametrize("latency", sampled([constant(0.005), AROUND_50_MS, lognormal(0.4, 0.3)], first=2))
 def test_a_bucket_with_a_burst_is_used_whole(latency: Latency) -> None:
-    """600 at once and then ten a second: some 2 % are refused, one for each probe."""
+    """600 at once and then ten per second: about 2 % are refused, one per probe."""
     outcomes = [send(unknown(), by_rate(bucket(600, 10)), latency=latency, seed=seed) for seed in range(6)]
     assert min(90 / one.seconds for one in outcomes) >= 0.98
     assert fmean(one.late_share for one in outcomes) <= 0.022
@@ -140,7 +141,7 @@ def test_a_bucket_with_a_burst_is_used_whole(latency: Latency) -> None:
 
 
 def test_what_is_admitted_between_two_refusals_measures_the_rate() -> None:
-    """Within 4 %, whatever the bucket holds."""
+    """Within 4 %, whatever the capacity of the bucket."""
     for size in (2, 20, 600):
         quota = unknown()
         send(quota, by_rate(bucket(size, 20)), calls=1500 + size)
@@ -149,7 +150,7 @@ def test_what_is_admitted_between_two_refusals_measures_the_rate() -> None:
 
 @pytest.mark.parametrize("server", ["bucket", "windows"])
 def test_a_limit_that_rises_is_used_within_ten_seconds(server: str) -> None:
-    """From 10 to 40 a second: 90 %, in the mean of the moments at which it rises."""
+    """From 10 to 40 per second: 90 %, on average over the moments at which it rises."""
     used = []
     for seed in range(6):
         rises = 30.0 + 0.7 * seed
@@ -170,7 +171,6 @@ def test_a_limit_that_rises_is_used_within_ten_seconds(server: str) -> None:
 
 
 def test_a_limit_that_falls_is_found_again() -> None:
-    """From 40 to 10 a second: a tenth is refused in the ten seconds after it."""
     before, after = bucket(40, 40), bucket(10, 10)
     outcome = send(unknown(), lambda at, _: (before if at < 20.0 else after)(at), calls=10**6, until=60.0)
     assert outcome.rate(30.0, 60.0) == pytest.approx(10.0, rel=0.03)
@@ -178,7 +178,6 @@ def test_a_limit_that_falls_is_found_again() -> None:
 
 
 def test_a_limit_that_is_removed_is_forgotten() -> None:
-    """The probe goes on until nothing is spaced any more."""
     quota, limit = unknown(), bucket(20, 20)
     outcome = send(quota, lambda at, _: at >= 20.0 or limit(at), calls=10**6, until=35.0)
     assert quota.spaced_rate is None
@@ -186,7 +185,7 @@ def test_a_limit_that_is_removed_is_forgotten() -> None:
 
 
 def test_slow_answers_do_not_make_a_rate_look_like_a_cap() -> None:
-    """Twenty a second, answers of two seconds: 40 are in flight."""
+    """20 per second, answers of two seconds: 40 are in flight."""
     quotas = [unknown() for _ in range(6)]
     outcomes = [
         send(quota, by_rate(fixed_windows(20, 1.0, seed / 6)), latency=lognormal(2.0), workers=160, seed=seed)
@@ -203,7 +202,7 @@ def test_slow_answers_do_not_make_a_rate_look_like_a_cap() -> None:
 @pytest.mark.parametrize("median", [0.05, 0.4])
 @pytest.mark.parametrize("cap", [8, 30])
 def test_a_cap_on_calls_in_flight_is_used_to_95_percent(cap: int, median: float) -> None:
-    """No rate is supposed, and at most 2 % are refused."""
+    """No rate is assumed, and at most 2 % are refused."""
     for seed in range(3):
         quota = unknown()
         outcome = send(quota, lambda _, works: works < cap, latency=lognormal(median, 0.3), seed=seed)
@@ -226,7 +225,7 @@ def test_a_cap_that_rises_or_falls_is_followed() -> None:
         assert outcome.rate(50.0, 60.0) >= 0.9 * after / 0.5
 
 
-def test_a_cap_that_is_gone_holds_nobody_back() -> None:
+def test_a_removed_cap_delays_nothing() -> None:
     outcome = send(
         unknown(), lambda at, works: at >= 10.0 or works < 8, calls=10**6, latency=constant(0.5), until=30.0
     )
@@ -239,14 +238,14 @@ def test_a_cap_that_is_gone_holds_nobody_back() -> None:
 @pytest.mark.parametrize("share", [0.02, 0.04])
 @pytest.mark.parametrize("make", [Quota, unknown])
 def test_refusals_at_random_change_nothing(share: float, make: Callable[[], Quota]) -> None:
-    """6,400 calls take 1.3 times the 5.2 seconds that they take without any."""
+    """6,400 calls take at most 1.3 times the 5.2 s without refusals."""
     for seed in range(9):
         outcome = send(make(), by_rate(noisy(share, random.Random(seed))), calls=6400, seed=seed)
         assert outcome.seconds <= 1.3 * 5.2, f"seed={seed}"
 
 
 def test_single_refusals_and_a_few_of_many_prove_nothing() -> None:
-    """Seven of the last 32 calls; the eighth is a quarter of them."""
+    """Seven of the last 32 calls; the eighth makes a quarter of them."""
     quota = Quota()
     calls = [quota.take(0.0, 0.0) for _ in range(32)]
     said = [quota.refused(call, 0.01, 5.0, random.Random(0)) for call in calls[::4][:7]]
@@ -276,7 +275,7 @@ def test_ten_calls_go_first_and_twice_as_many_with_their_answers() -> None:
 
 
 def test_slow_answers_keep_no_call_waiting_for_long() -> None:
-    """The calls in flight double in each twentieth of a second: 64 after 0.14 s."""
+    """Calls in flight double every 50 ms: 64 after 0.14 s."""
     quota, now = unknown(), 0.0
     take_all(quota, now)
     while quota.in_flight < 64:
@@ -289,12 +288,11 @@ def test_slow_answers_keep_no_call_waiting_for_long() -> None:
 def test_first_contact_with_a_service_without_limits_costs_little(
     calls: int, seconds: float, wide: int, most: float
 ) -> None:
-    """Half a round trip; the second list has ten of them."""
     outcome = send(unknown(), lambda *_: True, calls, latency=constant(seconds), workers=wide)
     assert outcome.seconds <= most * -(-calls // wide) * seconds
 
 
-def test_an_answer_that_tells_the_limit_opens_at_once() -> None:
+def test_a_reported_limit_ends_the_slow_start() -> None:
     quota = unknown()
     call = take_all(quota, 0.0)[0]
     quota.succeeded(call, 0.04, 0.0)
@@ -302,8 +300,7 @@ def test_an_answer_that_tells_the_limit_opens_at_once() -> None:
     assert len(take_all(quota, 0.04)) == 64
 
 
-def test_a_told_limit_and_one_that_is_in_use_are_not_approached() -> None:
-    """The burst of a told one is tested with few calls; clients that come later find what is known."""
+def test_configured_limits_and_limits_in_use_are_not_approached() -> None:
     told = Quota()
     told.configure(600, None, 0.0)
     told.approach()
@@ -316,8 +313,8 @@ def test_a_told_limit_and_one_that_is_in_use_are_not_approached() -> None:
 
 @pytest.mark.parametrize("style", sampled(["openai", "gemini"], keep=2))
 @pytest.mark.parametrize("told", sampled([None, 1200]))
-def test_twenty_a_second_without_bursts_that_answers_or_refusals_tell(style: str, told: int | None) -> None:
-    """98 % used. What is left of a window says nothing of the next one."""
+def test_twenty_per_second_without_bursts_named_by_the_provider(style: str, told: int | None) -> None:
+    """98 % used: the remainder of one window says nothing about the next."""
     server = Server(style, {"requests": 1200})
     server.meters = {"requests": SecondMeter(1200)}
     quota = Quota()
@@ -330,7 +327,6 @@ def test_twenty_a_second_without_bursts_that_answers_or_refusals_tell(style: str
 
 
 def test_no_call_is_lost_to_a_probe_that_is_never_sent() -> None:
-    """The call beyond the cap is dropped: the next one may go in its place."""
     limit, rng = unknown(), random.Random(0)
     calls = take_all(limit, 0.0)
     for call in calls[6:]:

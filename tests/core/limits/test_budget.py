@@ -20,7 +20,6 @@ usd = st.floats(0.0, 10.0)
 @pytest.mark.full
 @given(usd, st.lists(st.tuples(st.sampled_from(["call", "settle", "release"]), usd, st.floats(0.0, 1.0))))
 def test_spent_and_reserved_never_pass_the_limit(limit: float, steps: list[tuple[str, float, float]]) -> None:
-    """Whatever the order of calls and their ends, as long as none costs more than it reserved."""
     budget, held = Budget(limit), list[tuple[SpendReservation, float]]()
     for step, cost, share in steps:
         if step == "call":
@@ -39,7 +38,6 @@ def test_spent_and_reserved_never_pass_the_limit(limit: float, steps: list[tuple
 
 @pytest.mark.full
 def test_a_million_small_costs_add_up_exactly() -> None:
-    """Sums of floats drift; billionths of a USD do not."""
     budget = Budget(100.0)
     for _ in range(100_000):
         budget.settle(budget.reserve(0.000_001), 0.000_000_1)
@@ -47,13 +45,11 @@ def test_a_million_small_costs_add_up_exactly() -> None:
 
 
 def test_roundings_never_favour_spending() -> None:
-    """A cost is rounded up and a limit down, to the billionth of a USD."""
     assert not Budget(1.9e-9).fits(1.1e-9)
     assert Budget(1.9e-9).fits(1e-9)
 
 
 def test_a_call_dearer_than_its_reservation_is_booked_in_full() -> None:
-    """The next call sees what is really left."""
     budget = Budget(1.0)
     budget.settle(budget.reserve(0.5), 0.75)
     assert (budget.spent, budget.left) == (0.75, 0.25)
@@ -61,7 +57,6 @@ def test_a_call_dearer_than_its_reservation_is_booked_in_full() -> None:
 
 
 def test_a_call_waits_for_money_under_way_and_is_hopeless_without() -> None:
-    """What does not fit now may fit once a call turns out cheaper; what was spent does not come back."""
     budget = Budget(1.0)
     reservation = budget.reserve(0.9)
     assert not budget.fits(0.5)
@@ -73,7 +68,6 @@ def test_a_call_waits_for_money_under_way_and_is_hopeless_without() -> None:
 
 
 def test_only_money_of_calls_in_flight_is_waited_for() -> None:
-    """Not what fits now, nor what is hopeless, nor what the outer budget lacks."""
     outer = Budget(9.0)
     budget = Budget(10.0, outer)
     budget.settle(budget.reserve(1.0), 1.0)
@@ -88,14 +82,12 @@ def test_only_money_of_calls_in_flight_is_waited_for() -> None:
 
 
 def test_without_a_limit_everything_fits_and_is_still_counted() -> None:
-    """The account is kept for the summary."""
     budget = Budget()
     budget.settle(budget.reserve(1e6), 2.5)
     assert (budget.spent, budget.left, budget.short(1e9)) == (2.5, None, None)
 
 
 def test_a_reservation_ends_once() -> None:
-    """A second ending is a mistake of the caller and loud."""
     budget = Budget(1.0)
     reservation = budget.reserve(0.5)
     budget.release(reservation)
@@ -106,7 +98,6 @@ def test_a_reservation_ends_once() -> None:
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
 def test_amounts_that_are_no_money_are_refused(bad: float) -> None:
-    """Negative, endless and undefined amounts would break the account for good."""
     budget = Budget(1.0)
     with pytest.raises(ValueError):
         Budget(bad)
@@ -118,8 +109,7 @@ def test_amounts_that_are_no_money_are_refused(bad: float) -> None:
     assert budget.reserved == 0.5
 
 
-def test_what_is_held_back_for_long_is_not_waited_for() -> None:
-    """A call under way may leave something in a moment, a job in a day."""
+def test_lasting_reservations_are_not_waited_for() -> None:
     budget = Budget(10.0)
     call, job = budget.reserve(4.0), budget.reserve(4.0, lasting=True)
     assert not budget.fits(3.0)
@@ -136,7 +126,7 @@ def test_what_is_held_back_for_long_is_not_waited_for() -> None:
 
 
 @given(st.floats(0.0, 1e6), st.lists(st.floats(0.0, 1.0), max_size=8))
-def test_all_that_is_left_can_be_held_back_and_spent_part_by_part(limit: float, shares: list[float]) -> None:
+def test_a_reservation_of_the_rest_can_be_spent_in_parts(limit: float, shares: list[float]) -> None:
     outer = Budget(limit)
     budget = Budget(limit, outer)
     assert budget.left is not None
@@ -166,7 +156,7 @@ LIMIT = 1.0
 
 @define
 class Spender:
-    """A client with calls under way, and exchanges that were given up but not yet made."""
+    """A client with calls in flight, and exchanges that were given up but not yet carried out."""
 
     budget: Budget
     lease: BudgetLease
@@ -183,7 +173,7 @@ def spender(name: str, limit: float = LIMIT) -> Spender:
     return Spender(budget, budget.share(limit, name, lambda: None))
 
 
-def test_a_budget_that_becomes_shared_has_what_it_holds_reserved() -> None:
+def test_a_budget_that_becomes_shared_keeps_its_reservations() -> None:
     budget = Budget()
     reserved = budget.reserve(0.25)
     budget.share(LIMIT, "one", lambda: None)
@@ -193,7 +183,7 @@ def test_a_budget_that_becomes_shared_has_what_it_holds_reserved() -> None:
 
 
 def exchanged(record: SharedRecord, one: Spender, now: float, fate: str, *, leaving: bool = False) -> None:
-    """Make an exchange, of which the answer is lost, or which is given up before it is made."""
+    """Make an exchange whose answer is lost, or which is given up before it is carried out."""
     asked = one.lease.ask(now, leaving=leaving)
     if fate == "late":
         one.late.append(asked)
@@ -213,8 +203,7 @@ def made_late(record: SharedRecord, asked: LeaseAsk, now: float) -> LeaseGrant |
 
 
 @pytest.mark.parametrize("fate", ["never", "answer lost"])
-def test_what_is_given_back_by_an_exchange_that_fails_is_given_back_by_the_next(fate: str) -> None:
-    """Whether it was made or not, and also after the client was taken to be dead."""
+def test_a_failed_return_of_money_is_repeated(fate: str) -> None:
     record, one, other = SharedRecord(), spender("one"), spender("other")
     exchanged(record, one, 0.0, "made")
     one.lease.lack(0.4)
@@ -227,8 +216,7 @@ def test_what_is_given_back_by_an_exchange_that_fails_is_given_back_by_the_next(
     assert record.levels[0] == pytest.approx(LIMIT)
 
 
-def test_money_whose_grant_was_lost_is_there_again_once_its_client_is_heard() -> None:
-    """Until then it counts as spent: nobody knows whether the client got it."""
+def test_money_of_a_lost_grant_is_available_again() -> None:
     record, one = SharedRecord(), spender("one")
     one.lease.lack(0.4)
     exchanged(record, one, 0.0, "answer lost")
@@ -238,8 +226,7 @@ def test_money_whose_grant_was_lost_is_there_again_once_its_client_is_heard() ->
     assert record.levels[0] == pytest.approx(LIMIT)
 
 
-def test_an_exchange_that_comes_after_a_later_one_changes_nothing() -> None:
-    """A server that stood still makes what was given up meanwhile, in any order."""
+def test_an_exchange_after_a_later_one_changes_nothing() -> None:
     record, one = SharedRecord(), spender("one")
     exchanged(record, one, 0.0, "late")
     one.lease.lack(0.4)
@@ -250,8 +237,7 @@ def test_an_exchange_that_comes_after_a_later_one_changes_nothing() -> None:
     assert one.budget.left == 0.4
 
 
-def test_a_cost_that_nobody_can_lease_keeps_no_smaller_one_waiting() -> None:
-    """It waits for what others may give back; what is there goes to who needs less."""
+def test_a_hopeless_cost_delays_no_smaller_one() -> None:
     record, one, large, small = SharedRecord(), *(spender(name) for name in ("one", "large", "small"))
     one.lease.lack(0.5)
     exchanged(record, one, 0.0, "made")
@@ -263,7 +249,7 @@ def test_a_cost_that_nobody_can_lease_keeps_no_smaller_one_waiting() -> None:
     assert small.budget.left == pytest.approx(0.1)
 
 
-def test_money_that_comes_back_goes_to_who_waited_for_it() -> None:
+def test_returned_money_is_leased_to_those_who_wait() -> None:
     record, one, large, small = SharedRecord(), *(spender(name) for name in ("one", "large", "small"))
     one.lease.lack(0.5)
     exchanged(record, one, 0.0, "made")
@@ -281,7 +267,6 @@ def test_money_that_comes_back_goes_to_who_waited_for_it() -> None:
 
 
 def test_each_cost_waits_for_five_seconds_before_it_is_hopeless() -> None:
-    """Also one that is lacking right after another one was found hopeless."""
     record, one, other = SharedRecord(), spender("one"), spender("other")
     one.lease.lack(0.9)
     exchanged(record, one, 0.0, "made")
@@ -297,7 +282,6 @@ def test_each_cost_waits_for_five_seconds_before_it_is_hopeless() -> None:
 
 @pytest.mark.parametrize("seed", sampled(range(200), keep=8))
 def test_failures_neither_make_money_nor_eat_it(seed: int) -> None:
-    """Calls, exchanges with every fate, silences and deaths, in any order."""
     rng = random.Random(seed)
     record, now, names = SharedRecord(), 0.0, iter(range(1000))
     living, dead = [spender(str(next(names))) for _ in range(4)], list[Spender]()
@@ -333,8 +317,7 @@ def test_failures_neither_make_money_nor_eat_it(seed: int) -> None:
     assert record.levels[0] == pytest.approx(LIMIT - spent, abs=1e-6), f"seed={seed}"
 
 
-def test_a_higher_budget_counts_though_a_client_that_was_told_less_is_still_there() -> None:
-    """It spent all there was, and spends no more, as the client of a worker whose list has ended."""
+def test_a_higher_budget_counts_beside_an_idle_lower_one() -> None:
     record = SharedRecord()
     before, after = spender("before"), spender("after", 2 * LIMIT)
     exchanged(record, before, 0.0, "made")

@@ -1,4 +1,4 @@
-"""What a client's budget holds back for its jobs."""
+"""What a client's budget reserves for its jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def unguarded(work: Callable[[], _T]) -> _T:
 
 
 def begun(limit: float, job: float | None, *, cost: float = 0.0) -> tuple[Budget, JobReservations]:
-    """A client with one job, for which ``job`` USD are held back."""
+    """A client with one job, for which ``job`` USD are reserved."""
     budget = Budget(limit)
     reservations = JobReservations(budget, unguarded, "account")
     reservations.reserve(job, lambda held: reservations.assign("job-1", held, cost))
@@ -33,7 +33,7 @@ def stand(budget: Budget) -> tuple[float, float]:
     return budget.spent, budget.reserved
 
 
-def test_a_job_that_is_not_kept_gives_everything_back() -> None:
+def test_a_job_that_is_not_stored_releases_everything() -> None:
     budget = Budget(10.0)
     reservations = JobReservations(budget, unguarded, "account")
 
@@ -46,13 +46,13 @@ def test_a_job_that_is_not_kept_gives_everything_back() -> None:
     assert not reservations.jobs
 
 
-def test_a_job_without_a_constraint_of_its_own_gets_all_there_is_and_nobody_more() -> None:
+def test_a_job_without_a_budget_reserves_all_that_is_left() -> None:
     budget, reservations = begun(10.0, None)
     assert budget.left == 0.0
     assert reservations.reserve(3.0, lambda held: held.usd) == 0.0
 
 
-def test_what_a_job_costs_is_spent_of_what_is_held_back_for_it() -> None:
+def test_the_cost_of_a_job_is_spent_from_its_reservation() -> None:
     budget, reservations = begun(10.0, 8.0)
     reservations.charge("job-1", 3.0, ended=False)
     assert stand(budget) == (3.0, 5.0)
@@ -67,7 +67,6 @@ def test_what_a_job_had_cost_before_is_not_spent_of_this_budget() -> None:
 
 
 def test_a_job_with_all_its_results_keeps_no_more_than_it_can_still_cost() -> None:
-    """Its last batch is not settled yet: until then what may have been billed there is held back."""
     budget, reservations = begun(10.0, 8.0)
     reservations.charge("job-1", 3.0, ended=False, still=1.5)
     assert stand(budget) == (3.0, 1.5)
@@ -79,7 +78,7 @@ def test_a_job_with_all_its_results_keeps_no_more_than_it_can_still_cost() -> No
     assert not reservations.jobs
 
 
-def test_a_job_that_can_still_cost_more_than_there_is_holds_back_what_there_is() -> None:
+def test_a_job_reserves_at_most_what_is_left() -> None:
     budget, reservations = begun(10.0, 8.0)
     budget.settle(budget.reserve(2.0), 4.0)  # another call that cost more than it reserved
     reservations.charge("job-1", 3.0, ended=False, still=5.0)
@@ -93,8 +92,7 @@ def test_a_job_that_ended_is_not_booked_again() -> None:
     assert stand(budget) == (3.0, 0.0)
 
 
-def test_money_is_held_back_for_a_job_or_not_at_all_whenever_ctrl_c_comes() -> None:
-    """What is held back for nobody would be out of reach until the process ends."""
+def test_ctrl_c_leaves_a_reservation_with_a_job_or_none() -> None:
     budget, reservations = Budget(1.0), JobReservations(Budget(1.0), unguarded, "account")
 
     def submit() -> None:
@@ -109,8 +107,7 @@ def test_money_is_held_back_for_a_job_or_not_at_all_whenever_ctrl_c_comes() -> N
 
 @pytest.mark.parametrize("still", [None, 0.125])
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_cost_is_counted_once_whenever_ctrl_c_comes(ended: bool, still: float | None) -> None:
-    """It is told again afterwards, and the sums are those of a telling that nothing interrupted."""
+def test_a_cost_is_counted_once_despite_ctrl_c(ended: bool, still: float | None) -> None:
     budget, reservations = begun(1.0, 0.5)
 
     def charge() -> None:
@@ -122,7 +119,7 @@ def test_a_cost_is_counted_once_whenever_ctrl_c_comes(ended: bool, still: float 
         budget, reservations = begun(1.0, 0.5)
 
 
-def test_a_job_after_one_that_cost_more_than_there_was_has_nothing_to_spend() -> None:
+def test_a_job_after_an_overspent_one_has_nothing_to_spend() -> None:
     """It is refused by its own budget of 0, as any other without money, and not by an error of ours."""
     budget, reservations = begun(4.0, 3.0)
     reservations.charge("job-1", 4.5, ended=True)
@@ -135,7 +132,7 @@ def test_a_job_after_one_that_cost_more_than_there_was_has_nothing_to_spend() ->
 # -- requests that are asked again ---------------------------------------------------------------------------
 
 
-def test_what_a_job_that_ended_can_spend_again_is_held_back_once_more() -> None:
+def test_a_retried_job_that_ended_gets_a_new_reservation() -> None:
     budget, reservations = begun(10.0, 8.0)
     reservations.charge("job-1", 3.0, ended=True)
     assert reservations.renew("job-1", 5.0, 3.0, lambda held: (held, stand(budget))) == (5.0, (3.0, 5.0))
@@ -145,8 +142,7 @@ def test_what_a_job_that_ended_can_spend_again_is_held_back_once_more() -> None:
     assert stand(budget) == (4.0, 0.0)
 
 
-def test_what_is_still_held_back_for_a_job_counts_when_more_is() -> None:
-    """What it cost since that was told is spent first."""
+def test_a_renewed_reservation_includes_the_old_one() -> None:
     budget, reservations = begun(10.0, 8.0)
     reservations.charge("job-1", 3.0, ended=False, still=1.5)
     assert reservations.renew("job-1", 4.5, 3.5, lambda held: held) == 4.5
@@ -155,15 +151,14 @@ def test_what_is_still_held_back_for_a_job_counts_when_more_is() -> None:
     assert budget.left == 0.0
 
 
-def test_for_a_job_that_wants_nothing_more_what_is_held_back_stays() -> None:
+def test_a_job_that_wants_nothing_more_keeps_its_reservation() -> None:
     budget, reservations = begun(10.0, 8.0)
     assert reservations.renew("job-1", 0.0, 0.0, lambda held: held) == 8.0
     assert reservations.renew("job-2", 0.0, 0.0, lambda held: held) == 0.0
     assert (reservations.jobs, stand(budget)) == (["job-1"], (0.0, 8.0))
 
 
-def test_an_end_that_was_seen_before_requests_were_asked_again_releases_nothing() -> None:
-    """Whoever looks while they are, by two who ask, sees nothing to release."""
+def test_an_end_read_before_a_retry_releases_nothing() -> None:
     budget, reservations = begun(10.0, 8.0)
     before = reservations.seen("job-1")
 
@@ -181,8 +176,7 @@ def test_an_end_that_was_seen_before_requests_were_asked_again_releases_nothing(
     assert stand(budget) == (3.0, 0.0)
 
 
-def test_money_is_held_back_again_for_a_job_or_not_at_all_whenever_ctrl_c_comes() -> None:
-    """The end of the job that is told afterwards releases it."""
+def test_ctrl_c_renews_a_reservation_fully_or_not_at_all() -> None:
     budget, reservations = begun(1.0, 0.5)
 
     def renew() -> None:
@@ -203,7 +197,7 @@ def test_money_is_held_back_again_for_a_job_or_not_at_all_whenever_ctrl_c_comes(
 
 
 class Sharer:
-    """A client of a budget of ten dollars that processes share; its exchanges come while a job waits."""
+    """A client of a shared budget of $10; its exchanges take place while a job waits."""
 
     def __init__(self, record: SharedRecord, name: str) -> None:
         self.record, self.now = record, 0.0
@@ -225,7 +219,7 @@ class Sharer:
         return self.budget.reserved
 
 
-def test_a_job_leases_what_it_wants_of_a_shared_budget_however_little_is_leased() -> None:
+def test_a_job_leases_what_it_wants_of_a_shared_budget() -> None:
     record = SharedRecord()
     one, other = Sharer(record, "one"), Sharer(record, "other")
     assert one.budget.left == 0.0
@@ -234,8 +228,7 @@ def test_a_job_leases_what_it_wants_of_a_shared_budget_however_little_is_leased(
     assert record.levels[0] == pytest.approx(1.0)
 
 
-def test_a_job_gets_the_rest_of_a_shared_budget_once_nobody_gives_any_back() -> None:
-    """It waits for that for five seconds; alone, for nothing."""
+def test_a_job_gets_the_rest_of_a_shared_budget_in_the_end() -> None:
     record = SharedRecord()
     one, other = Sharer(record, "one"), Sharer(record, "other")
     assert one.hold_back("job-1", 6.0) == 6.0
@@ -244,8 +237,7 @@ def test_a_job_gets_the_rest_of_a_shared_budget_once_nobody_gives_any_back() -> 
     assert Sharer(record, "third").hold_back("job-3", 1.0) == 0.0
 
 
-def test_a_job_whose_cost_is_known_late_holds_back_that() -> None:
-    """Its rows are priced as they are read; what others leased meanwhile is not there."""
+def test_a_job_can_enlarge_its_reservation_later() -> None:
     record = SharedRecord()
     one, other = Sharer(record, "one"), Sharer(record, "other")
     assert one.jobs.reserve(0.0, lambda held: one.jobs.enlarge(held, 6.0)) == 6.0
@@ -253,7 +245,7 @@ def test_a_job_whose_cost_is_known_late_holds_back_that() -> None:
     assert other.jobs.reserve(0.0, lambda held: other.jobs.enlarge(held, 12.0)) == pytest.approx(4.0)
 
 
-def test_a_job_of_a_client_that_spent_more_than_it_leased_gets_what_is_left() -> None:
+def test_a_job_of_an_overspent_client_gets_what_is_left() -> None:
     record = SharedRecord()
     one = Sharer(record, "one")
     assert one.hold_back("job-1", 6.0) == 6.0
@@ -261,7 +253,7 @@ def test_a_job_of_a_client_that_spent_more_than_it_leased_gets_what_is_left() ->
     assert one.hold_back("job-2", 8.0) == pytest.approx(3.0)
 
 
-def test_a_job_whose_requests_are_asked_again_leases_what_it_wants_of_a_shared_budget() -> None:
+def test_a_retried_job_leases_what_it_wants_of_a_shared_budget() -> None:
     record = SharedRecord()
     one, other = Sharer(record, "one"), Sharer(record, "other")
     assert other.hold_back("job-2", 3.0) == 3.0
@@ -269,8 +261,7 @@ def test_a_job_whose_requests_are_asked_again_leases_what_it_wants_of_a_shared_b
     assert one.budget.reserved == 6.0
 
 
-def test_a_job_whose_requests_are_asked_again_for_weeks_keeps_nothing_of_the_times_before() -> None:
-    """Only a change that goes on is known, also where it began amid another one."""
+def test_many_retries_of_a_job_leave_no_old_changes() -> None:
     _, reservations = begun(10.0, 4.0)
 
     def again(depth: int) -> None:

@@ -19,7 +19,7 @@ OK, FAIL, IGNORED = Outcome.SUCCESS, Outcome.FAILURE, Outcome.IGNORED
 
 
 class Top:
-    """A random source that always returns the most, so that pauses are whole."""
+    """A random source that always returns the maximum, so that pauses are whole."""
 
     def random(self) -> float:
         return 1.0
@@ -38,7 +38,7 @@ def opened(now: float = 0.0) -> CircuitBreaker:
 
 
 def busy(calls_a_second: float, since: float = 0.0) -> CircuitBreaker:
-    """A breaker that has seen answers since a moment, and then an outage from second 60 on."""
+    """A breaker that saw answers from ``since`` on, and an outage from second 60 on."""
     breaker, now = CircuitBreaker(), since
     while now < 60.0:
         call(breaker, now, OK)
@@ -49,7 +49,7 @@ def busy(calls_a_second: float, since: float = 0.0) -> CircuitBreaker:
 
 
 def probes(breaker: CircuitBreaker, start: float, end: float, outcome: Outcome = FAIL) -> list[float]:
-    """When probes go between two moments, each of which ends at once."""
+    """When probes are sent between two moments, if each ends at once."""
     now, moments = max(start, breaker.look(start)), []
     while now < end:
         moments.append(now)
@@ -59,7 +59,6 @@ def probes(breaker: CircuitBreaker, start: float, end: float, outcome: Outcome =
 
 
 def test_five_failures_in_a_row_open_it_and_say_so() -> None:
-    """The change comes back from the end of the call that caused it."""
     breaker = CircuitBreaker()
     for _ in range(4):
         call(breaker, 0.0, FAIL)
@@ -99,7 +98,7 @@ def test_calls_in_flight_may_still_be_answered() -> None:
     assert breaker.state is OPEN
 
 
-def test_where_half_of_the_calls_fail_it_takes_more_of_them() -> None:
+def test_more_failures_open_it_if_half_of_the_calls_fail() -> None:
     """Five in a row are nothing special then; 22 are."""
     breaker = CircuitBreaker()
     for _ in range(500):
@@ -113,7 +112,6 @@ def test_where_half_of_the_calls_fail_it_takes_more_of_them() -> None:
 
 
 def test_what_says_nothing_about_the_provider_never_opens_it() -> None:
-    """A thousand wrong requests are the caller's affair."""
     breaker = CircuitBreaker()
     for _ in range(1000):
         call(breaker, 0.0, IGNORED)
@@ -131,7 +129,6 @@ def test_late_failures_of_calls_under_way_do_not_lengthen_the_pause() -> None:
 
 
 def test_a_late_success_does_not_close_it() -> None:
-    """Only a probe may."""
     breaker = CircuitBreaker()
     early = breaker.take(0.0)
     while breaker.state is CLOSED:
@@ -141,7 +138,6 @@ def test_a_late_success_does_not_close_it() -> None:
 
 
 def test_calls_of_an_earlier_time_have_no_say_later() -> None:
-    """Neither while a probe is out, nor after it closed the breaker again."""
     breaker = CircuitBreaker()
     old = [breaker.take(0.0) for _ in range(20)]
     for permit in old[:16]:
@@ -157,7 +153,6 @@ def test_calls_of_an_earlier_time_have_no_say_later() -> None:
 
 
 def test_a_probe_goes_and_its_success_closes() -> None:
-    """The first probe goes a second after the opening, at the latest."""
     breaker = opened()
     assert 0.0 < breaker.look(0.0) <= 1.0
     probe = breaker.take(1.0)
@@ -179,21 +174,18 @@ def test_the_rate_before_is_known_from_a_few_seconds() -> None:
 
 
 def test_at_least_one_probe_goes_in_five_seconds() -> None:
-    """Also where only one call a second went before."""
     moments = probes(busy(1.0), 60.0, 660.0)
     assert all(after - before <= 5.0 for before, after in pairwise(moments))
     assert len(moments) <= 130
 
 
-def test_in_a_long_outage_probes_become_rare() -> None:
-    """An hour of it costs a few thousand calls, and the last ones go some seconds apart."""
+def test_probes_become_rare_in_a_long_outage() -> None:
     moments = probes(busy(600.0), 60.0, 3660.0)
     assert len(moments) <= 5_000
     assert moments[-1] - moments[-2] >= 2.0
 
 
 def test_probes_are_spread_between_half_and_whole() -> None:
-    """Breakers of many processes do not probe in step."""
     pauses = []
     for seed in range(200):
         breaker, rng = CircuitBreaker(), random.Random(seed)
@@ -205,7 +197,6 @@ def test_probes_are_spread_between_half_and_whole() -> None:
 
 
 def test_probes_that_hang_do_not_keep_others_from_going() -> None:
-    """Four are in flight at most, but one under way for more than five seconds no longer counts."""
     breaker, now, began = opened(), 0.0, []
     for _ in range(12):
         now = breaker.look(now)
@@ -216,7 +207,6 @@ def test_probes_that_hang_do_not_keep_others_from_going() -> None:
 
 
 def test_a_hanging_probe_that_succeeds_at_last_closes_it() -> None:
-    """A provider that answers slowly is well again all the same."""
     breaker = opened()
     slow = breaker.take(1.0)
     breaker.end(breaker.take(breaker.look(1.0)), 20.0, FAIL, Top())
@@ -225,7 +215,6 @@ def test_a_hanging_probe_that_succeeds_at_last_closes_it() -> None:
 
 
 def test_a_probe_that_said_nothing_makes_room_for_the_next() -> None:
-    """A cancelled probe or one that was refused for the limit decides nothing."""
     breaker = opened()
     call(breaker, 1.0, IGNORED)
     assert breaker.state is HALF_OPEN
@@ -240,8 +229,7 @@ def test_a_probe_of_an_earlier_outage_takes_no_place_in_a_later_one() -> None:
     assert breaker.look(3.0) == 3.0 < lost.overdue
 
 
-def test_a_permanent_error_stops_until_its_time_and_then_asks_once() -> None:
-    """A wrong key holds everything with its error; afterwards one call finds out whether it still is."""
+def test_a_permanent_error_stops_calls_and_is_then_probed() -> None:
     breaker, error = CircuitBreaker(), RuntimeError("key refused")
     change = breaker.stop(error, 0.0, 60.0)
     assert change is not None
@@ -254,7 +242,6 @@ def test_a_permanent_error_stops_until_its_time_and_then_asks_once() -> None:
 
 
 def test_a_permit_ends_once_and_is_only_given_when_look_said_go() -> None:
-    """Both mistakes of a caller are loud."""
     breaker = CircuitBreaker()
     permit = breaker.take(0.0)
     breaker.end(permit, 0.0, OK, Top())
@@ -265,7 +252,7 @@ def test_a_permit_ends_once_and_is_only_given_when_look_said_go() -> None:
 
 
 class Anything(RuleBasedStateMachine):
-    """Whatever is sent and however it ends: every change is legal, and a call that may go is let go."""
+    """Whatever is sent and however it ends, every change is legal, and an admitted call may be sent."""
 
     @initialize()
     def begin(self) -> None:
@@ -318,8 +305,7 @@ class Anything(RuleBasedStateMachine):
 TestAnything = Anything.TestCase
 
 
-def test_calls_that_were_repeated_in_vain_count_once_their_request_is_answered() -> None:
-    """At the end of a list there are no first calls; requests that always fail make nothing look usual."""
+def test_failed_retries_count_once_their_request_is_answered() -> None:
     breaker = CircuitBreaker()
     for _ in range(300):
         call(breaker, 0.0, OK)
@@ -333,7 +319,6 @@ def test_calls_that_were_repeated_in_vain_count_once_their_request_is_answered()
 
 
 def test_a_call_despite_a_permanent_error_is_no_probe() -> None:
-    """It changes nothing; its success lets a probe go at once, which closes the breaker."""
     breaker = CircuitBreaker()
     breaker.stop(ValueError("wrong key"), 0.0, 30.0)
     assert breaker.end(breaker.take_despite(), 1.0, IGNORED, Top()) is None

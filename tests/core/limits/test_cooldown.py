@@ -17,7 +17,7 @@ from smartbatch.core.limits.cooldown import (
 
 
 class Most:
-    """A random source that always returns nearly the most."""
+    """A random source that always returns almost the maximum."""
 
     def random(self) -> float:
         return 1.0 - 1e-12
@@ -29,14 +29,14 @@ def test_waits_double_up_to_the_longest_however_many_failures_there_were() -> No
     assert exponential(5000, 1.0, 10.0, 7.0) == 7.0
 
 
-def test_the_wait_a_server_asked_for_is_a_minimum_up_to_the_longest() -> None:
+def test_a_requested_wait_is_a_minimum_up_to_the_maximum() -> None:
     assert backoff(1, Most(), first=2.0, longest=60.0, asked=30.0) == 30.0
     assert backoff(1, Most(), first=2.0, longest=60.0, asked=300.0) == 60.0
     assert backoff(5, Most(), first=2.0, longest=60.0, asked=3.0) == pytest.approx(32.0)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_jitter_takes_at_most_half_off_and_adds_at_most_a_tenth_or_a_second(seed: int) -> None:
+def test_jitter_stays_within_its_bounds(seed: int) -> None:
     rng = random.Random(seed)
     assert 5.0 <= jittered(10.0, rng) <= 10.0
     assert 5.0 <= jittered_minimum(5.0, rng) <= 5.5
@@ -75,13 +75,13 @@ WHY = "no capacity"
 
 
 def refused(health: FlexHealth, now: float, times: int = 1) -> str | None:
-    """Refuse so often, and return what the last refusal made of it."""
+    """Refuse so many times, and return the result of the last refusal."""
     reasons = [health.refused(now, WHY) for _ in range(times)]
     assert all(reason is None for reason in reasons[:-1])
     return reasons[-1]
 
 
-def test_it_is_left_alone_after_three_refusals_in_a_row_and_says_why_and_for_how_long() -> None:
+def test_three_consecutive_refusals_suspend_the_tier_with_a_reason() -> None:
     health = FlexHealth()
     assert refused(health, 10.0, 2) is None
     assert health.is_open(10.0)
@@ -98,8 +98,7 @@ def test_an_answer_in_between_begins_the_count_anew() -> None:
     assert health.is_open(0.0)
 
 
-def test_refusals_that_come_before_the_answers_to_calls_next_to_them_say_little() -> None:
-    """They come at once: in a wave of forty calls with a few of them, they come first, and in a row."""
+def test_early_refusals_of_a_wave_of_calls_suspend_nothing() -> None:
     health = FlexHealth()
     assert all(health.refused(0.0, WHY, in_flight=in_flight) is None for in_flight in range(39, 29, -1))
     health.answered()
@@ -135,7 +134,7 @@ def test_it_says_once_that_the_pause_is_over() -> None:
     assert health.resume(60.0) is None
 
 
-def test_a_trial_that_fails_ends_at_once_and_the_next_pause_is_twice_as_long_up_to_an_hour() -> None:
+def test_a_failed_trial_doubles_the_pause_up_to_an_hour() -> None:
     health, now = FlexHealth(), 0.0
     assert refused(health, now, 3)
     pauses = []
@@ -160,7 +159,7 @@ def test_a_trial_that_is_answered_makes_the_next_pause_short_again() -> None:
     assert health.is_open(240.0)
 
 
-def test_a_model_without_the_tier_is_found_out_by_one_refusal_and_asked_again_after_an_hour() -> None:
+def test_a_model_without_the_tier_is_suspended_by_one_refusal() -> None:
     health = FlexHealth()
     assert health.refused(0.0, "refused", permanent=True) == "refused; the tier is not used for 60 min"
     assert not health.is_open(3599.0)

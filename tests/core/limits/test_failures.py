@@ -31,15 +31,13 @@ def verdict() -> ProviderError:
     return ProviderError("it failed", kind=ErrorKind.UNKNOWN, status=418, retry_after=2.0)
 
 
-def test_without_classifiers_the_providers_verdict_stands():
-    """Nothing to ask, nothing changed."""
+def test_without_classifiers_the_providers_verdict_applies():
     given = verdict()
     assert Classifiers().verdict(ERROR, given) is given
     assert Classifiers([lambda error, so_far: None]).verdict(ERROR, given) is given
 
 
 def test_the_first_that_does_not_pass_decides():
-    """Order counts; a kind keeps everything else the provider said."""
     asked: list[str] = []
 
     def passes(error, so_far):
@@ -64,13 +62,11 @@ def test_the_first_that_does_not_pass_decides():
 
 
 def test_a_whole_verdict_replaces_the_providers():
-    """A classifier may set the waiting time too."""
     mine = ProviderError("mine", kind=ErrorKind.RATE_LIMIT, retry_after=60.0)
     assert Classifiers([lambda *_: mine]).verdict(ERROR, verdict()) is mine
 
 
 def test_a_broken_classifier_is_passed_over_and_named():
-    """One that raises or returns nonsense does not stop the next; a note says so."""
 
     def breaks(error, so_far):
         raise ZeroDivisionError
@@ -86,7 +82,6 @@ def test_a_broken_classifier_is_passed_over_and_named():
 
 
 def test_only_callables_are_taken():
-    """The error says which entry is wrong."""
     with pytest.raises(ConfigError, match=r"classifiers\[1\] is a str"):
         Classifiers([lambda *_: None, "rate_limit"])
 
@@ -121,7 +116,7 @@ def test_a_list_stops_once_its_first_requests_failed_alike(total: int | None) ->
         failed(ProviderError("long", kind=ErrorKind.CONTEXT_TOO_LONG, status=400)),
     ],
 )
-def test_anything_else_among_them_lets_the_list_go_on(other: Result) -> None:
+def test_anything_else_among_them_lets_the_list_continue(other: Result) -> None:
     for place in range(STOPPING_FAILURES):
         stop = EqualFailures(100)
         results = [other if at == place else bad() for at in range(3 * STOPPING_FAILURES)]

@@ -1,4 +1,4 @@
-"""What is counted next to the limits that a provider reports."""
+"""What is counted beside the limits that a provider reports."""
 
 from __future__ import annotations
 
@@ -61,10 +61,7 @@ def test_once_it_is_known_all_pass_or_none(unenforced: bool, at: float) -> None:
 @pytest.mark.parametrize(
     ("answers", "goes"), [(63, False), (64, True), (120, True), (121, True)], ids=lambda value: str(value)
 )
-def test_more_answers_than_a_limit_allows_put_it_in_doubt_and_twice_as_many_disprove_it(
-    answers: int, goes: bool
-) -> None:
-    """Sixty a minute, of which nothing is left: one call goes after a while, or all do, or none."""
+def test_answers_beyond_a_limit_make_it_suspect_then_disprove_it(answers: int, goes: bool) -> None:
     limits, traffic = ReportedLimits(), Traffic()
     call = Reservation(0.0, 0.0, 0.0)
     traffic.start(call)
@@ -90,7 +87,7 @@ def test_more_answers_than_a_limit_allows_put_it_in_doubt_and_twice_as_many_disp
         ((1.0, 100.0, 60.0, 41.0), 80.0, 10.0, (0.0, 20.0, -10.0, 0.0)),
     ],
 )
-def test_what_a_call_leased_too_much_goes_back_where_no_more_was_charged_than_expected(
+def test_an_unused_lease_is_returned_unless_more_was_charged(
     leased: tuple[float, float, float, float],
     used: float,
     output: float | None,
@@ -106,7 +103,7 @@ def test_a_call_that_was_to_need_nothing_had_no_output() -> None:
 
 
 def refused(limits: ReportedLimits, traffic: Traffic, at: float, report: LimitReport) -> bool:
-    """Whether the limits explain the refusal of a call that is sent and refused at this time."""
+    """Whether the limits explain the refusal of a call sent and refused at this time."""
     call = Reservation(at, 0.0, 0.0)
     traffic.start(call)
     traffic.end(call)
@@ -120,7 +117,6 @@ def refused(limits: ReportedLimits, traffic: Traffic, at: float, report: LimitRe
 def test_explained_refusals_within_ten_seconds_are_repeated_ones(
     times: tuple[float, ...], repeats: int
 ) -> None:
-    """Those of calls that were sent before an explained one came are of the same event."""
     limits, traffic = ReportedLimits(), Traffic()
     for at in times:
         assert refused(limits, traffic, at, LimitReport(requests_limit=60, requests_remaining=0))
@@ -128,10 +124,7 @@ def test_explained_refusals_within_ten_seconds_are_repeated_ones(
 
 
 @pytest.mark.parametrize(("later", "explained"), [(0.5, True), (1.0, True), (1.125, False)])
-def test_a_limit_without_a_remainder_explains_refusals_of_calls_sent_within_a_second(
-    later: float, explained: bool
-) -> None:
-    """Calls from before used it up; one that is refused later says that bursts are not honoured."""
+def test_a_bare_limit_explains_refusals_within_a_second(later: float, explained: bool) -> None:
     limits, traffic = ReportedLimits(), Traffic()
     report = LimitReport(requests_limit=600)
     first = Reservation(0.0, 0.0, 0.0)

@@ -1,4 +1,4 @@
-"""The rate limit: what it holds back, what it gives back, and how a refusal affects all who share it."""
+"""The rate limit: what it delays, what it returns, and how a refusal affects all who share it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from smartbatch.core.limits.token_bucket import Bucket
 
 
 class Top:
-    """A random source that always returns the most, so that pauses are whole."""
+    """A random source that always returns the maximum, so that pauses are whole."""
 
     def random(self) -> float:
         return 1.0
@@ -40,7 +40,6 @@ gaps = st.floats(0.0, 5.0)
 def test_no_window_ever_holds_more_than_the_bucket_and_its_refill(
     capacity: float, rate: float, asks: list[tuple[float, float]]
 ) -> None:
-    """For every pair of moments: what was taken between them <= capacity + rate × seconds."""
     bucket, now, taken = Bucket(capacity, rate, 0.0), 0.0, list[tuple[float, float]]()
     for gap, cost in asks:
         now += gap
@@ -57,10 +56,9 @@ def test_no_window_ever_holds_more_than_the_bucket_and_its_refill(
 
 
 @given(st.floats(1e-3, 1e7), st.floats(1e-3, 1e6), costs, st.floats(0.0, 1e7))
-def test_a_waiter_may_go_at_the_time_it_was_told(
+def test_a_waiter_may_go_at_the_announced_time(
     capacity: float, rate: float, cost: float, start: float
 ) -> None:
-    """Rounding never refuses it, so no worker spins."""
     bucket = Bucket(capacity, rate, start)
     bucket.take(start, capacity)
     at = bucket.look(start, cost)
@@ -69,7 +67,6 @@ def test_a_waiter_may_go_at_the_time_it_was_told(
 
 @given(st.lists(st.tuples(gaps, costs, st.floats(-30.0, 30.0)), max_size=60))
 def test_refunds_never_mint(steps: list[tuple[float, float, float]]) -> None:
-    """The level never exceeds the capacity, nor what refill and refunds explain."""
     bucket, now, explained = Bucket(20.0, 2.0, 0.0), 0.0, 20.0
     for gap, cost, surplus in steps:
         bucket.take(now, cost)
@@ -80,7 +77,7 @@ def test_refunds_never_mint(steps: list[tuple[float, float, float]]) -> None:
         explained = min(explained, 20.0)
 
 
-def test_without_a_limit_and_without_a_refusal_nothing_is_held_back() -> None:
+def test_without_a_limit_or_a_refusal_nothing_is_delayed() -> None:
     """Not even a window: 10,000 calls may be in flight at once."""
     limit = quota()
     for _ in range(10_000):
@@ -90,7 +87,6 @@ def test_without_a_limit_and_without_a_refusal_nothing_is_held_back() -> None:
 
 
 def test_tokens_are_reserved_and_settled() -> None:
-    """An estimate that was too high comes back, one that was too low becomes a debt."""
     limit = quota(max_tpm=6000)  # 5,940 at once, 99.5 a second
     limit.succeeded(limit.take(0.0, 5940), 0.0, 940)
     assert limit.look(0.0, 5000) == 0.0
@@ -100,7 +96,6 @@ def test_tokens_are_reserved_and_settled() -> None:
 
 
 def test_a_call_above_the_whole_limit_waits_for_a_full_bucket_and_goes() -> None:
-    """It is late, it leaves a debt, and it is not stuck for ever."""
     limit = quota(max_tpm=6000)
     limit.failed(limit.take(0.0, 995), 0.0)
     at = limit.look(0.0, 50_000)
@@ -110,7 +105,6 @@ def test_a_call_above_the_whole_limit_waits_for_a_full_bucket_and_goes() -> None
 
 
 def test_a_failed_call_keeps_its_request_and_settles_its_tokens() -> None:
-    """Servers count failed requests, so they are not returned."""
     limit = quota(max_rpm=60, max_tpm=6000)
     for _ in range(59):
         limit.failed(limit.take(0.0, 100), 0.0, 0.0)
@@ -119,7 +113,6 @@ def test_a_failed_call_keeps_its_request_and_settles_its_tokens() -> None:
 
 @given(st.floats(0.0, 5000.0), st.floats(0.0, 1e6))
 def test_a_dropped_call_restores_exactly_what_it_took(tokens: float, now: float) -> None:
-    """It was never sent, so it is not counted."""
     limit = quota(max_rpm=60, max_tpm=6000)
     limit.take(now, 3000)
     before = [limit.look(now, cost) for cost in (0, 1000, 3000, 6000)]
@@ -127,8 +120,7 @@ def test_a_dropped_call_restores_exactly_what_it_took(tokens: float, now: float)
     assert [limit.look(now, cost) for cost in (0, 1000, 3000, 6000)] == pytest.approx(before, abs=1e-6)
 
 
-def test_limits_told_again_do_not_refill() -> None:
-    """Clients made in a loop share what the quota has left."""
+def test_limits_configured_again_do_not_refill() -> None:
     limit = quota(max_rpm=60)
     for _ in range(59):
         limit.take(0.0, 0.0)
@@ -138,7 +130,7 @@ def test_limits_told_again_do_not_refill() -> None:
 
 
 def prove(limit: Quota, at: float, retry_after: float | None = None) -> Cooldown:
-    """Let four calls be refused in a row, which is a proof, and return the cooldown of the last."""
+    """Let four consecutive calls be refused, which is a proof, and return the cooldown of the last."""
     calls = [limit.take(at, 0) for _ in range(4)]
     pauses = [limit.refused(call, at, retry_after, Top()) for call in calls]
     assert pauses[:3] == [None, None, None]
@@ -153,8 +145,7 @@ def again(limit: Quota, at: float, retry_after: float | None = None) -> Cooldown
     return pause
 
 
-def test_one_refusal_pauses_nobody_else() -> None:
-    """Whatever wait it names, it holds the request it met."""
+def test_one_refusal_pauses_no_other_call() -> None:
     limit = quota()
     calls = [limit.take(0.0, 0) for _ in range(10)]
     assert limit.refused(calls[0], 1.0, 3600.0, Top()) is None
@@ -162,7 +153,7 @@ def test_one_refusal_pauses_nobody_else() -> None:
 
 
 def test_two_percent_of_refusals_at_random_never_pause_all() -> None:
-    """They are no limit: in 20,000 calls, 64 at once, there is not one cooldown, and all slots are used."""
+    """In 20,000 calls, 64 at once, there is not one cooldown, and all slots are used."""
     limit, rng = quota(), random.Random(1)
     calls, cooldowns, in_flight, now = deque[Reservation](), 0, 0, 0.0
     for _ in range(20_000):
@@ -180,7 +171,6 @@ def test_two_percent_of_refusals_at_random_never_pause_all() -> None:
 
 
 def test_refusals_that_repeat_pause_all_and_retry_after_wins() -> None:
-    """The server's wait is a minimum for all who share the quota."""
     limit = quota()
     pause = prove(limit, 1.0, 7.0)
     assert (pause.seconds, pause.consecutive, pause.fresh) == (pytest.approx(7.7), 1, True)
@@ -188,7 +178,7 @@ def test_refusals_that_repeat_pause_all_and_retry_after_wins() -> None:
 
 
 def test_pauses_in_a_row_grow_whatever_time_the_server_names() -> None:
-    """Told to come back at once, all wait a fifth of a second, then 1 s, 2 s, 4 s."""
+    """If the server asks for no wait, all calls wait 0.2 s, then 1 s, 2 s, 4 s."""
     limit = quota()
     assert prove(limit, 1.0, 0.0).seconds == pytest.approx(0.2)
     now, seconds = 1.0, []
@@ -199,7 +189,6 @@ def test_pauses_in_a_row_grow_whatever_time_the_server_names() -> None:
 
 
 def test_the_later_of_two_deadlines_holds() -> None:
-    """A second, shorter Retry-After does not shorten the first; a longer one lengthens it."""
     limit = quota()
     calls = [limit.take(1.0, 0) for _ in range(6)]
     for call in calls[:4]:
@@ -212,7 +201,7 @@ def test_the_later_of_two_deadlines_holds() -> None:
 
 
 def test_old_refusals_do_not_lengthen_the_pause_and_new_ones_do() -> None:
-    """64 calls refused together are one event: 1 s. Refused again after the pause, 2 s, 4 s, … 60 s."""
+    """64 calls refused together are one event: 1 s. Refusals after the pause: 2 s, 4 s, … 60 s."""
     limit = quota()
     together = [limit.take(0.0, 0) for _ in range(64)]
     pauses = [limit.refused(call, 0.5, None, Top()) for call in together]
@@ -226,7 +215,6 @@ def test_old_refusals_do_not_lengthen_the_pause_and_new_ones_do() -> None:
 
 
 def test_a_success_between_two_limits_starts_the_count_anew() -> None:
-    """Only limits in a row lengthen the pause, and answers to older calls do not break the row."""
     limit = quota()
     old = limit.take(0.0, 0)
     prove(limit, 0.1)
@@ -239,7 +227,7 @@ def test_a_success_between_two_limits_starts_the_count_anew() -> None:
 
 
 def test_the_pause_ends_in_a_slow_start() -> None:
-    """1,000 waiting calls do not start together: two, and then twice as many each round."""
+    """1,000 waiting calls do not start together: two do, and twice as many in each further round."""
     limit = quota()
     prove(limit, 0.0)
     now, rounds = 1.0, []
@@ -256,7 +244,7 @@ def test_the_pause_ends_in_a_slow_start() -> None:
 
 
 def test_the_slow_start_does_not_wait_for_slow_answers() -> None:
-    """When an answer takes minutes the window opens by the clock: 64 calls within some six seconds."""
+    """If answers take minutes, the window opens by the clock: 64 calls within about six seconds."""
     limit = quota()
     calls = [limit.take(0.0, 0) for _ in range(64)]
     for call in calls:
@@ -269,7 +257,6 @@ def test_the_slow_start_does_not_wait_for_slow_answers() -> None:
 
 
 def test_a_lone_refusal_does_not_space_the_calls() -> None:
-    """Shared services refuse at random; a burst of refusals is needed to prove a limit."""
     limit = quota(max_rpm=6000)
     calls = [limit.take(0.0, 0) for _ in range(4)]
     limit.refused(calls[0], 0.0, None, Top())
@@ -279,8 +266,7 @@ def test_a_lone_refusal_does_not_space_the_calls() -> None:
     assert limit.spaced_rate == pytest.approx(98.8)
 
 
-def test_the_burst_of_a_told_limit_is_tried_again_after_a_long_peace() -> None:
-    """Ten minutes of spaced calls without a refusal, and bursts get a new chance."""
+def test_the_burst_of_a_configured_limit_is_tried_again() -> None:
     limit, now = quota(max_rpm=600), 0.0
     for call in [limit.take(0.0, 0) for _ in range(4)]:
         limit.refused(call, 0.0, None, Top())
@@ -292,7 +278,6 @@ def test_the_burst_of_a_told_limit_is_tried_again_after_a_long_peace() -> None:
 
 
 def test_a_full_window_opens_with_answers_and_slowly_with_time() -> None:
-    """Twice as many calls in a second."""
     limit = quota(max_tpm=1e9)
     calls = [limit.take(0.0, 0) for _ in range(4)]
     assert limit.look(0.0, 0) == pytest.approx(math.log2(5 / 4))
@@ -301,7 +286,6 @@ def test_a_full_window_opens_with_answers_and_slowly_with_time() -> None:
 
 
 def test_a_reservation_ends_once() -> None:
-    """A second ending is a mistake of the caller and loud."""
     limit = quota()
     call = limit.take(0.0, 0)
     limit.succeeded(call, 0.0, None)
@@ -321,8 +305,6 @@ def test_a_reservation_ends_once() -> None:
 def test_in_any_order_of_events_permits_balance_and_nothing_is_stuck(
     steps: list[tuple[str, float]], configured: tuple[float | None, float | None], seed: int
 ) -> None:
-    """Permits out = calls in flight, configured limits hold in every window, and a quota always opens
-    again."""
     limit, rng, now = quota(*configured), random.Random(seed), 0.0
     flying, starts = list[Reservation](), list[float]()
     for step, passed in steps:
@@ -356,11 +338,11 @@ def test_in_any_order_of_events_permits_balance_and_nothing_is_stuck(
 
 
 Answer = Callable[[float, int], tuple[bool, float]]
-"""By time and calls that are under way: whether a call is admitted, and the seconds until its end."""
+"""From the time and the calls in flight: whether a call is admitted, and the seconds until it ends."""
 
 
 def send(limit: Quota, rows: int, wide: int, answer: Answer) -> tuple[float, int]:
-    """Send rows until all are answered; return the seconds and how many calls were refused."""
+    """Send rows until all are answered; return the seconds and the number of refused calls."""
     now, refused, answered = 0.0, 0, 0
     flying: list[tuple[float, int, bool, Reservation]] = []
     numbers = itertools.count()
@@ -386,8 +368,7 @@ def at_once(most: int) -> Answer:
     return lambda _, under_way: (True, 0.2) if under_way < most else (False, 0.001)
 
 
-def test_a_cap_on_calls_at_once_is_found_and_kept_to() -> None:
-    """Twelve at once: after the first refusals there is no pause, nearly all twelve are used, few refused."""
+def test_a_cap_on_concurrent_calls_is_found_and_kept() -> None:
     seconds, refused = send(quota(), 2_000, 64, at_once(12))
     assert seconds <= 1.1 * 2_000 / 12 * 0.2
     assert refused <= 0.04 * 2_000
@@ -395,7 +376,6 @@ def test_a_cap_on_calls_at_once_is_found_and_kept_to() -> None:
 
 @pytest.mark.parametrize("most", [12, 20])
 def test_a_cap_met_at_first_contact_is_no_rate(most: int) -> None:
-    """The calls that open up are refused together: one call finds out that fewer at once pass."""
     limit = quota()
     limit.approach()
     seconds, refused = send(limit, 2_000, 64, at_once(most))
@@ -404,8 +384,8 @@ def test_a_cap_met_at_first_contact_is_no_rate(most: int) -> None:
     assert refused <= 0.04 * 2_000
 
 
-def test_a_probe_whose_answer_takes_long_holds_nobody_up() -> None:
-    """Refusals come within a millisecond; the call that finds out about a cap of 12 takes 100 seconds."""
+def test_a_slow_probe_delays_no_other_call() -> None:
+    """Refusals arrive within a millisecond; the call that tests a cap of 12 takes 100 s."""
     limit = quota()
     limit.approach()
     refused: list[float] = []
@@ -424,8 +404,7 @@ def test_a_probe_whose_answer_takes_long_holds_nobody_up() -> None:
     assert seconds <= 101.0
 
 
-def test_calls_that_leave_as_the_first_refusals_arrive_do_not_count_as_probes() -> None:
-    """They are of the same burst of refusals, and say nothing about the cap that is supposed then."""
+def test_calls_sent_as_refusals_arrive_are_not_probes() -> None:
     limit = quota()
     calls = [limit.take(0.0, 0) for _ in range(32)]
     limit.failed(calls.pop(), 0.01)
@@ -440,7 +419,7 @@ def test_calls_that_leave_as_the_first_refusals_arrive_do_not_count_as_probes() 
 
 
 def test_random_refusals_do_not_take_away_what_a_cap_lets() -> None:
-    """Twelve at once, and 2 % of 429s of another cause: one of them lowers nothing."""
+    """A cap of 12, and 2 % of 429s for another reason, none of which lowers it."""
     rng, capped = random.Random(1), at_once(12)
 
     def answer(now: float, under_way: int) -> tuple[bool, float]:
@@ -450,8 +429,8 @@ def test_random_refusals_do_not_take_away_what_a_cap_lets() -> None:
     assert seconds <= 1.5 * 1_000 / 12 * 0.2
 
 
-def test_the_burst_of_a_rate_is_not_taken_for_a_cap_however_slow_answers_are() -> None:
-    """Thirteen at once and then 12.7 a second, of answers of 4 s: as a cap, 13 at once are 3 a second."""
+def test_the_burst_of_a_rate_is_never_taken_for_a_cap() -> None:
+    """13 at once and then 12.7 per second, with answers of 4 s: a cap of 13 would be 3 per second."""
     bucket = Bucket(13.0, 12.7, 0.0)
 
     def answer(now: float, _: int) -> tuple[bool, float]:

@@ -1,4 +1,4 @@
-"""What a provider reports of its limits is adopted, followed up and down, and never trusted blindly."""
+"""Reported limits are adopted, followed up and down, and never trusted blindly."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from smartbatch.types import LimitReport
 
 
 def answered(quota: Quota, call: Reservation, now: float, report: LimitReport, tokens: float = 0.0) -> None:
-    """End a call with success and give the quota what its answer said."""
+    """End a call with success and pass the report of its answer to the quota."""
     quota.succeeded(call, now, tokens)
     quota.learn(report, call, now)
 
 
 def may_go(quota: Quota, now: float, tokens: float = 0.0, output: float = 0.0) -> int:
-    """Take as many calls as may go at once; returns how many (1,000 at most)."""
+    """Take as many calls as may be sent at once; return how many (1,000 at most)."""
     for count in range(1000):
         if quota.look(now, tokens, output) > now:
             return count
@@ -36,8 +36,8 @@ def requests(limit: int | None, remaining: int | None, reset: float | None = Non
     return LimitReport(requests_limit=limit, requests_remaining=remaining, requests_reset=reset)
 
 
-def test_an_untold_limit_is_adopted_with_what_is_left_of_it() -> None:
-    """600 a minute, 100 left: 100 may go at once, then ten a second."""
+def test_a_reported_limit_is_adopted_with_its_remainder() -> None:
+    """600 per minute, 100 left: 100 may be sent at once, then ten per second."""
     quota = Quota()
     answered(quota, quota.take(0.0, 0.0), 0.0, requests(600, 100))
     assert quota.reported_limits == {"requests": 600}
@@ -45,8 +45,7 @@ def test_an_untold_limit_is_adopted_with_what_is_left_of_it() -> None:
     assert may_go(quota, 10.0) == 99  # half a per cent is left to the server's clock
 
 
-def test_what_is_left_of_requests_without_their_limit_hides_no_limit_of_tokens() -> None:
-    """Some servers name the remainder of one and the limit of the other."""
+def test_remaining_requests_without_a_limit_hide_no_token_limit() -> None:
     quota = Quota()
     report = LimitReport(requests_remaining=7, tokens_limit=60_000, tokens_remaining=30_000)
     answered(quota, quota.take(0.0, 10.0), 0.0, report)
@@ -54,7 +53,6 @@ def test_what_is_left_of_requests_without_their_limit_hides_no_limit_of_tokens()
 
 
 def test_calls_that_left_after_the_reported_one_are_taken_off() -> None:
-    """The figure is from when the server admitted that call; nine more are under way."""
     quota = Quota()
     calls = [quota.take(0.0, 0.0) for _ in range(10)]
     answered(quota, calls[0], 0.5, requests(60, 59))
@@ -62,7 +60,7 @@ def test_calls_that_left_after_the_reported_one_are_taken_off() -> None:
 
 
 def test_what_others_use_is_followed_down() -> None:
-    """Own level 500, the server says 20: another client uses the quota."""
+    """The own level is 500, the server reports 20: another client uses the quota."""
     quota = Quota()
     answered(quota, quota.take(0.0, 0.0), 0.0, requests(600, 599))
     answered(quota, quota.take(0.0, 0.0), 0.1, requests(600, 20))
@@ -70,7 +68,6 @@ def test_what_others_use_is_followed_down() -> None:
 
 
 def test_more_than_the_server_says_is_never_assumed() -> None:
-    """A level is raised to what certainly remains, and not to what might have been refilled."""
     quota = Quota()
     answered(quota, quota.take(0.0, 0.0), 0.0, requests(600, 0))
     answered(quota, quota.take(0.1, 0.0), 0.1, requests(600, 300))
@@ -78,7 +75,6 @@ def test_more_than_the_server_says_is_never_assumed() -> None:
 
 
 def test_older_news_does_not_overrule_newer() -> None:
-    """The answer to the first call comes last and tells the level of an earlier time."""
     quota = Quota()
     first, second = quota.take(0.0, 0.0), quota.take(1.0, 0.0)
     answered(quota, second, 1.1, requests(60, 5))
@@ -87,8 +83,7 @@ def test_older_news_does_not_overrule_newer() -> None:
     assert may_go(quota, 9.0) < 15
 
 
-def test_answers_whose_threads_looked_at_the_clock_in_another_order_stop_nothing() -> None:
-    """The second call's thread looked later and reports first, and the server's bucket is a small one."""
+def test_answers_with_clock_readings_out_of_order_stop_nothing() -> None:
     quota = Quota()
     first, second = quota.take(0.0, 0.0), quota.take(0.0, 0.0)
     answered(quota, first, 0.1001, requests(6000, 149, 0.01))
@@ -96,8 +91,8 @@ def test_answers_whose_threads_looked_at_the_clock_in_another_order_stop_nothing
     assert quota.look(0.2, 0.0) == 0.2
 
 
-def test_a_limit_of_requests_that_nobody_enforces_holds_nobody_back_and_is_not_passed_on() -> None:
-    """Twice as many as 60 were answered within a minute."""
+def test_an_unenforced_limit_delays_nothing_and_is_not_shared() -> None:
+    """Twice the limit of 60 was answered within a minute."""
     quota = Quota()
     report = LimitReport(requests_limit=60, requests_remaining=9, tokens_limit=6000, tokens_remaining=3000)
     for second in range(42):
@@ -110,7 +105,6 @@ def test_a_limit_of_requests_that_nobody_enforces_holds_nobody_back_and_is_not_p
 
 
 def test_a_small_bucket_that_others_share_is_spaced_from_the_next_call_on() -> None:
-    """Ten at once, and ten a second: each process would keep to it, and all together would not."""
     record, quota = SharedRecord(), Quota()
     quota.lease = LimitLease("one", lambda: None)
     for lease in (LimitLease("other", lambda: None), quota.lease):
@@ -121,15 +115,13 @@ def test_a_small_bucket_that_others_share_is_spaced_from_the_next_call_on() -> N
 
 
 def test_a_limit_that_changes_is_followed() -> None:
-    """Down and up, as tiers and gateways change it."""
     quota = Quota()
     for limit in (600, 60, 6000):
         answered(quota, quota.take(0.0, 0.0), 0.0, requests(limit, limit - 1))
         assert quota.reported_limits == {"requests": limit}
 
 
-def test_a_told_limit_stays_an_upper_bound() -> None:
-    """Of configured and reported the tighter holds, whichever it is."""
+def test_a_configured_limit_remains_an_upper_bound() -> None:
     for configured, reported in ((60, 600), (600, 60)):
         quota = Quota()
         quota.configure(configured, None, 0.0)
@@ -138,7 +130,7 @@ def test_a_told_limit_stays_an_upper_bound() -> None:
 
 
 def test_a_burst_that_is_announced_needs_no_slow_start() -> None:
-    """Told 600 a minute, four may fly until the server says that 599 are left."""
+    """With 600 per minute configured, four may be in flight until the server reports 599 left."""
     quota = Quota()
     quota.configure(600, None, 0.0)
     call = quota.take(0.0, 0.0)
@@ -148,7 +140,6 @@ def test_a_burst_that_is_announced_needs_no_slow_start() -> None:
 
 
 def test_input_and_output_are_limited_apart() -> None:
-    """A limit of output stops calls that write much, and lets those go that read much."""
     quota = Quota()
     report = LimitReport(input_limit=100_000, input_remaining=99_990, output_limit=1000, output_remaining=500)
     answered(quota, quota.take(0.0, 0.0), 0.0, report)
@@ -157,7 +148,6 @@ def test_input_and_output_are_limited_apart() -> None:
 
 
 def test_beside_input_and_output_a_common_figure_counts_for_nothing() -> None:
-    """It repeats the tightest of the others; taken for their sum it would halve it."""
     quota = Quota()
     report = LimitReport(input_limit=50_000, input_remaining=49_000, tokens_limit=8000, tokens_remaining=10)
     answered(quota, quota.take(0.0, 0.0), 0.0, report)
@@ -165,7 +155,7 @@ def test_beside_input_and_output_a_common_figure_counts_for_nothing() -> None:
 
 
 def test_figures_rounded_to_thousands_are_believed_to_five_hundred() -> None:
-    """Nothing is left may mean 499; the level neither falls nor rises for that."""
+    """0 left may mean 499; that neither lowers nor raises the level."""
     quota = Quota()
     for now, left in ((0.0, 40_000), (0.1, 40_000), (0.2, 40_000)):
         report = LimitReport(output_limit=80_000, output_remaining=left)
@@ -175,14 +165,14 @@ def test_figures_rounded_to_thousands_are_believed_to_five_hundred() -> None:
 
 
 def test_a_bucket_smaller_than_its_limit_is_known_by_its_reset() -> None:
-    """6,000 a minute, but full again 10 ms after the first call: it holds 100. Idle time saves up no more."""
+    """6,000 per minute, but full 10 ms after the first call: it holds 100, however long it is idle."""
     quota = Quota()
     answered(quota, quota.take(0.0, 0.0), 0.0, requests(6000, 99, 0.01))
     assert may_go(quota, 60.0) == 99
 
 
 def test_a_limit_counted_over_a_day_refills_over_a_day() -> None:
-    """10,000 and 100 used, full in 864 s: that is a request each 8.64 s."""
+    """100 of 10,000 used, full in 864 s: one request per 8.64 s."""
     quota = Quota()
     answered(quota, quota.take(0.0, 0.0), 0.0, requests(10_000, 9_900, 864.0))
     assert may_go(quota, 0.0) == 1000
@@ -191,15 +181,15 @@ def test_a_limit_counted_over_a_day_refills_over_a_day() -> None:
     assert quota.look(0.0, 0.0) == pytest.approx(8.64, rel=0.01)
 
 
-def test_a_reset_gives_the_limit_where_it_is_missing() -> None:
-    """Half is left and full in 30 s: a minute's limit is twice what is left."""
+def test_a_reset_implies_a_missing_limit() -> None:
+    """Half is left, and it is full in 30 s: the limit per minute is twice what is left."""
     quota = Quota()
     answered(quota, quota.take(0.0, 0.0), 0.0, requests(None, 300, 30.0))
     assert quota.reported_limits == {"requests": 600}
 
 
 def test_a_refusal_that_names_a_limit_empties_it_once() -> None:
-    """64 calls are refused together: from nothing, ten a second. The other refusals say nothing new."""
+    """64 calls are refused together: ten per second from then on. Further refusals say nothing new."""
     quota, rng = Quota(), random.Random(1)
     calls = [quota.take(0.0, 0.0) for _ in range(64)]
     for call in calls:
@@ -210,8 +200,7 @@ def test_a_refusal_that_names_a_limit_empties_it_once() -> None:
     assert quota.spaced_rate is None
 
 
-def test_a_limit_that_refuses_again_is_kept_without_bursts() -> None:
-    """It was kept to and still refused, so what is saved up in a pause is not there."""
+def test_a_limit_that_refuses_again_is_spaced() -> None:
     quota, rng = Quota(), random.Random(1)
     quota.refused(quota.take(0.0, 0.0), 0.0, 1.0, rng, requests(600, None))
     at = quota.look(0.0, 0.0)
@@ -220,7 +209,6 @@ def test_a_limit_that_refuses_again_is_kept_without_bursts() -> None:
 
 
 def test_a_refusal_that_a_reported_limit_explains_proves_no_other() -> None:
-    """No pacing and no slow start: the level says when to go on."""
     quota, rng = Quota(), random.Random(1)
     answered(quota, quota.take(0.0, 0.0), 0.0, requests(600, 599))
     for call in [quota.take(0.0, 0.0) for _ in range(64)]:
@@ -230,7 +218,6 @@ def test_a_refusal_that_a_reported_limit_explains_proves_no_other() -> None:
 
 
 def test_a_refusal_that_no_reported_limit_explains_counts_as_before() -> None:
-    """Half of the limit is left and yet it refuses: something else is limited."""
     quota, rng = Quota(), random.Random(1)
     answered(quota, quota.take(0.0, 0.0), 0.0, requests(600, 599))
     for call in [quota.take(0.0, 0.0) for _ in range(64)]:
@@ -238,10 +225,8 @@ def test_a_refusal_that_no_reported_limit_explains_counts_as_before() -> None:
     assert quota.spaced_rate is not None
 
 
-def test_who_was_refused_claims_less_and_claims_it_back() -> None:
-    """A lone refusal may be a level that was a little too high. Who is refused again within ten seconds
-    shares the limit: 0.7 of its refill at first, and all of it again 15 seconds later.
-    """
+def test_a_refused_client_claims_less_and_reclaims_it() -> None:
+    """A client refused twice within ten seconds claims 0.7 of the refill, and all of it 15 s later."""
     limit = ReportedBucket(600, 0.0)
     limit.give_way(-5.0)
     assert limit.bucket.rate == pytest.approx(0.95 * 9.95)
@@ -254,7 +239,7 @@ def test_who_was_refused_claims_less_and_claims_it_back() -> None:
 
 
 def test_calls_refused_meanwhile_are_not_taken_off() -> None:
-    """Of 30 calls after the reported one 20 were refused at once and used nothing: ten are still out."""
+    """Of 30 calls after the reported one, 20 were refused at once and used nothing: ten are in flight."""
     traffic, calls = Traffic(), [Reservation(0.0, 100.0, 20.0) for _ in range(31)]
     for call in calls:
         traffic.start(call)
@@ -267,7 +252,6 @@ def test_calls_refused_meanwhile_are_not_taken_off() -> None:
 
 
 def test_a_debt_is_never_longer_than_two_minutes() -> None:
-    """Large estimates of calls that are out may exceed all that a server can be owed."""
     quota = Quota()
     first = quota.take(0.0, 8000, 8000)
     for _ in range(63):
@@ -277,7 +261,7 @@ def test_a_debt_is_never_longer_than_two_minutes() -> None:
 
 
 def test_what_the_server_charges_beyond_the_estimate_is_learned() -> None:
-    """An output cap of 1,000 is charged where 100 are expected: of 5,000 five calls go and not fifty."""
+    """1,000 tokens are charged where 100 are expected: of 5,000, five calls are sent, not fifty."""
     quota, left, now = Quota(), 100_000, 0.0
     while left > 6000:
         now += 1e-6
@@ -288,7 +272,6 @@ def test_what_the_server_charges_beyond_the_estimate_is_learned() -> None:
 
 
 def test_a_call_that_was_not_sent_is_given_back_to_the_reported_limits() -> None:
-    """It was not counted."""
     quota = Quota()
     answered(quota, quota.take(0.0, 0.0), 0.0, requests(600, 1))
     call = quota.take(0.0, 0.0)
@@ -325,7 +308,6 @@ reports = st.builds(
 def test_no_report_whatever_blocks_a_quota_for_good(
     steps: list[tuple[str, float, LimitReport]], seed: int
 ) -> None:
-    """Absurd and contradicting figures in any order: permits balance, and there is always a time to go on."""
     quota, rng, now = Quota(), random.Random(seed), 0.0
     flying: list[Reservation] = []
     for step, passed, report in steps:
@@ -357,7 +339,6 @@ def test_no_report_whatever_blocks_a_quota_for_good(
 
 @pytest.mark.parametrize(("left", "burst"), [(54, 59), (53, 52)])
 def test_a_reset_that_implies_nine_tenths_of_the_limit_or_more_is_rounded(left: int, burst: int) -> None:
-    """Less is what the server really holds."""
     limit = ReportedBucket(60.0, 0.0)
     trace = SentAround(1, 1, 0.0, 0.0, 0.0, 0.0, 0, 0, blurred=False)
     limit.learn(LimitReading(60, left, 0.0), trace, 0.0)
@@ -412,10 +393,9 @@ def test_a_reset_implies_a_limit_up_to_fifty_seconds(
         (0, 0.01, 1.0, 10.0),
     ],
 )
-def test_a_reset_tells_a_slower_refill_or_a_smaller_bucket(
+def test_a_reset_reveals_a_slower_refill_or_a_smaller_bucket(
     left: int, reset: float, capacity: float, rate: float
 ) -> None:
-    """Of 600 a minute. Nearly all of it is used."""
     bucket = ReportedBucket(600.0, 0.0)
     sent = SentAround(0.0, 1, 1.0, 0.0, 0.0, 0.0, 0, 0, blurred=False)
     bucket.learn(LimitReading(600.0, left, reset), sent, 0.0)
@@ -433,7 +413,7 @@ def test_a_reset_tells_a_slower_refill_or_a_smaller_bucket(
         (tuple(map(float, range(20))), 0.05),
     ],
 )
-def test_who_is_refused_again_within_ten_seconds_claims_much_less(
+def test_a_second_refusal_within_ten_seconds_claims_much_less(
     refused_at: tuple[float, ...], share: float
 ) -> None:
     bucket = ReportedBucket(600.0, 0.0)

@@ -1,7 +1,7 @@
-"""Without any configuration the limits a provider reports are filled and kept: against simulated servers.
+"""Reported limits are filled and kept without any configuration: against simulated servers.
 
-64 workers that never run out of calls, five virtual minutes, the bucket full at the start. What counts is the
-share of the tighter limit that is used after the first minute, and the share of calls that are refused.
+64 workers with endless calls, five virtual minutes, the bucket full at the start. What counts is the used
+share of the tighter limit after the first minute, and the share of refused calls.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ def run(server: Server, latency: Latency, *, seconds: float = 300.0, seed: int =
 
 
 def used(server: Server, begin: float = 60.0, end: float = 300.0) -> float:
-    """The share of the tighter limit."""
+    """The used share of the tighter limit."""
     return max(meter.used(begin, end) for meter in server.meters.values())
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("latency", sampled(LATENCIES))
 @pytest.mark.parametrize("limits", sampled(LIMITS, keep=3))
-def test_reported_limits_are_filled_and_kept(limits: str, latency: str) -> None:
-    """99 % of the tighter one used after the first minute; at most 1 % refused, with headers 0.1 %."""
+def test_reported_limits_are_used_fully_and_kept(limits: str, latency: str) -> None:
+    """99 % of the tighter one is used after the first minute; at most 1 % is refused, with headers 0.1 %."""
     style, minute = LIMITS[limits]
     server = Server(style, minute)
     client = run(server, LATENCIES[latency], jitter=0.005)
@@ -60,8 +60,7 @@ def test_reported_limits_are_filled_and_kept(limits: str, latency: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("limits", sampled(["gemini, requests", "gemini, input"], keep=1))
-def test_where_nothing_is_reported_but_refusals_there_is_one_storm(limits: str) -> None:
-    """At most one refusal for each worker, all of them when the first burst ends."""
+def test_limits_named_only_in_refusals_cause_one_storm(limits: str) -> None:
     style, minute = LIMITS[limits]
     for seed in range(3):
         server = Server(style, minute, hints=seed != 1)
@@ -74,7 +73,7 @@ def test_where_nothing_is_reported_but_refusals_there_is_one_storm(limits: str) 
 @pytest.mark.parametrize("latency", sampled(["50 ms", "around 400 ms"]))
 @pytest.mark.parametrize("work", sampled([capped_high, capped_low]))
 def test_a_server_that_charges_otherwise_than_expected_is_followed(work: object, latency: str) -> None:
-    """Three times as much for a high output cap, or the prompt alone: used to 99 % and 0.1 % refused."""
+    """Three times the cost for a high output cap, or only the prompt: 99 % used and 0.1 % refused."""
     server = Server("openai", {"requests": 6000, "tokens": 600_000 if work is capped_high else 250_000})
     client = run(server, LATENCIES[latency], work=work, jitter=0.005)
     assert used(server) >= 0.99
@@ -85,7 +84,6 @@ def test_a_server_that_charges_otherwise_than_expected_is_followed(work: object,
 @pytest.mark.parametrize("latency", sampled(["50 ms", "around 2 s"]))
 @pytest.mark.parametrize("style", ["openai", "anthropic"])
 def test_figures_read_at_the_answer_and_without_resets_do_as_well(style: str, latency: str) -> None:
-    """What remains may be counted when the answer is sent instead of when the call is admitted."""
     tokens = {"tokens": 250_000.0} if style == "openai" else {"input": 1e6, "output": 80_000.0}
     server = Server(style, {"requests": 6000, **tokens}, late=True, hints=False, resets=False)
     client = run(server, LATENCIES[latency], jitter=0.005)
@@ -96,7 +94,7 @@ def test_figures_read_at_the_answer_and_without_resets_do_as_well(style: str, la
 @pytest.mark.full
 @pytest.mark.parametrize("latency", sampled(["5 ms", "500 ms"]))
 def test_a_bucket_that_holds_a_second_is_filled_without_bursts(latency: str) -> None:
-    """6,000 a minute and never more than 100 at once: calls are spaced, at a share just below the rate."""
+    """6,000 per minute and at most 100 at once: calls are spaced just below the rate."""
     server = Server("openai", {"requests": 6000}, sizes={"requests": 100})
     client = run(server, LATENCIES[latency], seconds=120.0, jitter=0.005)
     assert used(server, 1.0, 120.0) >= SPACED_SHARE - 0.001
@@ -104,8 +102,8 @@ def test_a_bucket_that_holds_a_second_is_filled_without_bursts(latency: str) -> 
 
 
 @pytest.mark.parametrize("style", ["openai", "anthropic"])
-def test_the_burst_of_a_bucket_is_used_also_where_its_end_is_told_in_whole_seconds(style: str) -> None:
-    """6,000 a minute and 150 at once: an end that stays the same for some calls makes no window of it."""
+def test_a_burst_is_used_although_resets_are_whole_seconds(style: str) -> None:
+    """6,000 per minute and 150 at once: a reset that stays the same for some calls is not a window."""
     server = Server(style, {"requests": 6000}, sizes={"requests": 150})
     client = run(server, lognormal(0.02, 0.3), seconds=5.0, jitter=0.002)
     assert client.counts.answered >= 0.97 * (150 + 5 * 100)
@@ -116,7 +114,6 @@ def test_the_burst_of_a_bucket_is_used_also_where_its_end_is_told_in_whole_secon
 @pytest.mark.parametrize(("to", "refusals"), [(2400, 2), (300, 6)])
 @pytest.mark.parametrize("latency", sampled(["50 ms", "around 400 ms"]))
 def test_a_limit_that_changes_on_the_way_is_filled_as_changed(to: int, refusals: int, latency: str) -> None:
-    """Doubled or quartered after two minutes."""
     server = Server("openai", {"requests": 1200, "tokens": 1e6})
     client = run(server, LATENCIES[latency], change=(120.0, {"requests": to}))
     assert server.meters["requests"].used(150.0, 300.0) >= 0.98
@@ -127,7 +124,6 @@ def test_a_limit_that_changes_on_the_way_is_filled_as_changed(to: int, refusals:
 @pytest.mark.parametrize("latency", sampled(["50 ms", "around 400 ms"]))
 @pytest.mark.parametrize("limits", ["openai, requests", "openai, tokens", "anthropic, output"])
 def test_two_processes_with_one_limit_fill_it_together(limits: str, latency: str) -> None:
-    """The second comes into an empty bucket and leaves again; what it leaves is used by the first."""
     style, minute = LIMITS[limits]
     answered, refused = [], []
     for seed in range(5):

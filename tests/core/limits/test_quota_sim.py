@@ -1,6 +1,6 @@
 """How much of a limit is used and how many calls are refused: the quota against simulated servers.
 
-64 workers, 900 calls, virtual time. "Quick" refusals come back in 2 ms, as from a gateway; others take as
+64 workers, 900 calls, virtual time. "Quick" refusals arrive within 2 ms, as from a gateway; others take as
 long as an answer.
 """
 
@@ -53,9 +53,10 @@ def untold(admit: Admit, latency: Latency, **how: object) -> Run:
 
 @pytest.mark.parametrize("latency", LATENCIES)
 @pytest.mark.parametrize("seed", sampled(range(5)))
-def test_a_told_limit_is_used_to_98_percent_behind_its_burst(latency: str, seed: int) -> None:
-    """600 a minute with a full bucket: of 1,800 calls, those behind the first 600 come at 9.8 a second and
-    more, and none is refused. The burst counts on neither side: a tenth of the rate would hide behind it."""
+def test_a_configured_limit_is_used_to_98_percent(latency: str, seed: int) -> None:
+    """600 per minute with a full bucket: of 1,800 calls, those after the first 600 are sent at 9.8 per
+    second or more, and none is refused. The burst is left out, because it would hide a tenth of the
+    rate."""
     quota = Quota()
     quota.configure(600, None, 0.0)
     outcome = run(quota, bucket(600, 10.0), 1_800, latency=LATENCIES[latency], seed=seed)
@@ -70,8 +71,8 @@ def test_a_told_limit_is_used_to_98_percent_behind_its_burst(latency: str, seed:
 def test_a_limit_enforced_second_by_second_is_found_out_without_a_storm(
     server: str, latency: str, retry_after: float | None, quick: bool
 ) -> None:
-    """The same 600 a minute without bursts: at least 95 % of it used, at most 2 % of calls refused. Where a
-    refusal takes as long as an answer, calls go on meanwhile: 4 % are."""
+    """The same 600 per minute without bursts: at least 95 % is used, and at most 2 % of calls are refused;
+    4 % if a refusal takes as long as an answer, because calls continue meanwhile."""
     # a refusal that takes a second to come and then asks for another second costs 1 % by itself
     needed = 0.94 if latency == "around 400 ms" and retry_after and not quick else 0.95
     is_soon = quick and latency != "500 ms"  # refusals are sooner than the next round of calls
@@ -90,8 +91,8 @@ def test_a_limit_enforced_second_by_second_is_found_out_without_a_storm(
 
 @pytest.mark.parametrize("latency", sampled(LATENCIES, first=1))
 @pytest.mark.parametrize("server", PER_SECOND)
-def test_a_limit_that_nobody_told_is_found_and_kept(server: str, latency: str) -> None:
-    """The first 64 calls are in flight before anyone can know; of the rest at most 4 % are refused."""
+def test_an_unknown_limit_is_discovered_and_kept(server: str, latency: str) -> None:
+    """The first 64 calls are in flight before the limit shows; of the rest at most 4 % are refused."""
     for seed in range(5):
         outcome = untold(PER_SECOND[server](seed), LATENCIES[latency], seed=seed, quick_refusals=True)
         assert outcome.answered == 900
@@ -101,9 +102,9 @@ def test_a_limit_that_nobody_told_is_found_and_kept(server: str, latency: str) -
 
 @pytest.mark.parametrize("latency", sampled(LATENCIES, keep=2))
 @pytest.mark.parametrize(("quick", "most"), [(True, 64 + 18), (False, 64 + 96)])
-def test_an_untold_limit_with_a_burst_is_used_whole(latency: str, quick: bool, most: int) -> None:
-    """600 at once and then 10 a second, not configured: within 12 % of the ideal 30 s, refused once a
-    worker, in the mean."""
+def test_an_unknown_limit_with_a_burst_is_used_fully(latency: str, quick: bool, most: int) -> None:
+    """600 at once and then 10 per second: within 12 % of the ideal 30 s, with one refusal per worker on
+    average."""
     outcomes = [
         untold(bucket(600, 10.0), LATENCIES[latency], seed=seed, quick_refusals=quick) for seed in range(8)
     ]
@@ -111,8 +112,8 @@ def test_an_untold_limit_with_a_burst_is_used_whole(latency: str, quick: bool, m
     assert fmean(outcome.refused for outcome in outcomes) <= most
 
 
-def test_a_told_limit_ten_times_too_high_is_corrected() -> None:
-    """6,000 a minute configured, 600 enforced: nothing is lost and the real rate is found."""
+def test_a_configured_limit_ten_times_too_high_is_corrected() -> None:
+    """6,000 per minute configured, 600 enforced."""
     for seed in range(5):
         quota = Quota()
         quota.configure(6000, None, 0.0)
@@ -128,7 +129,7 @@ def test_a_told_limit_ten_times_too_high_is_corrected() -> None:
 def test_random_refusals_do_not_slow_a_healthy_service_for_long(
     asked: float | None, max_rpm: float | None
 ) -> None:
-    """0.3 % random refusals at some 500 calls a second: full speed again within 1.5 s of each pause."""
+    """0.3 % random refusals at about 500 calls per second: full speed again within 1.5 s of each pause."""
     for seed in range(3):
         quota = Quota()
         quota.configure(max_rpm, None, 0.0)
@@ -153,10 +154,7 @@ def test_random_refusals_do_not_slow_a_healthy_service_for_long(
 )
 @pytest.mark.parametrize("share", sampled([0.02, 0.04], first=1))
 def test_refusals_at_random_are_no_rate(share: float, is_first_contact: bool, quick: bool) -> None:
-    """They come as often however fast calls are sent: 6,400 calls take at most 8.5 s, 5 s without any.
-
-    What looked like a limit all the same, once in some thousand calls, is tried and left.
-    """
+    """Lower speed does not reduce them: 6,400 calls take at most 8.5 s, 5 s without any."""
     for seed in range(9):
         quota = Quota()
         if is_first_contact:
@@ -167,7 +165,7 @@ def test_refusals_at_random_are_no_rate(share: float, is_first_contact: bool, qu
 
 
 def one_rate_and_a_share(share: float, rng: random.Random) -> Admit:
-    """A hundred a second in windows of a second, and some calls are refused at random."""
+    """100 per second in windows of a second, and some calls are refused at random."""
     windows, random_ones = fixed_windows(100, 1.0, rng.random()), noisy(share, rng)
     return lambda at: random_ones(at) and windows(at)
 
@@ -176,7 +174,6 @@ def one_rate_and_a_share(share: float, rng: random.Random) -> Admit:
 @pytest.mark.parametrize("told", [None, 6000])
 @pytest.mark.parametrize("share", sampled([0.02, 0.04], first=1))
 def test_refusals_at_random_leave_a_limit_in_use(told: int | None, share: float) -> None:
-    """Lone refusals beside a limit are not its own: nearly half of it is used."""
     used = []
     for seed in range(3):
         quota = Quota()
@@ -191,8 +188,8 @@ def test_refusals_at_random_leave_a_limit_in_use(told: int | None, share: float)
 @pytest.mark.full
 @pytest.mark.parametrize("told", sampled([None, 60_000]))
 def test_a_rate_that_was_learned_from_a_bad_moment_is_left(told: int | None) -> None:
-    """Half of all calls are refused for three seconds, then a fiftieth: in the median of nine draws 6,400
-    calls take 75 s at most, of which six are needed; 900 and 500 s where each refusal lowered the rate."""
+    """Half of all calls are refused for three seconds, then 2 %: in the median of nine draws, 6,400 calls
+    take at most 75 s, six of which are needed."""
     took = []
     for seed in range(9):
         quota, rng = Quota(), random.Random(seed)
@@ -205,6 +202,6 @@ def test_a_rate_that_was_learned_from_a_bad_moment_is_left(told: int | None) -> 
 
 
 def test_a_calm_service_without_limits_runs_at_full_speed() -> None:
-    """6,400 calls of 100 ms on 64 workers take ten seconds to the millisecond."""
+    """6,400 calls of 100 ms on 64 workers take exactly ten seconds."""
     outcome = run(Quota(), bucket(1e9, 1e9), 6400, latency=constant(0.1))
     assert outcome.seconds == pytest.approx(10.0, abs=1e-3)

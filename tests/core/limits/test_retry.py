@@ -1,4 +1,4 @@
-"""Which failures are tried again, and when."""
+"""Which failures are retried, and when."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DOWN = Circumstances(unavailable=True, outage=True)
 
 
 def tries(kind: ErrorKind, policy: RetryPolicy = SURE) -> int:
-    """How many retries a request gets that always fails with ``kind``."""
+    """Return how many retries a request gets that always fails with ``kind``."""
     count, number = RetryCount(), 0
     while decide(policy, kind, count, None, RNG) is not None:
         number += 1
@@ -43,12 +43,10 @@ def tries(kind: ErrorKind, policy: RetryPolicy = SURE) -> int:
     ],
 )
 def test_each_kind_of_failure_has_its_own_number_of_retries(kind: ErrorKind, number: int) -> None:
-    """Passing faults are tried again, what may be billed twice once, what cannot change never."""
     assert tries(kind) == number
 
 
 def test_every_kind_has_a_rule() -> None:
-    """A kind that is added to the errors cannot be retried for ever by accident."""
     assert all(tries(kind) <= 30 for kind in ErrorKind)
 
 
@@ -60,7 +58,6 @@ def test_without_retries_nothing_is_counted_again_but_limits_still_wait() -> Non
 
 
 def test_waits_follow_the_formula_up_to_the_longest() -> None:
-    """min(initial × multiplier^attempt, max)."""
     assert [exponential(n, 1.0, 2.0, 10.0) for n in range(6)] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     assert exponential(100_000, 1.0, 2.0, 10.0) == 10.0
     count = RetryCount()
@@ -70,13 +67,12 @@ def test_waits_follow_the_formula_up_to_the_longest() -> None:
 
 @given(st.integers(0, 50), st.integers())
 def test_jitter_keeps_at_least_half_of_the_wait(attempt: int, seed: int) -> None:
-    """The wait is drawn between 50 % and 100 % of the formula."""
     full = exponential(attempt, 1.0, 2.0, 10.0)
     assert full / 2 <= RetryPolicy().delay(attempt, random.Random(seed)) <= full
 
 
 def test_a_crowd_that_failed_together_does_not_return_together() -> None:
-    """Of 1,000 requests that back off at the same moment at most a third come in the same 100 ms."""
+    """Of 1,000 requests that back off at the same moment, at most a third return within the same 100 ms."""
     rng = random.Random(7)
     at = [RetryPolicy().delay(0, rng) for _ in range(1000)]
     assert max(sum(t <= a < t + 0.1 for a in at) for t in at) < 333
@@ -84,7 +80,6 @@ def test_a_crowd_that_failed_together_does_not_return_together() -> None:
 
 @given(st.floats(0.0, 600.0), st.integers(), st.sampled_from([ErrorKind.SERVER_ERROR, ErrorKind.RATE_LIMIT]))
 def test_retry_after_is_a_minimum(asked: float, seed: int, kind: ErrorKind) -> None:
-    """What the server asks for at first stands for the backoff, a little on top, and is never nothing."""
     retry = decide(RetryPolicy(), kind, RetryCount(), asked, random.Random(seed))
     assert retry is not None
     assert max(asked, 0.1) <= retry.delay <= max(asked + min(1.0, 0.1 * asked), 0.2)
@@ -111,7 +106,6 @@ def test_a_fault_that_names_no_wait_uses_up_no_try_at_once() -> None:
 
 
 def test_a_refusal_for_the_limit_costs_no_try() -> None:
-    """It waits by itself, at first a second where the server names no time; its tries are all there."""
     count = RetryCount()
     asked = decide(SURE, ErrorKind.RATE_LIMIT, count, 5.0, RNG)
     assert asked is not None
@@ -122,8 +116,8 @@ def test_a_refusal_for_the_limit_costs_no_try() -> None:
     assert (asked.counted, own.counted, count.whole, count.partial) == (False, False, 0, 0)
 
 
-def test_an_outage_costs_no_try_and_no_wait_of_its_own() -> None:
-    """While the breaker is not closed it holds the request; 500 such failures leave the tries untouched."""
+def test_an_outage_costs_neither_a_try_nor_a_wait() -> None:
+    """While the breaker is not closed, it delays the request; 500 such failures use no try."""
     count = RetryCount()
     for _ in range(500):
         retry = decide(SURE, ErrorKind.SERVER_ERROR, count, None, RNG, DOWN)
@@ -132,7 +126,6 @@ def test_an_outage_costs_no_try_and_no_wait_of_its_own() -> None:
 
 
 def test_an_outage_does_not_pardon_what_can_never_work() -> None:
-    """A wrong key is final, whatever state the breaker is in."""
     assert decide(SURE, ErrorKind.AUTH_ERROR, RetryCount(), None, RNG, DOWN) is None
 
 
@@ -140,14 +133,12 @@ def test_an_outage_does_not_pardon_what_can_never_work() -> None:
     "bad", [{"retries": -1}, {"multiplier": 0.5}, {"initial": -1.0}, {"max_delay": -1.0}]
 )
 def test_a_policy_out_of_range_is_refused(bad: dict[str, float]) -> None:
-    """A negative wait or a shrinking one is a mistake."""
     with pytest.raises(ValueError):
         RetryPolicy(**bad)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("share", "failures"), [(0.0, 4), (0.1, 7), (0.3, 14), (0.5, 24), (0.9, 152)])
-def test_where_many_calls_fail_a_failure_costs_less_than_a_try(share: float, failures: int) -> None:
-    """A request ends after as many failures as are equally unlikely for one with nothing wrong."""
+def test_failures_cost_less_than_a_try_if_many_calls_fail(share: float, failures: int) -> None:
     seen, count, number = Circumstances(unavailable=True, passing=True, failure_share=share), RetryCount(), 1
     while decide(SURE, ErrorKind.SERVER_ERROR, count, None, RNG, seen) is not None:
         number += 1
@@ -157,7 +148,7 @@ def test_where_many_calls_fail_a_failure_costs_less_than_a_try(share: float, fai
 @pytest.mark.parametrize("kind", [ErrorKind.SERVER_ERROR, ErrorKind.NETWORK_ERROR])
 @pytest.mark.parametrize("outage", [False, True])
 def test_a_failure_that_may_have_been_billed_is_a_whole_try(kind: ErrorKind, outage: bool) -> None:
-    """A reset after sending, a 504, a page: four calls, where others fail as well and in an outage, too."""
+    """A reset after sending, a 504, a web page: four calls, even if others fail as well, or in an outage."""
     seen = Circumstances(unavailable=True, maybe_billed=True, outage=outage, passing=True, failure_share=0.9)
     count, number = RetryCount(), 1
     while (retry := decide(SURE, kind, count, None, RNG, seen)) is not None:
@@ -167,7 +158,7 @@ def test_a_failure_that_may_have_been_billed_is_a_whole_try(kind: ErrorKind, out
 
 
 def test_a_share_of_failures_that_rises_counts_for_the_failures_before_it() -> None:
-    """Three failures while 2 % failed, as far as was known, and more while half do: 21, and not 4."""
+    """Three failures while 2 % are known to fail, and more while half do: 21 in total, not 4."""
     count, number = RetryCount(), 1
     seen = Circumstances(unavailable=True, passing=True, failure_share=0.02)
     while decide(SURE, ErrorKind.SERVER_ERROR, count, None, RNG, seen) is not None:
@@ -184,7 +175,7 @@ def test_without_retries_a_failure_is_final_however_many_others_fail() -> None:
 
 
 def test_while_others_pass_the_delays_follow_the_latency() -> None:
-    """50 ms and then 100 ms, each drawn between half and the whole; alone, 1 s, 2 s, …"""
+    """50 ms and then 100 ms, each drawn between half and the whole; alone 1 s, 2 s, …"""
     seen = Circumstances(unavailable=True, passing=True, failure_share=0.5, latency=0.05)
     count, delays = RetryCount(), []
     for _ in range(6):
@@ -200,7 +191,7 @@ def test_while_others_pass_the_delays_follow_the_latency() -> None:
 
 
 def test_while_others_pass_no_delay_is_longer_than_twice_the_first_one() -> None:
-    """Answers of 30 s do not make a row wait for a minute that failed at once: 1 s, then 2 s."""
+    """With answers of 30 s, a row that failed at once waits 1 s, then 2 s, not a minute."""
     seen = Circumstances(unavailable=True, passing=True, failure_share=0.5, latency=30.0)
     count, delays = RetryCount(), []
     for _ in range(6):
@@ -212,7 +203,6 @@ def test_while_others_pass_no_delay_is_longer_than_twice_the_first_one() -> None
 
 
 def test_the_wait_a_server_names_wins_over_the_latency() -> None:
-    """It knows better when it is well again."""
     seen = Circumstances(unavailable=True, passing=True, failure_share=0.5, latency=0.05)
     retry = decide(RetryPolicy(), ErrorKind.SERVER_ERROR, RetryCount(), 7.0, RNG, seen)
     assert retry is not None

@@ -1,4 +1,4 @@
-"""What the record of a shared limit keeps of processes that are silent, and of what does not refill."""
+"""What the record of a shared limit keeps of silent processes, and of quotas that do not refill."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DAY = 86_400.0
 def enqueued(
     record: SharedRecord, member: str, kept: float, at: float, *, wants: float = 0.0, limit: float = 10.0
 ) -> LeaseGrant:
-    """Tell what a store has enqueued at the provider, and ask for more."""
+    """Report what a store has enqueued at the provider, and ask for more."""
     asked = LeaseAsk(
         member,
         limits=MemberLimits(caps=first(limit)),
@@ -34,7 +34,7 @@ def enqueued(
     return exchange(record, asked, NOW + at)
 
 
-def test_of_what_does_not_refill_there_is_left_what_nobody_holds() -> None:
+def test_what_is_not_held_is_left_of_a_quota_without_refill() -> None:
     record = SharedRecord()
     assert enqueued(record, "one", 4.0, 0.0).left == first(6.0)
     assert enqueued(record, "other", 3.0, 1.0).left == first(3.0)
@@ -43,7 +43,7 @@ def test_of_what_does_not_refill_there_is_left_what_nobody_holds() -> None:
     assert enqueued(record, "one", 1.0, 4.0, limit=5.0).left == first(1.0)
 
 
-def test_it_waits_where_others_hold_it_and_is_granted_once_they_do_not() -> None:
+def test_enqueued_tokens_are_granted_once_others_return_them() -> None:
     record = SharedRecord()
     enqueued(record, "one", 9.0, 0.0)
     refused = enqueued(record, "other", 0.0, 1.0, wants=2.0)
@@ -64,9 +64,7 @@ def test_what_a_silent_process_has_enqueued_counts_for_an_hour(silent: float, le
     ("held", "silent", "known"),
     [(2.0, 7 * DAY, True), (2.0, 7 * DAY + 1.0, False), (0.0, 60.0, True), (0.0, 61.0, False)],
 )
-def test_the_account_of_a_silent_client_is_kept_for_a_week_or_where_it_holds_nothing_a_minute(
-    held: float, silent: float, known: bool
-) -> None:
+def test_accounts_of_silent_clients_expire(held: float, silent: float, known: bool) -> None:
     record = SharedRecord()
     for member, at, kept in (("other", 0.0, held), ("one", silent, 0.0)):
         asked = LeaseAsk(

@@ -1,7 +1,7 @@
-"""Processes that share a limit by leases fill it and keep it: against simulated servers, in virtual time.
+"""Processes that share a limit by leases use it fully and keep it: simulated servers, in virtual time.
 
-Four processes of 16 workers that never run out of calls. What counts is the share of the limit that is used
-after the first burst, and the share of calls that are refused.
+Four processes of 16 workers with endless calls. What counts is the used share of the limit after the first
+burst, and the share of refused calls.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class Run:
     ("count", "latency"),
     sampled([(1, "50 ms"), (4, "50 ms"), (1, "400 ms"), (4, "400 ms"), (4, "around 2 s")], first=1),
 )
-def test_processes_fill_a_told_limit_together(count: int, latency: str) -> None:
-    """600 a minute, of a server that says nothing: 99 % of it, and nothing is refused."""
+def test_processes_use_a_configured_limit_together(count: int, latency: str) -> None:
+    """600 per minute, of a server that reports nothing: 99 % is used, and nothing is refused."""
     run = Run(Server("gemini", {"requests": 600}), count, told=600, latency=latency).fill(120.0)
     assert run.used(40.0, 120.0) >= 0.99
     assert run.refused == 0.0
@@ -90,10 +90,8 @@ def test_processes_fill_a_told_limit_together(count: int, latency: str) -> None:
 @pytest.mark.parametrize("latency", sampled(LATENCIES, first=1))
 @pytest.mark.parametrize("limits", sampled(LIMITS, first=2))
 def test_processes_fill_a_limit_they_learn_together(limits: str, latency: str) -> None:
-    """From the answers of all: 98 % of it, and at most 0.5 % refused.
-
-    Output is charged once it is made: less is left than answers say, by what is under way in all processes.
-    """
+    """98 % is used, and at most 0.5 % refused. Output is charged when it is generated, so less is left
+    than answers say, by what is in flight in all processes."""
     style, minute = LIMITS[limits]
     run = Run(Server(style, minute), 4, latency=latency).fill(120.0)
     assert run.used(30.0, 120.0) >= 0.98
@@ -111,7 +109,6 @@ def test_a_limit_below_five_a_second_is_leased_one_request_at_a_time() -> None:
 
 @pytest.mark.full
 def test_exchanges_are_few() -> None:
-    """At most ten a second, and four where the limit does not hold anybody back."""
     held = Run(Server("gemini", {"requests": 600}), 4, told=600).fill(30.0)
     free = Run(Server("gemini", {"requests": 600_000}), 4, told=600_000).fill(30.0)
     assert max(process.exchanges for process in held.processes) <= 10 * 30
@@ -120,7 +117,6 @@ def test_exchanges_are_few() -> None:
 
 @pytest.mark.full
 def test_a_process_with_little_to_do_holds_nothing_that_others_need() -> None:
-    """One call a second next to three processes that never stop: they use what it does not."""
     run = Run(Server("gemini", {"requests": 600}), 4, told=600)
     run.clients[0].workers = 1
     run.clients[0].latency = constant(1.0)
@@ -131,8 +127,8 @@ def test_a_process_with_little_to_do_holds_nothing_that_others_need() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("event", ["killed", "frozen"])
-def test_what_a_process_leased_that_is_gone_comes_back(event: str) -> None:
-    """One of four is killed, or frozen for 20 seconds, at full speed: the others use the whole limit."""
+def test_the_lease_of_a_dead_process_is_returned(event: str) -> None:
+    """One of four is killed, or frozen for 20 s, at full speed: the others use the whole limit."""
     run = Run(Server("gemini", {"requests": 600}), 4, told=600)
     until = 90.0 if event == "frozen" else math.inf
     run.processes[0].frozen = (70.0, until)
@@ -144,7 +140,6 @@ def test_what_a_process_leased_that_is_gone_comes_back(event: str) -> None:
 
 
 def test_a_cooldown_of_one_process_is_a_cooldown_of_all() -> None:
-    """Refused without a limit that explains it, four times in a row: the others pause as well, once."""
     run = Run(Server("gemini", {"requests": 600_000}), 2)
     for hundredth in range(401):
         run.sharing(hundredth / 100)
@@ -161,7 +156,7 @@ def test_a_cooldown_of_one_process_is_a_cooldown_of_all() -> None:
 
 @pytest.mark.full
 def test_a_rate_that_one_process_proves_is_spaced_by_all() -> None:
-    """600 a minute of which ten go at once: told, but no burst is honoured; 95 % of it, 3 % refused."""
+    """600 per minute, configured, of which only ten are honoured at once: 95 % used, 3 % refused."""
     server = Server("gemini", {"requests": 600}, sizes={"requests": 10})
     run = Run(server, 4, told=600).fill(120.0)
     assert run.used(20.0, 120.0) >= 0.95
@@ -169,16 +164,16 @@ def test_a_rate_that_one_process_proves_is_spaced_by_all() -> None:
 
 
 class Silent(Server):
-    """Neither answers nor refusals say what the limit is."""
+    """A server whose answers and refusals do not name the limit."""
 
     def report(self, now: float, *, refused: str | None) -> None:
-        """Nothing."""
+        """Report nothing."""
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", sampled(range(6)))
 def test_a_rate_that_was_measured_far_too_low_grows_for_all(seed: int) -> None:
-    """Of the first minute at most 5 % are refused beyond the 64 of first contact; after 5 s at most 3 %."""
+    """At most 5 % of the first minute are refused beyond the 64 of first contact; at most 3 % after 5 s."""
     run = Run(Silent("gemini", {"requests": 600}), 4)
     for client in run.clients:
         client.latency = lambda rng: 0.05 * math.exp(rng.gauss(0.0, 0.3))
@@ -194,10 +189,6 @@ def test_a_rate_that_was_measured_far_too_low_grows_for_all(seed: int) -> None:
 @pytest.mark.parametrize("seed", sampled(range(6), keep=2))
 @pytest.mark.parametrize("calls", sampled(["at once", "each second"], keep=2))
 def test_refusals_that_led_another_process_to_a_rate_prove_no_lower_one(calls: str, seed: int) -> None:
-    """One and ten at once of 600 a minute, which nobody told: three quarters are used from 20 seconds on. As
-    each process counted the refusals of the one event anew, a fourth to a half was used with half of the
-    seeds.
-    """
     server = Silent("gemini", {"requests": 600}, sizes={"requests": 1} if calls == "at once" else None)
     if calls == "each second":
         server.meters = {"requests": SecondMeter(600)}
@@ -209,15 +200,13 @@ def test_refusals_that_led_another_process_to_a_rate_prove_no_lower_one(calls: s
     assert run.refused <= 0.09  # of the first minute, first contact included
 
 
-def test_processes_open_up_together_where_nobody_knows_a_limit() -> None:
-    """The first one begins with ten calls, each other one with its part of them, and one at least."""
+def test_processes_share_the_slow_start() -> None:
     run = Run(Silent("gemini", {"requests": 600}), 16, latency="400 ms").fill(0.002)
     sent = [client.counts.calls for client in run.clients]
     assert sent == [10, 5, 3, 2, 2] + [1] * 11
 
 
-def test_a_measured_rate_is_news_where_others_told_of_a_cooldown_or_of_a_step_down() -> None:
-    """All of them report one event; the one whose rate is far lower measured it."""
+def test_a_far_lower_measured_rate_is_news_after_other_reports() -> None:
     record = SharedRecord()
     exchange(record, LeaseAsk("first", findings=Findings(cooled=1.0)), EPOCH)
     exchange(record, LeaseAsk("second", findings=Findings(spaced=200.0, lowered=1)), EPOCH)
@@ -233,9 +222,8 @@ def test_a_measured_rate_is_news_where_others_told_of_a_cooldown_or_of_a_step_do
     ("idle", "seed"), sampled([(idle, seed) for seed in range(8) for idle in (0.0, 30.0)], keep=2)
 )
 def test_new_processes_keep_a_rate_that_others_found(idle: float, seed: int) -> None:
-    """Nobody told the limit, and it was met before. Processes that take over follow the rate, and at most 4 %
-    is refused. After a pause they find it out anew, as it may be gone: a tenth is refused, at first contact.
-    """
+    """Processes that take over follow the discovered rate, and at most 4 % is refused. After a pause they
+    discover it again, as it may be gone: a tenth is refused."""
     run, begin = Run(Silent("gemini", {"requests": 600}), 8), 45.0 + idle
     for client, process in zip(run.clients[:4], run.processes, strict=False):
         client.end, process.frozen = 45.0, (45.0, math.inf)
@@ -250,7 +238,6 @@ def test_new_processes_keep_a_rate_that_others_found(idle: float, seed: int) -> 
 
 @pytest.mark.full
 def test_a_found_rate_grows_to_a_raised_limit() -> None:
-    """What passes beyond it may be what nobody used, so it is believed when it is measured twice."""
     server = Silent("gemini", {"requests": 600})
     run = Run(server, 4)
     meter = server.meters["requests"]
@@ -268,8 +255,7 @@ def test_a_found_rate_grows_to_a_raised_limit() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("style", sampled(["openai", "gemini"]))
 def test_a_limit_that_is_counted_each_second_is_spaced_by_all(style: str) -> None:
-    """Ten in each second, told or learned from the first answers: 98 % of it, and no more refused than the
-    first calls of all, which nobody could know about."""
+    """Ten per second: 98 % is used, and only the very first calls are refused."""
     server = Server(style, {"requests": 600})
     server.meters = {"requests": SecondMeter(600)}
     run = Run(server, 4, told=600).fill(95.0)
@@ -282,7 +268,6 @@ def test_a_limit_that_is_counted_each_second_is_spaced_by_all(style: str) -> Non
 
 @pytest.mark.parametrize(("size", "latency"), sampled([(2, "50 ms"), (20, "50 ms"), (1200, "400 ms")]))
 def test_one_process_fills_a_limit_that_only_refusals_name(size: int, latency: str) -> None:
-    """Twenty a second: it spaces its calls itself; what it leases between two exchanges holds none up."""
     for seed in range(2):
         server = Server("gemini", {"requests": 1200}, sizes={"requests": size})
         run = Run(server, 1, latency=latency)
@@ -294,7 +279,7 @@ def test_one_process_fills_a_limit_that_only_refusals_name(size: int, latency: s
 @pytest.mark.full
 @pytest.mark.parametrize("on_lost", sampled(["share", "stop", "local"], keep=1))
 def test_a_back_end_that_is_unavailable_leaves_each_process_its_share(on_lost: str) -> None:
-    """For 40 seconds: at most the whole limit is sent, none, or as if nobody shared; then all is well."""
+    """For 40 s: at most the whole limit, nothing, or as if it were not shared; then as before."""
     run = Run(Server("gemini", {"requests": 600}), 4, told=600)
     for process in run.processes:
         process.away = (70.0, 110.0)
@@ -312,7 +297,6 @@ def test_a_back_end_that_is_unavailable_leaves_each_process_its_share(on_lost: s
 
 
 def test_an_urgent_call_of_one_process_goes_before_what_others_want() -> None:
-    """Ten a minute, of which other processes wait for more than there is: it does not wait behind them."""
     record = SharedRecord()
     costs = (1.0, 0.0, 0.0, 0.0)
     limit, rate, nothing = (10.0, 0.0, 0.0, 0.0), (1.0 / 6.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 0.0)
@@ -340,7 +324,6 @@ def test_an_urgent_call_of_one_process_goes_before_what_others_want() -> None:
 
 
 def test_calls_wait_until_the_first_exchange_is_over() -> None:
-    """Nobody knows before it what others use."""
     quota = Quota()
     process = Process(quota, "new")
     assert quota.look(0.0, 1.0) == math.inf
@@ -351,8 +334,7 @@ def test_calls_wait_until_the_first_exchange_is_over() -> None:
 
 
 @pytest.mark.parametrize("meanwhile", ["another was refused", "the exchange was lost"])
-def test_the_end_of_an_outage_is_told_until_it_is_known(meanwhile: str) -> None:
-    """Else those that come later begin with an open breaker, and those that follow wait for a probe."""
+def test_the_end_of_an_outage_is_reported_until_it_is_known(meanwhile: str) -> None:
     record, one, other = SharedRecord(), LimitLease("one", int), LimitLease("other", int)
 
     def exchanged(lease: LimitLease, now: float, cool_until: float = -math.inf) -> None:
@@ -377,8 +359,7 @@ def test_the_end_of_an_outage_is_told_until_it_is_known(meanwhile: str) -> None:
 
 
 @pytest.mark.parametrize("on_lost", ["share", "stop", "local"])
-def test_what_calls_did_not_need_while_the_back_end_was_lost_is_not_given_back(on_lost: str) -> None:
-    """They took nothing of what is leased; else others get tokens that nobody had."""
+def test_calls_during_an_outage_of_the_back_end_give_nothing_back(on_lost: str) -> None:
     record, quota = SharedRecord(), Quota()
     quota.configure(None, 600_000, 0.0)
     lease = quota.lease = LimitLease("one", lambda: None, on_lost)
@@ -397,7 +378,7 @@ def test_what_calls_did_not_need_while_the_back_end_was_lost_is_not_given_back(o
     ("left", "own", "until"),
     [(2.0, 0.0, 12.0), (2.0, 11.9, None), (2.0, 11.5, 12.0), (0.1, 0.0, None), (0.25, 0.0, 10.25)],
 )
-def test_a_cooldown_of_others_counts_where_it_lasts_a_tenth_of_a_second_longer(
+def test_a_cooldown_of_others_counts_if_it_is_a_tenth_longer(
     left: float, own: float, until: float | None
 ) -> None:
     record, lease = SharedRecord(), LimitLease("one", lambda: None)
@@ -406,7 +387,7 @@ def test_a_cooldown_of_others_counts_where_it_lasts_a_tenth_of_a_second_longer(
     assert lease.cooldown(10.0, own) == until
 
 
-def test_only_where_calls_are_to_stop_a_back_end_that_does_not_fit_refuses_them() -> None:
+def test_an_incompatible_back_end_refuses_calls_only_with_stop() -> None:
     for on_lost, refusal in (("stop", "another version"), ("share", ""), ("local", "")):
         lease = LimitLease("one", lambda: None, on_lost)
         assert lease.refusal == ""
@@ -416,8 +397,7 @@ def test_only_where_calls_are_to_stop_a_back_end_that_does_not_fit_refuses_them(
         assert lease.refusal == ""
 
 
-def test_a_process_that_paused_asks_who_came_with_its_first_call() -> None:
-    """It would go on by itself at the whole rate for seconds, next to others that share it."""
+def test_the_first_call_after_a_pause_makes_an_exchange_due() -> None:
     record, woken = SharedRecord(spaced=10.0), list[float]()
     quota = Quota()
     quota.lease = lease = LimitLease("first", lambda: woken.append(1.0))
@@ -430,8 +410,7 @@ def test_a_process_that_paused_asks_who_came_with_its_first_call() -> None:
     assert lease.due(3.0) == 3.0
 
 
-def test_all_calls_that_wait_when_a_process_joins_go_with_the_next_exchange() -> None:
-    """They do not wait for a tenth of a second, nor is one leased first and the others after it."""
+def test_calls_waiting_for_the_first_exchange_all_leave_with_it() -> None:
     quota, costs = Quota(), (1.0, 0.0, 0.0, 0.0)
     quota.configure(6_000.0, None, 0.0)
     sharing = Sharing([Process(quota, "new")])

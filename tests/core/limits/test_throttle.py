@@ -1,4 +1,4 @@
-"""The adaptive throttle: a lower rate stays only where it helps, and is not kept for nothing."""
+"""The adaptive throttle: a lower rate stays only if it helps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LATENCY, WIDE = 0.05, 64
 
 
 def run(calls: int, failing: Callable[[float, int, random.Random], bool]) -> tuple[AdaptiveThrottle, float]:
-    """Make so many calls, 64 wide; ``failing`` is asked at each with the time and the calls under way."""
+    """Make so many calls, 64 wide; ``failing`` is called with the time and the calls in flight."""
     throttle, rng, now = AdaptiveThrottle(), random.Random(1), 0.0
     flying: list[tuple[float, float, bool]] = []
     while calls or flying:
@@ -37,13 +37,12 @@ def run(calls: int, failing: Callable[[float, int, random.Random], bool]) -> tup
 
 @pytest.mark.parametrize("share", sampled([0.1, 0.3, 0.5], first=1))
 def test_failures_at_random_do_not_lower_the_rate_for_long(share: float) -> None:
-    """10,000 calls, 64 wide, 50 ms: within a quarter more time than without any throttle."""
+    """10,000 calls, 64 wide, 50 ms: at most a quarter longer than without a throttle."""
     _, seconds = run(10_000, lambda _, __, rng: rng.random() < share)
     assert seconds <= 1.25 * 10_000 * ((1.0 - share) * LATENCY + share * 0.002) / WIDE
 
 
-def test_an_overloaded_provider_is_asked_less() -> None:
-    """Twelve calls at once are answered, further ones fail: after a second at most half of all calls do."""
+def test_an_overloaded_provider_gets_fewer_calls() -> None:
     failures: list[float] = []
 
     def failing(now: float, under_way: int, _: random.Random) -> bool:
@@ -56,13 +55,11 @@ def test_an_overloaded_provider_is_asked_less() -> None:
 
 
 def test_failures_that_end_during_a_trial_leave_no_low_rate() -> None:
-    """They seem to end because of the lower rate; five seconds later nothing is held back any more."""
     throttle, _ = run(8_000, lambda now, _, rng: now < 0.3 and rng.random() < 0.3)
     assert throttle.rate is None
 
 
 def test_a_trial_may_begin_with_a_call_that_says_nothing() -> None:
-    """It is refused for the rate limit: there is no outcome yet to judge the trial by."""
     throttle = AdaptiveThrottle()
     for number in range(60):
         throttle.take(0.001 * number)
@@ -76,7 +73,7 @@ def test_a_trial_may_begin_with_a_call_that_says_nothing() -> None:
 
 
 def half_of_sixty_fail(at: float = math.inf) -> tuple[AdaptiveThrottle, float]:
-    """End sixty calls until a trial begins, and begin one more at ``at``; returns when the trial began."""
+    """End sixty calls until a trial begins, and begin one more at ``at``; return when the trial began."""
     throttle = AdaptiveThrottle()
     for number in range(60):
         throttle.take(0.001 * number)
@@ -90,8 +87,7 @@ def half_of_sixty_fail(at: float = math.inf) -> tuple[AdaptiveThrottle, float]:
     raise AssertionError("no trial began")
 
 
-def test_a_call_that_began_in_the_moment_in_which_a_trial_begins_is_no_part_of_it() -> None:
-    """It was taken just before, and ends before a call of the trial has begun."""
+def test_a_call_at_the_moment_a_trial_begins_is_not_part_of_it() -> None:
     _, at = half_of_sixty_fail()
     throttle, began = half_of_sixty_fail(at)
     assert began == at
