@@ -15,7 +15,8 @@ from smartbatch.core.limits.budget_reservations import NewReservation
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
 from smartbatch.core.routing.choice import Decision
-from smartbatch.jobs.acceptance import Items, checked_metadata
+from smartbatch.events import JobAccepted
+from smartbatch.jobs.acceptance import Items, accept, checked_metadata
 from smartbatch.jobs.job import Job, interrupted
 from smartbatch.jobs.job_budget import ClientBudget, CostCeiling
 from smartbatch.jobs.job_options import (
@@ -29,7 +30,7 @@ from smartbatch.jobs.job_options import (
 from smartbatch.jobs.job_wait import LAST_CALLBACKS_SECONDS
 from smartbatch.jobs.jobs_engine import JobsEngine
 from smartbatch.jobs.payload import Shared, encode_params
-from smartbatch.jobs.records import Fallback, ItemName, JobPolicy, JobRow, NamedPlace, NewItem
+from smartbatch.jobs.records import Fallback, ItemName, JobPolicy, JobRow, JobState, NamedPlace, NewItem
 from smartbatch.observe.opentelemetry import traceparent
 from smartbatch.prices import PriceBook
 from smartbatch.providers.registry import OpenedModel
@@ -173,7 +174,12 @@ class JobSubmission:
         policy = self._attended_policy(None)
         draft = _Draft(kind, iter(requests), {}, policy, JobOptions(), realtime=None, names=names)
         job, items = self._rows_of(draft, deduplicates=False)
-        return self._engine.accept_named(job, items, join=join)
+        self._engine.check_open()
+        row, places = self._engine.store.jobs.accept_named(job, list(items), join=join)
+        if row is None:
+            return None, places
+        self._start(row, new=row.id == job.id)
+        return row.id, places
 
     def digest_of(self, request: Request) -> str:
         """Return a digest of a request's content, model and account; the same in every process."""
@@ -269,7 +275,22 @@ class JobSubmission:
         """Store a job; ``named`` is called with its id before, and ``by_cost`` grows to its maximum cost."""
         within = None if by_cost is None else partial(self._budget.reservations.enlarge, by_cost)
         job, items = self._rows_of(draft, within, deduplicates=True)
-        return self._engine.accept(job, items, named, carry_on=draft.options.carry_on)
+        engine = self._engine
+        engine.check_open()
+        row, new = accept(
+            engine.store, job, items, engine.wiring, named, new_id=engine.new_id, at=engine.wall()
+        )
+        self._start(row, new=new, carry_on=draft.options.carry_on)
+        return row
+
+    def _start(self, row: JobRow, *, new: bool, carry_on: bool = True) -> None:
+        if new:
+            self._engine.publish(
+                JobAccepted(at=self._clock.now(), job_id=row.id, model=row.model, items=row.total)
+            )
+        if carry_on and row.state is not JobState.DONE:
+            self._engine.carry_on(row.id)
+            self._engine.notify(row.id)
 
     def _most_of(self, job: JobRow) -> Callable[[NewItem], float]:
         """Return the function that gives an item's maximum cost in USD."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from random import Random
@@ -26,10 +26,9 @@ from smartbatch.events import (
     JobResultsStored,
     ShardChanged,
 )
-from smartbatch.jobs.acceptance import Items, accept
 from smartbatch.jobs.actions import LiveControls
 from smartbatch.jobs.client_store import ClientStore, SummaryLog
-from smartbatch.jobs.records import JobLease, JobRow, JobState, NamedPlace, NewItem, ResultRow, StoredCounts
+from smartbatch.jobs.records import JobLease, JobRow, JobState, ResultRow, StoredCounts
 from smartbatch.jobs.status import JobStatus, read_status
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.threads import OwnThreads, run_within, wait_while
@@ -124,53 +123,16 @@ class JobsEngine:
     def new_id(self) -> str:
         return "job-" + "".join(self._rng.choices("0123456789abcdefghijklmnopqrstuvwxyz", k=16))
 
-    def accept(
-        self, job: JobRow, items: Items, named: Callable[[str], object], *, carry_on: bool = True
-    ) -> JobRow:
-        """Store a job, or find the job that has its key, and run it from then on.
-
-        Args:
-            named: called with the id before the job is stored under it.
-            carry_on: False leaves running it to processes that name it.
+    def check_open(self) -> None:
+        """Check that jobs can be accepted.
 
         Raises:
-            JobConflict: the key belongs to a job with other requests.
-            StoreError: nothing is stored, or a folder that jobs need belongs to another user.
+            ClientClosed: the client was stopped.
+            StoreError: a folder that jobs need belongs to another user.
         """
         if self._closed:
-            raise _closed()
-        self.store.require_folders()  # otherwise the job would wait, and only its status would say why
-        row, new = accept(self.store, job, items, self.wiring, named, new_id=self.new_id, at=self.wall())
-        if new:
-            self._publish_accepted(row)
-        if carry_on and row.state is not JobState.DONE:
-            self.carry_on(row.id)
-            self.notify(row.id)
-        return row
-
-    def accept_named(
-        self, job: JobRow, items: Iterable[NewItem], *, join: str | None = None
-    ) -> tuple[str | None, list[NamedPlace]]:
-        """Store the items whose names are new: in the job ``join`` if it is still running, otherwise as
-        ``job``.
-
-        Returns:
-            the id of the job that has the new items, ``None`` if there are none; and the place of each item.
-        """
-        if self._closed:
-            raise _closed()
-        self.store.require_folders()
-        row, places = self.store.jobs.accept_named(job, list(items), join=join)
-        if row is None:
-            return None, places
-        if row.id == job.id:
-            self._publish_accepted(row)
-        self.carry_on(row.id)
-        self.notify(row.id)
-        return row.id, places
-
-    def _publish_accepted(self, row: JobRow) -> None:
-        self.publish(JobAccepted(at=self.clock.now(), job_id=row.id, model=row.model, items=row.total))
+            raise ClientClosed("the client was stopped; call start() to use it again")
+        self.store.require_folders()  # otherwise jobs would wait, and only their status would say why
 
     def find(self, id_or_key: str) -> JobRow:
         """Return a job by its id or its key.
@@ -553,10 +515,6 @@ class JobsEngine:
         if self.client_store.opened is not None:
             self.client_store.opened.abandon()
         self._watchers.abandon(error)
-
-
-def _closed() -> ClientClosed:
-    return ClientClosed("the client was stopped; call start() to use it again")
 
 
 def _stopped() -> ClientClosed:

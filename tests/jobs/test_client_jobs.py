@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -33,17 +32,6 @@ from smartbatch.types import Answer, Embedding, Kind, Priority, Request, Result,
 
 ClientOf = Callable[..., BatchingClient]
 PATIENCE = 30.0
-
-
-def test_the_steps_of_a_job_leave_the_garbage_collector_alone(
-    client: BatchingClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each would go through what a preloading server froze, and move all young objects to the oldest."""
-    list(client.submit_batch(["a", "b"]).results(timeout=LONG))  # imports what steps need
-    pauses: list[None] = []
-    monkeypatch.setattr(gc, "disable", lambda: pauses.append(None))
-    list(client.submit_batch(["c", "d"]).results(timeout=LONG))
-    assert pauses == []
 
 
 def slow_upload(client: BatchingClient, remote: Remote) -> Job:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from inside import inside
 from jobs.remote import LONG, Remote
-from together import run_together
 
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed
@@ -26,18 +25,6 @@ def test_a_client_that_was_stopped_before_its_first_job_takes_none_until_it_is_s
     client.start()
     (result,) = client.submit_batch(["a"]).results(timeout=LONG)
     assert result.ok
-
-
-def test_threads_that_submit_the_first_jobs_at_once_share_one_engine(client: BatchingClient) -> None:
-    found: list[object] = []
-
-    def submit(number: int) -> None:
-        client.submit_batch([f"row {number}"])
-        found.append(inside(client).jobs.engine)
-
-    run_together(submit, range(8))
-    assert len(found) == 8
-    assert len(set(map(id, found))) == 1
 
 
 def test_without_a_job_no_store_is_opened_and_there_is_nothing_to_give_back(
