@@ -134,16 +134,16 @@ class _Row:
 
 
 @frozen
-class _Group:
+class _EventGroup:
     only: Callable[[Any], Any] | None
     by_label: dict[Callable[[Any], str] | None, list[_Row]] = field(factory=dict)
 
 
-def _groups() -> dict[type[Event], list[_Group]]:
-    found: dict[type[Event], dict[Any, _Group]] = {}
+def _groups() -> dict[type[Event], list[_EventGroup]]:
+    found: dict[type[Event], dict[Any, _EventGroup]] = {}
     for metric in _COUNTED.values():
         for count in metric.counts:
-            group = found.setdefault(count.event, {}).setdefault(count.only, _Group(count.only))
+            group = found.setdefault(count.event, {}).setdefault(count.only, _EventGroup(count.only))
             group.by_label.setdefault(count.label, []).append(_Row(metric, count.amount))
     return {event: list(groups.values()) for event, groups in found.items()}
 
@@ -193,7 +193,7 @@ class MetricValues:
                 if selected:
                     self._add_group(group, selected)
 
-    def _add_group(self, group: _Group, events: Sequence[Event]) -> None:
+    def _add_group(self, group: _EventGroup, events: Sequence[Event]) -> None:
         for by, rows in group.by_label.items():
             for label, part in _parts(events, by).items():
                 for row in rows:

@@ -59,7 +59,7 @@ Attributes: TypeAlias = "dict[str, str | int | float | bool]"
 
 
 @frozen
-class _Call:
+class _TracedCall:
     """The call in progress in this context."""
 
     span: Span | None
@@ -67,7 +67,7 @@ class _Call:
     full: bool
 
 
-_CALL: ContextVar[_Call | None] = ContextVar("smartbatch_call", default=None)
+_CALL: ContextVar[_TracedCall | None] = ContextVar("smartbatch_call", default=None)
 
 
 @frozen
@@ -162,7 +162,7 @@ class OpenTelemetryObserver:
         """Start the spans of the call, and of its requests with their first call."""
         full = self._telemetry == "full" or (self._telemetry == "auto" and not event.own_code)
         model: Attributes = _model(event) if full else {"smartbatch.model": event.model}
-        _CALL.set(_Call(None if self._tracer is None else self._begin(event, model, full), model, full))
+        _CALL.set(_TracedCall(None if self._tracer is None else self._begin(event, model, full), model, full))
 
     def _begin(self, event: CallStarted, model: Attributes, full: bool) -> Span:
         from opentelemetry import context, trace

@@ -93,7 +93,7 @@ class Progress:
         if mode not in _MODES:
             raise ConfigError(f"unknown progress mode {mode!r}; use one of {', '.join(_MODES)}")
         stream = stream or sys.stderr
-        self._counts = _Counts(total, initial, now())
+        self._counts = _ProgressCounts(total, initial, now())
         self._now = now
         # re-entrant: an interrupt while it is held must not block close() on the same thread
         self._lock = threading.RLock()
@@ -229,7 +229,7 @@ class Progress:
 
 
 @define(eq=False)
-class _Counts:
+class _ProgressCounts:
     """The figures and their text; not thread-safe."""
 
     total: int | None

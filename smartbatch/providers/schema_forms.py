@@ -56,7 +56,7 @@ def in_dialect(schema: Mapping[str, Any], dialect: Dialect) -> dict[str, Any]:
     Raises:
         NotExpressible: the dialect cannot express it.
     """
-    return _Writer(schema, dialect).whole()
+    return _DialectWriter(schema, dialect).whole()
 
 
 def once_per_schema(write: Callable[[dict[str, Any]], T]) -> Callable[[Mapping[str, Any]], T]:
@@ -92,7 +92,7 @@ def references(schema: Any) -> Iterator[str]:
             yield from references(inner)
 
 
-class _Writer:
+class _DialectWriter:
     """Writes one schema in a dialect; referenced parts become definitions, so it may be recursive."""
 
     def __init__(self, root: Mapping[str, Any], dialect: Dialect) -> None:

@@ -36,7 +36,7 @@ def test_a_missing_line_is_billed_and_in_no_result():
     assert (lost.custom_id, lost.billed) == ("id-3", 7)
 
 
-def test_a_doubled_line_comes_twice_with_different_answers_and_is_billed_once():
+def test_a_doubled_line_has_two_answers_and_is_billed_once():
     world, lines = world_of_lines("doubled_lines")
     first, second = by_position(lines)[3]
     assert first.custom_id == second.custom_id == "id-3"

@@ -149,7 +149,7 @@ def test_a_prompt_paid_in_a_batch_and_in_real_time_is_paid_twice():
     assert world.ledger.summary()["prompts_billed"] == 11
 
 
-def test_two_batches_with_the_same_prompts_are_paid_twice_before_anybody_fetched_them():
+def test_two_batches_with_the_same_prompts_are_paid_twice():
     """An answer that can be fetched is not lost."""
     world = World()
     world.create()

@@ -66,7 +66,7 @@ def test_flex_takes_three_times_as_long_or_a_configured_factor(emu: Emulator, as
     assert emu.ledger.calls[2].latency == pytest.approx(7 * plain.latency)
 
 
-def test_without_capacity_it_declines_in_the_apis_own_way_and_bills_nothing(emu: Emulator, ask: Ask) -> None:
+def test_missing_capacity_is_reported_as_by_the_api_and_not_billed(emu: Emulator, ask: Ask) -> None:
     emu.configure(faults={"no_room": 1.0})
     status, answer = ask("flex")
     assert (status, answer["error"]["code"]) in [(429, "resource_unavailable"), (503, 503)]

@@ -322,7 +322,7 @@ def test_the_sdk_meets_every_fault_as_at_the_service(emu, sdk, fault, error, cod
     assert emu.ledger.calls[0].fault == fault
 
 
-def test_the_sdk_takes_an_empty_answer_for_an_empty_object_and_waits_for_a_slow_one(emu, sdk):
+def test_the_sdk_reads_an_empty_answer_and_waits_for_a_slow_one(emu, sdk):
     """Neither is an error to it."""
     emu.configure(faults={"empty": 1.0})
     assert sdk.models.generate_content(model=MODEL, contents=PROMPT).candidates is None

@@ -66,7 +66,7 @@ def test_a_client_that_leaves_is_billed_but_not_served(emu):
 
 
 @pytest.mark.full
-def test_an_answer_the_kernel_could_not_take_whole_is_delivered_when_it_left(emu):
+def test_an_answer_sent_in_parts_counts_as_delivered_at_its_end(emu):
     """A huge answer to a slow reader is recorded as delivered only once its last byte is out."""
     emu.configure(answers={"hello": "x" * 30_000_000})
     with RawClient(emu.port) as slow, RawClient(emu.port) as other:

@@ -145,7 +145,7 @@ def test_a_lost_create_and_a_cut_download_are_such_on_a_socket(emu: Emulator) ->
     check_lost_create_and_cut_download(emu, downloads)
 
 
-def test_a_batch_can_be_hidden_from_the_list_or_from_its_own_name_for_a_while() -> None:
+def test_a_batch_can_be_hidden_from_lists_and_lookups_for_a_while() -> None:
     """The lag ends; the other way to see it works meanwhile."""
     virtual = one_batch("list_lag", batch_list_lag=60)
     sdk = sdk_of(virtual)
@@ -198,7 +198,7 @@ def test_results_are_gone_after_their_retention() -> None:
     assert sdk.batches.get(name=batch).state == "JOB_STATE_SUCCEEDED"
 
 
-def test_a_batch_can_be_stuck_have_an_unknown_status_or_complete_in_spite_of_a_cancel() -> None:
+def test_a_batch_can_be_stuck_have_an_odd_status_or_ignore_a_cancel() -> None:
     """An undocumented state is not final; the SDK passes it on with a warning."""
     virtual = one_batch("odd_status", batch_turnaround=100, batch_validating=5)
     sdk = sdk_of(virtual)

@@ -138,7 +138,7 @@ def test_the_operation_tells_states_and_counts_as_the_service_does() -> None:
     assert kinds_of(read(sdk, batch)) == {f"j-{n}": 0 for n in range(9)} | {"wrong": 3}
 
 
-def test_inline_results_can_lack_metadata_and_have_errors_the_sdk_cannot_read() -> None:
+def test_inline_results_can_lack_metadata_or_have_unreadable_errors() -> None:
     """Both as they were reported of the service; only the raw answer helps."""
     virtual = VirtualService(batch_inline_metadata=False)
     sdk = sdk_of(virtual)

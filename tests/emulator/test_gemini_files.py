@@ -36,7 +36,7 @@ def begin(raw: RawClient, emu: Emulator, size: int, **file: str) -> str:
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta"])
-def test_the_sdk_uploads_finds_lists_and_deletes_a_file_under_the_name_it_chose(version: str) -> None:
+def test_the_sdk_manages_a_file_under_the_name_it_chose(version: str) -> None:
     """The file is there for two days, under both names, with its size and digest."""
     virtual = VirtualService()
     sdk = sdk_of(virtual, version=version)
@@ -137,7 +137,7 @@ def test_files_are_listed_in_pages_and_each_key_sees_its_own() -> None:
     assert sdk.files.list().page == []
 
 
-def test_results_are_a_file_among_the_others_and_can_be_had_under_both_paths() -> None:
+def test_results_are_a_file_available_under_both_paths() -> None:
     """As the SDK downloads them and as the documents write it; gone once deleted."""
     virtual = VirtualService()
     sdk = sdk_of(virtual)

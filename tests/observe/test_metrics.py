@@ -80,7 +80,7 @@ events = st.lists(
 )
 
 
-def test_events_wait_to_be_counted_in_constant_memory_and_are_counted_when_somebody_looks() -> None:
+def test_waiting_events_take_constant_memory_and_count_when_read() -> None:
     """Whatever prepares the figures may tell more, which counts. On the main thread, where an interrupt would
     lose some, none is counted."""
     metrics = BatchMetrics(now=ManualClock(), prepare=lambda: metrics(ended()))
@@ -337,7 +337,7 @@ def test_what_another_thread_tells_during_a_reset_is_in_the_sums() -> None:
     assert (metrics.sums()["batches"], metrics.snapshot().batches) == (2, 1)
 
 
-def test_a_request_that_ended_before_a_reset_is_not_under_way_when_its_submission_is_told(
+def test_a_request_finished_before_a_reset_is_not_in_flight_after_it(
     metrics: BatchMetrics,
 ) -> None:
     """Two threads may tell the end of a request before its submission."""
@@ -445,7 +445,7 @@ def test_each_state_of_a_batch_is_counted_under_its_own_name(metrics: BatchMetri
     assert snapshot.shard_changes == dict.fromkeys(states, 1)
 
 
-def test_results_of_a_batch_count_as_submitted_and_ended_those_in_real_time_only_as_of_a_job(
+def test_batch_results_count_as_submitted_and_finished(
     metrics: BatchMetrics,
 ) -> None:
     """Requests in real time reported themselves."""

@@ -71,7 +71,7 @@ def failing_once(request: Request, attempt: Attempt) -> str:
     return "yes"
 
 
-def test_a_request_is_a_span_under_that_of_its_caller_and_each_call_a_child(sdk: Collected) -> None:
+def test_a_request_is_a_span_below_its_caller_and_above_its_calls(sdk: Collected) -> None:
     tracer = sdk.tracers.get_tracer("mine")
     with BatchingClient("sim:demo?latency=0", observers=[sdk.observer()], retry_initial=0.01) as client:
         with tracer.start_as_current_span("view"):
@@ -344,7 +344,7 @@ def test_content_is_not_recorded_by_a_client_that_records_nothing() -> None:
 
 
 @pytest.mark.full
-def test_without_the_package_a_client_works_and_one_that_asks_for_telemetry_says_what_is_missing() -> None:
+def test_without_the_package_only_explicit_telemetry_fails() -> None:
     code = """
 import sys
 sys.modules["opentelemetry"] = None  # as if it was not installed

@@ -48,7 +48,7 @@ def test_the_last_minute_is_told_by_model(metrics: BatchMetrics, clock: ManualCl
     assert metrics.recent(UNIX)[0] == {}
 
 
-def test_each_minute_of_the_last_half_hour_is_told_without_anybody_having_looked(
+def test_minutes_of_the_last_half_hour_need_no_earlier_reader(
     metrics: BatchMetrics, clock: ManualClock
 ) -> None:
     for minute in range(60):

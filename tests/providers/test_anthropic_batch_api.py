@@ -89,7 +89,7 @@ def test_absurd_counts_and_times_are_unknown(api, absurd):
 # results
 
 
-def test_results_are_fetched_where_the_batch_says_if_that_is_the_same_server(api):
+def test_results_are_fetched_from_the_address_in_the_batch_if_same_server(api):
     """With the key, and as a stream."""
     batches, server = api(says(b"{}\n"))
     place = f"{url_of(server)}/v1/messages/batches/msgbatch_1/results"

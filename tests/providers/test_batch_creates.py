@@ -129,7 +129,7 @@ def test_a_lost_answer_leaves_it_open_and_is_not_asked_for_again(api, side, tmp_
     assert len(server.requests) == 1
 
 
-def test_a_connection_that_breaks_half_way_through_the_request_leaves_it_open(tmp_path):
+def test_a_connection_broken_within_the_request_leaves_the_outcome_open(tmp_path):
     """Some bytes were written; what a proxy did with them is unknown."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

@@ -97,7 +97,7 @@ def at_most(megabytes: float) -> Iterator[None]:
 
 
 @pytest.mark.full
-def test_an_inline_create_of_a_hundred_megabytes_is_read_from_disk_as_it_goes(large):
+def test_a_large_inline_create_is_streamed_from_disk(large):
     """Anthropic's, whose requests are all in one body."""
     with (
         sinking(ANTHROPIC, lambda _head, _size: iter([http(text_of(claude_batch()).encode())])) as (

@@ -44,7 +44,7 @@ def test_a_web_page_is_not_the_provider(serve, reach):
 
 
 @pytest.mark.parametrize("status", sampled([403, 404, 405]))
-def test_a_web_page_that_refuses_is_a_gateways_and_not_the_providers_refusal(serve, reach, service, status):
+def test_an_error_page_is_attributed_to_a_gateway(serve, reach, service, status):
     """A model that is not there, or no permission, is said by the provider's own error."""
     found = fails(reach(serve(says("<p>No", f"{status} No", content_type="Text/HTML;Charset=UTF-8"))))
     assert (found.code, found.status, found.maybe_billed) == ("html", status, False)

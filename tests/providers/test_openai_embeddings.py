@@ -67,7 +67,7 @@ def test_indices_that_leave_a_doubt_are_refused(serve, connect, indices):
         ({}, None),
     ],
 )
-def test_what_a_call_for_vectors_read_is_its_total_where_nothing_else_is_told(serve, connect, usage, tokens):
+def test_vector_usage_falls_back_to_the_total(serve, connect, usage, tokens):
     """Nothing is written, so the total is what was read; Voyage tells no more."""
     answers = ask(connect(serve(vectors((0, 1), **usage))), 2)
     told = [answer.usage for answer in answers]

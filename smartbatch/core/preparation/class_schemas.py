@@ -151,7 +151,7 @@ class AttrsType:
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
-        self.schema = _Writer(kind).whole()
+        self.schema = _TypeWriter(kind).whole()
         self._structure = _converter().get_structure_hook(kind)  # rejects unions that cannot be told apart
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -240,7 +240,7 @@ def _shared_names(kind: Any, value: Any) -> int:
     return sum(name in names for name in value) if isinstance(value, dict) else 0
 
 
-class _Writer:
+class _TypeWriter:
     """Writes the schema of one type; its classes become definitions, so they may be recursive.
 
     Parts that belong to pydantic are written last, all at once, so that pydantic assigns the names of its

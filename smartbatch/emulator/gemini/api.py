@@ -53,12 +53,12 @@ def generate(model: str, fields: Mapping[str, Any], *, stream: bool = False, sse
         stream: True for ``streamGenerateContent``.
         sse: True for a stream of events (``alt=sse``), False for one JSON array.
     """
-    return _Generation(with_tools(generation(model, fields, stream=stream), fields), sse=sse)
+    return _GeminiGeneration(with_tools(generation(model, fields, stream=stream), fields), sse=sse)
 
 
 def embed(model: str, fields: Mapping[str, Any]) -> ModelCall:
     """Parse a ``batchEmbedContents``, or raise :class:`ApiError`."""
-    return _Embeddings(model, *embedded_texts(model, fields))
+    return _GeminiEmbeddings(model, *embedded_texts(model, fields))
 
 
 def generate_in_batch(model: str, request: Mapping[str, Any]) -> ModelCall:
@@ -70,10 +70,10 @@ def generate_in_batch(model: str, request: Mapping[str, Any]) -> ModelCall:
 def embed_in_batch(model: str, request: Mapping[str, Any]) -> ModelCall:
     """Parse a request of an ``asyncBatchEmbedContent``, or raise :class:`ApiError`."""
     texts, dimensions = embedded_texts(model, {"requests": [{**request, "model": f"models/{model}"}]})
-    return _Embedding(model, texts[0], dimensions)
+    return _GeminiEmbedding(model, texts[0], dimensions)
 
 
-class _Generation(ModelCall):
+class _GeminiGeneration(ModelCall):
     """A ``generateContent``, streamed or not."""
 
     def __init__(self, request: GenerationRequest, *, sse: bool) -> None:
@@ -107,7 +107,7 @@ class _Generation(ModelCall):
         return ModelOutput(json.dumps(chunks if request.stream else chunks[0]).encode(), tokens, billed)
 
 
-class _Embeddings(ModelCall):
+class _GeminiEmbeddings(ModelCall):
     """A ``batchEmbedContents``: one vector for each content."""
 
     def __init__(self, model: str, texts: list[str], dimensions: int) -> None:
@@ -122,7 +122,7 @@ class _Embeddings(ModelCall):
         return ModelOutput(json.dumps(body).encode(), 0, self.charge)
 
 
-class _Embedding(ModelCall):
+class _GeminiEmbedding(ModelCall):
     """One request of an ``asyncBatchEmbedContent``: one content, one vector."""
 
     def __init__(self, model: str, text: str, dimensions: int) -> None:

@@ -37,7 +37,7 @@ MAX_TEXTS, MAX_TOKENS, MAX_CALL_TOKENS = 2048, 8192, 300_000
 DIMENSIONS = {"text-embedding-3-large": 3072}  # vector lengths of the models whose length is not 1,536
 
 
-class _Embeddings(ModelCall):
+class _OpenAIEmbeddings(ModelCall):
     def __init__(self, model: str, texts: list[str], dimensions: int, as_base64: bool) -> None:
         self.model, self.prompt = model, "\n".join(texts)
         self.charge = sum(count_tokens(text) for text in texts)
@@ -88,10 +88,10 @@ def parse_embeddings(_head: Head, body: Mapping[str, Any]) -> ModelCall:
     encoding = body.get("encoding_format", "float")
     if encoding not in ("float", "base64"):
         raise api_error(400, "'$.encoding_format' is invalid.", param="encoding_format")
-    return _Embeddings(model, texts, dimensions, encoding == "base64")
+    return _OpenAIEmbeddings(model, texts, dimensions, encoding == "base64")
 
 
-class _Generation(ModelCall):
+class _OpenAIGeneration(ModelCall):
     """A chat completion or a response.
 
     Args:
@@ -147,12 +147,12 @@ def _replace_by_refusal(body: dict[str, Any], text: str) -> None:
 
 
 def _chat(_head: Head, body: Mapping[str, Any]) -> ModelCall:
-    return _Generation(with_chat_tools(parse_chat(body), body), bodies.chat_body, bodies.chat_events)
+    return _OpenAIGeneration(with_chat_tools(parse_chat(body), body), bodies.chat_body, bodies.chat_events)
 
 
 def _response(_head: Head, body: Mapping[str, Any]) -> ModelCall:
     request = with_response_tools(parse_responses(as_messages(body)), body)
-    return _Generation(request, bodies.response_body, bodies.response_events)
+    return _OpenAIGeneration(request, bodies.response_body, bodies.response_events)
 
 
 def parse_call(path: str, head: Head, body: Mapping[str, Any], settings: EmulatorSettings) -> ModelCall:

@@ -31,7 +31,7 @@ _MAX_HEADS = 256  # cached request heads, each about a kilobyte
 
 
 @define
-class _Call:
+class _SdkCall:
     """One call through an SDK: the parts that the SDK does not handle, and the outcome."""
 
     live: bool = False
@@ -42,7 +42,7 @@ class _Call:
     ended: Reply | LiveReply | ProviderError | None = None
 
 
-_current: ContextVar[_Call | None] = ContextVar("smartbatch_sdk_call", default=None)
+_current: ContextVar[_SdkCall | None] = ContextVar("smartbatch_sdk_call", default=None)
 
 
 def http_client(transport: Transport) -> httpx2.Client:
@@ -87,7 +87,7 @@ class SdkCalls(ABC):
             with self._building:  # otherwise every worker would build it for its first call
                 head = self._heads.get(key)
                 if head is None:
-                    call = _Call(only_head=True)
+                    call = _SdkCall(only_head=True)
                     _through(partial(self.send, "post", path, timeout, body=body), call)
                     head = call.head
                     assert head is not None
@@ -104,7 +104,9 @@ class SdkCalls(ABC):
 
         ``spooled`` is sent instead of the SDK's body.
         """
-        return cast(Reply, _through(partial(self.send, method, path, timeout, **more), _Call(body=spooled)))
+        return cast(
+            Reply, _through(partial(self.send, method, path, timeout, **more), _SdkCall(body=spooled))
+        )
 
     def begin(
         self, path: str, timeout: float, accept: str, *, cutoff: Cutoff | None = None, **more: Any
@@ -115,10 +117,10 @@ class SdkCalls(ABC):
         """
         method = "post" if "body" in more else "get"
         send = partial(self.send, method, path, timeout, headers={"Accept": accept}, **more)
-        return cast(LiveReply, _through(send, _Call(live=True, cutoff=cutoff)))
+        return cast(LiveReply, _through(send, _SdkCall(live=True, cutoff=cutoff)))
 
 
-def _through(send: Callable[[], object], call: _Call) -> Reply | LiveReply:
+def _through(send: Callable[[], object], call: _SdkCall) -> Reply | LiveReply:
     token = _current.set(call)
     try:
         send()
@@ -153,7 +155,7 @@ class _Bridge(httpx2.BaseTransport):
         self._transport = transport
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        call = _current.get() or _Call()
+        call = _current.get() or _SdkCall()
         try:
             call.ended = answer = self._answer(request, call)
         except ProviderError as error:
@@ -161,7 +163,7 @@ class _Bridge(httpx2.BaseTransport):
             raise
         return httpx2.Response(answer.status)
 
-    def _answer(self, request: httpx2.Request, call: _Call) -> Reply | LiveReply:
+    def _answer(self, request: httpx2.Request, call: _SdkCall) -> Reply | LiveReply:
         timeout = cast("dict[str, Any]", request.extensions.get("timeout") or {}).get("read")
         if timeout is None:
             raise TypeError("a request without a time-out")

@@ -150,7 +150,7 @@ class TestExchangedAnswers:
 
 class TestFalseAlarms:
     @pytest.mark.parametrize("spread", sampled([0.0, 0.01, 0.08, 0.15, 0.3], keep=2))
-    def test_at_most_one_in_a_thousand_real_prompts_is_flagged_however_rough_the_estimates(
+    def test_rough_estimates_flag_at_most_one_real_prompt_in_a_thousand(
         self, prompts: list[int], spread: float
     ) -> None:
         flagged = sum(

@@ -58,9 +58,7 @@ limits = st.fixed_dictionaries(
 
 
 @given(some_items, limits)
-def test_nothing_is_lost_or_doubled_the_order_stays_and_every_limit_is_kept(
-    row: list[Item], limits: dict[str, float]
-) -> None:
+def test_cutting_keeps_every_item_the_order_and_all_limits(row: list[Item], limits: dict[str, float]) -> None:
     found = cut(row, **limits)  # type: ignore[arg-type]
     sent = [ix for shard in found.shards for ix in shard]
     assert sorted([*sent, *found.too_big]) == [item.ix for item in row]

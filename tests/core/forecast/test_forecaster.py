@@ -275,7 +275,7 @@ class TestOneMoment:
         later = [forecaster.observe(Observation(100, 3000.0, now + 3600 * n)) for n in range(1, 21)]
         assert any(moved is not None and moved.sudden for moved in later)
 
-    def test_one_that_ends_later_than_others_of_its_moment_counts_as_little_as_they(self) -> None:
+    def test_a_late_observation_of_a_moment_counts_as_little_as_the_others(self) -> None:
         """What was before a change stays forgotten, whatever of it is still to come."""
         forecaster, now = self.usual(60), NOW + 60 * 3600
         for n in range(15):
@@ -304,7 +304,7 @@ class TestWhatWasGivenUp:
         assert any(moved is not None and moved.sudden for moved in changes)
 
     @pytest.mark.full
-    def test_batches_taken_back_at_any_moment_make_forecasts_no_shorter_and_hardly_longer(self) -> None:
+    def test_withdrawn_batches_hardly_change_forecasts(self) -> None:
         """Two of three are taken back before they end, each for a deadline that has nothing to do with it;
         those that would have taken longest are nearly always among them, and there the prior shows."""
         off: dict[float, list[float]] = {0.25: [], 0.5: [], 0.75: [], 0.9: []}

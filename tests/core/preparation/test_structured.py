@@ -209,7 +209,7 @@ class TestRecovering:
         assert recover_json('"1e999"') == "1e999"
 
     @pytest.mark.parametrize("name", ["NaN", "Infinity", "-Infinity"])
-    def test_a_constant_that_is_no_json_is_refused_by_name_and_not_repaired_to_a_text(self, name):
+    def test_nan_and_infinity_are_rejected_by_name_and_never_repaired(self, name):
         for text in (f'{{"a": {name}}}', f"Here: ```json\n[1, {name}]\n```", f'{{"a": [{name}], b: 1,}}'):
             with pytest.raises(JsonNotFound, match=f"it has {name} in the place of a value"):
                 recover_json(text)

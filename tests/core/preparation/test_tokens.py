@@ -107,7 +107,7 @@ def test_the_most_is_never_below_what_was_billed_for_an_equal_request(
         assert learned.most_input(Request(text)) >= billed
 
 
-def test_short_prompts_that_cost_less_than_estimated_do_not_lower_the_most_of_a_long_one() -> None:
+def test_cheap_short_prompts_do_not_lower_the_maximum_of_a_long_one() -> None:
     learned = Calibration()
     for _ in range(50):
         learned.observe(10, Usage(2, 4))
@@ -116,7 +116,7 @@ def test_short_prompts_that_cost_less_than_estimated_do_not_lower_the_most_of_a_
     assert learned.most_input(long) == most_of_request(long) > 100
 
 
-def test_what_a_server_adds_to_each_request_is_added_to_the_most_of_a_long_one() -> None:
+def test_server_overhead_is_added_to_the_maximum_of_a_long_prompt() -> None:
     learned = Calibration()
     learned.observe(10, Usage(1010, 4))
     long = Request("A" * 4_000)
@@ -165,7 +165,7 @@ def test_short_answers_lower_the_reservation_below_the_cap() -> None:
     assert learned.answers("")[1] == pytest.approx(50, rel=0.4)
 
 
-def test_a_budget_pays_beforehand_for_the_cap_or_for_twice_what_answers_take() -> None:
+def test_a_budget_reserves_the_cap_or_twice_the_usual_answer() -> None:
     learned = Calibration()
     assert learned.most_output(40) == 40
     assert learned.most_output(None) == 2 * OUTPUT_TOKENS
@@ -223,7 +223,7 @@ class _Interrupted(int):
 
 
 @pytest.mark.full
-def test_answers_that_teach_while_another_does_leave_the_figures_of_those_remembered() -> None:
+def test_concurrent_observations_leave_consistent_figures() -> None:
     rng, learned = random.Random(7), Calibration()
 
     def others() -> None:

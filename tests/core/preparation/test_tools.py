@@ -223,7 +223,7 @@ def test_a_chat_that_every_provider_refuses_is_refused_before_it_is_sent(chat: A
     assert says in error.message
 
 
-def test_requests_that_differ_in_a_call_share_no_answer_and_cost_tokens_for_it():
+def test_tool_calls_count_in_fingerprints_and_tokens():
     chats = [openai_chat(result("c1"), result("c2")), openai_chat(result("c1"), result("c2", "6"))]
     chats.append(openai_chat(result("c1"), result("c2"), calls=[openai_call(OSLO), openai_call(LIMA)]))
     chats[-1][1]["tool_calls"][0]["id"], chats[-1][1]["tool_calls"][1]["id"] = "c1", "c2"

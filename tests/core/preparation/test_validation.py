@@ -155,7 +155,7 @@ class TestPrompts:
 
 
 class TestVectors:
-    def test_parameters_of_texts_are_refused_by_name_and_those_of_the_client_left_out(self) -> None:
+    def test_vectors_reject_text_parameters_but_ignore_the_clients(self) -> None:
         client = Generation(max_tokens=9)
         assert normalise("a", client, embedding=Embedding("query")).params == Generation()
         for prompt, more in (("a", {"seed": 1}), (Request("a", Generation(seed=1)), {})):
@@ -358,7 +358,7 @@ class TestJson:
         assert error.field == "extra"
         assert 'at ["x"][1]' in str(error)
 
-    def test_a_value_nested_too_deep_or_in_itself_is_refused_not_a_recursion_error(self) -> None:
+    def test_a_deep_or_recursive_value_is_rejected_without_recursion_error(self) -> None:
         loop: dict[str, Any] = {}
         loop["self"] = loop
         for value in (nested(100_000), loop):
@@ -392,9 +392,7 @@ class TestJson:
 
     @pytest.mark.full
     @given(json_values)
-    def test_a_copy_is_what_strict_json_would_carry_and_what_it_would_not_is_refused(
-        self, value: Any
-    ) -> None:
+    def test_a_copy_accepts_exactly_what_strict_json_accepts(self, value: Any) -> None:
         try:
             json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
         except ValueError:

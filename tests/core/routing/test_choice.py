@@ -63,7 +63,7 @@ def chosen(
 # -- the matrix before anything was seen ---------------------------------------------------------------------
 
 
-def test_below_the_threshold_nothing_waits_for_a_batch_however_fast_batches_were() -> None:
+def test_lists_below_the_threshold_never_wait_for_a_batch() -> None:
     """A hundred batches took a second each; a call in real time takes two."""
     for prefer, requests in (("cost", 4), ("cost", 9), ("speed", 9), ("balanced", 9)):
         decision = chosen(requests, Constraints(prefer=prefer), batch=steady(1.0))  # type: ignore[arg-type]
@@ -91,7 +91,7 @@ def test_what_is_considered_goes_by_the_number_of_requests(requests: int, open_:
 @pytest.mark.parametrize(
     ("requests", "route"), [(1, "individual"), (9, "individual"), (15, "individual"), (50_000, "batch")]
 )
-def test_at_a_cold_start_few_prompts_never_wait_and_many_never_pay_in_full(requests: int, route: str) -> None:
+def test_a_cold_start_sends_few_prompts_now_and_many_by_batch(requests: int, route: str) -> None:
     offer = Offer(Route.INDIVIDUAL, Throughput(cold(CALL), 4), price(requests))
     batch = BatchOffer(cold(BATCH), price(requests, 0.5), cold(CANCEL))
     decision = choose(Load(requests), [offer], batch, Constraints())
@@ -125,7 +125,7 @@ def test_a_forced_hybrid_of_up_to_three_goes_in_real_time(requests: int) -> None
 
 
 @pytest.mark.parametrize("requests", sampled([4, 5, 30, 1000, 50_000], keep=2))
-def test_a_forced_hybrid_asks_at_most_a_tenth_at_once_beyond_the_first_three(requests: int) -> None:
+def test_a_forced_hybrid_sends_at_most_a_tenth_at_once(requests: int) -> None:
     first = chosen(requests, Constraints(strategy=Strategy.HYBRID)).chosen.first
     assert 0 < first <= max(3, requests // 10)
     assert first < requests
@@ -162,7 +162,7 @@ def test_a_rescue_leaves_time_for_its_cancel_and_for_all_in_real_time() -> None:
     assert option.p95 <= 3600.0
 
 
-def test_a_batch_that_may_be_late_meets_its_deadline_in_95_of_100_cases_and_others_nearly_always() -> None:
+def test_rescued_batches_meet_their_deadlines_as_promised() -> None:
     def rescued(turnaround: float) -> Option:
         there = evolve(by_batch(1000, steady(turnaround, 2.0)), cancelling=cold(CANCEL))
         constraints = Constraints(deadline=3600.0, strategy=Strategy.BATCH)
@@ -260,7 +260,7 @@ def test_a_rescue_that_no_moment_is_right_for_is_not_announced() -> None:
 
 
 @pytest.mark.parametrize("requests", sampled([1000, 6000, 7000], first=1))
-def test_a_batch_that_is_nearly_certain_in_time_costs_half_however_long_real_time_takes(
+def test_a_nearly_certain_batch_costs_half_however_slow_real_time_is(
     requests: int,
 ) -> None:
     """Its rescue would have to begin before it ends, so it has none; 7,000 requests take 58 of the 60 min."""
@@ -273,7 +273,7 @@ def test_a_batch_that_is_nearly_certain_in_time_costs_half_however_long_real_tim
     assert option.rescue_at is None or option.rescue_at > 1500.0
 
 
-def test_routes_that_are_expected_to_exceed_a_budget_are_ruled_out_where_another_is_not() -> None:
+def test_routes_over_budget_are_ruled_out_if_another_fits() -> None:
     range_of = Cost(0.01, 0.1, 0.3)
     offer = Offer(Route.INDIVIDUAL, Throughput(steady(2.0), 4), range_of)
     there = BatchOffer(steady(900.0, 2.0), range_of.of(0.5))
@@ -298,7 +298,7 @@ def test_a_route_that_is_not_open_is_named_with_the_reason(requests: int, why: s
     assert Route.BATCH in dict(choose(Load(20), [individually(20)], None, Constraints()).closed)
 
 
-def test_a_list_that_was_to_go_by_batch_is_rescued_however_little_it_costs() -> None:
+def test_a_batch_is_rescued_however_cheap_it_is() -> None:
     cost = Cost(0.002, 0.002, 0.002)
     offer = Offer(Route.INDIVIDUAL, Throughput(steady(2.0), 4), cost)
     there = BatchOffer(steady(900.0, 2.0), cost.of(0.5), cold(CANCEL))
@@ -338,7 +338,7 @@ def deadlines_named(error: Infeasible) -> list[float]:
     return [float(found) for found in re.findall(r"a deadline of (\d+) s", str(error).partition("met: ")[2])]
 
 
-def test_what_is_more_likely_late_than_not_is_refused_with_the_nearest_that_is_met() -> None:
+def test_a_probably_missed_deadline_is_refused_with_the_nearest_possible() -> None:
     with pytest.raises(
         Infeasible, match=r"no route meets a deadline of 100 s .* a deadline of \d+ s"
     ) as raised:
@@ -348,7 +348,7 @@ def test_what_is_more_likely_late_than_not_is_refused_with_the_nearest_that_is_m
 
 
 @pytest.mark.parametrize("strategy", sampled([Strategy.BATCH, Strategy.HYBRID, Strategy.THRESHOLD]))
-def test_a_forced_batch_that_is_too_late_is_refused_with_the_time_that_real_time_needs(
+def test_a_late_forced_batch_is_refused_with_the_time_of_real_time(
     strategy: Strategy,
 ) -> None:
     forced = Constraints(strategy=strategy, deadline=0.5)
@@ -381,7 +381,7 @@ def test_a_budget_that_will_not_do_is_refused_with_the_one_that_would() -> None:
     assert chosen(100, Constraints(budget=0.05)).chosen.route is Route.BATCH
 
 
-def test_a_deadline_and_a_budget_that_are_met_apart_and_not_together_name_both() -> None:
+def test_incompatible_deadline_and_budget_are_both_named() -> None:
     with pytest.raises(Infeasible) as raised:
         chosen(1000, Constraints(deadline=600.0, budget=0.6))
     text = str(raised.value)
@@ -406,7 +406,7 @@ def cold_choice(n: int, *, seen: bool) -> Decision:
     return choose(Load(n), [individually(n)], there, Constraints(time_value=100.0))
 
 
-def test_as_long_as_no_batch_was_seen_one_is_tried_where_it_is_as_likely_as_not_the_sooner() -> None:
+def test_a_batch_is_tried_until_one_was_observed() -> None:
     decision = cold_choice(4000, seen=False)
     assert decision.chosen.route is Route.BATCH
     assert decision.chosen.p50 < decision.alone.p50
@@ -514,7 +514,7 @@ def test_a_choice_is_sound_and_can_be_explained(
     assert decision.reason in explain(decision)
 
 
-def test_a_forced_hybrid_asks_at_once_what_real_time_answers_in_a_tenth_of_the_time_of_the_batch() -> None:
+def test_a_forced_hybrid_sends_at_once_what_fits_a_tenth_of_the_batch() -> None:
     """Real time answers five of them in a tenth of the batch's time, and six not; three go in any case."""
     calls = Throughput(Forecaster(Prior.of(1.0, 1.01)).at(0.0), parallelism=1)
     there = BatchOffer(Forecaster(Prior.of(55.0, 55.1)).at(0.0), None)
@@ -531,7 +531,7 @@ def test_a_forced_hybrid_asks_at_once_what_real_time_answers_in_a_tenth_of_the_t
     ),
     st.integers(1, 2_000),
 )
-def test_for_speed_no_route_is_taken_that_is_worse_on_average_and_at_its_worst(
+def test_for_speed_no_route_is_chosen_that_is_worse_in_mean_and_tail(
     calls: list[tuple[float, float, float]], n: int
 ) -> None:
     """The median of what nobody has seen may be low while its mean and its tail are long."""

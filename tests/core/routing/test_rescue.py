@@ -108,7 +108,7 @@ def test_a_batch_that_is_likelier_in_time_than_real_time_goes_on() -> None:
     assert rescue(100.0, 2.0, 0, held, evolve(speed(), turnaround=never)).take_back == (0,)
 
 
-def test_a_batch_that_is_nearly_certain_in_time_runs_on_where_real_time_needs_all_that_is_left() -> None:
+def test_a_nearly_certain_batch_runs_on_even_when_real_time_has_no_slack() -> None:
     """Real time needs 900 s and a cancel 60; at a later moment it would be late, and at none it is needed."""
     soon = Forecaster(Prior.of(60.0, 63.0)).at(0.0)
     held = [pending(900, True, size=900)]
@@ -118,14 +118,14 @@ def test_a_batch_that_is_nearly_certain_in_time_runs_on_where_real_time_needs_al
     assert rescue(970.0, 10.0, 0, held, speed()).take_back == (0,)
 
 
-def test_a_batch_that_is_about_to_be_sent_goes_on_as_well_unless_something_holds_it_up() -> None:
+def test_an_unsent_batch_continues_unless_it_is_held_up() -> None:
     soon = Forecaster(Prior.of(20.0, 30.0)).at(0.0)
     fresh = pending(500, sent=False, size=500)
     assert rescue(100.0, 2.0, 0, [fresh], speed(turnaround=soon)).take_back == ()
     assert rescue(100.0, 2.0, 0, [evolve(fresh, held_up=True)], speed(turnaround=soon)).take_back == (0,)
 
 
-def test_a_rescue_waits_longer_for_batches_that_are_likely_to_end_meanwhile() -> None:
+def test_a_rescue_waits_longer_for_batches_likely_to_finish() -> None:
     def wait(turnaround: float) -> float:
         known = Forecaster(Prior.of(turnaround, 1.5 * turnaround)).at(0.0)
         wide = Forecaster(Prior.of(60.0, 300.0)).at(0.0)

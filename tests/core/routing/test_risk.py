@@ -44,7 +44,7 @@ def test_where_waiting_saves_nothing_the_surest_is_taken() -> None:
     assert start.sure == HIGHEST_LEVEL
 
 
-def test_where_waiting_saves_more_than_the_risk_costs_the_rescue_begins_later() -> None:
+def test_a_rescue_starts_later_if_waiting_saves_more_than_it_risks() -> None:
     start = best_start(possible(0.05, lambda at: at / 1000))
     assert start is not None
     assert start.sure == LEVELS[0]
@@ -82,7 +82,7 @@ def test_the_more_a_miss_counts_the_surer_the_rescue() -> None:
     assert sure(0.1) < sure(5.0) < sure(1000.0) == HIGHEST_LEVEL
 
 
-def test_of_lognormal_times_half_are_done_by_the_median_and_95_of_100_by_the_95_percent_quantile() -> None:
+def test_quantiles_of_lognormal_times_cover_their_share() -> None:
     assert chance_within(10.0, 10.0, 30.0) == pytest.approx(0.5)
     assert chance_within(30.0, 10.0, 30.0) == pytest.approx(0.95)
     assert chance_within(-1.0, 10.0, 30.0) == 0.0

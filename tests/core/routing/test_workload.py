@@ -42,7 +42,7 @@ def test_an_equal_request_that_is_near_shares_the_answer_by_every_route() -> Non
     assert expected(workload) == expected(workload, by_job=True) == pytest.approx(4 * ONE)
 
 
-def test_an_equal_request_far_ahead_is_paid_twice_in_real_time_and_once_by_a_job() -> None:
+def test_distant_equal_requests_cost_twice_in_real_time_once_in_a_job() -> None:
     workload = listed(*MANY, MANY[0])
     load = workload.load
     assert (load.requests, load.duplicates, load.repeats, load.by_job) == (NEAR_KEYS + 2, 0, 1, NEAR_KEYS + 1)
@@ -50,7 +50,7 @@ def test_an_equal_request_far_ahead_is_paid_twice_in_real_time_and_once_by_a_job
     assert expected(workload, by_job=True) == pytest.approx((NEAR_KEYS + 1) * ONE)
 
 
-def test_where_answers_are_kept_equal_requests_share_one_however_far_apart() -> None:
+def test_stored_answers_are_shared_by_equal_requests_at_any_distance() -> None:
     workload = listed(*MANY, MANY[0], kept=True)
     assert (workload.load.requests, workload.load.duplicates, workload.load.repeats) == (NEAR_KEYS + 1, 1, 0)
     assert expected(workload) == expected(workload, by_job=True) == pytest.approx((NEAR_KEYS + 1) * ONE)
