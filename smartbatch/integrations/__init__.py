@@ -1,1 +1,1 @@
-"""Bridges to other frameworks, one file each."""
+"""Integrations with other frameworks, one file or package each."""

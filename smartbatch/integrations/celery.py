@@ -1,6 +1,6 @@
-"""Celery: one client for each worker process, ended with it, and answers that a second delivery finds again.
+"""Celery: one client per worker process, and jobs that a task delivered again finds and resumes.
 
-Celery itself is imported when a :class:`CeleryTasks` is made, which belongs into the module of the tasks.
+Celery itself is imported when a :class:`CeleryTasks` is made, in the module of the tasks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, final
 from smartbatch._clock import RealClock
 from smartbatch._words import seconds_of
 from smartbatch.client import BatchingClient
-from smartbatch.integrations.hosting import TimeLimit, within
+from smartbatch.integrations.hosting import TimeLimit, with_time_left
 from smartbatch.results import ResultList, ended
 from smartbatch.types import Duration, Prompt, Result
 
@@ -23,13 +23,13 @@ __all__ = ["CeleryTasks"]
 class CeleryTasks:
     """A client for the tasks of a Celery application.
 
-    The client is a handle: each worker process has a running state of its own, which is made by its first
-    task, after the fork and not while Celery waits for the process to come up. When the process ends, calls
-    under way get ``grace``, and jobs are given back, for other processes to go on with.
+    The client starts in each worker process with its first task, after the fork and without delaying the
+    start of the process. When the process ends, calls in progress have ``grace`` to complete, and jobs are
+    released for other processes to resume.
 
     Args:
-        client: with a ``store`` that all workers reach, where :meth:`generate` and :meth:`submit` are used.
-        grace: time for what is under way when a worker process ends, such as ``"5s"``, or seconds.
+        client: has a ``store`` that all workers reach if :meth:`generate` or :meth:`submit` is used.
+        grace: time for calls in progress when a worker process ends, such as ``"5s"``, or seconds.
     """
 
     def __init__(self, client: BatchingClient, *, grace: Duration = 5.0) -> None:
@@ -43,11 +43,11 @@ class CeleryTasks:
         signals.worker_process_shutdown.connect(self._process_ends, weak=False)
 
     def time_left(self) -> float | None:
-        """Return the seconds until a second before the soft time limit of the task that runs, or else its
-        hard one; ``None`` without one.
+        """Return the seconds until one second before the soft time limit of the current task, or else its
+        hard limit; ``None`` without a limit.
 
         Raises:
-            RequestTimeout: there are none left.
+            RequestTimeout: no time is left.
         """
         task = _current_task()
         hard, soft = task.request.timelimit or (None, None)
@@ -58,73 +58,74 @@ class CeleryTasks:
         return TimeLimit("task", limit, self._began.get(task.request.id, now)).left()
 
     def ask(self, prompt: Prompt, **params: Any) -> Result[Any]:
-        """Ask one request and return its result; its time is over with its time-out or the task's time limit,
-        whichever is sooner.
+        """Send one request and return its result, within its timeout or the task's time limit, whichever is
+        shorter.
 
-        A task that is delivered again asks again, and pays again: :meth:`generate` does not.
+        If the task is delivered again, the request is sent and paid for again; use :meth:`generate` to avoid
+        that.
 
         Args:
             prompt, params: as for :meth:`BatchingClient.submit <smartbatch.BatchingClient.submit>`.
 
         Raises:
-            RequestTimeout: no answer came before the time limit.
-            SmartbatchError: what the request failed with.
+            RequestTimeout: no answer arrived before the time limit.
+            SmartbatchError: the request failed.
         """
-        client = self.client.start()  # before the time is looked at: the first start of a process takes some
-        params = within(self.time_left(), prompt, params, client.config.request_timeout)
+        client = self.client.start()  # before reading the time, because the first start takes some
+        params = with_time_left(self.time_left(), prompt, params, client.config.request_timeout)
         return client.submit(prompt, **params).result()
 
     def generate(
         self, prompts: Iterable[Prompt], *, key: str | None = None, **params: Any
     ) -> ResultList[Any]:
-        """Ask all prompts as a job and return all results, in order, when the job has ended.
+        """Send all prompts as a job and return all results, in order, after the job has ended.
 
-        A task that is delivered again, after its worker was killed or its time was over, finds the job and
-        goes on with it: what is answered is not asked again, and what may be paid twice is an incident.
+        If the task is delivered again, after its worker was killed or timed out, it resumes the job: answered
+        prompts are not sent again, and possible double payments are recorded as incidents.
 
         Args:
             prompts, params: as for
                 :meth:`BatchingClient.submit_and_wait <smartbatch.BatchingClient.submit_and_wait>`.
-            key: of the job; by default from the task's id, for one job a task.
+            key: of the job; by default derived from the task's id, for one job per task.
 
         Raises:
-            JobTimeout: the time limit is near; the job goes on.
+            JobTimeout: the time limit is near; the job continues.
         """
         left = self.time_left()
         return self.client.submit_and_wait(prompts, key=key or _key(), timeout=left, **params)
 
     def submit(self, requests: Iterable[Prompt], *, key: str | None = None, **params: Any) -> str:
-        """Store all requests as a job and return its key, to be handed to a task that calls :meth:`results`.
+        """Store all requests as a job and return its key, for a task that calls :meth:`results`.
 
-        A task that is delivered again stores nothing twice.
+        If the task is delivered again, nothing is stored twice.
 
         Args:
             requests, params: as for
                 :meth:`BatchingClient.submit_batch <smartbatch.BatchingClient.submit_batch>`.
-            key: of the job; by default from the task's id, for one job a task.
+            key: of the job; by default derived from the task's id, for one job per task.
         """
         key = key or _key()
         self.client.submit_batch(requests, key=key, **params)
         return key
 
     def results(self, key: str, *, countdown: Duration = 30.0) -> ResultList[Any]:
-        """Return the results of a job, in order; until it has ended, have the task run again later.
+        """Return the results of a job, in order; if it has not ended, retry the task later.
 
-        No worker waits meanwhile. The process carries the job on where its owner was killed.
+        No worker waits meanwhile. If the process that ran the job was killed, this one resumes it.
 
         Args:
             key: of the job.
-            countdown: time until the task runs again, such as ``"1m"``, or seconds.
+            countdown: time until the task is retried, such as ``"1m"``, or seconds.
 
         Raises:
-            celery.exceptions.Retry: the job has not ended; let it pass.
-            JobNotFound: the store has none.
+            celery.exceptions.Retry: the job has not ended; let this exception pass.
+            JobNotFound: the store has no such job.
         """
         self.client.start()
         job = self.client.job(key)
         status = job.status()
         if not status.done:
-            later = seconds_of("countdown", countdown)  # None would mean the task's own number, 3 by default
+            later = seconds_of("countdown", countdown)  # for retry, None is the task's limit, 3 by default
             raise _current_task().retry(countdown=later, max_retries=sys.maxsize)
         return ended(ResultList(job.results()), status.elapsed)
 
@@ -142,7 +143,7 @@ def _current_task() -> Any:
     from celery import current_task
 
     if not current_task:
-        raise RuntimeError("this is for the inside of a Celery task: there is none here")
+        raise RuntimeError("this must be called inside a Celery task")
     return current_task
 
 

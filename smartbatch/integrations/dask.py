@@ -1,12 +1,15 @@
-"""Dask: one list for all workers of a cluster, through a store that they share."""
+"""Dask: one list for all workers of a cluster, through a shared store; lists, bags and dataframes.
+
+Bags and dataframes are recognized by the modules of their classes, so nothing is imported that is not loaded.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import distributed
 from attrs import define, field, frozen
@@ -15,18 +18,112 @@ from smartbatch._clock import RealClock
 from smartbatch.client import BatchingClient
 from smartbatch.cluster import UNIT, Cluster, Options, Unit, digest, one_budget, shared_config
 from smartbatch.config import BatchingConfig, changed
-from smartbatch.errors import JobNotFound, RequestCancelled
-from smartbatch.integrations.dask_collections import Template, collection
+from smartbatch.core.preparation.preparer import prompt_list
+from smartbatch.errors import InvalidRequest, JobNotFound, RequestCancelled
 from smartbatch.observe.list_progress import OnProgress, ProgressCounter
 from smartbatch.observe.progress import new_display
 from smartbatch.plan import Plan
 from smartbatch.results import ResultList, ended
 from smartbatch.types import ConstraintParams, Prompt, Result
 
+COLUMNS = ("answer", "error", "cost")
+"""Columns added to a dataframe: the text, the name of the error, and USD; empty if there is none."""
+Template: TypeAlias = str | Callable[[Any], Prompt]
+Compute: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
+"""Brings the partitions of a collection to this process."""
+
+
+@frozen
+class Collection:
+    """Prompts in order, and the collection they came in."""
+
+    prompts: Sequence[Prompt]
+    rebuilt: Callable[[ResultList[Any]], Any]  # turns all results, in order, into such a collection
+
+
+def collection(given: Any, template: Template | None, compute: Compute) -> Collection:
+    """Return the prompts of a Dask bag, a Dask or pandas dataframe, or any other list.
+
+    Raises:
+        InvalidRequest: names the row or the column.
+    """
+    module = type(given).__module__
+    if module.startswith("dask.bag"):
+        parts = compute(given.to_delayed())
+        rows = [row for part in parts for row in part]
+        return Collection(_prompts(rows, template), lambda results: _bag(parts, results))
+    if module.startswith("dask.dataframe"):
+        frames = compute(given.to_delayed())
+        return Collection(_of_frames(frames, template), lambda results: _dataframe(given, frames, results))
+    if module.startswith("pandas") and hasattr(given, "columns"):
+        return Collection(_of_frames([given], template), lambda results: _with_results(given, iter(results)))
+    return Collection(_prompts(prompt_list(given), template), lambda results: results)
+
+
+def _prompts(rows: Iterable[Any], template: Template | None) -> list[Prompt]:
+    if template is None:
+        return list(rows)
+    if callable(template):
+        return [template(row) for row in rows]
+    return list(prompt_list(list(rows), template=template))
+
+
+def _of_frames(frames: Sequence[Any], template: Template | None) -> list[Prompt]:
+    """Return the prompts of dataframes, from the template or from the column ``prompt``."""
+    columns = [str(name) for name in frames[0].columns] if frames else []
+    if taken := [name for name in COLUMNS if name in columns]:
+        raise InvalidRequest(f"the dataframe already has a column {taken[0]!r}: rename it", field="prompts")
+    if template is None and "prompt" not in columns:
+        raise InvalidRequest(
+            "the dataframe has no column 'prompt': give template='… {column} …'", field="template"
+        )
+    if template is None:
+        return [prompt for frame in frames for prompt in frame["prompt"]]
+    return _prompts((row for frame in frames for row in frame.to_dict("records")), template)
+
+
+def _with_results(frame: Any, results: Iterable[Result[Any]]) -> Any:
+    """Return a pandas dataframe with the results of its rows as columns."""
+    own = list(islice(results, len(frame)))
+    values = (
+        [result.text for result in own],
+        [None if result.error is None else type(result.error).__name__ for result in own],
+        [result.cost for result in own],
+    )
+    kinds = ("object", "object", "float64")
+    made = frame.copy()
+    for name, column, kind in zip(COLUMNS, values, kinds, strict=True):
+        made[name] = column
+        made[name] = made[name].astype(kind)
+    return made
+
+
+def _bag(parts: Sequence[Any], results: ResultList[Any]) -> Any:
+    """Return a bag of results with the partitions of the prompts."""
+    import dask
+    from dask import bag
+
+    each = iter(results)
+    return bag.from_delayed(
+        [dask.delayed(list(islice(each, len(part)))) for part in [list(part) for part in parts]]
+    )
+
+
+def _dataframe(given: Any, frames: Sequence[Any], results: ResultList[Any]) -> Any:
+    """Return a Dask dataframe with the results as columns and its original partitions and index."""
+    import dask
+    from dask import dataframe
+
+    each = iter(results)
+    made = [_with_results(frame, each) for frame in frames]
+    return dataframe.from_delayed(
+        [dask.delayed(frame) for frame in made], meta=made[0].iloc[:0], divisions=given.divisions
+    )
+
+
 __all__ = ["map"]
 
-AHEAD = 4
-"""Units that are stored and sent ahead, for each thread of the workers."""
+UNITS_AHEAD_PER_THREAD = 4  # stored and sent ahead of those being read
 
 
 def map(
@@ -43,41 +140,41 @@ def map(
     progress: bool | None = None,
     **settings: Any,
 ) -> Any:
-    """Ask all prompts on the workers of a cluster, and return the results in order, as what they came in.
+    """Send all prompts from the workers of a cluster, and return the results in order, in the same kind of
+    collection.
 
-    The route is chosen once, here. A list that goes by batch is one job of this process. In real time its
-    rows are stored as units of 100; workers carry them on, each process with one client for the call, and
-    this process reads the results from the store. The same call again, with the same key, goes on: what is
-    answered is not asked again.
+    The route is chosen once, in this process. A list sent by batch is one job of this process. In real time,
+    rows are stored in units of 100 that the workers run, each process with one client for the call, and this
+    process reads the results from the store. Repeat the call with the same key to resume: answered prompts
+    are not sent again.
 
     Args:
-        prompts: a list or any iterable of texts, chats or requests; a bag of Dask; or a dataframe, of Dask or
-            pandas, which gets the columns ``answer``, ``error`` and ``cost``.
+        prompts: a list or any iterable of strings, chats or requests; a Dask bag; or a Dask or pandas
+            dataframe, to which the columns ``answer``, ``error`` and ``cost`` are added.
         model: ``provider:model``. Workers take its key from their own environment.
-        scheduler: a client of the cluster, or the scheduler's address; Dask's default client when ``None``.
-        store: where rows and answers are kept, reached by all workers: ``postgresql://…``, or on one machine
-            a file; the setting when ``None``.
-        shared: where workers share limits and the budget; when ``None``, the setting, or where that is
-            ``"auto"`` a PostgreSQL store.
-        key: your name for this list; made from its contents when ``None``.
-        template: makes the prompt of a row: a text with ``{field}`` placeholders, or a function.
-        provider_options: as of :class:`BatchingClient <smartbatch.BatchingClient>`.
-        on_progress: called with a :class:`~smartbatch.ListProgress` for each result, as it is read.
+        scheduler: a client of the cluster or the scheduler's address; Dask's default client if ``None``.
+        store: where rows and answers are kept, reachable by all workers: ``postgresql://…``, or a file if
+            they are all on one machine; the setting if ``None``.
+        shared: where workers share limits and the budget; the setting if ``None``, and a PostgreSQL store if
+            that is ``"auto"``.
+        key: your name for this list; derived from its contents if ``None``.
+        template: makes the prompt of a row: a string with ``{field}`` placeholders, or a function.
+        provider_options: as for :class:`BatchingClient <smartbatch.BatchingClient>`.
+        on_progress: called with a :class:`~smartbatch.ListProgress` for each result as it is read.
         progress: as for :meth:`BatchingClient.map <smartbatch.BatchingClient.map>`.
-        settings: of :class:`~smartbatch.BatchingConfig`, by name, for each worker's client (``parallelism``
-            is that of one worker; ``budget`` is one for all); parameters of all generations; and
-            ``deadline``.
+        settings: settings of :class:`~smartbatch.BatchingConfig` for each worker's client (``parallelism`` is
+            per worker; ``budget`` is shared by all), generation parameters, and ``deadline``.
 
     Returns:
-        a :class:`~smartbatch.ResultList`; a bag of results; or a dataframe as it was given, with the columns.
+        a :class:`~smartbatch.ResultList`, a bag of results, or the dataframe with the added columns.
 
     Raises:
-        ConfigError: for settings, no store, or a worker that has no key for the account.
+        ConfigError: a setting is invalid, there is no store, or a worker has no key for the account.
         InvalidRequest: names the row.
-        JobConflict: the key belongs to a list of other prompts, or of another model or parameters.
-        AllRequestsFailed: when not one request was answered.
-        distributed.KilledWorker: several workers died of a unit.
-        ConnectionError: the scheduler is lost; the same call with another one goes on.
+        JobConflict: the key belongs to a list with other prompts, another model or other parameters.
+        AllRequestsFailed: no request was answered.
+        distributed.KilledWorker: several workers died while running a unit.
+        ConnectionError: the scheduler is lost; repeat the call with another one to resume.
     """
     began = RealClock.now()
     call = _ListCall.of(model, settings, store, shared, provider_options)
@@ -89,28 +186,22 @@ def map(
 
 @frozen
 class _ListCall:
-    """How a list is asked.
-
-    Attributes:
-        config: of each worker's client.
-        params: parameters of all generations.
-        constraints: of the list.
-    """
+    """The settings of one call of :func:`map`."""
 
     model: str
-    config: BatchingConfig
-    params: Options
-    constraints: Options
+    config: BatchingConfig  # of each worker's client
+    params: Options  # generation parameters
+    constraints: Options  # of the list
     options: Options | None
 
     @classmethod
     def of(
         cls, model: str, given: Options, store: str | None, shared: str | None, options: Options | None
     ) -> _ListCall:
-        """Tell settings from what is of this list only.
+        """Separate settings from parameters and constraints.
 
         Raises:
-            ConfigError: there is no store, or a setting is out of its range.
+            ConfigError: there is no store, or a setting is invalid.
         """
         known = {setting.name for setting in BatchingConfig().describe()}
         settings: dict[str, Any] = {name: value for name, value in given.items() if name in known}
@@ -127,12 +218,12 @@ class _ListCall:
         progress: bool | None,
         on_progress: OnProgress | None,
     ) -> ResultList[Any]:
-        """Read all results and tell of each; raise the first error where the settings say so."""
-        told = None if on_progress is None else ProgressCounter(on_progress, len(rows), RealClock.now)
+        """Read all results and report progress; raise the first error if the settings say so."""
+        counter = None if on_progress is None else ProgressCounter(on_progress, len(rows), RealClock.now)
         read: ResultList[Any] = ResultList()
-        for result in self.results(rows, key, cluster, progress):  # nobody else holds it: ends with this
-            if told is not None:
-                told(result)
+        for result in self.results(rows, key, cluster, progress):  # no other reference, so it is closed here
+            if counter is not None:
+                counter(result)
             if self.config.on_error == "raise" and result.error is not None:
                 raise result.error
             read.append(result)
@@ -141,7 +232,7 @@ class _ListCall:
     def results(
         self, rows: Sequence[Prompt], key: str | None, cluster: Cluster, progress: bool | None
     ) -> Iterator[Result[Any]]:
-        """Yield all results in order, and show how far they are."""
+        """Yield all results in order, with a progress display."""
         key = key or self._key_of(rows)
         config = one_budget(self.config, key)
         cluster.add_clients(self.model, config, self.options)
@@ -150,14 +241,14 @@ class _ListCall:
             yield from _ListRun(cluster, client, key, self.constraints, progress).results(rows)
 
     def _key_of(self, rows: Sequence[Prompt]) -> str:
-        """Return a key for a list: the same for the same prompts, model and parameters."""
+        """Return a key that is the same for the same prompts, model and parameters."""
         known = {name: value for name, value in (self.options or {}).items() if name != "api_key"}
         return f"dask-{digest([self.model, known, self.params, rows])}"
 
 
 @define(eq=False)
 class _ListRun:
-    """One list on its way."""
+    """One list in progress."""
 
     _cluster: Cluster
     _client: BatchingClient
@@ -167,15 +258,13 @@ class _ListRun:
     _units: deque[tuple[Unit, Sequence[Prompt]]] = field(factory=deque)
 
     def results(self, rows: Sequence[Prompt]) -> Iterator[Result[Any]]:
-        """Yield all results in order. Left early, what has not been sent is cancelled in the store.
-
-        The cases, in order: the list stands in the store as one job for a batch; as units; in neither way,
-        and the route is chosen.
-        """
+        """Yield all results in order. If the caller stops early, unsent units are cancelled in the store."""
+        # 1. The store has the list as a batch job.
         batch = f"{self._key}/batch"
         if self._is_stored(batch):
             yield from self._client.submit_batch(rows, key=batch).results(progress=self._progress)
             return
+        # 2. The store has it as units; otherwise the route is chosen.
         constraints = {**self._constraints}
         if self._is_stored(self._key_of_unit(0)):
             constraints["strategy"] = "individual"
@@ -192,13 +281,13 @@ class _ListRun:
             raise
 
     def _in_real_time(self, rows: Sequence[Prompt], plan: Plan) -> Iterator[Result[Any]]:
-        """Store units ahead of those that are read, and yield the results of each when it has ended."""
+        """Store units ahead of those being read, and yield the results of each after it has ended."""
         begun = (
             self._begin(rows[at : at + UNIT], self._key_of_unit(number), plan)
             for number, at in enumerate(range(0, len(rows), UNIT))
         )
         waiting = self._units
-        waiting.extend(islice(begun, AHEAD * self._cluster.threads))
+        waiting.extend(islice(begun, UNITS_AHEAD_PER_THREAD * self._cluster.threads))
         with new_display(self._progress, len(rows), RealClock.now) or nullcontext() as shown:
             while waiting:
                 for result in self._end(*waiting[0], plan):
@@ -209,12 +298,12 @@ class _ListRun:
                 waiting.extend(islice(begun, 1))
 
     def _begin(self, rows: Sequence[Prompt], key: str, plan: Plan) -> tuple[Unit, Sequence[Prompt]]:
-        """Store rows as a unit, or find them, and have a worker carry it on."""
+        """Store rows as a unit, or find them in the store, and send it to a worker."""
         return self._cluster.begin(self._client.submit_run(rows, plan, key=key, carry_on=False)), rows
 
     def _end(self, unit: Unit, rows: Sequence[Prompt], plan: Plan) -> list[Result[Any]]:
-        """Wait for the end of a unit and return its results. Rows that a call of earlier cancelled are asked
-        as a unit of their own."""
+        """Wait for the end of a unit and return its results. Rows cancelled by an earlier call are sent again
+        as another unit."""
         self._cluster.await_end(unit)
         results = list(unit.job.results(wait=False))
         again = [at for at, result in enumerate(results) if isinstance(result.error, RequestCancelled)]

@@ -1,8 +1,8 @@
-"""One event loop a process, on which worker threads run what is written for ``asyncio``.
+"""One event loop per process, on which worker threads run ``asyncio`` code.
 
-Connections, locks and sessions of such libraries belong to the loop that opened them, so workers that share
-them need one loop for all. It runs on a thread of its own, started when first needed. At the interpreter's
-exit calls under way are finished, but none can begin that needs a new thread, such as the look-up of a host.
+Connections, locks and sessions of ``asyncio`` libraries belong to the loop that opened them, so all workers
+share one loop. It runs on a separate thread, started when first needed. At interpreter exit, calls in
+progress complete, but no call can start that needs a new thread, for example to look up a host name.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ __all__ = ["Tasks"]
 
 _T = TypeVar("_T")
 
-_GRACE = 1.0
-"""Seconds a coroutine has to end after its time is over; after them the caller no longer waits for it."""
+_CANCEL_SECONDS = 1.0  # for a coroutine to end after its timeout, before the caller stops waiting
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """A loop that in a forked child does not run and cannot be closed.
+    """A loop that is closed in a forked child.
 
-    The child's copy says it runs, so libraries would go on using connections that belong to it. And closing
-    it would remove the parent's wake-up from the ``epoll`` that both share.
+    Otherwise the child's copy would claim to be running, and libraries would continue to use its connections.
+    Really closing it would remove the parent's wake-up from the ``epoll`` that both share.
     """
 
     def __init__(self) -> None:
@@ -51,10 +50,10 @@ class _Loop(asyncio.SelectorEventLoop):
 
 @define(eq=False)
 class _Call:
-    """A coroutine that is handed to the loop, where it may begin before its future is known here.
+    """A coroutine passed to the loop, where it may start before its future is known here.
 
-    Whoever cancels sets ``cancelled`` and then looks for the future; whoever hands over sets the future and
-    then looks at ``cancelled``. So one of the two cancels it, and neither needs a lock.
+    ``cancel`` sets the flag and then reads the future; ``begin`` sets the future and then reads the flag. So
+    one of them cancels the future, and no lock is needed.
     """
 
     future: Future[Any] | None = None
@@ -78,16 +77,15 @@ class Tasks:
         self._calls: set[_Call] = set()
 
     def run(self, main: Callable[[], Coroutine[Any, Any, _T]], timeout: float) -> _T:
-        """Run ``main()`` on the loop and return its result; the calling thread is blocked until then.
+        """Run the coroutine of ``main()`` on the loop, and block until its result is available.
 
         Args:
-            main: makes the coroutine.
             timeout: total seconds.
 
         Raises:
-            TimeoutError: it took longer, and was cancelled.
+            TimeoutError: it took longer and was cancelled.
             CancelledError: of :mod:`concurrent.futures`, after :meth:`cancel`.
-            RuntimeError: no thread can be had for the loop.
+            RuntimeError: the thread of the loop cannot be started.
             BaseException: whatever the coroutine raises.
         """
 
@@ -101,34 +99,34 @@ class Tasks:
             loop = _threads.get().loop()
             future = asyncio.run_coroutine_threadsafe(limited(), loop)
             call.begin(future)
-            # Code that swallows its cancellation, or blocks in a thread, must not keep the worker.
-            return future.result(timeout + _GRACE)
+            # Code that ignores its cancellation, or blocks a thread, must not block the worker.
+            return future.result(timeout + _CANCEL_SECONDS)
         finally:
-            call.cancel()  # nothing, unless the wait was interrupted or over
+            call.cancel()  # has no effect unless the wait was interrupted or timed out
             self._calls.discard(call)
 
     def cancel(self) -> None:
-        """Cancel the calls under way; safe from any thread."""
+        """Cancel the calls in progress; safe from any thread."""
         for call in list(self._calls):
             call.cancel()
 
-    def forget(self) -> None:
-        """In a forked child: forget the parent's calls."""
+    def abandon_after_fork(self) -> None:
+        """Drop the parent's calls in a forked child."""
         self._calls = set()
 
 
 class _LoopThread:
-    """The loop of a process and its thread; both start with the first coroutine of the process."""
+    """The loop of a process and its thread, which start with the first coroutine."""
 
     def __init__(self) -> None:
         self._starting = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Return the loop, which runs.
+        """Return the running loop.
 
         Raises:
-            RuntimeError: no thread can be had; the next call tries again.
+            RuntimeError: its thread cannot be started; the next call tries again.
         """
         with self._starting:
             if self._loop is None:
@@ -144,10 +142,10 @@ class _LoopThread:
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop for as long as the process lives.
+    """Run a loop until the process ends.
 
-    A coroutine's ``SystemExit`` or ``KeyboardInterrupt`` is for whoever waits for it; ``asyncio`` would end
-    the loop with it as well.
+    A coroutine's ``SystemExit`` or ``KeyboardInterrupt`` is raised for its caller, but must not end the loop,
+    as ``asyncio`` would let it.
     """
     while True:
         with suppress(SystemExit, KeyboardInterrupt):

@@ -1,5 +1,6 @@
-"""Flask: a client for each worker process by the application's settings, its commands, a health page, and the
-dashboard."""
+"""Flask: one client per worker process, configured by the application; commands, a health page and the
+dashboard.
+"""
 
 from __future__ import annotations
 
@@ -25,26 +26,25 @@ if TYPE_CHECKING:
 
 __all__ = ["Smartbatch", "blueprint", "current_smartbatch", "dashboard_blueprint"]
 
-_NAME = "smartbatch"
-"""Of the extension, of its blueprint, and of its group of commands."""
+_NAME = "smartbatch"  # of the extension, its blueprint and its command group
 
 
 @final
 class Smartbatch:
-    """A client for a Flask application, by its settings ``SMARTBATCH_*``.
+    """A client for a Flask application, configured by its settings ``SMARTBATCH_*``.
 
-    ``app.config`` has ``SMARTBATCH_MODEL``, any setting of :class:`~smartbatch.BatchingConfig`, any
+    ``app.config`` may contain ``SMARTBATCH_MODEL``, any setting of :class:`~smartbatch.BatchingConfig`, any
     generation parameter, ``SMARTBATCH_PROVIDER_OPTIONS`` and ``SMARTBATCH_WEB_TIMEOUT``, in capital letters.
-    They are read by :meth:`init_app`, which makes no thread, file or connection. Each worker process makes
-    its client at the first use of :data:`current_smartbatch`, and stops it at its exit.
+    :meth:`init_app` reads them and creates no thread, file or connection. Each worker process makes its
+    client at the first use of :data:`current_smartbatch`, and stops it at exit.
 
     Args:
-        app: the application; else call :meth:`init_app`.
+        app: the application; or call :meth:`init_app` later.
         hooks: ``preprocess``, ``post_process``, ``middleware``, ``observers`` and ``classifiers`` of
             :class:`~smartbatch.BatchingClient`.
 
     Raises:
-        ConfigError: a setting is unknown or out of range, or some contradict each other.
+        ConfigError: a setting is unknown or invalid, or settings contradict each other.
     """
 
     def __init__(self, app: Flask | None = None, **hooks: Unpack[HookParams]) -> None:
@@ -56,7 +56,7 @@ class Smartbatch:
         """Give an application its client and its commands.
 
         Raises:
-            ConfigError: as the constructor.
+            ConfigError: like the constructor.
         """
         host = HostClient(HostSettings.of(app.config.get_namespace(PREFIX), "app.config"), self._hooks)
         app.extensions[_NAME] = host
@@ -71,17 +71,17 @@ def _current() -> BatchingClient:
 
 
 current_smartbatch = cast("BatchingClient", LocalProxy(_current))
-"""The client of the application that runs, in this process. Within a web request that has a time limit, what
-is waited for gets what is left of it."""
+"""The client of the current application in this process. In a web request with a time limit, calls that wait
+use the time that is left."""
 
 blueprint = Blueprint(_NAME, __name__, url_prefix=f"/{_NAME}")
-"""Pages for those who run the application: ``/smartbatch/health``. ``app.register_blueprint(blueprint)`` adds
-them where they are wanted; its ``url_prefix`` names another place."""
+"""Operations pages: ``/smartbatch/health``. Add them with ``app.register_blueprint(blueprint)``; it takes a
+``url_prefix`` for another path."""
 
 
 @blueprint.get("/health")
 def health() -> ResponseReturnValue:
-    """Say as JSON how the client of this process is; with status 503 where it cannot be used."""
+    """Return the health of the client of this process as JSON, with status 503 if it cannot be used."""
     found = _host().health()
     return asdict(found), 200 if found.ok else 503
 
@@ -92,11 +92,11 @@ def dashboard_blueprint(
     """Return a blueprint with the dashboard of the application's jobs.
 
     Args:
-        access: called within each web request, with its WSGI environment; returns ``"all"`` (look and act),
-            ``"read"`` or ``None``. Without it every request is answered 403. Acts are noted by the
-            ``REMOTE_USER`` of the environment, which it may set.
+        access: called in each web request with its WSGI environment; returns ``"all"`` (view and act),
+            ``"read"`` or ``None``. Without it every request is answered with 403. Actions are recorded with
+            the ``REMOTE_USER`` of the environment, which it may set.
         show_content: show prompts and answers.
-        url_prefix: where it is.
+        url_prefix: path of the dashboard.
     """
     pages = Blueprint(f"{_NAME}_dashboard", __name__, url_prefix=url_prefix)
 
@@ -105,7 +105,7 @@ def dashboard_blueprint(
     def show(page: str) -> Response:
         host, kept = _host(), f"{_NAME}:{request.blueprint}"
         found: tuple[HostClient, WSGIApplication] | None = current_app.extensions.get(kept)
-        if found is None or found[0] is not host:  # init_app may have given it another client since
+        if found is None or found[0] is not host:  # init_app was called again
             found = current_app.extensions[kept] = host, host.dashboard(access, show_content=show_content)
         path = page.encode().decode("latin-1")
         root = request.environ["SCRIPT_NAME"] + request.environ["PATH_INFO"].removesuffix(path)
@@ -119,11 +119,10 @@ def _host() -> HostClient:
     try:
         return cast(HostClient, current_app.extensions[_NAME])
     except KeyError:
-        raise RuntimeError("this application has no client: call Smartbatch(app), or init_app(app)") from None
+        raise RuntimeError("this application has no client: call Smartbatch(app) or init_app(app)") from None
 
 
-_BEGAN = "_smartbatch_began"
-"""When the web request began, in the ``g`` of Flask, monotonic seconds."""
+_BEGAN = "_smartbatch_began"  # in Flask's ``g``: monotonic seconds at which the web request began
 
 
 def _request_begins() -> None:
@@ -131,8 +130,7 @@ def _request_begins() -> None:
 
 
 def _commands() -> AppGroup:
-    """Return the commands; what they take is for the command line of the library to say."""
-    group = AppGroup(_NAME, help="Run, plan and look at LLM requests, with the settings of the application.")
+    group = AppGroup(_NAME, help="Run, plan and view LLM requests, with the settings of the application.")
     for name in COMMANDS:
         group.add_command(_command(name))
     return group
@@ -143,7 +141,7 @@ def _command(name: str) -> click.Command:
         name,
         context_settings={"ignore_unknown_options": True},
         add_help_option=False,
-        help=f"As smartbatch {name}; --help says what it takes.",
+        help=f"Like smartbatch {name}; see --help.",
     )
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     @click.pass_context

@@ -1,5 +1,5 @@
-"""What applications of web frameworks need: a client by the framework's settings, made at first use in each
-process; the time that is left of a limit; health; and the commands of the command line with these settings.
+"""Shared by the integrations of frameworks: a client per process made at first use from the framework's
+settings, time limits, health, and the command line with these settings.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from attrs import evolve, field, fields_dict, frozen
 
 from smartbatch._clock import RealClock
 from smartbatch._fork import PerProcess
-from smartbatch._words import seconds_of
+from smartbatch._words import duration, seconds_of
 from smartbatch.cli.main import main
 from smartbatch.client import BatchingClient
 from smartbatch.config import OF_APPLICATIONS, PREFIX, BatchingConfig, check_names
@@ -28,27 +28,24 @@ from smartbatch.types import Generation, Request
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-MARGIN: Final = 1.0
-"""Seconds before the end of a time limit at which requests are given up, so that their caller can say why."""
-COMMANDS: Final = ("jobs", "plan", "run")
-"""The commands of the command line that frameworks have as well."""
+MARGIN_SECONDS: Final = 1.0  # before the end of a time limit, for the caller to report a timeout
+COMMANDS: Final = ("jobs", "plan", "run")  # of the command line that frameworks offer as well
 
 KNOWN: Final = frozenset(
     {"model", "provider_options", "web_timeout", *fields_dict(BatchingConfig), *fields_dict(Generation)}
 )
-"""What an application may say of its client."""
+"""Settings of an application for its client."""
 
 _GENERATION: Final = frozenset(fields_dict(Generation))
-_OF_COMMANDS: Final = ("system", "max_tokens", "temperature", "seed")
-"""Generation parameters that commands take."""
+_COMMAND_PARAMETERS: Final = ("system", "max_tokens", "temperature", "seed")  # of generation
 _WAITED_FOR: Final = frozenset(
     {"submit", "submit_urgent", "submit_embedding", "stream", "map", "as_completed", "generate", "embed"}
     | {"submit_and_wait"}
 )
-"""Methods of a client whose answers somebody waits for."""
+"""Methods of a client whose caller waits for the answer."""
 _OWN_TIME: Final = frozenset({"deadline", "durable", "key", "strategy"})
-"""Keywords of calls that outlive their caller, or say themselves how long they may take; but whoever waits
-for a job does so within the limit, and the job goes on."""
+"""Keywords of calls that outlive their caller or have their own time limit. Waiting for a job is always
+limited, and the job continues."""
 
 
 # -- time limits ---------------------------------------------------------------------------------------------
@@ -56,40 +53,34 @@ for a job does so within the limit, and the job goes on."""
 
 @frozen
 class TimeLimit:
-    """A limit of a host's on what runs now.
+    """A time limit that a framework sets."""
 
-    Attributes:
-        of: what it is a limit of, as errors name it.
-        seconds: from ``began``.
-        began: monotonic seconds.
-    """
-
-    of: str
-    seconds: float
-    began: float
+    of: str  # what it limits, for errors
+    seconds: float  # from ``began``
+    began: float  # monotonic seconds
 
     def left(self) -> float:
-        """Return the seconds until :data:`MARGIN` before the end.
+        """Return the seconds until :data:`MARGIN_SECONDS` before the end.
 
         Raises:
-            RequestTimeout: there are none left.
+            RequestTimeout: no time is left.
         """
-        left = self.seconds - MARGIN - (RealClock.now() - self.began)
+        left = self.seconds - MARGIN_SECONDS - (RealClock.now() - self.began)
         if left <= 0:
             raise RequestTimeout(
-                f"the {self.of}'s time limit of {self.seconds:g} s is too near for a request"
+                f"no time is left for a request: the {self.of}'s time limit is {duration(self.seconds)}"
             )
         return left
 
 
-def within(
+def with_time_left(
     left: float | None, prompt: object, params: Mapping[str, Any], default: float | None
 ) -> dict[str, Any]:
     """Return the keywords of a call, with a ``timeout`` of at most ``left`` seconds unless that is ``None``.
 
     Args:
-        prompt: what is asked; a request's own time-out stays, if it is shorter.
-        default: seconds that requests have which name none themselves; ``None`` for no limit.
+        prompt: if it is a request, its own shorter timeout is kept.
+        default: timeout in seconds of requests without one; ``None`` for no limit.
     """
     if left is None:
         return {**params}
@@ -101,10 +92,7 @@ def within(
 
 @frozen
 class _LimitedClient:
-    """A client whose answers are waited for within a time limit; all else is the client's.
-
-    A call with one of :data:`_OWN_TIME` is left as it is, and so is work for later.
-    """
+    """A client whose waiting methods respect a time limit, except calls with one of :data:`_OWN_TIME`."""
 
     _client: BatchingClient
     _limit: TimeLimit
@@ -113,16 +101,16 @@ class _LimitedClient:
         found = getattr(self._client, name)
         if name not in _WAITED_FOR:
             return found
-        return partial(self._wait if name == "submit_and_wait" else self._ask, found)
+        return partial(self._wait if name == "submit_and_wait" else self._send, found)
 
-    def _ask(self, method: Callable[..., Any], *asked: Any, **params: Any) -> Any:
+    def _send(self, method: Callable[..., Any], *args: Any, **params: Any) -> Any:
         if not _OWN_TIME & params.keys():
-            prompt = asked[0] if asked else params.get("prompt")
-            params = within(self._limit.left(), prompt, params, self._client.config.request_timeout)
-        return method(*asked, **params)
+            prompt = args[0] if args else params.get("prompt")
+            params = with_time_left(self._limit.left(), prompt, params, self._client.config.request_timeout)
+        return method(*args, **params)
 
-    def _wait(self, method: Callable[..., Any], *asked: Any, **params: Any) -> Any:
-        return method(*asked, **within(self._limit.left(), None, params, None))
+    def _wait(self, method: Callable[..., Any], *args: Any, **params: Any) -> Any:
+        return method(*args, **with_time_left(self._limit.left(), None, params, None))
 
 
 # -- settings ------------------------------------------------------------------------------------------------
@@ -130,32 +118,22 @@ class _LimitedClient:
 
 @frozen
 class HostSettings:
-    """What a host application says of its client, checked.
+    """The settings of an application for its client, checked."""
 
-    Attributes:
-        place: where it says so, as errors name it.
-        model: ``provider:model``; ``None`` where nothing is said.
-        web_timeout: seconds that a web request may take; ``None`` for no limit.
-        provider_options: arguments of the adapter.
-        generation: parameters of all generations.
-        table: the settings of :class:`~smartbatch.BatchingConfig` among them, as they were given.
-        config: the same with the environment over them.
-    """
-
-    place: str
-    model: str | None
-    web_timeout: float | None
+    place: str  # of the settings, for errors
+    model: str | None  # ``provider:model``
+    web_timeout: float | None  # seconds that a web request may take
     provider_options: Mapping[str, Any] = field(repr=False)
-    generation: Mapping[str, Any]
-    table: Mapping[str, Any] = field(repr=False)
-    config: BatchingConfig
+    generation: Mapping[str, Any]  # parameters of all generations
+    table: Mapping[str, Any] = field(repr=False)  # the settings of ``BatchingConfig`` among them, as given
+    config: BatchingConfig  # these, overridden by the environment
 
     @classmethod
     def of(cls, given: Mapping[str, Any], place: str) -> HostSettings:
-        """Read settings; the variables ``SMARTBATCH_*`` of the environment win over them.
+        """Read settings, which the variables ``SMARTBATCH_*`` override.
 
         Raises:
-            ConfigError: one is unknown or out of range, or some contradict each other.
+            ConfigError: a setting is unknown or invalid, or settings contradict each other.
         """
         try:
             check_names(given, KNOWN)
@@ -174,7 +152,7 @@ class HostSettings:
             raise ConfigError(f"{place}: {error.message}") from None
 
     def with_store(self, store: str | None) -> HostSettings:
-        """Return the settings with a store where they, and the environment, name none."""
+        """Return the settings with a store, unless they or the environment have one."""
         if store is None or self.config.store is not None:
             return self
         setting: dict[str, Any] = {"store": store}
@@ -182,40 +160,31 @@ class HostSettings:
 
 
 def _variables() -> dict[str, str]:
-    """Return what the environment says that is no setting of a client."""
+    """Return the variables for applications, which are not settings of a client."""
     found = {name: os.environ.get(name, "").strip() for name in OF_APPLICATIONS}
     return {name.removeprefix(PREFIX).lower(): text for name, text in found.items() if text}
 
 
 @frozen
 class Health:
-    """How the client of this process is.
+    """The health of the client of this process."""
 
-    Attributes:
-        ok: whether it can be used.
-        problem: what it cannot be used for: ``"settings"`` or ``"store"``; the log says more.
-        process: the process's id.
-        model: ``provider:model``.
-        waiting, in_flight: requests in real time; 0 before the first one.
-    """
-
-    ok: bool
-    problem: str | None
-    process: int
-    model: str | None
-    waiting: int
+    ok: bool  # it can be used
+    problem: str | None  # ``"settings"`` or ``"store"``; the log has details
+    process: int  # process id
+    model: str | None  # ``provider:model``
+    waiting: int  # real-time requests
     in_flight: int
 
 
 class HostClient:
-    """The client of a host application: made at its first use in each process, stopped at the exit.
+    """The client of an application: made at its first use in each process, and stopped at exit.
 
     Args:
-        settings: as checked.
         hooks: further arguments of the client.
 
     Attributes:
-        jobs: those of the store; looking at them needs no key.
+        jobs: the jobs of the store, which can be read without a key.
     """
 
     def __init__(self, settings: HostSettings, hooks: HookParams | None) -> None:
@@ -227,12 +196,8 @@ class HostClient:
     def dashboard(self, access: Access | None, *, show_content: bool = False) -> WSGIApplication:
         """Return the dashboard of the application's store, as a WSGI application.
 
-        It answers for any host: the framework checks that. The queue of the client of the process is shown
-        once there is one.
-
-        Args:
-            access: as in :func:`smartbatch.dashboard.app`.
-            show_content: show prompts and answers.
+        It answers for any host name, which the framework checks. Once the process has a client, its queue is
+        shown as well.
         """
 
         def made(client: BatchingClient | None) -> Dashboard:
@@ -259,8 +224,8 @@ class HostClient:
         """Return the client.
 
         Args:
-            began: when the web request began that asks, monotonic seconds; its answers are waited for until
-                ``web_timeout`` is over.
+            began: start of the current web request in monotonic seconds; calls then wait at most until
+                ``web_timeout``.
 
         Raises:
             ConfigError: there is no model, or no key for it.
@@ -272,7 +237,7 @@ class HostClient:
         return cast(BatchingClient, _LimitedClient(client, limit))
 
     def health(self) -> Health:
-        """Say how the client is. Looks into the store where one is named; asks nothing of the provider."""
+        """Return the health of the client. Reads the store if one is set, and calls no provider."""
         problem, waiting, in_flight = None, 0, 0
         try:
             client = self.get()
@@ -289,9 +254,9 @@ class HostClient:
 
         Args:
             command: one of :data:`COMMANDS`.
-            arguments: those after it; they win over the settings. With another ``--model`` the options of
-                the provider do not count.
-            program: its name in the usage.
+            arguments: the arguments after it, which override the settings. With another ``--model`` the
+                provider options are ignored.
+            program: the program name in the usage.
         """
         options = [] if command == "jobs" else self._options(arguments)
         return main([command, *options, *arguments], program=program, settings=self.settings.table)
@@ -300,7 +265,7 @@ class HostClient:
         generation = self.settings.generation
         options = [
             f"--{name.replace('_', '-')}={generation[name]}"
-            for name in _OF_COMMANDS
+            for name in _COMMAND_PARAMETERS
             if generation.get(name) is not None
         ]
         if self.settings.model is None or any(word.partition("=")[0] == "--model" for word in arguments):
@@ -312,7 +277,7 @@ class HostClient:
     def _make(self) -> BatchingClient:
         given = self.settings
         if not given.model:
-            raise ConfigError(f"{given.place} names no model, such as openai:gpt-5-mini")
+            raise ConfigError(f"{given.place} has no model, such as openai:gpt-5-mini")
         return BatchingClient(
             given.model,
             given.config,

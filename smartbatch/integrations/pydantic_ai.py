@@ -1,8 +1,8 @@
-"""PydanticAI agents as work items: through the same queue, limits, retries and counts as everything else.
+"""PydanticAI agents as work items, with the same queue, limits, retries and metrics as other requests.
 
 All runs share one event loop (see :mod:`smartbatch.integrations.event_loop`). With ``Agent.run_sync`` each
-worker would have a loop of its own, and the HTTP client that an agent keeps belongs to one: of 200 runs of
-one agent on 8 threads, 80 and more failed with "bound to a different event loop" (pydantic-ai 2.68).
+worker would have its own loop, but the HTTP client of an agent belongs to one loop: of 200 runs of one agent
+on 8 threads, more than 80 failed with "bound to a different event loop" (pydantic-ai 2.68).
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ __all__ = ["AgentProvider", "agent_call", "agent_factory_call"]
 
 Factory = Callable[[Request, int], "Agent[Any, Any]"]
 
-CLOSING = 1.0
-"""Seconds for closing connections; what takes longer is left to the end of the process."""
+CLOSE_SECONDS = 1.0  # for closing connections; the rest are closed when the process ends
 DEFAULT_TIMEOUT: float = BatchingConfig().call_timeout
 
 _CATEGORIES: Sequence[tuple[str, ErrorKind]] = (
@@ -54,13 +53,13 @@ _CATEGORIES: Sequence[tuple[str, ErrorKind]] = (
     ("ModelServerError", ErrorKind.SERVER_ERROR),
     ("ModelRequestRejectedError", ErrorKind.CLIENT_ERROR),
 )
-"""From the narrow to the wide; by name, as a version may lack some."""
+"""From specific to general; by name, because a version may lack some."""
 
 _DECIDED = frozenset({ErrorKind.NO_MONEY, ErrorKind.CONTEXT_TOO_LONG, ErrorKind.AUTH_ERROR})
-"""Kinds for which a category is more exact than the HTTP status: it comes from the provider's own error."""
+"""Kinds for which the category, from the provider's error, is more precise than the HTTP status."""
 
 _QUOTING = (exceptions.AgentRunError, exceptions.FallbackExceptionGroup, TimeoutError)
-"""What PydanticAI raises, and not the user's own code."""
+"""Errors of PydanticAI itself, not of the user's code."""
 
 
 def agent_call(
@@ -72,17 +71,16 @@ def agent_call(
 ) -> Callable[[Request, int], Answer]:
     """Return a call that runs ``agent``: for ``Request(call=…)``, or as the ``model`` of a client.
 
-    The request's prompt goes to the agent; of a conversation, the last message does, and those before it are
-    the history. Its ``system`` is added to the agent's instructions; temperature and the like become model
-    settings. An output that is a text is ``Result.text``, any other ``Result.parsed``. Retries of the agent's
-    own HTTP client are off, for the client retries; those by which the agent corrects its output are not.
+    The agent gets the request's prompt; for a conversation, it gets the last message, and the earlier ones as
+    history. The request's ``system`` is added to the agent's instructions; temperature and similar parameters
+    become model settings. A string output is ``Result.text``, any other ``Result.parsed``. Retries of the
+    agent's HTTP client are off, because the client retries; retries that correct the agent's output stay on.
 
     Args:
-        agent: may be shared by any number of calls and clients; not with an event loop of yours that runs
-            it at the same time. The HTTP client of its model stays open for the next run, as after ``run``.
-        timeout: total time of one run, such as ``"90s"`` or seconds; at most what the client leaves for
-            the try.
-        model_settings: win over those of the request.
+        agent: may be shared by any number of calls and clients, but not with another event loop that runs it
+            at the same time. The HTTP client of its model stays open for the next run, as after ``run``.
+        timeout: total time of one run, such as ``"90s"`` or seconds; at most the time left for the attempt.
+        model_settings: override those of the request.
         options: further arguments of ``Agent.run``, such as ``deps``, ``usage_limits`` or ``toolsets``.
 
     Returns:
@@ -98,10 +96,10 @@ def agent_factory_call(
     model_settings: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Callable[[Request, int], Answer]:
-    """Return a call that runs a new agent in each attempt, for instance with another model after a failure.
+    """Return a call that runs a new agent in each attempt, for example with another model after a failure.
 
-    As :func:`agent_call`, but an output the agent could not use (``UnexpectedModelBehavior``) is tried once
-    more, since the next agent may do better; its kind is ``UNKNOWN``, with the code ``invalid_output``.
+    Like :func:`agent_call`, but an output the agent could not use (``UnexpectedModelBehavior``) is retried
+    once, because the next agent may succeed; its kind is ``UNKNOWN``, with the code ``invalid_output``.
 
     Args:
         factory: ``factory(request, attempt)`` returns the agent; ``attempt`` is 0 for the first.
@@ -114,12 +112,12 @@ def agent_factory_call(
 class AgentProvider(Provider):
     """An agent as the provider of a client: ``BatchingClient(AgentProvider(agent))``.
 
-    More than a callable: the client's ``call_timeout`` holds, what the agent cannot take is refused at
-    submission, and stopping the client cancels the runs under way.
+    Compared with a callable, the client's ``call_timeout`` applies, requests that an agent cannot process are
+    refused at submission, and stopping the client cancels the runs in progress.
 
     Args:
         agent: an agent, or a factory as for :func:`agent_factory_call`.
-        name: the prefix in logs and metrics, and the name of the quota.
+        name: prefix in logs and metrics, and name of the quota.
         model_settings, options: as for :func:`agent_call`.
     """
 
@@ -144,12 +142,11 @@ class AgentProvider(Provider):
         self._used = False
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
-        """Run the agent once."""
         self._used = True
         return self._runs.run(request, attempt, timeout)
 
     def check(self, request: Request, *, model: str) -> None:  # noqa: ARG002
-        """Refuse what cannot be given to an agent.
+        """Refuse a request that an agent cannot process.
 
         Raises:
             InvalidRequest: names the field.
@@ -169,19 +166,18 @@ class AgentProvider(Provider):
         if self._used and hasattr(model, "__aenter__"):
             self._used = False
             try:
-                self._runs.tasks.run(close, CLOSING)
+                self._runs.tasks.run(close, CLOSE_SECONDS)
             except Exception as error:  # the client stops all the same
                 logs.warn("agent_not_closed", agent=self.name, error=type(error).__name__)
 
     def abandon(self) -> None:
-        """In a forked child: forget the parent's runs."""
         self._used = False
-        self._runs.tasks.forget()
+        self._runs.tasks.abandon_after_fork()
 
 
 @define(eq=False)
 class _Runs:
-    """Runs agents and turns what they return into answers."""
+    """Runs agents and turns their outputs into answers."""
 
     _agent_for: Factory
     _model_settings: Mapping[str, Any]
@@ -201,11 +197,11 @@ class _Runs:
         options: dict[str, Any] = {"usage": usage, **self._options, "model_settings": settings}
         if request.params.system:
             more = options.get("instructions") or ()
-            own = more if isinstance(more, list | tuple) else [more]  # one text, or one function
+            own = more if isinstance(more, list | tuple) else [more]  # a single string or function
             options["instructions"] = [request.params.system, *own]
 
         async def run() -> Any:
-            # The HTTP client of an agent that was made for this attempt is closed here.
+            # closes the HTTP client of an agent made for this attempt
             async with agent if self._again else contextlib.nullcontext():
                 return await agent.run(prompt, message_history=history, infer_name=False, **options)
 
@@ -213,7 +209,7 @@ class _Runs:
             result = self.tasks.run(run, timeout)
         except CancelledError:
             raise ProviderError(
-                "the run of the agent was cancelled: the client was stopped, or it cancelled itself",
+                "the agent run was cancelled: the client was stopped, or the run cancelled itself",
                 kind=ErrorKind.NETWORK_ERROR,
                 code="closed",
                 maybe_billed=True,
@@ -224,7 +220,7 @@ class _Runs:
             raised.usage = _usage(usage) or raised.usage
             if raised is error:
                 raise
-            # the text of PydanticAI's own errors quotes bodies; the user's own code is named
+            # PydanticAI's own errors quote bodies, so only errors of the user's code are chained
             raise raised from (None if isinstance(error, _QUOTING) else error)
         return _answer(result)
 
@@ -234,10 +230,10 @@ def _always(agent: Any) -> Factory:
 
 
 def _named(runs: _Runs, timeout: Duration, name: str | None) -> Callable[[Request, int], Answer]:
-    most = seconds_of("timeout", timeout)
+    limit = seconds_of("timeout", timeout)
 
     def call(request: Request, attempt: int) -> Answer:
-        left = min(most, attempt.timeout) if isinstance(attempt, Attempt) else most
+        left = min(limit, attempt.timeout) if isinstance(attempt, Attempt) else limit
         return runs.run(request, attempt, left)
 
     call.__name__ = name or "agent"
@@ -245,14 +241,18 @@ def _named(runs: _Runs, timeout: Duration, name: str | None) -> Callable[[Reques
 
 
 def _settings(request: Request) -> dict[str, Any]:
-    """Return the request's parameters as model settings; those that are not set are left to the agent."""
+    """Return the parameters set by the request as model settings."""
     params = request.params
     for name in ("schema", "response_format"):
         if getattr(params, name) is not None:
-            raise InvalidRequest(f"{name} is not for agents: give the agent an output_type", field=name)
+            raise InvalidRequest(
+                f"{name} is not supported for agents: set output_type on the agent", field=name
+            )
     for name in ("tools", "logprobs"):
         if getattr(request.params, name):
-            raise InvalidRequest(f"{name} is not for agents: give it to the agent or its model", field=name)
+            raise InvalidRequest(
+                f"agents do not support {name}: set it on the agent or its model", field=name
+            )
     found = {name: getattr(params, name) for name in ("max_tokens", "temperature", "top_p", "seed")}
     found["extra_body"] = params.extra
     found["stop_sequences"] = None if params.stop is None else list(params.stop)
@@ -260,12 +260,11 @@ def _settings(request: Request) -> dict[str, Any]:
 
 
 def _conversation(request: Request) -> tuple[Any, list[Any] | None]:
-    """Return the prompt and the history before it."""
     if isinstance(request.prompt, str):
         return request.prompt, None
     *before, last = request.prompt
     if last.role != "user":
-        raise InvalidRequest("the last message to an agent must be the user's", field="prompt")
+        raise InvalidRequest("the last message to an agent must be a user message", field="prompt")
     return _content(last), [_past(message) for message in before] or None
 
 
@@ -279,7 +278,7 @@ def _past(message: Message) -> Any:
         case "assistant" if isinstance(content, str) and not message.tool_calls:
             return messages.ModelResponse([messages.TextPart(content)])
     raise InvalidRequest(
-        f"a message of role {message.role!r} with this content cannot be given to an agent", field="prompt"
+        f"an agent cannot process a message with role {message.role!r} and this content", field="prompt"
     )
 
 
@@ -302,8 +301,8 @@ def _part(part: Mapping[str, Any]) -> Any:
                 return messages.BinaryContent.from_data_uri(url)
             return messages.ImageUrl(url)
         except ValueError:
-            raise InvalidRequest("an image's URL is not well formed", field="prompt") from None
-    raise InvalidRequest("agents take content parts of type text and image_url only", field="prompt")
+            raise InvalidRequest("an image has an invalid URL", field="prompt") from None
+    raise InvalidRequest("agents support content parts of type text and image_url only", field="prompt")
 
 
 def _answer(result: Any) -> Answer:
@@ -314,7 +313,7 @@ def _answer(result: Any) -> Answer:
         text=output if isinstance(output, str) else None,
         value=None if isinstance(output, str) else output,
         usage=_usage(used),
-        # An agent ends when it has its output; only these say that something is missing from it.
+        # an agent ends when it has its output; only these reasons mean that something is missing
         finish_reason=finish if finish in ("length", "content_filter") else "stop",
         model=short(response.model_name, PLAIN_ID),
         provider_request_id=short(response.provider_response_id, PLAIN_ID),
@@ -323,7 +322,7 @@ def _answer(result: Any) -> Answer:
 
 
 def _usage(used: Any) -> Usage | None:
-    """Return the tokens of a run, also of a failed one; ``None`` when none were counted."""
+    """Return the tokens of a run, even a failed one; ``None`` if none were counted."""
     if not (used.input_tokens or used.output_tokens):
         return None
     return Usage(
@@ -340,16 +339,15 @@ def _usage(used: Any) -> Usage | None:
 
 
 def _provider_error(error: Exception, *, again: bool, requests: Sequence[Request]) -> ProviderError:
-    """Return the error for what a run raised: by its category first, then by its HTTP status.
+    """Return the error for an exception of a run, by its category first, then by its HTTP status.
 
     Args:
-        error: what it raised.
-        again: whether another attempt runs another agent, so that it may make a usable output.
-        requests: whose texts must not come back in the error.
+        again: another attempt runs another agent, which may produce a usable output.
+        requests: their texts must not appear in the error.
     """
-    if isinstance(error, ProviderError):  # of a tool that calls this library
+    if isinstance(error, ProviderError):  # from a tool that calls this library
         return error
-    if isinstance(error, exceptions.FallbackExceptionGroup):  # it ends with its last model
+    if isinstance(error, exceptions.FallbackExceptionGroup):  # the last model decides
         last = _provider_error(error.exceptions[-1], again=again, requests=requests)
         last.maybe_billed = True
         return last
@@ -384,28 +382,28 @@ def _of_api(error: Any, requests: Sequence[Request]) -> ProviderError:
 def _of_run(error: Exception, *, again: bool) -> tuple[ErrorKind, str | None, str]:
     name = type(error).__name__
     if isinstance(error, TimeoutError):
-        return ErrorKind.TIMEOUT, "deadline", "the run of the agent took longer than its timeout"
+        return ErrorKind.TIMEOUT, "deadline", "the agent run exceeded its timeout"
     if isinstance(error, exceptions.UsageLimitExceeded):
-        return ErrorKind.CLIENT_ERROR, "usage_limit", "the run of the agent reached its usage_limits"
+        return ErrorKind.CLIENT_ERROR, "usage_limit", "the agent run reached its usage_limits"
     if isinstance(error, exceptions.ContentFilterError):
         return ErrorKind.CLIENT_ERROR, "content_filter", "the provider's content filter stopped the agent"
     if isinstance(error, exceptions.OutputTokenLimitExceeded):
-        return ErrorKind.INVALID_RESPONSE, "length", "the agent's output was cut; raise max_tokens"
+        return ErrorKind.INVALID_RESPONSE, "length", "the agent's output was truncated; raise max_tokens"
     if isinstance(error, exceptions.UnexpectedModelBehavior):
         kind = ErrorKind.UNKNOWN if again else ErrorKind.INVALID_RESPONSE
-        return kind, "invalid_output", "the agent could not make a valid output of what its model said"
+        return kind, "invalid_output", "the agent could not produce a valid output from its model's answers"
     if isinstance(error, exceptions.RunCancelled):
-        return ErrorKind.CLIENT_ERROR, "cancelled", "the run of the agent was cancelled by its own code"
+        return ErrorKind.CLIENT_ERROR, "cancelled", "the agent run was cancelled by its own code"
     if isinstance(error, exceptions.ConcurrencyLimitExceeded):
         return ErrorKind.RATE_LIMIT, "concurrency", "the agent's own concurrency limit was reached"
     if isinstance(error, exceptions.UserError):
-        return ErrorKind.CLIENT_ERROR, "usage", scrub(f"the agent was used wrongly: {error.message}")
+        return ErrorKind.CLIENT_ERROR, "usage", scrub(f"the agent is used incorrectly: {error.message}")
     kind = ErrorKind.NETWORK_ERROR if isinstance(error, ConnectionError) else ErrorKind.UNKNOWN
-    return kind, None, f"the run of the agent raised {name}"
+    return kind, None, f"the agent run raised {name}"
 
 
 def _message(body: object) -> str:
-    """Return the provider's own message in the body of an error, whichever API it is of."""
+    """Return the provider's message in the body of an error, for any API."""
     found: object = body
     if isinstance(found, Mapping) and "error" in found:
         found = found["error"]

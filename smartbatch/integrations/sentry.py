@@ -1,6 +1,6 @@
-"""Sentry: the errors of smartbatch with route, kind and attempt as tags, and without prompts.
+"""Sentry: errors of smartbatch with route, kind and attempt as tags, and without prompts.
 
-Sentry records the local variables of every frame of a traceback: prompts, answers, whole requests.
+Without this integration, Sentry records the local variables of every frame: prompts, answers, whole requests.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["SmartbatchIntegration"]
 
 
 class SmartbatchIntegration(Integration):
-    """``sentry_sdk.init(integrations=[SmartbatchIntegration()])``.
+    """Used as ``sentry_sdk.init(integrations=[SmartbatchIntegration()])``.
 
-    An event whose error is one of smartbatch's, or was raised from one, has the tags ``smartbatch.kind``,
-    ``smartbatch.route``, ``smartbatch.attempt`` and ``smartbatch.request_id``, as far as the error knows
-    them. Such an event, and any with a frame of smartbatch, has no local variables.
+    Events about an error of smartbatch, or one raised from it, get the tags ``smartbatch.kind``,
+    ``smartbatch.route``, ``smartbatch.attempt`` and ``smartbatch.request_id`` if these are known. Local
+    variables are removed from these events and from all others with a frame of smartbatch.
 
     Args:
-        include_prompts: keep the local variables all the same.
+        include_prompts: keep the local variables.
     """
 
     identifier = "smartbatch"
@@ -38,7 +38,7 @@ class SmartbatchIntegration(Integration):
 
     @staticmethod
     def setup_once() -> None:
-        """Have every event of the process pass here; called by Sentry."""
+        """Process every event; called by Sentry."""
         add_global_event_processor(_processed)
 
 
@@ -59,7 +59,7 @@ def _processed(event: Event, hint: Hint) -> Event:
 
 
 def _error_of(hint: Hint) -> SmartbatchError | None:
-    """Return the error of smartbatch that an event tells of: itself, or what it was raised from."""
+    """Return the error of smartbatch that an event is about, or from which its error was raised."""
     found: BaseException | None = (hint.get("exc_info") or (None, None))[1]
     seen: set[int] = set()
     while found is not None and id(found) not in seen:
@@ -83,7 +83,6 @@ def _tags(error: SmartbatchError) -> dict[str, str]:
 
 
 def _stacks(event: Event) -> Iterator[list[dict[str, Any]]]:
-    """Yield the frames of each traceback of an event."""
     parts = cast(dict[str, Any], event)
     for part in ("exception", "threads"):
         for value in (parts.get(part) or {}).get("values") or ():

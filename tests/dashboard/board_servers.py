@@ -49,7 +49,7 @@ settings.configure(
 )
 application = get_wsgi_application()
 
-from smartbatch.integrations.django.dashboard import dashboard_urls
+from smartbatch.integrations.django.urls import dashboard_urls
 
 def access(request):
     return "all" if request.headers.get("Authorization") == "Bearer " + {token!r} else None

@@ -18,7 +18,7 @@ from django.urls import include, path
 
 from smartbatch import ConfigError
 from smartbatch.integrations.django import get_client
-from smartbatch.integrations.django.dashboard import dashboard_urls
+from smartbatch.integrations.django.urls import dashboard_urls
 
 settings.configure(
     ALLOWED_HOSTS=["testserver"],

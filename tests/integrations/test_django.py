@@ -90,7 +90,7 @@ def test_under_asgi_a_middleware_tells_of_the_time(project: Project) -> None:
     seen: list[float | None] = []
     project(preprocess=[lambda request: seen.append(request.timeout) or Answer("fine")], web_timeout=200)
     acts[:] = [lambda: get_client().submit("a").result()]
-    middleware = ["smartbatch.integrations.django.time_limits.time_limits"]
+    middleware = ["smartbatch.integrations.django.time_limits"]
 
     async def ask() -> list[bytes]:
         client = AsyncClient()
@@ -105,7 +105,9 @@ def test_under_asgi_a_middleware_tells_of_the_time(project: Project) -> None:
 
 def test_a_web_request_whose_time_is_over_asks_nothing(project: Project) -> None:
     def act() -> None:
-        with pytest.raises(RequestTimeout, match="the web request's time limit of 1 s is too near"):
+        with pytest.raises(
+            RequestTimeout, match="no time is left for a request: the web request's time limit is 1 s"
+        ):
             get_client().submit("a")
 
     assert in_a_view(project, act, web_timeout="1s") == []
@@ -153,7 +155,7 @@ def test_a_file_for_several_machines_is_w001(project: Project) -> None:
 def test_a_limit_that_is_told_twice_is_w002(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMARTBATCH_MAX_RPM", "60")
     project(max_rpm=600)
-    text = "max_rpm is told twice: in settings.SMARTBATCH, and by the variable SMARTBATCH_MAX_RPM, which wins"
+    text = "max_rpm is set twice: in settings.SMARTBATCH, and by the variable SMARTBATCH_MAX_RPM, which wins"
     assert found() == [("smartbatch.W002", text)]
     project(max_rpm=60)
     assert found() == []

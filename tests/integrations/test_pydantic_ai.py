@@ -311,7 +311,7 @@ def test_what_an_agent_cannot_take_is_refused(prompt: Any, field: str) -> None:
             client.submit(prompt)
         with pytest.raises(InvalidRequest, match="output_type"):
             client.submit("x", schema={"type": "object"})
-        with pytest.raises(InvalidRequest, match="give it to the agent"):
+        with pytest.raises(InvalidRequest, match="set it on the agent"):
             client.submit("x", logprobs=True)
     assert caught.value.field == field
     error = failure_of(agent_call(Agent(saying())), Request(tuple(prompt)))

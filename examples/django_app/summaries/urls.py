@@ -3,7 +3,7 @@
 from django.contrib import admin
 from django.urls import include, path
 
-from smartbatch.integrations.django.dashboard import dashboard_urls
+from smartbatch.integrations.django.urls import dashboard_urls
 from summaries import views
 
 urlpatterns = [

@@ -1,10 +1,10 @@
-"""Django: a client for each process by ``settings.SMARTBATCH``, checks, commands, and an admin page.
+"""Django: one client per process, configured by ``settings.SMARTBATCH``; checks, commands and an admin page.
 
-``INSTALLED_APPS`` names this package.
+Add this package to ``INSTALLED_APPS``.
 """
 
 from __future__ import annotations
 
-from smartbatch.integrations.django.host import closing_connections, get_client
+from smartbatch.integrations.django.host import closing_connections, get_client, time_limits
 
-__all__ = ["closing_connections", "get_client"]
+__all__ = ["closing_connections", "get_client", "time_limits"]

@@ -1,4 +1,4 @@
-"""Jobs in the admin: a list, and a page for each, to look at. Nothing of prompts and answers is shown."""
+"""Jobs in the admin, read-only: a list, and a page for each job. Prompts and answers are not shown."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from smartbatch.errors import JobNotFound, SmartbatchError
 from smartbatch.integrations.django.host import host
 from smartbatch.integrations.django.models import StoredJob
 
-_SHOWN = 200
-"""Jobs of the list, the newest."""
+_MAX_JOBS = 200  # the newest
 
 
 @admin.register(StoredJob)
 class StoredJobAdmin(admin.ModelAdmin):
-    """The pages, for whoever may view jobs."""
+    """The pages, for users who may view jobs."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:  # noqa: ARG002
         return False
@@ -35,7 +34,6 @@ class StoredJobAdmin(admin.ModelAdmin):
         return False
 
     def get_urls(self) -> list[URLPattern]:
-        """Return the list and the page of a job only."""
         view = self.admin_site.admin_view
         return [
             path("", view(self.changelist_view), name="smartbatch_storedjob_changelist"),
@@ -43,17 +41,17 @@ class StoredJobAdmin(admin.ModelAdmin):
         ]
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:  # noqa: ARG002
-        """Show the newest jobs of the store, where there is one."""
+        """Show the newest jobs of the store, if it exists."""
         jobs, problem = [], ""
         try:
             stored = host().jobs
             if missing_store(stored.config.store) is None:
-                jobs = stored.statuses(limit=_SHOWN)
+                jobs = stored.statuses(limit=_MAX_JOBS)
         except SmartbatchError as error:
             problem = error.message
         now = time.time()
         rows = [(job, duration(max(0.0, now - job.created_at))) for job in jobs]
-        return self._page(request, "jobs", {"rows": rows, "problem": problem, "shown": _SHOWN})
+        return self._page(request, "jobs", {"rows": rows, "problem": problem, "shown": _MAX_JOBS})
 
     def change_view(
         self,
@@ -62,7 +60,7 @@ class StoredJobAdmin(admin.ModelAdmin):
         form_url: str = "",  # noqa: ARG002
         extra_context: Any = None,  # noqa: ARG002
     ) -> HttpResponse:
-        """Show how a job stands, with its batches and incidents."""
+        """Show the status of a job, with its batches and incidents."""
         status, problem = None, ""
         try:
             stored = host().jobs

@@ -1,4 +1,4 @@
-"""The application as Django finds it. Nothing starts here: this also runs before forks, and in commands."""
+"""The Django application. Nothing starts here, because this also runs before forks and in commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SmartbatchConfig(AppConfig):
     verbose_name = "LLM requests"
 
     def ready(self) -> None:
-        """Register checks and receivers of signals."""
+        """Register checks and signal receivers."""
         checks.register(system_checks.check_settings, system_checks.TAG)
         checks.register(system_checks.check_server, system_checks.TAG, checks.Tags.database)
         request_started.connect(host.request_begins)

@@ -1,54 +1,98 @@
-"""The client of a Django project, by ``settings.SMARTBATCH`` and the project's databases."""
+"""The client of a Django project, configured by ``settings.SMARTBATCH`` and the project's databases."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any, Final, ParamSpec, TypeVar, cast
+from urllib.parse import quote, urlencode
 
+from asgiref.sync import iscoroutinefunction
 from django.conf import settings
-from django.db import DEFAULT_DB_ALIAS, close_old_connections
+from django.db import DEFAULT_DB_ALIAS, close_old_connections, connections
+from django.utils.connection import ConnectionDoesNotExist
+from django.utils.decorators import sync_and_async_middleware
 from django.utils.module_loading import import_string
 
 from smartbatch._clock import RealClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ConfigError
-from smartbatch.integrations.django.database_alias import store_of
 from smartbatch.integrations.hosting import HostClient, HostSettings
 from smartbatch.realtime.setup import HookParams
+
+_SETTINGS: Final = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
+"""Database settings, and the corresponding parameters of libpq."""
+_HERE: Final = ("", "localhost", "127.0.0.1", "::1")
+
+
+def store_of(alias: str) -> str | None:
+    """Return the store for a database: its PostgreSQL server, with our own connections, or a file next to its
+    SQLite file; ``None`` for any other database, to use the user's own store.
+
+    Raises:
+        ConfigError: ``DATABASES`` has no such alias.
+    """
+    try:
+        connection = connections[alias]
+    except ConnectionDoesNotExist:
+        raise ConfigError(f"settings.SMARTBATCH: DATABASES has no {alias!r}") from None
+    if connection.vendor == "postgresql":
+        return _address(connection.settings_dict)
+    name = str(connection.settings_dict["NAME"] or "")
+    if connection.vendor != "sqlite" or name in ("", ":memory:") or name.startswith("file:"):
+        return None
+    return f"{os.path.splitext(name)[0]}.smartbatch.db"
+
+
+def remote_hosts() -> list[str]:
+    """Return the other machines on which the project has databases."""
+    named = {str(connection.settings_dict.get("HOST") or "") for connection in connections.all()}
+    return sorted(host for host in named - set(_HERE) if not host.startswith("/"))
+
+
+def _address(database: dict[str, Any]) -> str:
+    """Return the address of a PostgreSQL server, with the options that libpq knows."""
+    import psycopg
+
+    known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
+    given = {parameter: database.get(name) for name, parameter in _SETTINGS.items()}
+    given |= {name: value for name, value in database.get("OPTIONS", {}).items() if name in known}
+    return "postgresql:///?" + urlencode({name: v for name, v in given.items() if v}, quote_via=quote)
+
 
 SETTING: Final = "SMARTBATCH"
 PLACE: Final = f"settings.{SETTING}"
 _HOOKS: Final = ("preprocess", "middleware", "observers", "classifiers")
-"""Keys of lists of callables, or of their dotted paths."""
+"""Settings that are lists of callables or of their dotted paths."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _hosts: dict[str, HostClient] = {}
-"""By the name of the setting: one, or none yet."""
+"""By the name of the setting: at most one."""
 _began: ContextVar[float | None] = ContextVar("smartbatch_web_request", default=None)
-"""When the web request began that this thread answers, monotonic seconds."""
+"""Start of the current web request, in monotonic seconds."""
 
 
 def get_client() -> BatchingClient:
-    """Return the project's client in this process, made at its first use there and stopped at the exit.
+    """Return the project's client in this process, made at first use and stopped at exit.
 
-    Within a web request, what is waited for gets what is left of ``web_timeout``.
+    In a web request, calls that wait use the time left of ``web_timeout``.
 
     Raises:
-        ConfigError: ``settings.SMARTBATCH`` is missing or wrong, or there is no key for its model.
+        ConfigError: ``settings.SMARTBATCH`` is missing or invalid, or there is no key for its model.
     """
     return host().get(_began.get())
 
 
 def closing_connections(fn: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Return a function that closes old connections to databases before ``fn`` and after it.
+    """Return a function that closes old database connections before and after ``fn``.
 
-    On the threads of a client only, where nobody else does: the client's callbacks and hooks have it; own
-    functions that it calls (``Request(call=…)``, ``call:module:function``) may take it as a decorator.
+    It acts on the threads of a client only, where Django does not. The client's callbacks and hooks are
+    wrapped already; decorate your own functions that it calls (such as ``Request(call=…)``).
     """
 
     @wraps(fn)
@@ -61,16 +105,16 @@ def closing_connections(fn: Callable[_P, _R]) -> Callable[_P, _R]:
         finally:
             close_old_connections()
 
-    if getattr(fn, "shareable", False) is True:  # a middleware says so, also by its class
+    if getattr(fn, "shareable", False) is True:  # set by a middleware or its class
         vars(closing)["shareable"] = True
     return closing
 
 
 def host() -> HostClient:
-    """Return what has the client, made by the settings when it is first asked for.
+    """Return the holder of the project's client.
 
     Raises:
-        ConfigError: as :func:`get_client`, but for the key.
+        ConfigError: ``settings.SMARTBATCH`` is missing or invalid.
     """
     found = _hosts.get(SETTING)
     return _hosts.setdefault(SETTING, _new_host()) if found is None else found  # ``setdefault`` is atomic
@@ -87,7 +131,7 @@ def request_ends(**_: object) -> None:
 
 
 def setting_changes(*, setting: str, **_: object) -> None:
-    """Receiver of ``setting_changed``, which tests send: the next use makes a client by the new settings."""
+    """Receiver of ``setting_changed``, which tests send: the next use makes a new client."""
     if setting in (SETTING, "DATABASES"):
         _hosts.clear()
 
@@ -95,7 +139,7 @@ def setting_changes(*, setting: str, **_: object) -> None:
 def _new_host() -> HostClient:
     found = getattr(settings, SETTING, None)
     if not isinstance(found, Mapping):
-        raise ConfigError(f"{PLACE} is to be a dictionary, such as {{'model': 'openai:gpt-5-mini'}}")
+        raise ConfigError(f"{PLACE} must be a dictionary, such as {{'model': 'openai:gpt-5-mini'}}")
     given = dict(found)
     alias = given.pop("database", DEFAULT_DB_ALIAS)
     hooks: dict[str, Any] = {
@@ -120,3 +164,19 @@ def _callable(named: Any) -> Any:
         return import_string(named)
     except ImportError as error:
         raise ConfigError(f"{PLACE}: {error}") from None
+
+
+@sync_and_async_middleware
+def time_limits(get_response: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Middleware that applies ``web_timeout`` under ASGI; under WSGI, signals do this without it."""
+    if not iscoroutinefunction(get_response):
+        return get_response
+
+    async def limited(request: Any) -> Any:
+        request_begins()
+        try:
+            return await get_response(request)
+        finally:
+            request_ends()
+
+    return limited

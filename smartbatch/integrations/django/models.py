@@ -1,4 +1,4 @@
-"""The model that stands for the store, so that Django knows a name and a permission; it has no table."""
+"""A model without a table that represents the store, so that Django has a name and a permission for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.db import models
 
 
 class _NoRows(models.Manager):
-    """What asks for all rows of a database, as ``dumpdata`` does, finds none and sends no query."""
+    """Returns no rows and sends no query, for example to ``dumpdata``."""
 
     def get_queryset(self) -> Any:
         return super().get_queryset().none()

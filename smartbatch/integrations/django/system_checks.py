@@ -1,10 +1,10 @@
-"""What ``manage.py check`` says of ``settings.SMARTBATCH``. Nothing is asked of a provider.
+"""Checks of ``settings.SMARTBATCH`` for ``manage.py check``. No provider is called.
 
-- E001: the setting is missing or wrong.
-- E002: the client cannot be made, such as for a missing key.
+- E001: the setting is missing or invalid.
+- E002: the client cannot be made, for example because a key is missing.
 - E003: the store cannot be used.
-- W001: jobs are in a file of this machine, and the project's database is on another one.
-- W002: a limit is told twice, in the settings and by a variable of the environment.
+- W001: jobs are in a file on this machine, but a database of the project is on another one.
+- W002: a setting is given twice, in the settings and by an environment variable.
 """
 
 from __future__ import annotations
@@ -19,28 +19,27 @@ from django.core.checks import Warning as CheckWarning
 from smartbatch.cli.clients import missing_store
 from smartbatch.config import PREFIX, BatchingConfig, checked_table
 from smartbatch.errors import SmartbatchError
-from smartbatch.integrations.django.database_alias import remote_hosts
-from smartbatch.integrations.django.host import PLACE, host
+from smartbatch.integrations.django.host import PLACE, host, remote_hosts
 from smartbatch.integrations.hosting import HostClient
 from smartbatch.jobs.store import resolved_place
 from smartbatch.stored_jobs import StoredJobs
 
 TAG: Final = "smartbatch"
-"""Of the checks: ``manage.py check --tag smartbatch``."""
+"""For ``manage.py check --tag smartbatch``."""
 
 
 def check_settings(**_: Any) -> list[CheckMessage]:
-    """Check what needs no server."""
+    """Check everything that needs no database server."""
     try:
         found = host()
     except SmartbatchError as error:
-        hint = "The documentation has the keys: how-to/django."
+        hint = "See how-to/django in the documentation for the keys."
         return [Error(error.message, hint=hint, id="smartbatch.E001")]
     return [*_unusable_client(found), *_unusable_file(found.settings.config), *_warnings(found)]
 
 
 def check_server(*, databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """Check a store on a server, where checks may use databases."""
+    """Check a store on a server, if checks may use databases."""
     try:
         config = host().settings.config
     except SmartbatchError:
@@ -54,12 +53,12 @@ def _unusable_client(found: HostClient) -> Iterator[CheckMessage]:
     try:
         found.get()
     except SmartbatchError as error:
-        hint = "Set the key in the environment of every process; tests can do with the model sim:demo."
+        hint = "Set the key in the environment of every process; tests can use the model sim:demo."
         yield Error(error.message, hint=hint, id="smartbatch.E002")
 
 
 def _unusable_file(config: BatchingConfig) -> Iterator[CheckMessage]:
-    """Look at a store that is a file; one that is not there yet is not made."""
+    """Check a store in a file without creating it."""
     if _is_server(config):
         return
     if missing_store(config.store) is None:
@@ -69,9 +68,9 @@ def _unusable_file(config: BatchingConfig) -> Iterator[CheckMessage]:
     while not os.path.lexists(folder):
         folder = os.path.dirname(folder)
     if not os.path.isdir(folder):
-        yield _error(f"the store {config.store} cannot be made: {folder} is no folder")
+        yield _error(f"the store {config.store} cannot be created: {folder} is not a folder")
     elif not os.access(folder, os.W_OK | os.X_OK):
-        yield _error(f"the store {config.store} cannot be made: the folder {folder} is not writable")
+        yield _error(f"the store {config.store} cannot be created: the folder {folder} is not writable")
 
 
 def _opened(config: BatchingConfig) -> Iterator[CheckMessage]:
@@ -85,7 +84,7 @@ def _opened(config: BatchingConfig) -> Iterator[CheckMessage]:
 
 
 def _error(text: str) -> CheckMessage:
-    hint = f"Name a file that all processes can write, or a PostgreSQL server, as 'store' in {PLACE}."
+    hint = f"Set 'store' in {PLACE} to a file that all processes can write, or to a PostgreSQL server."
     return Error(text, hint=hint, id="smartbatch.E003")
 
 
@@ -94,16 +93,16 @@ def _warnings(found: HostClient) -> Iterator[CheckMessage]:
     hosts = remote_hosts()
     if hosts and not _is_server(config):
         yield CheckWarning(
-            f"jobs are kept in a file of this machine, and a database is on {hosts[0]}: other machines would "
+            f"jobs are kept in a file on this machine, but a database is on {hosts[0]}: other machines would "
             "not find them",
-            hint=f"Name a PostgreSQL server as 'store' in {PLACE}, or silence this where one machine runs.",
+            hint=f"Set 'store' in {PLACE} to a PostgreSQL server, or silence this if there is one machine.",
             id="smartbatch.W001",
         )
     for name, value in checked_table(table, PLACE).items():
         if value != getattr(config, name):
             yield CheckWarning(
-                f"{name} is told twice: in {PLACE}, and by the variable {PREFIX}{name.upper()}, which wins",
-                hint="Leave one of them out.",
+                f"{name} is set twice: in {PLACE}, and by the variable {PREFIX}{name.upper()}, which wins",
+                hint="Remove one of them.",
                 id="smartbatch.W002",
             )
 

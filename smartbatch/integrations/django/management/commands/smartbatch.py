@@ -1,4 +1,4 @@
-"""``manage.py smartbatch jobs|plan|run``: the commands of the command line with the project's settings."""
+"""``manage.py smartbatch jobs|plan|run``: the command line with the project's settings."""
 
 from __future__ import annotations
 
@@ -13,20 +13,17 @@ from smartbatch.integrations.hosting import COMMANDS
 
 
 class Command(BaseCommand):
-    """Hands its arguments on; what they may be is for the command line of the library to say."""
+    """Passes its arguments on to the library's command line."""
 
-    help = (
-        "Run, plan and look at LLM requests: smartbatch jobs|plan|run; --help after one says what it takes."
-    )
+    help = "Run, plan and view LLM requests: smartbatch jobs|plan|run; see --help after each."
     requires_system_checks = ()
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Take one of the commands, and whatever follows."""
         parser.add_argument("command", choices=COMMANDS)
         parser.add_argument("arguments", nargs=argparse.REMAINDER)
 
     def handle(self, *_: Any, command: str, arguments: list[str], **__: Any) -> None:
-        """Run the command, and end with its exit code where that is not 0."""
+        """Run the command, and exit with its code if it is not 0."""
         code = host().run_command(command, arguments, "manage.py smartbatch")
         if code:
             sys.exit(code)
