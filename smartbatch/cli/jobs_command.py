@@ -34,7 +34,7 @@ from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.store.job_overview import JobFilter
 from smartbatch.observe.progress import Progress
-from smartbatch.runs.followed_jobs import GRACE, FollowedJobs
+from smartbatch.runs.followed_jobs import GRACE_SECONDS, FollowedJobs
 from smartbatch.runs.output_file import replaced
 from smartbatch.runs.run_identity import jobs_named
 from smartbatch.runs.table_output import check_output_name, formulas_of, table_format
@@ -97,7 +97,7 @@ class _Jobs:
         try:
             return action(stored)
         finally:
-            stored.close(GRACE)
+            stored.close(GRACE_SECONDS)
 
     def _no_store(self, path: str) -> int:
         if self._args.ids:

@@ -364,7 +364,7 @@ def _report(args: argparse.Namespace) -> Report:
     from smartbatch.cli.clients import config_of, missing_store
     from smartbatch.cli.report_command import ended_runs, output_report
     from smartbatch.errors import JobNotFound
-    from smartbatch.runs.followed_jobs import GRACE
+    from smartbatch.runs.followed_jobs import GRACE_SECONDS
     from smartbatch.runs.run_identity import jobs_of_output, output_key
     from smartbatch.stored_jobs import StoredJobs
 
@@ -387,4 +387,4 @@ def _report(args: argparse.Namespace) -> Report:
         runs = (*(job.reported_run() for job in oldest_first), *ended_runs(ended))
         return output_report(subject, runs, time.time())
     finally:
-        stored.close(GRACE)
+        stored.close(GRACE_SECONDS)

@@ -148,10 +148,10 @@ def warn_of_batch(model: str, requests: int, first: int, times: tuple[float, flo
         times: seconds within which half and 95 % of such lists are answered.
         again: code that returns the answers later.
     """
-    besides = f", and {first:,} in real time" if first else ""
+    besides = f" and {first:,} in real time" if first else ""
     _LOGGER.warning(
-        "%s: sent %s requests by batch%s. Half of such lists are answered within %s, 95 of 100 within %s. "
-        "The process may exit; %s returns the answers. strategy='individual' sends all in real time",
+        "%s: sent %s requests as a batch%s: usually done in %s, almost certainly within %s. The process may "
+        "exit; %s returns the answers. strategy='individual' sends all in real time",
         model,
         f"{requests:,}",
         besides,

@@ -47,8 +47,7 @@ THRESHOLD_CALLS = 5
 
 @frozen
 class _Watched:
-    """The latest list that could go by batch, or a batch where there was none: the threshold is that of
-    lists like it."""
+    """The latest list that could have been sent as a batch: the threshold is that of similar lists."""
 
     load: Load
     offers: Sequence[Offer]
@@ -141,7 +140,6 @@ class Advisor:
         return OtherModel(model.name, self._history.calibration(model.label, kind), rates)
 
     def _prices_of(self, result: Result) -> Prices:
-        """Return the prices of the model that answered, if it is one of the provider."""
         provider, _, name = (result.model or "").partition(":")
         known = self
         if provider == self._model.provider.name and name != self._model.name:
@@ -302,7 +300,7 @@ class Advisor:
     # -- offers ----------------------------------------------------------------------------------------------
 
     def _offers(self, workload: Workload, load: Load, kind: Kind, constraints: Constraints) -> list[Offer]:
-        """Return the routes in real time; the first is what requests take that nobody chose a route for."""
+        """Return the routes in real time; the first is the default route of requests."""
         config, abilities = self._config, self._model.provider.capabilities
         tokens = (load.tokens_in + load.tokens_out) / max(1, load.requests)
         standard = workload.cost("standard")
@@ -360,7 +358,7 @@ class Advisor:
         )
 
     def _rounds(self, workload: Workload, budget: float | None) -> Rounds | None:
-        """Return how a list goes by batch within the budgets; ``None`` where nothing limits it."""
+        """Return the rounds of batches that fit the budgets; ``None`` if nothing limits them."""
         limits = [usd for usd in (budget, self._realtime.budget.room) if usd is not None]
         card, cost = self._rates("batch"), workload.cost("batch", by_job=True)
         if not limits or card is None or cost is None or not workload.requests:
@@ -373,7 +371,7 @@ class Advisor:
     # -- what is known ---------------------------------------------------------------------------------------
 
     def _limits(self) -> dict[str, float]:
-        """Return the limits a minute that were told or learned; the tighter one of each."""
+        """Return the configured, reported or discovered limits per minute; the tighter one of each kind."""
         shared = shared_quota(self._model.provider.scope, self._model.name)
         with shared.lock:
             known = dict(shared.quota.reported_limits)
@@ -391,7 +389,7 @@ class Advisor:
         return self._prices.rates(self._model.provider.name, self._model.name, self._clock.wall(), processing)
 
     def _flex_rates(self) -> RateCard | None:
-        """Return the prices of the slower tier; ``None`` where there is none, or it is left alone now."""
+        """Return the prices of the flex tier; ``None`` if there is none, or it is closed at the moment."""
         if not self._config.flex or self._model.provider.flex(self._model.name) is None:
             return None
         is_open = shared_quota(self._model.provider.scope, self._model.name).flex.is_open(self._clock.now())
@@ -498,14 +496,12 @@ def individual_calls(config: BatchingConfig, strategy: Strategy) -> int | None:
 
 
 def _apart(before: int | None, after: int | None) -> bool:
-    """Whether two thresholds differ by a quarter or more."""
     if before is None or after is None:
         return before is not after
     return max(before, after) >= 1.25 * min(before, after)
 
 
 def _share(cost: Cost | None, standard: Cost | None, *, unknown: float) -> float:
-    """Return a price as a share of the standard one; ``unknown`` where one of them is."""
     if cost is None or standard is None or not standard.expected:
         return unknown
     return cost.expected / standard.expected

@@ -49,7 +49,7 @@ class StoredRequest:
 
 @define(eq=False)
 class _Waiters:
-    """Those who wait for one item of a job; its result is handed to them together."""
+    """The futures that wait for one item of a job; they receive its result together."""
 
     settle_all: Callable[[_Waiters, Result], None]
     place: NamedPlace
@@ -197,8 +197,9 @@ class AwaitedPlaces:
     # -- settling --------------------------------------------------------------------------------------------
 
     def _settle(self, waiters: _Waiters, result: Result) -> None:
-        """Settle the futures of those who wait for one request. The first has its cost, unless the answer of
-        a durable request was there before; the others took part in it."""
+        """Complete the futures that wait for one request. The first is charged its cost, unless the answer
+        of a durable request was stored before; the others shared it.
+        """
         stored = not isinstance(result.error, ClientClosed | JobNotFound | StoreError)
         self._take_out(waiters, given=stored and not waiters.durable)
         paying = waiters.paying
@@ -215,8 +216,6 @@ class AwaitedPlaces:
         self._end(waiters)
 
     def _take_out(self, waiters: _Waiters, *, given: bool = False) -> None:
-        """Let nobody else join those who wait for an item; ``given`` says whether its answer is no longer to
-        be had under its name."""
         at = (waiters.place.job_id, waiters.place.ix)
         with self._monitor:
             self._waiters.pop(at, None)
@@ -339,5 +338,5 @@ def _outcome(future: ResultFuture, request: Request) -> Result:
 
 
 def _notify(future: ResultFuture) -> None:
-    """Tell those in ``concurrent.futures.wait`` that the future was cancelled."""
+    """Wake callers of ``concurrent.futures.wait``, as the future was cancelled."""
     future.set_running_or_notify_cancel()

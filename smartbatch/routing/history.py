@@ -139,7 +139,6 @@ class _Topic:
         return taken
 
     def _note_taken(self) -> None:
-        """Keep what was noted for the store, for other clients, and to learn from it."""
         while self.noted:
             size, seconds, at, late = self.noted.popleft()
             seen = Observation(size, seconds, at, not late)
@@ -176,7 +175,7 @@ class _Topic:
 
 @define(eq=False)
 class _Tokens:
-    """What was learned of a model's tokens, and how far it is in the store."""
+    """What has been learned about a model's tokens, and how much of it is in the store."""
 
     name: str
     calibration: Calibration
@@ -389,7 +388,7 @@ class ForecastHistory:
             return topic.forecaster.at(self._clock.wall())
 
     def _store_to_read(self, known: _Topic | _Tokens) -> SqlStore | None:
-        """Return the store where ``known`` was not read since the last look; called with the lock held."""
+        """Return the store unless ``known`` was read since the last look; called with the lock held."""
         stale = known.loaded < self._look
         known.loaded = self._look
         return self._store if stale else None
@@ -473,7 +472,7 @@ class ForecastHistory:
                 known.calibration.saved(state)
 
     def _timed(self, act: Callable[[], object]) -> None:
-        """Do something with the store that a caller waits for; where it hangs, do without it until the next
+        """Run a store operation that a caller waits for; if it hangs, do without the store until the next
         look.
         """
         if not self._reads.read(lambda: self._safely(act), WITHIN, "smartbatch-history"):
@@ -482,7 +481,7 @@ class ForecastHistory:
             logs.warn("forecasts_not_stored", error="the store has not answered")
 
     def _safely(self, act: Callable[[], object]) -> None:
-        """Do something with the store; if it fails, go on in memory, and try again at the next look."""
+        """Run a store operation; if it fails, continue in memory and try again at the next look."""
         try:
             act()
         except Exception as error:

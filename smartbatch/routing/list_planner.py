@@ -184,11 +184,10 @@ class ListPlanner:
         )
 
     def _shared_key(self, request: Request) -> bytes | None:
-        """Return what equal requests of a list have in common, where they share an answer."""
         return self._realtime.admission.keys(request)[0]
 
     def _flexible(self, requests: Sequence[Request]) -> bool:
-        """Whether the provider has a slower tier, and no request names one by itself."""
+        """Whether the provider has a flex tier, and no request sets a tier itself."""
         models = {request.model or self.model.name for request in requests} or {self.model.name}
         tiers = [self.model.provider.flex(name) for name in models]
         return all(tier is not None and all(map(tier.is_open_to, requests)) for tier in tiers)
@@ -221,7 +220,6 @@ class ListPlanner:
         return self.model.of(self.preparer.request("for its model", {"model": given}))
 
     def _most_named(self, params: Mapping[str, Any], requests: Sequence[Request]) -> OpenedModel:
-        """Return the model that a list is planned by: that of most of its requests."""
         names = Counter(request.model for request in requests)
         if not names:
             return self.model_of(params)

@@ -300,7 +300,6 @@ class ListResults(Iterator[Result]):
 
 
 def _unanswered(request: Request, *, sent: bool) -> Result:
-    """Return the result of a request without an answer; if it may have been sent, its cost is unknown."""
     error = RequestCancelled("the list was interrupted before its answer came", request_id=request.id)
     return Result(
         request.id or "",

@@ -133,11 +133,12 @@ class ListRouter:
     def _opened(
         self, given_prompts: Prompts, params: Mapping[str, Any], client: object, reader: ReaderOptions
     ) -> ListResults:
-        """Return the results of a list. The cases, in order:
+        """Return the results of a list.
 
-        1. It is an iterator, and no route is to be chosen: it is read lazily, in real time.
-        2. It has a key, and the store its job: that job goes on.
-        3. A route is chosen, which is taken when the first result is asked for.
+        1. The prompts are an iterator, and the route need not be chosen: they are read lazily and sent in
+        real time.
+        2. Its key has a job in the store: that job is resumed.
+        3. Otherwise a route is chosen; it is taken when the first result is read.
         """
         reader, params = reader.with_params(params)
         prompts, params = prompts_of(given_prompts, params)
@@ -207,8 +208,9 @@ class ListRouter:
         return options, display
 
     def _again(self, key: str | None, decision: Decision | None = None) -> str:
-        """Say what asking a list again asks and pays. Answers of a batch are in the cache once they were
-        read."""
+        """Say what the same call would send and pay again. Answers of a batch are cached once they are
+        read.
+        """
         if key is not None:
             return f"The same call with key={key!r} goes on, and pays only what is missing"
         if self._config.cache is not None and not (decision is not None and decision.chosen.route.by_batch):
@@ -307,7 +309,7 @@ class ListRouter:
         options: JobOptions,
         names: Sequence[ItemName | None] = (),
     ) -> JobRow:
-        """Tell a decision and store the job; the decision is scored when the job is done."""
+        """Announce a decision and store the job; the decision is scored when the job is done."""
         plan = self._planner.advisor.for_model(asked.model).announce(decision, common_purpose(asked.requests))
         submit = self._jobs().submit_decided
         row = submit(rows, asked.params, decision, asked.kind, options, names)
@@ -341,8 +343,9 @@ class ListRouter:
         decision: Decision,
         progress: bool | None,
     ) -> ResultList:
-        """Execute a plan of prompts as they were given within its budget, which is checked here; without one,
-        within what the route is forecast to cost."""
+        """Run a plan within its budget, which is checked here, or else within the forecast cost of its
+        route.
+        """
         budget = self._planner.constraints({"budget": decision.constraints.budget}).budget
         if budget is None:
             advisor = self._planner.advisor.for_model(asked.model)
@@ -356,7 +359,6 @@ class ListRouter:
         return self._collect(ListResults(client, self._routes.chosen(asked, decision, options), facts), began)
 
     def _needs_all(self, given: Mapping[str, Any]) -> bool:
-        """Whether an iterator must be read to its end, before its route can be chosen."""
         if given.keys() & {"deadline", "prefer", "key"}:
             return True
         return given.get("strategy", self._config.strategy) in _NEED_ALL

@@ -109,13 +109,14 @@ class StoredLists:
     def _parts(self, asked: CheckedList) -> ListParts:
         """Return which requests have to be sent, after the hooks.
 
-        Those of a list with a key are the same for each call: the cache is not asked, and identical requests
-        find each other in the store. A request that never waits for a batch lets identical ones not wait
-        either.
+        Those of a list with a key are the same for each call: the cache is not used, and identical requests
+        find
+        each other in the store. If one of several identical requests never waits for a batch, none of them
+        does.
 
         Raises:
-            InvalidRequest: a hook refuses one, the provider cannot take it, or one with an own callable is to
-                be kept for another process; names the row.
+            InvalidRequest: a hook or the provider rejects a request, or its own callable cannot be stored;
+                names the row.
         """
         keyed, admission = asked.key is not None, self._realtime.admission
         hooks = self._preparer.hooked if keyed else self._preparer.preprocessed
@@ -225,12 +226,12 @@ class Reading:
         return self._made(request, copy)
 
     def _made(self, request: Request, result: Result) -> Result:
-        """Return a stored result as the one who asked gets it: after the hooks, with its own object. The
-        cases of an answer, in order:
+        """Return a stored result for its caller: after the hooks, with its own parsed object.
 
-        1. The schema takes it: an object made of the text.
-        2. Smartbatch itself fails to make one: a failed result with the answer, which stays in the store.
-        3. There is no schema, or its class refuses what the job, without that class, took: the stored data.
+        1. The answer fits the schema: an object is made from the text.
+        2. Smartbatch fails to make one: a failed result with the answer, which stays in the store.
+        3. There is no schema, or its class rejects what the job, without that class, accepted: the stored
+        data.
         """
         if not result.ok:
             return evolve(result, **_echoed(request))
@@ -252,7 +253,6 @@ class Reading:
 
 
 def _echoed(request: Request) -> dict[str, Any]:
-    """Return what a result has of its request."""
     return {"context": request.context, "row": request.row, "sample": request.sample}
 
 
@@ -431,12 +431,10 @@ class JobResults(Iterator[Result]):
 
     @staticmethod
     def _place(stored: Result) -> int:
-        """Return the position in the list, which travels as the context."""
         assert isinstance(stored.context, int)
         return stored.context
 
     def _known(self, position: int) -> Result:
-        """Return the result of a request that needs no call."""
         known = self._rows.known[position]
         return self._reading.process(known) if known.ok else known
 
@@ -444,12 +442,11 @@ class JobResults(Iterator[Result]):
         return self._reading.own(self._rows.requests[position], result, self._rows.keys.get(position))
 
     def _copy(self, position: int, result: Result) -> Result:
-        """Return the result of a row that follows another, made of what is stored for that one."""
         return self._reading.follower(self._rows.requests[position], result)
 
 
 def _answer(request: Request, result: Result) -> Answer:
-    """Return the provider's answer behind a stored result; an object nobody asked for is its own."""
+    """Return the provider's answer behind a stored result; a parsed object without a schema is its own."""
     params = request.params
     own = params.schema is None and params.response_format is None
     return Answer(

@@ -60,7 +60,7 @@ SHORTEST = 0.001
 
 @frozen
 class _Lane:
-    """What requests have in common that are stored together; ``timed`` ones have a time-out."""
+    """What requests have in common that are stored together; ``timed`` ones have a timeout."""
 
     durable: bool
     kind: Kind
@@ -176,7 +176,6 @@ class StoredRequests:
         return ItemName(digest if key is None else f"key {key}", digest)
 
     def _may_wait(self, request: Request) -> bool:
-        """Whether a request may wait for a batch, as far as can be said of it alone."""
         return (
             request.priority is Priority.DEFERRABLE
             and request.call is None
@@ -187,7 +186,9 @@ class StoredRequests:
         )
 
     def _has_store(self) -> bool:
-        """Whether there is a store; one that cannot be opened is told once, and left alone until a start."""
+        """Whether there is a store. If it cannot be opened, that is reported once, and it is not used until a
+        start.
+        """
         if self._no_store is None:
             try:
                 _ = self._jobs().engine.store
@@ -240,7 +241,7 @@ class StoredRequests:
         self._realtime.flush()
 
     def _cancelled(self, future: ResultFuture) -> None:
-        """Take a cancelled deferrable request out. Whoever has taken its group notices by itself."""
+        """Remove a cancelled deferrable request; a thread that took its group notices by itself."""
         with self._monitor:
             found = [lane for lane, group in self._groups.items() if group.waiting.pop(future, None)]
             for lane in found:
@@ -269,7 +270,7 @@ class StoredRequests:
                 fail(group, error, problem)
 
     def _next(self) -> tuple[_Lane, list[StoredRequest]] | None:
-        """Wait for the next group that is to go, and take it; ``None``, and no thread, where none waits."""
+        """Wait for the next group that is due and take it; ``None``, which ends the thread, if none waits."""
         with self._monitor:
             self._sending = []
             while self._groups:
@@ -342,8 +343,11 @@ class StoredRequests:
             self._ask(each)
 
     def _store_for_batch(self, group: Sequence[StoredRequest]) -> bool:
-        """Store requests as a job, and await its results; False where nothing was stored. Equal ones share
-        an item."""
+        """Store requests as a job and await its results. Identical ones share an item.
+
+        Returns:
+            false if nothing was stored.
+        """
         from smartbatch.jobs.records import NamedPlace
 
         items: dict[object, StoredRequest] = {}
@@ -376,7 +380,6 @@ class StoredRequests:
         return True
 
     def _new_key(self) -> str:
-        """Return a key that no job has."""
         while True:
             key = "deferred-" + self._jobs().engine.new_id().removeprefix("job-")
             if self._jobs().engine.store.jobs.get(key) is None:
@@ -389,7 +392,7 @@ class StoredRequests:
             return None
 
     def _ask(self, each: StoredRequest) -> None:
-        """Send a request in real time, with the time that is left to it."""
+        """Send a request in real time, with the rest of its timeout."""
         request = each.request
         if each.deadline < math.inf:
             request = evolve(request, timeout=max(SHORTEST, each.deadline - self._clock.now()))
@@ -446,7 +449,6 @@ class StoredRequests:
 
 
 def _by_name(group: Iterable[StoredRequest]) -> dict[str, tuple[StoredRequest, ItemName]]:
-    """Return requests that have names, by these; of one name, the first that came."""
     named: dict[str, tuple[StoredRequest, ItemName]] = {}
     for each in group:
         if each.name is not None:

@@ -1,1 +1,1 @@
-"""Runs: the rows of a file, asked as stored requests, and an output that survives the process."""
+"""Runs: the rows of a file as stored requests, and an output that survives the process."""

@@ -1,4 +1,4 @@
-"""Jobs that a command waits for: their ends or their results, with progress, until they end or are held."""
+"""Jobs that a command waits for: it follows their results and progress until they finish or are held."""
 
 from __future__ import annotations
 
@@ -16,72 +16,57 @@ from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.watching import PAGE_RESULTS
 from smartbatch.types import DEFECTS, Result
 
-GRACE: Final = 10.0
-"""Seconds that calls under way get to end, those of batches included: a create that is cut off has to be
-searched for later. A second Ctrl-C does not wait."""
+GRACE_SECONDS: Final = 10.0
+"""For calls in flight to finish after Ctrl-C, also those that create batches: a create that is cut off has to
+be searched for later. A second Ctrl-C does not wait."""
+WAIT_STEP_SECONDS: Final = 0.5  # after which a wait checks whether it was interrupted
+REFRESH_SECONDS: Final = 0.25  # between two reads of the statuses that are shown
 
-STEP: Final = 0.5
-"""Seconds after which a wait checks whether it was interrupted."""
-REFRESH_EVERY: Final = 0.25
-"""Seconds between two reads of the statuses that are shown."""
-
-_UNDER_WAY: Final = frozenset({"submitting", "submitted", "ended", "ingesting"})
-"""States of a batch whose results come although its job is held."""
-_SUMMED: Final = (
+_ACTIVE_STATES: Final = frozenset({"submitting", "submitted", "ended", "ingesting"})
+"""States of a batch whose results still arrive although its job is held."""
+_SUMMED_FIGURES: Final = (
     *("total", "submitted", "completed", "failed", "cancelled", "running"),
     *("cost", "realtime_cost", "unpriced", "wasted", *DEFECTS),
 )
-"""Figures of a status that are added up over several jobs."""
+"""Figures of statuses that are added up over several jobs."""
 
 
 @define(eq=False, repr=False)
 class FollowedJobs:
-    """Follows jobs together, with one progress display for all of them.
-
-    Args:
-        show: called with the status of all jobs together.
-        stopped: called now and then; once true, nothing more is waited for.
-        ending: called once results are no longer waited for, before what is stored by then is read.
-        on_status: called with each new status of a job, before ``show``.
-        forecast: whether the statuses say how long their jobs still take.
-
-    Attributes:
-        statuses: the last status of each job, by its id.
-    """
+    """Follows jobs together, with one progress display for all of them."""
 
     _jobs: Sequence[Job]
-    _show: Callable[[JobStatus], object]
+    _show: Callable[[JobStatus], object]  # called with the status of all jobs together
     _clock: Clock
-    _stopped: Callable[[], bool] = lambda: False
-    _ending: Callable[[], object] = lambda: None
-    _on_status: Callable[[JobStatus], object] = lambda _: None
-    _forecast: bool = True
-    statuses: dict[str, JobStatus] = field(factory=dict, init=False)
+    _stopped: Callable[[], bool] = lambda: False  # once true, nothing more is waited for
+    _ending: Callable[[], object] = lambda: None  # called after the wait, before stored results are read
+    _on_status: Callable[[JobStatus], object] = lambda _: None  # called with each new status, before ``show``
+    _forecast: bool = True  # whether the statuses include the remaining time
+    statuses: dict[str, JobStatus] = field(factory=dict, init=False)  # the latest one by job id
     _next_refresh: float = field(default=0.0, init=False)
 
     def wait_for_ends(self) -> None:
-        """Wait until every job has ended or is held, or the wait was interrupted."""
+        """Wait until every job has finished or is held, or the wait is interrupted."""
         self.refresh()
         for job in self._jobs:
             self.wait(job)
 
     def wait(self, job: Job) -> None:
-        """Wait until ``job`` has ended or is held, or the wait was interrupted."""
         while not (self._stopped() or self.statuses[job.id].done or _is_stuck(self.statuses[job.id])):
             with suppress(JobTimeout):
-                job.wait(STEP)
+                job.wait(WAIT_STEP_SECONDS)
             self.refresh()
 
     def results(self, job: Job, *, rest: bool) -> Iterator[Result]:
-        """Yield the results of ``job`` in order, as they come; each step may wait.
+        """Yield the results of ``job`` in order as they arrive; each step may wait.
 
         Args:
-            rest: once interrupted, yield what is stored by then, though some before it are missing.
+            rest: once interrupted, yield what is stored by then, even if earlier results are missing.
         """
         last = -1
         while last + 1 < job.total and not self._stopped():
             try:
-                for result in job.results(after=last, timeout=STEP):
+                for result in job.results(after=last, timeout=WAIT_STEP_SECONDS):
                     last += 1
                     yield result
                     self._refresh_if_due()
@@ -99,14 +84,14 @@ class FollowedJobs:
     def results_as_stored(
         self, job: Job, before: int, is_known: Callable[[int], bool]
     ) -> Iterator[list[Result]]:
-        """Yield the results of ``job`` in the order in which they are stored, those together that are there:
-        none waits for another.
+        """Yield the results of ``job`` in the order in which they are stored, in groups; none waits for
+        another.
 
         Once interrupted, what is stored by then.
 
         Args:
-            before: how many results were stored before.
-            is_known: whether the one of those for the request at a position is left out; then it is not read.
+            before: number of results that were stored earlier.
+            is_known: whether the earlier result at a position is left out; it is not read then.
         """
         last = count = 0
         for number, (sequence, index) in enumerate(islice(job.sequences(), before), 1):
@@ -116,7 +101,7 @@ class FollowedJobs:
         ended = False
         while count < job.total:
             stopped = self._stopped()
-            page = job.stored(after=last, ordered=False, wait=0.0 if stopped else STEP)
+            page = job.stored(after=last, ordered=False, wait=0.0 if stopped else WAIT_STEP_SECONDS)
             if page:
                 last, count = page[-1].sequence, count + len(page)
                 yield [stored.result for stored in page]
@@ -130,8 +115,8 @@ class FollowedJobs:
                 self._ending()
 
     def refresh(self) -> None:
-        """Read the statuses of the jobs that have not ended, and show them."""
-        self._next_refresh = self._clock.now() + REFRESH_EVERY
+        """Read and show the statuses of the jobs that have not finished."""
+        self._next_refresh = self._clock.now() + REFRESH_SECONDS
         for job in self._jobs:
             before = self.statuses.get(job.id)
             if before is None or not before.done:
@@ -141,11 +126,7 @@ class FollowedJobs:
             self._show(_combined(list(self.statuses.values())))
 
     def held(self, advice: str = "") -> list[str]:
-        """Return a line for each job that is held, as its last status says.
-
-        Args:
-            advice: what to do besides resuming it.
-        """
+        """Return a line for each held job, with ``advice`` besides resuming it."""
         return [
             f"smartbatch: job {status.id} is held: {status.note or 'it waits for a person'}. "
             f"smartbatch jobs resume {status.id} goes on with it{advice}"
@@ -159,7 +140,7 @@ class FollowedJobs:
 
 
 def _between(job: Job, after: int, before: int) -> Iterator[list[Result]]:
-    """Yield the stored results of a job between two others, in the order in which they were stored."""
+    """Yield the stored results between two sequence numbers, in the order in which they were stored."""
     while after + 1 < before:
         page = job.stored(after=after, ordered=False, limit=min(PAGE_RESULTS, before - after - 1))
         page = [stored for stored in page if stored.sequence < before]
@@ -170,19 +151,19 @@ def _between(job: Job, after: int, before: int) -> Iterator[list[Result]]:
 
 
 def _is_stuck(status: JobStatus) -> bool:
-    """Whether a job is held, and no batch of it is under way."""
-    return status.state == "held" and all(shard.state not in _UNDER_WAY for shard in status.shards)
+    """Whether a job is held and none of its batches is in progress."""
+    return status.state == "held" and all(shard.state not in _ACTIVE_STATES for shard in status.shards)
 
 
 def _combined(statuses: Sequence[JobStatus]) -> JobStatus:
-    """Return the status of several jobs as one; the time left is that of the slowest."""
+    """Return the status of several jobs as one; the remaining time is that of the slowest."""
     if len(statuses) == 1:
         return statuses[0]
     open_ones = [status for status in statuses if not status.done]
     known = [status.remaining for status in open_ones if status.remaining is not None]
     return evolve(
         statuses[0],
-        **{name: sum(getattr(status, name) for status in statuses) for name in _SUMMED},
+        **{name: sum(getattr(status, name) for status in statuses) for name in _SUMMED_FIGURES},
         elapsed=max(status.elapsed for status in statuses),
         remaining=max(known, default=None) if len(known) == len(open_ones) else None,
         note=next((status.note for status in open_ones if status.note), None),

@@ -1,12 +1,11 @@
-"""The output file of a run: one JSON line a row; it survives a kill.
+"""The output file of a run: one JSON line per row; it survives a kill.
 
-While a run lasts, the rows whose answers are there are one ``write`` at the end of the file, in the order of
-completion; the next answers are looked at after the ``write``. At the end the file is put into the order of
-the input in a temporary copy, which then takes its name. A row of the input takes 24 bytes and one bit of
-memory.
+During a run, answered rows are appended with one ``write``, in order of completion, before the next answers
+are processed. At the end the lines are written in input order into a temporary copy, which replaces the file.
+A row of the input takes 24 bytes and one bit of memory.
 
-Other programs may delete, move, cut or save the file meanwhile. What is there is compared with what was
-written: its name and size before each line, its content before it is put in order and before anybody may
+Other programs may delete, move, truncate or save the file in the meantime. So the file is compared with what
+was written: name and size before each line, the content before it is put in order and before anybody may
 delete the other copy of the answers.
 """
 
@@ -32,7 +31,7 @@ from smartbatch._words import escape
 from smartbatch.errors import InputError
 from smartbatch.providers.http.content import decode_json
 from smartbatch.runs.output_lines import (
-    HEAD,
+    LINE_START,
     Amounts,
     defects_of,
     figures_of,
@@ -50,8 +49,7 @@ from smartbatch.runs.row_keys import HALF, KeyedRow, RowKeys
 from smartbatch.tables.result_files import to_line
 from smartbatch.types import Defect
 
-_LINE_BYTES: Final = 1 << 16
-"""Bytes of a line that are read at once."""
+_READ_BYTES: Final = 1 << 16  # of a line, read at once
 
 
 OutputRow: TypeAlias = tuple[KeyedRow, bytes, bool]
@@ -59,29 +57,23 @@ OutputRow: TypeAlias = tuple[KeyedRow, bytes, bool]
 
 
 class OutputLost(InputError):
-    """Results cannot be written any more, as on a full disk; every line that was written is whole."""
+    """Results can no longer be written, for example on a full disk; every line written so far is complete."""
 
 
 class OutputChanged(OutputLost):
-    """Another program changed the output during the run, which writes nothing more into it."""
+    """Another program changed the output during the run, which writes nothing more to it."""
 
 
 @define
 class Recovered:
-    """What was found in an output file.
+    """What was found in an output file."""
 
-    Attributes:
-        answered, failed: rows by outcome.
-        cut: bytes of a torn last line that were cut off.
-        resent: rows whose answer is to be replaced.
-        amounts: of the answered rows, and of the answers to be replaced.
-    """
-
-    answered: int = 0
+    answered: int = 0  # rows
     failed: int = 0
     skipped: int = 0
-    cut: int = 0
-    resent: int = 0
+    cut: int = 0  # bytes of a torn last line that were cut off
+    resent: int = 0  # rows whose answer is to be replaced
+    # of the answered rows, and of the answers to be replaced
     amounts: Amounts = field(factory=Amounts, eq=False)
 
 
@@ -89,12 +81,9 @@ class OutputFile:
     """An output under an exclusive lock. Appending is safe from any thread; the rest is for one thread.
 
     Args:
-        path: where the results go; made when missing. A symbolic link of this user is followed.
-        look_only: the file exists and is left as it is: not locked, not repaired, never written to.
-        shown: its name in messages, where that is another one.
-
-    Attributes:
-        resend: the id under which answers of the file are replaced; ``None`` if none is to be.
+        path: created if missing. A symbolic link of this user is followed.
+        look_only: the file exists and stays as it is: not locked, not repaired, never written to.
+        shown: its name in messages, if that differs.
 
     Raises:
         InputError: the file or its folder cannot be written, is not a regular file, or another run holds it.
@@ -114,7 +103,7 @@ class OutputFile:
         self._offsets: array[int]
         self._answered: bytearray
         self._resent: set[int] = set()
-        self.resend: str | None = None
+        self.resend: str | None = None  # the id under which answers of the file are replaced
         self._in_order = True
         self._highest = -1
 
@@ -145,26 +134,24 @@ class OutputFile:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the file has no line."""
         return os.fstat(self._fd).st_size == 0
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines of the file, decoded."""
         with self._reader() as file:
             yield from map(json.loads, file)
 
     def is_answered(self, place: int) -> bool:
-        """Whether the file has the answer at a place; see :class:`RowKeys`."""
         return bool(self._answered[place >> 3] & 1 << (place & 7))
 
     @property
     def has_resent(self) -> bool:
-        """Whether the answer of a row is still to be replaced."""
         return bool(self._resent)
 
     def start_resend(self, keys: RowKeys, defect: Defect | None, check: Callable[[bool], object]) -> None:
-        """Have the answers with a defect replaced, and let all others count under the settings of ``keys``,
-        too. A resend that was interrupted continues instead.
+        """Mark the answers with a defect for replacement, and accept all others under the settings of
+        ``keys``, too.
+
+        An interrupted resend continues instead.
 
         Args:
             defect: ``None`` to replace no answer.
@@ -224,11 +211,12 @@ class OutputFile:
         return found
 
     def append(self, rows: Sequence[OutputRow]) -> None:
-        """Write the lines of some rows; they survive the process from here on.
+        """Write the lines of some rows; from here on they survive the process.
 
         Raises:
-            OutputChanged: none is written, as the file is not what was written; the rows count as answered.
-            OutputLost: the disk takes no more, or the file is closed; what was written before is whole.
+            OutputChanged: nothing was written, as the file is not what was written; the rows count as
+            answered.
+            OutputLost: the disk is full, or the file is closed; what was written before is complete.
         """
         with self._writing:
             try:
@@ -247,25 +235,24 @@ class OutputFile:
                 self._end += len(line)
 
     def _replacing(self, row: OutputRow) -> OutputRow:
-        """Return a row with its line as one that replaces an answer, if it does."""
         keyed, line, _ = row
         if keyed.place not in self._resent:
             return row
         return keyed, *replacing(line, decode_json(self._line_at(self._offsets[keyed.place])))
 
     def _line_at(self, offset: int) -> bytes:
-        """Return the line at a place of the file; where the next write goes stays the same."""
+        """Return the line at an offset, leaving the write position alone."""
         found = b""
-        while b"\n" not in found and (more := os.pread(self._fd, _LINE_BYTES, offset + len(found))):
+        while b"\n" not in found and (more := os.pread(self._fd, _READ_BYTES, offset + len(found))):
             found += more
         return found.partition(b"\n")[0]
 
     def put_in_order(self) -> None:
-        """Rewrite the file in the order of the input, one line a row, and swap it in; the last write.
+        """Rewrite the file in input order, one line per row, and swap it in; the last write.
 
         Raises:
             OutputChanged: the file is not what was written; it stays as it is.
-            OutputLost: the ordered copy cannot be written; the file stays whole, in the order of completion.
+            OutputLost: the ordered copy cannot be written; the file stays complete, in order of completion.
         """
         if self._in_order:
             return
@@ -273,7 +260,7 @@ class OutputFile:
             self.rewrite(self._in_their_order(source), "ordering")
 
     def finish(self, *, asked: bool) -> None:
-        """Put the output in order; where something was asked, make sure that it is on the disk as written.
+        """Put the output in order; if anything was sent, make sure that it is on disk as written.
 
         Raises:
             OutputChanged, OutputLost: as :meth:`put_in_order`, :meth:`sync` and :meth:`check`.
@@ -290,7 +277,7 @@ class OutputFile:
                 yield source.readline()
 
     def rewrite(self, lines: Iterable[bytes], purpose: str) -> None:
-        """Put a file of other lines in the place of this one; raises as :meth:`put_in_order`.
+        """Replace the file by one with other lines; raises as :meth:`put_in_order`.
 
         Args:
             purpose: the ending of the temporary file's name.
@@ -318,10 +305,10 @@ class OutputFile:
         self._end, self._digest, self._in_order = size, digest, True
 
     def sync(self) -> None:
-        """Have the file and its name on the disk, so that they survive a loss of power.
+        """Flush the file and its name to disk, so that they survive a power failure.
 
         Raises:
-            OutputLost: the disk does not take it.
+            OutputLost: the disk does not accept it.
         """
         try:
             os.fsync(self._fd)
@@ -333,7 +320,7 @@ class OutputFile:
         """Compare the file under the output's name with what was written, byte for byte.
 
         Raises:
-            OutputChanged: it differs; says in what.
+            OutputChanged: it differs; the error says how.
             OutputLost: it cannot be read.
         """
         self._check_name_and_size()
@@ -347,9 +334,9 @@ class OutputFile:
             raise self._changed
 
     def _check_name_and_size(self) -> None:
-        """Raise when the output's name leads elsewhere now, or the size is not what was written.
+        """Raise if the output's name now leads elsewhere, or its size is not what was written.
 
-        Once found, a change stays: lines are missing from then on.
+        A change that was found once remains: lines are missing from then on.
         """
         try:
             here = os.fstat(self._fd)
@@ -403,7 +390,7 @@ class OutputFile:
             raise InputError(f"{self.shown}: cannot be {verb}: {error.strerror or error}") from error
 
     def _reader(self) -> BufferedReader:
-        """Read the locked file itself, whatever has become of its name."""
+        """Read the locked file itself, whatever has happened to its name."""
         file = open(os.dup(self._fd), "rb")  # noqa: SIM115 - the caller closes it
         file.seek(0)
         return file
@@ -444,7 +431,6 @@ class OutputFile:
             self._end += len(line)
 
     def _find(self, content: dict[str, Any], place: int, found: Recovered, *, is_skipped: bool) -> None:
-        """Count the line of a row that has no answer so far, and remember it."""
         answered, figures = is_answer(content), figures_of(content)
         if is_skipped:
             found.skipped += 1
@@ -470,7 +456,7 @@ class OutputFile:
         self._record(place, answered)
 
     def _content(self, number: int, line: bytes, rest: BufferedReader) -> dict[str, Any] | None:
-        """Return the line decoded, or None for a torn last line, which is cut off."""
+        """Return a line, decoded; ``None`` for a torn last line, which is cut off."""
         reason = "was not written by smartbatch run"
         try:
             content = decode_json(line)
@@ -479,7 +465,7 @@ class OutputFile:
                 return own
         except (ValueError, RecursionError):
             # A file of one torn line is an output only when that line begins like one.
-            if number > 1 or line.startswith(HEAD) or HEAD.startswith(line):
+            if number > 1 or line.startswith(LINE_START) or LINE_START.startswith(line):
                 if not (line.endswith(b"\n") and rest.peek()):
                     return None
                 reason = "is not valid JSON"
@@ -490,7 +476,7 @@ class OutputFile:
         )
 
     def _check(self, number: int, content: dict[str, Any], keys: RowKeys) -> None:
-        """Refuse the answer of another row; a failure under other settings may stand there."""
+        """Reject the answer of another row; a failure under other settings is allowed."""
         index, sample, key = content["index"], sample_of(content), keys_of(content)[0]
         way_out = "choose another -o, or remove the file to start afresh"
         if index >= keys.rows:
@@ -518,7 +504,6 @@ class OutputFile:
         )
 
     def _record(self, place: int, answered: bool) -> None:
-        """Remember the line of a row, which begins where the lines before it end."""
         if place <= self._highest:
             self._in_order = False
         self._highest = max(self._highest, place)
@@ -547,7 +532,6 @@ class OutputFile:
 
 
 def _decoded(line: bytes) -> dict[str, Any] | None:
-    """Return a line of an output, decoded; ``None`` for any other line."""
     try:
         content = decode_json(line)
     except (ValueError, RecursionError):
@@ -556,13 +540,11 @@ def _decoded(line: bytes) -> dict[str, Any] | None:
 
 
 def _place_of(content: dict[str, Any], keys: RowKeys) -> int | None:
-    """Return the place of the answer in a line; ``None`` if it is not asked for."""
     return keys.place(content["index"], sample_of(content))
 
 
 def _line_of_row(line: bytes, keys: RowKeys) -> tuple[dict[str, Any], int] | tuple[None, None]:
-    """Return a line, decoded, with the place of its answer, if it has the key of its row; ``None`` for any
-    other line."""
+    """Return a line, decoded, and the place of its answer if it has the key of its row."""
     content = _decoded(line)
     place = None if content is None else _place_of(content, keys)
     if content is None or place is None or keys[place].hex() not in keys_of(content):
@@ -571,7 +553,7 @@ def _line_of_row(line: bytes, keys: RowKeys) -> tuple[dict[str, Any], int] | tup
 
 
 def _is_of_prompt(content: dict[str, Any], key: bytes) -> bool:
-    """Whether a line is one of a row with the same prompt, under whatever settings."""
+    """Whether a line answers the prompt of a key, under any settings."""
     prompt = key.hex()[2 * HALF :]
     return any(key[2 * HALF :] == prompt for key in keys_of(content))
 
@@ -580,11 +562,11 @@ def _is_of_prompt(content: dict[str, Any], key: bytes) -> bool:
 def replaced(
     path: str, purpose: str, *, mode: int = 0o666, check: Callable[[], object] = lambda: None
 ) -> Iterator[IO[bytes]]:
-    """Yield a temporary file next to ``path`` that ends in ``purpose``; once whole, it takes its name.
+    """Yield a temporary file next to ``path`` that ends in ``purpose``; once complete, it replaces ``path``.
 
     Args:
-        mode: permissions of the file, without those that the umask takes away.
-        check: called when the file is on the disk, before it takes the name, which an error prevents.
+        mode: permissions of the file, before the umask.
+        check: called when the file is on disk; if it raises, the file does not replace ``path``.
     """
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name}.{purpose}")
@@ -603,10 +585,10 @@ def replaced(
 
 
 def _new_file(path: str, mode: int) -> int:
-    """Make a file and return its descriptor; what a killed process of this user left there is removed.
+    """Create a file and return its descriptor, removing what a killed process of this user left there.
 
     Raises:
-        OutputLost: something else has the name, which in a shared folder may lead into anybody's file.
+        OutputLost: something else has the name; in a shared folder it may lead into anybody's file.
     """
     try:
         there = os.lstat(path)

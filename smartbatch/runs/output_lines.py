@@ -1,7 +1,7 @@
-"""The lines of an output: what makes one, what its figures are, and how a row that is sent again replaces it.
+"""The lines of an output: how they are written and read, and how a row that is sent again replaces its line.
 
-A row whose answer is to be replaced keeps it until the new answer is there. Until then its line has the field
-``resend``, and counts as not answered. What the replaced answer cost is the field ``replaced`` of both lines,
+A row whose answer is to be replaced keeps it until the new answer arrives. Until then its line has the field
+``resend`` and counts as unanswered. The cost of the replaced answer is the field ``replaced`` of both lines,
 and part of the cost, usage and attempts of the new one.
 """
 
@@ -19,36 +19,24 @@ from smartbatch.runs.row_keys import HALF, KeyedRow
 from smartbatch.tables.result_files import Line, outcome_fields, to_line
 from smartbatch.types import Defect, Result
 
-HEAD: Final = b'{"index": '
-"""How every line begins."""
+LINE_START: Final = b'{"index": '
 _KEY: Final = re.compile(rf"[0-9a-f]{{{4 * HALF}}}( [0-9a-f]{{{4 * HALF}}})*")
 """The keys of a row in hexadecimal digits: of the settings it was last sent with, then of earlier ones."""
-_MAX_KEYS: Final = 8
-"""Keys of a row that are kept: of the last settings."""
-_MOST: Final = 1e300
-"""No figure is as large."""
+_MAX_KEYS: Final = 8  # of a row: those of its latest settings
+_MAX_FIGURE: Final = 1e300
 _RESEND: Final = "resend"
 _REPLACED: Final = "replaced"
 
 
 @define
 class Amounts:
-    """Tokens, money and flawed answers of some rows.
+    """Tokens, cost and flawed answers of some rows."""
 
-    Attributes:
-        cost: USD, of the rows whose cost is known.
-        unpriced: rows whose cost is unknown, as their price is.
-        unbilled: rows whose cost is unknown, as the tokens that were billed are not known.
-        estimated: rows some of whose tokens are an estimate.
-        unknown: rows that may have used more tokens than are known.
-        truncated, empty, refused: answers with these defects.
-    """
-
-    cost: float = 0.0
-    unpriced: int = 0
-    unbilled: int = 0
-    estimated: int = 0
-    unknown: int = 0
+    cost: float = 0.0  # USD, of the rows whose cost is known
+    unpriced: int = 0  # rows whose price is unknown
+    unbilled: int = 0  # rows whose billed tokens are unknown
+    estimated: int = 0  # rows with estimated tokens
+    unknown: int = 0  # rows that may have used more tokens than are known
     input_tokens: int = 0
     output_tokens: int = 0
     truncated: int = 0
@@ -61,7 +49,7 @@ class Amounts:
             setattr(self, name, getattr(self, name) + getattr(more, name))
 
     def add_line(self, line: Line, defects: Sequence[Defect], *, sign: int = 1) -> None:
-        """Count a line, or with a negative ``sign`` take it back."""
+        """Count a line; a negative ``sign`` removes it again."""
         cost, usage = number_of(line.get("cost")), line.get("usage")
         usage = usage if isinstance(usage, dict) else {}
         self.cost += sign * (cost or 0.0)
@@ -78,13 +66,12 @@ class Amounts:
 
 
 def number_of(value: Any) -> float | None:
-    """Return a figure of a line; ``None`` for anything else that somebody wrote in its place, such as a whole
-    number that no float can hold."""
-    return value if type(value) in (int, float) and -_MOST < value < _MOST else None
+    """Return a figure of a line; ``None`` for anything that is not a finite number."""
+    return value if type(value) in (int, float) and -_MAX_FIGURE < value < _MAX_FIGURE else None
 
 
 def encode(row: KeyedRow, result: Result, model: str) -> bytes:
-    """Return the output line of ``result``, ASCII only, so that no reader can cut it in the wrong place."""
+    """Return the output line of ``result``, in ASCII, so that no reader can split it in the wrong place."""
     head: Line = {"index": row.index, "id": row.id}
     if row.sample is not None:
         head["sample"] = row.sample
@@ -92,7 +79,6 @@ def encode(row: KeyedRow, result: Result, model: str) -> bytes:
 
 
 def is_output_line(content: Any) -> bool:
-    """Whether a decoded line is one of an output."""
     if not isinstance(content, dict):
         return False
     index, key = content.get("index"), content.get("key")
@@ -105,25 +91,25 @@ def is_output_line(content: Any) -> bool:
 
 
 def is_answer(content: Line) -> bool:
-    """Whether a line is the answer of its row, which nothing is to replace."""
+    """Whether a line is the answer of its row and is not to be replaced."""
     return content["error"] is None and not content.get(_RESEND)
 
 
 def sample_of(content: Line) -> int:
-    """Return the number of the answer in a line, from 0."""
     sample: int = content.get("sample", 0)
     return sample
 
 
 def keys_of(content: Line) -> list[str]:
-    """Return the keys of the row of a line, the latest first."""
+    """Return the keys of a line's row, the latest first."""
     keys: list[str] = content["key"].split()
     return keys
 
 
 def figures_of(content: Line) -> Line:
-    """Return a line with its figures as numbers under their own names: CSV has texts in place of them, and a
-    table has all of an answer in ``answers``."""
+    """Return a line with its figures as numbers under their own names: CSV has strings instead, and a table
+    has all figures of an answer in ``answers``.
+    """
     if "answers" not in content:
         return content
     answers = content["answers"]
@@ -135,7 +121,7 @@ def figures_of(content: Line) -> Line:
 
 
 def decoded_cell(cell: Any) -> Any:
-    """Return what the text of a cell stands for; a text that is no JSON, and what is no text, as it is."""
+    """Return the value of a cell that holds JSON; any other cell as it is."""
     if not isinstance(cell, str):
         return cell
     try:
@@ -145,7 +131,7 @@ def decoded_cell(cell: Any) -> Any:
 
 
 def defects_of(figures: Line) -> tuple[Defect, ...]:
-    """Return the defects of the answer in a line of :func:`figures_of`; none of a failure."""
+    """Return the defects of the answer in a line of :func:`figures_of`; none for a failure."""
     if figures["error"] is not None:
         return ()
     text, reason = (
@@ -164,25 +150,23 @@ def defects_of(figures: Line) -> tuple[Defect, ...]:
 
 
 def resend_id(content: Line) -> str | None:
-    """Return the id of the resend that is to replace the answer of a line; ``None`` if none is."""
     found = content.get(_RESEND)
     return found if isinstance(found, str) else None
 
 
 def replaced_amounts(content: Line) -> Line | None:
-    """Return what the answer cost that a line replaces, or that is to be replaced, as a line has it."""
+    """Return the amounts of the answer that a line replaces, or that is to be replaced."""
     found = content.get(_REPLACED)
     return found if isinstance(found, dict) else None
 
 
 def with_key(content: Line, key: str) -> Line:
-    """Return a line that also counts as one of other settings."""
+    """Return a line that also counts as one with other settings."""
     keys = list(dict.fromkeys([key, *keys_of(content)]))
     return {**content, "key": " ".join(keys[:_MAX_KEYS])}
 
 
 def to_resend(content: Line, resend: str) -> Line:
-    """Return a line whose answer is to be replaced by the resend of an id."""
     figures = figures_of(content)
     spent = {name: figures.get(name) for name in ("cost", "usage", "attempts")}
     return {**content, _RESEND: resend, _REPLACED: spent}
@@ -193,7 +177,7 @@ def replacing(line: bytes, before: Line) -> tuple[bytes, bool]:
 
     Args:
         line: of the new result. If it failed, the old answer stays and is still to be replaced.
-        before: the row's line so far.
+        before: the row's previous line.
     """
     new: Line = decode_json(line)
     spent = before[_REPLACED]

@@ -1,4 +1,4 @@
-"""What the rows of a run are recognised by: their keys, and their ids."""
+"""How rows of a run are recognized: by their keys and their ids."""
 
 from __future__ import annotations
 
@@ -12,25 +12,20 @@ from attrs import Factory, asdict, field, frozen
 from smartbatch.tables.row_prompts import SkippedRow
 from smartbatch.types import Embedding, Generation, Request
 
-HALF: Final = 16
-"""Bytes of each half of a row's key."""
+HALF: Final = 16  # bytes of each half of a row's key
 SKIPPED: Final = hashlib.blake2b(b"a row that is skipped", digest_size=HALF).digest()
-"""The half of the key that stands for the prompt of a row that is skipped."""
-_AT_ONCE: Final = 100_000
-"""Ids that are compared in one set."""
+"""The prompt half of the key of a skipped row."""
+_MAX_IDS_PER_SET: Final = 100_000
 
 
 @frozen
 class Keys:
-    """Digests that tie a line of an output to its request: :data:`HALF` bytes for model and parameters, as
-    many for the prompt. Two halves, so that a mismatch can say which of the two is different; and each so
-    wide that equal ones mean equal texts.
-
-    Attributes:
-        settings: over model, system and parameters; for vectors over their task type and dimensions.
+    """Digests that tie a line of an output to its request: :data:`HALF` bytes for model and parameters, and
+    as
+    many for the prompt, so that a mismatch can say which of the two differs. Equal digests mean equal texts.
     """
 
-    settings: bytes
+    settings: bytes  # of model, system and parameters; for vectors of their task type and dimensions
 
     @classmethod
     def of(cls, model: str, params: Generation, embedding: Embedding | None = None) -> Keys:
@@ -41,11 +36,9 @@ class Keys:
         return cls(hashlib.blake2b(_canonical(settings), digest_size=HALF).digest())
 
     def key(self, prompt: Any) -> bytes:
-        """Return both halves, which identify ``prompt`` under these settings."""
         return self.settings + self.digest(prompt)
 
     def digest(self, prompt: Any) -> bytes:
-        """Return the half of the key that stands for the prompt."""
         if isinstance(prompt, SkippedRow):
             return SKIPPED
         if isinstance(prompt, Request):
@@ -55,21 +48,16 @@ class Keys:
 
 
 class RowKeys:
-    """The keys of all answers that an input asks for, in order: 16 bytes a row, as they share their settings.
+    """The keys of all answers that an input needs, in order: 16 bytes per row, as they share their settings.
 
-    The answers are numbered by their *places*: with ``n`` answers to each row, the answer ``sample`` to the
-    row at ``index`` is at ``index * n + sample``.
-
-    Attributes:
-        settings: the half that they share.
-        prompts: the other halves, one a row.
-        n: answers to each row.
+    Answers are numbered by their *places*: with ``n`` answers per row, the answer ``sample`` to the row at
+    ``index`` has the place ``index * n + sample``.
     """
 
     def __init__(self, settings: bytes, n: int = 1) -> None:
-        self.settings = settings
-        self.prompts = bytearray()
-        self.n = n
+        self.settings = settings  # the half that all keys share
+        self.prompts = bytearray()  # the other halves, one per row
+        self.n = n  # answers per row
 
     def __len__(self) -> int:
         return self.rows * self.n
@@ -83,37 +71,34 @@ class RowKeys:
 
     @property
     def rows(self) -> int:
-        """How many rows the input has."""
         return len(self.prompts) // HALF
 
     def place(self, index: int, sample: int) -> int | None:
-        """Return the place of an answer; ``None`` if it is not asked for."""
+        """Return the place of an answer; ``None`` if it is not needed."""
         return index * self.n + sample if index < self.rows and sample < self.n else None
 
     def is_skipped(self, place: int) -> bool:
-        """Whether the row at a place is skipped."""
         return self._prompt(place) == SKIPPED
 
     def has_skipped(self, place: int) -> bool:
-        """Whether the line of a skipped row belongs at a place; it has one, whatever ``n`` is."""
+        """Whether the line of a skipped row belongs at a place; it has one line, whatever ``n`` is."""
         return place % self.n == 0 and self.is_skipped(place)
 
     @property
     def skipped(self) -> int:
-        """How many rows are skipped."""
         return sum(map(self.has_skipped, range(len(self))))
 
     def append(self, digest: bytes) -> None:
-        """Add the key of the next row, as :meth:`Keys.digest` returned its half."""
+        """Add the next row, with its half from :meth:`Keys.digest`."""
         self.prompts += digest
 
     def digest(self, places: int, *more: str) -> str:
-        """Return 128 bits over the first keys, ``n`` and ``more``, the same on every machine."""
+        """Return a 128-bit digest of the first keys, ``n`` and ``more``, the same on every machine."""
         if self.n > 1:
             more = (*more, f"n={self.n}")
         whole = hashlib.blake2b("".join(f"{each}\n" for each in more).encode(), digest_size=16)
         whole.update(self.settings)
-        with memoryview(self.prompts) as prompts:  # a slice of the array itself is a copy of 16 MB a million
+        with memoryview(self.prompts) as prompts:  # a slice of the array would copy 16 MB per million rows
             whole.update(prompts[: places // self.n * HALF])
         return whole.hexdigest()
 
@@ -124,29 +109,20 @@ def _canonical(value: Any) -> bytes:
 
 @frozen
 class KeyedRow:
-    """A row with its id and its key; travels as the context of its request.
+    """A row with its id and its key; the context of its request."""
 
-    Attributes:
-        index: zero-based position in the input.
-        id: the row's own id, or its index.
-        fields: the row's fields, repeated in the output.
-        key: see :class:`Keys`; outputs and the store have it in hexadecimal digits.
-        skipped: why no request is made for the row; ``None`` if one is.
-        sample: the number of the answer, from 0, where each row has several; ``None`` for a skipped row.
-        place: of the answer, see :class:`RowKeys`; the index where each row has one.
-    """
-
-    index: int
-    id: str | int
-    fields: dict[str, Any]
-    key: bytes
-    skipped: str | None = None
-    sample: int | None = None
+    index: int  # zero-based position in the input
+    id: str | int  # the row's own id, or its index
+    fields: dict[str, Any]  # repeated in the output
+    key: bytes  # see Keys; hexadecimal in outputs and the store
+    skipped: str | None = None  # why the row has no request
+    sample: int | None = None  # number of the answer, from 0, if each row has several
+    # of the answer, see RowKeys; by default one answer per row
     place: int = field(default=Factory(lambda self: self.index, takes_self=True))
 
 
 def digest_of_id(id: str | int) -> bytes:
-    """Return 64 bits that stand for an id; a number has those of its text."""
+    """Return a 64-bit digest of an id; a number has that of its text."""
     return hashlib.blake2b(str(id).encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
@@ -157,13 +133,12 @@ class UniqueIds:
         self._digests = array("Q")
 
     def add(self, id: str | int) -> None:
-        """Add the id of the next row."""
         self._digests.frombytes(digest_of_id(id))
 
     @property
     def suspects(self) -> set[bytes]:
-        """The digests that several ids have: of equal ids, or by chance of different ones."""
-        parts = len(self._digests) // _AT_ONCE + 1
+        """Digests that several ids have: equal ids or, by chance, different ones."""
+        parts = len(self._digests) // _MAX_IDS_PER_SET + 1
         found: set[int] = set()
         for part in range(parts):
             seen: set[int] = set()

@@ -1,6 +1,6 @@
 """From the rows of an input to requests: the prompt, the id and the key of a row.
 
-Every row is checked before the first request is sent; then the input is read again, a row at a time.
+Every row is checked before the first request is sent; then the input is read again, row by row.
 """
 
 from __future__ import annotations
@@ -29,14 +29,9 @@ from smartbatch.tables.row_prompts import (
 from smartbatch.tables.row_source import Row, RowSource
 from smartbatch.types import Embedding, Generation, OnMissing, Request
 
-_MAX_BAD_ROWS: Final = 10
-"""Bad rows listed in one error: enough to see the pattern, few enough to read."""
-
-_SHOWN: Final = 2000
-"""Characters of a prompt that are shown."""
-
-NO_ID_FIELD: Final = "-"
-"""The name of an id field by which the rows are numbered."""
+_MAX_BAD_ROWS: Final = 10  # listed in one error: enough to see the pattern, few enough to read
+_MAX_SHOWN_CHARACTERS: Final = 2000  # of a prompt
+NO_ID_FIELD: Final = "-"  # the rows are numbered
 
 
 class RunInterrupted(Exception):
@@ -48,18 +43,14 @@ class PromptMaker:
 
     Args:
         template: text with ``{field}`` placeholders.
-        prompt_field: the field that is the prompt (a text or a list of chat messages). Without either, the
+        prompt_field: the field that is the prompt (a string or a list of chat messages). Without either, the
             field ``prompt``, else ``messages``, else the only text field.
         id_field: the field that is the row's id, ``-`` for none; else the field ``id`` if there is one, else
             the index.
         on_missing: what happens to rows that lack a field of their prompts.
 
-    Attributes:
-        options: the four.
-        fields: the fields that a prompt is made of; empty if each row decides.
-
     Raises:
-        InputError: the template cannot be used; the text says where.
+        InputError: the template is invalid; the error says where.
     """
 
     def __init__(
@@ -76,21 +67,20 @@ class PromptMaker:
             self._prompts = RowPrompts.of(template, prompt_field, on_missing)
         except TemplateError as error:
             raise InputError(f"--template: {error.message}") from error
-        self.fields = self._prompts.fields
+        self.fields = self._prompts.fields  # of which a prompt is made; empty if each row decides
         self._may_name_models = template is None and prompt_field in (None, *_REQUEST_FIELDS)
 
     @property
     def has_ids(self) -> bool:
-        """Whether rows may have ids of their own."""
         return self._id_field != NO_ID_FIELD
 
     def prompt(self, row: Row) -> Any:
-        """Return the prompt, not validated yet: a text, a list of messages, something wrong, a request with
-        one of these and the model that the row names, or a :class:`SkippedRow`.
+        """Return the prompt, not validated yet: a string, a list of messages, an invalid value, a request
+        with one of these and the model that the row names, or a :class:`SkippedRow`.
 
         Raises:
             MissingFields: the row lacks a field, and is not to be skipped.
-            BadField: a field cannot be used.
+            BadField: a field is unusable.
         """
         try:
             prompt = self._prompts.prompt(row.fields)
@@ -102,11 +92,11 @@ class PromptMaker:
         return prompt if model is None else Request(prompt, model=model)
 
     def id(self, row: Row) -> str | int:
-        """Return the row's id: text and whole numbers as they are, a number such as ``1.0`` as the whole
-        number that it is, other numbers and dates as text, and the index if the row has no such field.
+        """Return the row's id, or its index if it has none. Strings and whole numbers are unchanged, a
+        number such as ``1.0`` becomes a whole number, other numbers and dates become text.
 
         Raises:
-            BadField: the field that was named is absent; or the id is blank, a boolean, a list or a record.
+            BadField: the given field is missing, or the id is blank, a boolean, a list or a record.
         """
         if not self.has_ids or (self._id_field is None and "id" not in row.fields):
             return row.index
@@ -126,10 +116,10 @@ class PromptMaker:
 
 def _model_of(row: Row) -> str | None:
     """Return the model of a row that is written as a request: it has the field ``prompt`` or ``messages``,
-    and no template or other field makes its prompt. Elsewhere a column ``model`` is a column like any other.
+    and neither a template nor another field makes its prompt. In other rows ``model`` is just a column.
 
     Raises:
-        BadField: it is no text.
+        BadField: it is not a string.
     """
     if "model" not in row.fields or row.fields.keys().isdisjoint(_REQUEST_FIELDS):
         return None
@@ -148,11 +138,8 @@ class InputRequests:
     """The requests of an input: checked first, then read one by one.
 
     Args:
-        embedding: the kind of vector that each asks for; ``None`` for texts.
-        n: answers to each row.
-
-    Attributes:
-        keys: the key of each row, in order, once :meth:`check` has returned.
+        embedding: the kind of vector each request asks for; ``None`` for texts.
+        n: answers per row.
     """
 
     def __init__(
@@ -171,13 +158,14 @@ class InputRequests:
         self.embedding = embedding
         self._keys_of = Keys.of(model, params, embedding)
         self._limit = limit
-        self.keys = RowKeys(self._keys_of.settings, n)
+        self.keys = RowKeys(self._keys_of.settings, n)  # complete once check() has returned
 
     def check(self) -> RowKeys:
-        """Read the input once, refuse it if any row is bad, and return the rows' keys.
+        """Read the input once, reject it if any row is invalid, and return the keys of the rows.
 
         Raises:
-            InputError: the input is empty or has bad rows; up to ten are named, each with line and field.
+            InputError: the input is empty or has invalid rows; up to ten are listed, each with line and
+            field.
         """
         bad = _BadRows(self._source)
         absent: set[str] = set()
@@ -205,7 +193,6 @@ class InputRequests:
         return self.keys
 
     def _find_equal_ids(self, suspects: set[bytes], bad: _BadRows) -> None:
-        """Add the rows with the id of an earlier row; only digests are kept of the other ids."""
         seen: dict[str, Row] = {}
         for row in self._rows():
             if isinstance(row, BadRow) or digest_of_id(id := self._maker.id(row)) not in suspects:
@@ -220,13 +207,13 @@ class InputRequests:
         stopped: Callable[[], bool],
         context: Callable[[KeyedRow], Any] = lambda row: row,
     ) -> Iterator[Request]:
-        """Read the input again and yield its requests, which name no parameters: the client has them.
+        """Read the input again and yield its requests, without parameters, which the client has.
 
         Args:
             context: returns the context of a row's request.
 
         Raises:
-            InputError: the input is no longer what was checked.
+            InputError: the input has changed since it was checked.
             RunInterrupted: ``stopped`` returned true.
         """
         for row, request in self._asked(skip, stopped):
@@ -243,13 +230,14 @@ class InputRequests:
 
     def first_prompt(self) -> tuple[str, str] | None:
         """Return the place of the first row that is not skipped, and the beginning of its prompt as text;
-        ``None`` if every row is skipped."""
+        ``None`` if every row is skipped.
+        """
         for row in self._rows():
             if isinstance(row, Row) and not self.keys.is_skipped(row.index * self.keys.n):
                 prompt = self._maker.prompt(row)
                 text = text_of(prompt.prompt if isinstance(prompt, Request) else prompt)
-                if len(text) > _SHOWN:
-                    text = f"{text[:_SHOWN]}… ({len(text):,} characters)"
+                if len(text) > _MAX_SHOWN_CHARACTERS:
+                    text = f"{text[:_MAX_SHOWN_CHARACTERS]}… ({len(text):,} characters)"
                 return self._source.place(row), text
         return None
 
@@ -309,7 +297,7 @@ class InputRequests:
     def row_lookup(self, skip: Callable[[int], bool], *, ordered: bool) -> Callable[[int], KeyedRow]:
         """Return a function that returns the row at a place, once each; the input is read up to that row.
 
-        Unless rows are looked up in their order, those that were passed over are kept in memory.
+        Unless rows are looked up in order, the rows in between are kept in memory.
         """
         rows = self._read_again(skip, stopped=lambda: False)
         passed: dict[int, KeyedRow] = {}
@@ -333,7 +321,6 @@ class InputRequests:
         return InputError(f"{self._source.name}: changed while it was being read; run the same line again")
 
     def _checked_prompt(self, row: Row) -> Any:
-        """Return the prompt of a row, checked."""
         prompt = self._maker.prompt(row)
         # The parameters are part of the settings digest, so what is checked here is the prompt alone.
         if isinstance(prompt, Request):
@@ -344,7 +331,7 @@ class InputRequests:
 
 
 class _BadRows:
-    """Rows that cannot be used: counted, and the first of them with their errors."""
+    """Counts unusable rows, and keeps the errors of the first ones."""
 
     def __init__(self, source: RowSource) -> None:
         self._source = source
@@ -361,7 +348,6 @@ class _BadRows:
             self._shown.append(f"{self._source.place(row)}: {_message(error)}")
 
     def raise_if_any(self) -> None:
-        """Raise InputError if a row was added."""
         if not self.count:
             return
         lines = list(self._shown)

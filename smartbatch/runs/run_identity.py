@@ -12,49 +12,39 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from smartbatch._words import plural
 from smartbatch.client import BatchingClient
 from smartbatch.errors import AnswerUnread, InputError
 from smartbatch.jobs.job import Job
 from smartbatch.runs.row_keys import RowKeys
 from smartbatch.types import Result
 
-_NAME: Final = 100
-"""Characters of an output's name that its jobs' keys begin with."""
-_PATH: Final = 16
-"""Characters of the digest of an output's path in the keys of its jobs."""
-_MANY: Final = 1_000_000
-"""Jobs of a store that are searched: all of them."""
-_SCATTERED: Final = 256
-"""Gaps between the rows of a job in the input, from which on all of its results are read."""
+_MAX_NAME_CHARACTERS: Final = 100  # of an output in the keys of its jobs
+_PATH_DIGITS: Final = 16  # of the digest of an output's path, in the keys of its jobs
+_MAX_JOBS: Final = 1_000_000  # of a store that are searched: all of them
+_MAX_GAPS: Final = 256  # between the rows of a job in the input; with more, all of its results are read
 _RUN: Final = "run"
 _ROWS: Final = "rows"
 _REALTIME: Final = {"route": "realtime"}
-"""Labels of a run's job: where its results go, how many rows the input had, and that it goes in real time."""
+"""Labels of a run's job: its output, the rows of the input, and that it is sent in real time."""
 
 
 @frozen
 class RunJob:
-    """A job of a run as it was found at the run's start.
-
-    Attributes:
-        rows: answers the input asked for when it was submitted; it has all of those that were missing then.
-        realtime: it goes in real time.
-        ended: every request had its result already.
-        stored: requests that had their results.
-        is_new: this run submitted it.
-    """
+    """A job of a run as it was found when the run started."""
 
     job: Job
-    rows: int
+    rows: int  # answers the input needed when it was submitted; the job has all that were missing then
     realtime: bool
-    ended: bool
-    stored: int = 0
-    is_new: bool = False
+    ended: bool  # every request had its result
+    stored: int = 0  # results it had
+    is_new: bool = False  # submitted by this run
 
 
 def has_answer(result: Result) -> bool:
-    """Whether a row got its answer, although smartbatch itself may have failed to read it: that is paid for,
-    stays in the store, and is read again by the next run."""
+    """Whether a row was answered, even if smartbatch failed to read the answer: it is paid for, stays in the
+    store, and is read again by the next run.
+    """
     return result.ok or isinstance(result.error, AnswerUnread)
 
 
@@ -64,21 +54,25 @@ def jobs_of_output(jobs: Iterable[Job], path: str) -> list[Job]:
 
 
 def jobs_named(jobs: Sequence[Job], name: str) -> list[Job]:
-    """Return the jobs of runs that write to the file; of a name without a folder that is no output here, the
-    jobs of all outputs of this name, whatever folder they are in."""
+    """Return the jobs of runs that write to the file. A name without a folder that is not an output here
+    means all outputs of this name, in whatever folder.
+    """
     return jobs_of_output(jobs, name) or (
         [] if os.path.dirname(name) else _beginning_with(_key_of_name(name), jobs)
     )
 
 
 def output_key(path: str) -> str:
-    """Return how the keys of the jobs of an output begin: its name, by which people recognise them, and a
-    digest of its whole path, as outputs in several folders may have one name."""
-    return f"{_key_of_name(os.path.basename(path))}{_label_of(path)[:_PATH]}-"
+    """Return the beginning of the keys of an output's jobs: its name, by which people recognize them, and a
+    digest of its whole path, as outputs in several folders may have the same name.
+    """
+    return f"{_key_of_name(os.path.basename(path))}{_label_of(path)[:_PATH_DIGITS]}-"
 
 
 def _key_of_name(name: str) -> str:
-    plain = "".join(each if each.isprintable() and each != "#" else "_" for each in name[:_NAME])
+    plain = "".join(
+        each if each.isprintable() and each != "#" else "_" for each in name[:_MAX_NAME_CHARACTERS]
+    )
     return f"run:{plain}:"
 
 
@@ -92,17 +86,18 @@ def _beginning_with(beginning: str, jobs: Iterable[Job]) -> list[Job]:
 
 
 class RunIdentity:
-    """What a run is recognised by: its output, its model and its rows. Its jobs get their keys from it.
+    """What identifies a run: its output, its model and its rows. The keys of its jobs are made from it.
 
-    An input may grow at its end, so a job of an earlier run belongs to this one when the rows of then are the
-    first rows of now. Of several answers to each row each counts as a row here, by its place (see
-    :class:`smartbatch.runs.row_keys.RowKeys`); runs with other numbers of answers have other jobs.
+    An input may grow at its end, so a job of an earlier run belongs to this one if its rows are the first
+    rows of
+    this run. Each of several answers per row counts as a row here, by its place (see :class:`RowKeys`); runs
+    with another number of answers have other jobs.
 
     Args:
         output: the output's path; ``None`` is standard output.
         model: ``provider:model``.
-        keys: the key of every row, see :class:`smartbatch.runs.row_keys.Keys`.
-        resend: the id under which answers are replaced: jobs from before have those that are replaced.
+        keys: the keys of all rows.
+        resend: the id under which answers are replaced; earlier jobs have the answers that are replaced.
     """
 
     def __init__(self, output: str | None, model: str, keys: RowKeys, resend: str | None = None) -> None:
@@ -115,10 +110,7 @@ class RunIdentity:
         self._resend = () if resend is None else (resend,)
 
     def key(self, rows: int) -> str:
-        """Return the beginning of the key of a job whose rows are among the first ``rows`` ones.
-
-        People recognise it by the output's name, and the run by the rest.
-        """
+        """Return the beginning of the key of a job whose rows are among the first ``rows`` ones."""
         return f"{self._beginning}{self._keys.digest(rows, self.label, self._model, *self._resend)}"
 
     def labels(self, *, realtime: bool) -> dict[str, str]:
@@ -128,8 +120,9 @@ class RunIdentity:
     def free_key(self, taken: set[str | None], *, realtime: bool) -> str:
         """Return the key of the next job.
 
-        For batches the plain key, or with ``#2``, ``#3``, … for rows that failed: of two processes that run
-        the same command at once, one submits. In real time each run submits its own job, with a random key.
+        Batch jobs have the plain key, or one with ``#2``, ``#3``, … for rows that failed: if two processes
+        run the
+        same command at once, only one submits. In real time each run submits its own job, with a random key.
         """
         base = self.key(self.rows)
         if realtime:
@@ -142,19 +135,18 @@ class RunIdentity:
     ) -> list[RunJob]:
         """Return the jobs of this run, oldest first.
 
-        Unanswered rows of a run in real time that cannot or shall not go on as they are get withdrawn: it was
-        interrupted before another input, the Batch API, or another account was chosen for the output.
+        Unanswered rows of an interrupted real-time run are withdrawn if another input, the Batch API or
+        another account was chosen for the output since.
 
         Raises:
-            InputError: another input's job goes on that would write to the same output: rows of both could
-                be paid twice.
-            StoreError: the store cannot be used.
+            InputError: an active job of another input writes to the same output: rows of both could be paid
+            twice. StoreError: the store cannot be used.
         """
         found = (self._resumed(job, report, batches_only) for job in self._labelled(client))
         return [one for one in found if one is not None]
 
     def look_up(self, client: BatchingClient) -> list[RunJob]:
-        """Return the jobs that a run would find, oldest first, and leave them as they are.
+        """Return the jobs that a run would find, oldest first, without changing them.
 
         Raises:
             StoreError: the store cannot be used.
@@ -163,13 +155,13 @@ class RunIdentity:
         return [one for one in found if self._is_mine(one)]
 
     def check_written(self, client: BatchingClient, *, all_rows: bool) -> None:
-        """Refuse to replace answers while earlier runs for the output have results that it lacks.
+        """Check that the output has all results of earlier runs, before answers are replaced.
 
         Args:
             all_rows: the output has a line for every row.
 
         Raises:
-            InputError: an earlier run has not ended, or was interrupted.
+            InputError: an earlier run has not finished, or was interrupted.
             StoreError: the store cannot be used.
         """
         for one in map(_run_job, self._labelled(client)):
@@ -180,11 +172,11 @@ class RunIdentity:
                 )
 
     def needed(self, jobs: Sequence[RunJob], answered: Callable[[int], bool]) -> bytearray:
-        """Return a byte for each row: 1 when it must be sent, as neither the output nor a job of this run has
-        its answer or will have it.
+        """Return a byte per row: 1 if it must be sent, as neither the output nor a job of this run has or
+        will have its answer.
 
         Raises:
-            InputError: a job has answers of something else.
+            InputError: a job has answers to other rows.
         """
         under_way = max((one.rows for one in jobs if not one.ended), default=0)
         needed = bytearray(place >= under_way and not answered(place) for place in range(self.rows))
@@ -204,18 +196,18 @@ class RunIdentity:
         return self._place_in(result.context, result.request_id)
 
     def by_position(self, one: RunJob, answered: Callable[[int], bool]) -> Callable[[int], bool]:
-        """Return ``answered`` by the position in a job in place of that in the input; false where a job lacks
-        many rows here and there.
+        """Return ``answered`` for positions in a job instead of places in the input; always false if the job
+        lacks many scattered rows.
 
-        A job has its rows in the order of the input, so where the first and the last of some are as far apart
-        in the input as in the job, there is none between that it lacks: of a million few are read.
+        A job has its rows in input order, so if two of its rows are as far apart in the input as in the job,
+        it lacks none between them: few rows of a million are read.
 
         Raises:
             InputError: as :meth:`place_of`.
         """
         starts, rows, ranges = list[int](), list[int](), [(0, one.job.total - 1)]
         while ranges:
-            if len(ranges) > _SCATTERED:
+            if len(ranges) > _MAX_GAPS:
                 return lambda _: False
             read = one.job.contexts({position for both in ranges for position in both})
             at = {position: self._place_in(context, one.job.id) for position, context in read.items()}
@@ -242,22 +234,22 @@ class RunIdentity:
                 if key == self._keys[place].hex():
                     return place
         raise InputError(
-            f"request {request} of the store belongs to no row of this input, although its job has the key "
-            "of this run; the job was made by something else: choose another -o or --store"
+            f"request {request} in the store belongs to no row of this input, although its job has the key "
+            "of this run; another program created the job: choose another -o or --store"
         )
 
     def _labelled(self, client: BatchingClient) -> list[Job]:
-        found = [job for job in client.jobs(_MANY) if job.metadata.get(_RUN) == self.label]
+        found = [job for job in client.jobs(_MAX_JOBS) if job.metadata.get(_RUN) == self.label]
         return sorted(found, key=lambda job: job.created_at)
 
     def _resumed(self, job: Job, report: Callable[[str], object], batches_only: bool) -> RunJob | None:
-        """Return a job as this run goes on with it; ``None`` when it does not.
+        """Return a job as this run continues it; ``None`` if it does not.
 
-        1. It has ended: its results are read.
-        2. It is of another input or model, and has the same output: it is withdrawn, or refused.
-        3. It goes by batch: it goes on.
-        4. It goes in real time, but shall go by batch or has another account: what is left is withdrawn.
-        5. It goes in real time to standard output, and another process carries it on: it is left alone.
+        1. It has finished: its results are read.
+        2. It has another input or model and the same output: it is withdrawn, or the run is rejected.
+        3. It is sent as a batch: it continues.
+        4. It is sent in real time, but a batch was chosen now, or its account differs: the rest is withdrawn.
+        5. It is sent in real time to standard output, and another process runs it: it is left alone.
         """
         one = _run_job(job)
         if one.ended:
@@ -266,7 +258,7 @@ class RunIdentity:
             if self._output is not None and not _withdraw(one, "another input or model", report):
                 raise InputError(
                     f"{self._output}: job {job.id} of a run with another input, model or parameters is "
-                    "still going on for this output, and what both ask would be paid twice; wait for it "
+                    "still active for this output, and rows of both would be paid twice; wait for it "
                     f"(smartbatch jobs watch {job.id}), cancel it (smartbatch jobs cancel {job.id}), or "
                     "choose another -o"
                 )
@@ -274,7 +266,7 @@ class RunIdentity:
         if not one.realtime:
             return one
         if batches_only:
-            reason = "the rest goes by batch now"
+            reason = "the rest is sent as a batch now"
         elif not job.has_account():
             reason = "it was submitted with another account"
         elif self._output is None and not job.is_unowned():
@@ -284,7 +276,6 @@ class RunIdentity:
         return _run_job(job) if _withdraw(one, reason, report) else one
 
     def _is_mine(self, one: RunJob) -> bool:
-        """Whether the job's rows are the first ones of this run."""
         if not 0 < one.rows <= self.rows or one.job.key is None:
             return False
         return one.job.key.partition("#")[0] == self.key(one.rows)
@@ -303,9 +294,9 @@ def _run_job(job: Job) -> RunJob:
 
 
 def _withdraw(one: RunJob, reason: str, report: Callable[[str], object]) -> bool:
-    """Drop the unanswered rows of a job in real time; return whether it was possible."""
+    """Drop the unanswered rows of a real-time job; return whether that was possible."""
     if not one.realtime or not one.job.withdraw():
         return False
     left = one.job.total - one.stored
-    report(f"job {one.job.id}: {left:,} rows that were not answered are dropped from it: {reason}")
+    report(f"Job {one.job.id}: {plural(left, 'unanswered row')} dropped: {reason}.")
     return True

@@ -1,13 +1,14 @@
-"""Rows as stored requests: the store is their record, an output a copy that catches up.
+"""Rows as stored requests: the store is their record, and an output is a copy that catches up.
 
-Rows that are neither answered nor under way become a job, in real time or for the provider's Batch API. Then
-the results of all jobs of the run are read together, in the order of the input, and each row is yielded that
-is not in the output yet. A process may end at any point of this: the next one finds the jobs by their keys
-and goes on.
+Rows that are neither answered nor in progress become a job, in real time or for the Batch API. Then the
+results
+of all jobs of the run are read in input order, and each row that the output lacks is yielded. A process may
+end at any point: the next one finds the jobs by their keys and continues.
 
-A job in real time is carried on only by its own run, or by a command that names it: no other process pays
-for a run that was interrupted. When such a run is over, its output is the record, and its jobs are deleted
-from the store. Jobs of batches stay until they are forgotten.
+A real-time job is run only by its own command, or by one that names it: no other process pays for a run that
+was
+interrupted. When such a run is complete, its output is the record, and its jobs are deleted from the store.
+Batch jobs stay until they are forgotten.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from typing import TYPE_CHECKING, TypeAlias
 from attrs import define, field, frozen
 
 from smartbatch._clock import Clock
+from smartbatch._words import plural
 from smartbatch.client import BatchingClient
 from smartbatch.errors import AnswerUnread, RowSkipped, StoreError
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.records import incident_title
 from smartbatch.jobs.status import JobStatus
 from smartbatch.plan import Plan
-from smartbatch.runs.followed_jobs import GRACE, FollowedJobs
+from smartbatch.runs.followed_jobs import GRACE_SECONDS, FollowedJobs
 from smartbatch.runs.row_keys import KeyedRow
 from smartbatch.runs.row_requests import InputRequests
 from smartbatch.runs.run_identity import RunIdentity, RunJob, has_answer
@@ -39,43 +41,32 @@ if TYPE_CHECKING:
 
 @frozen
 class RowResult:
-    """The result of a row.
+    """The result of a row."""
 
-    Attributes:
-        place: of the answer, see :class:`RowKeys`.
-        earlier: it comes from a job that had ended before this run began, and was paid then.
-    """
-
-    place: int
+    place: int  # of the answer, see RowKeys
     result: Result
-    earlier: bool
+    earlier: bool  # from a job that had finished, and was paid, before this run
 
 
 def skipped_row(row: KeyedRow) -> RowResult:
-    """Return the result of a row that is skipped."""
     return RowResult(
         row.place, Result("", error=RowSkipped(f"skipped: {row.skipped}"), cost=0.0), earlier=False
     )
 
 
 Rows: TypeAlias = "Iterator[list[tuple[KeyedRow, RowResult]]]"
-"""Rows whose results are there, those together that come at once."""
+"""Rows whose results have arrived, in groups."""
 
 
 @define(eq=False, repr=False)
 class StoredRows:
-    """Stores the rows of a run as jobs, and yields the results of all jobs of the run.
+    """Stores the rows of a run as jobs, and yields the results of all its jobs.
 
     Args:
-        identity: finds the jobs of the run in the store.
-        written: whether the output has the answer at a place, and it need not be sent again.
-        to_file: whether the output is put in order at the end, so that rows may come in any order.
+        written: whether the output has the answer at a place, so that it need not be sent again.
+        to_file: whether the output is put in order at the end, so that rows may be written in any order.
         stopped: once true, nothing more is stored or waited for.
-        say: takes messages for people.
-
-    Attributes:
-        jobs: of the run: those that were found, then those that were stored.
-        live: those that had not ended when they were found.
+        say: prints messages.
     """
 
     _client: BatchingClient
@@ -86,8 +77,8 @@ class StoredRows:
     _to_file: bool = field(kw_only=True)
     _stopped: Callable[[], bool] = field(kw_only=True)
     _say: Callable[[str], object] = field(kw_only=True)
-    jobs: list[RunJob] = field(factory=list, init=False)
-    live: list[RunJob] = field(factory=list, init=False)
+    jobs: list[RunJob] = field(factory=list, init=False)  # found ones, then those stored by this run
+    live: list[RunJob] = field(factory=list, init=False)  # those that had not finished when found
     _units: ClusterUnits | None = field(default=None, init=False)
     _followed: FollowedJobs | None = field(default=None, init=False)
     _unread: set[str] = field(factory=set, init=False)  # jobs with answers that smartbatch failed to read
@@ -95,13 +86,13 @@ class StoredRows:
     # -- storing ---------------------------------------------------------------------------------------------
 
     def take_up(self, *, batches_only: bool) -> None:
-        """Find the jobs of earlier runs, and go on with them.
+        """Find the jobs of earlier runs and continue them.
 
         Args:
-            batches_only: rows that wait for real time are taken out of their jobs, to go by batch.
+            batches_only: rows waiting for real time are withdrawn from their jobs, to be sent as a batch.
 
         Raises:
-            InputError: a job of another input goes on for the same output.
+            InputError: an active job of another input writes to the same output.
             StoreError: the store cannot be used.
         """
         self.jobs = self.identity.find(self._client, self._say, batches_only=batches_only)
@@ -112,12 +103,11 @@ class StoredRows:
     def submit(
         self, choose: Callable[[bytearray], Plan], units: Callable[[str], ClusterUnits] | None = None
     ) -> None:
-        """Store the rows as a job that are neither answered nor under way, if there are any.
+        """Store the rows that are neither answered nor in progress as a job, if there are any.
 
         Args:
             choose: returns the plan for the answers with a 1.
-            units: makes, by the key of the run, what asks rows in real time on a cluster; then they are
-                several jobs.
+            units: makes, from the key of the run, the units in which a cluster sends rows in real time.
 
         Raises:
             ConfigError: no route meets the constraints, or the provider has no Batch API.
@@ -128,10 +118,10 @@ class StoredRows:
             self._units = units(self.identity.key(self.identity.rows))
         needed = self.identity.needed(self.jobs, self._answered)
         for one in self.jobs:
-            found = "had ended before; its answers are taken from the store"
+            found = "finished before; its answers are read from the store"
             if not one.ended:
-                found = f"goes on; {one.stored:,} of {one.job.total:,} rows have their results"
-            self._say(f"job {one.job.id}: {found}")
+                found = f"continues; {one.stored:,} of {plural(one.job.total, 'row')} have results"
+            self._say(f"Job {one.job.id}: {found}.")
         if any(needed):
             self.jobs += self._stored(needed, choose(needed))
         self.live = [one for one in self.jobs if not one.ended]
@@ -146,14 +136,14 @@ class StoredRows:
         metadata = self.identity.labels(realtime=realtime)
         if realtime and self._units is not None:
             units = self._units.submit(self._client, rows, plan, key, metadata)
-            self._say(f"{sum(needed):,} rows are stored; the cluster is sent {len(units):,} units of them")
+            words = plural(len(units), "unit")
+            self._say(f"Stored {plural(sum(needed), 'row')}; the cluster sends them as {words}.")
             return [self._new(job, realtime=True) for job in units]
         job = self._client.submit_run(rows, plan, key=key, metadata=metadata)
         if not realtime:
-            first = f"the first {plan.first:,} are asked at once, the others " if plan.first else ""
             self._say(
-                f"job {job.id}: {job.total:,} rows are stored; {first or 'they '}go by batch; should this "
-                "command end, the same line again takes them up"
+                f"Job {job.id}: {plural(job.total, 'row')} stored. If this command is interrupted, run it "
+                "again to continue."
             )
         return [self._new(job, realtime=realtime)]
 
@@ -171,17 +161,17 @@ class StoredRows:
 
     @property
     def in_real_time(self) -> bool:
-        """Whether no job that has to end goes by batch."""
+        """Whether no unfinished job is sent as a batch."""
         return all(one.realtime for one in self.live)
 
     @property
     def on_cluster(self) -> bool:
-        """Whether workers of a cluster ask rows in real time."""
+        """Whether workers of a cluster send rows in real time."""
         return self._units is not None
 
     @property
     def batches(self) -> Sequence[JobStatus]:
-        """The last statuses of the jobs of batches that this run waited for."""
+        """The latest statuses of the batch jobs that this run waited for."""
         statuses = {} if self._followed is None else self._followed.statuses
         return [statuses[one.job.id] for one in self.live if not one.realtime and one.job.id in statuses]
 
@@ -191,58 +181,58 @@ class StoredRows:
         return all(one.is_new for one in self.live)
 
     def follow(self, show: Callable[[JobStatus], object]) -> FollowedJobs:
-        """Return what follows the jobs that have to end; ``show`` takes the status of all of them."""
+        """Follow the unfinished jobs; ``show`` is called with the status of all of them."""
         self._followed = FollowedJobs(
             [one.job for one in self.live if self._units is None or not one.realtime],
             show,
             self._clock,
             stopped=self._stopped,
-            ending=lambda: self._client.stop(GRACE),
+            ending=lambda: self._client.stop(GRACE_SECONDS),
             forecast=not self.in_real_time,  # the rows are counted and timed as they come
         )
         return self._followed
 
     def stored_after(self, last: int) -> Iterator[Result]:
-        """Yield what the jobs have stored for the rows behind the one at the place ``last``."""
+        """Yield stored results of rows after the place ``last``."""
         for one in self.live:
             for result in one.job.results(wait=False):
                 if self.identity.place_of(result) > last:
                     yield result
 
     def forget(self, *, all_answered: bool) -> None:
-        """Delete the jobs in real time from the store once the output has all of their results.
+        """Delete the real-time jobs from the store once the output has all of their results.
 
-        Failed rows of a run to standard output can be tried again only while the store has the others. What
-        the jobs know of requests that may be paid twice is told, as it goes with them.
+        Failed rows of a run to standard output can be sent again only while the store has the others.
+        Incidents of the jobs, such as possible double payments, are printed, as they are deleted as well.
         """
         if not self._to_file and not all_answered:
             return
         for one in self.jobs:
             if one.job.id in self._unread:
                 self._say(
-                    f"job {one.job.id} stays in the store, as smartbatch itself failed to read answers; "
-                    "the same line reads them again and pays nothing for them; after smartbatch jobs forget "
-                    f"{one.job.id} it sends their rows again"
+                    f"Job {one.job.id} stays in the store, as smartbatch failed to read some answers. Run "
+                    "the same command to read them again at no cost, or smartbatch jobs forget "
+                    f"{one.job.id} to have their rows sent again."
                 )
             elif one.realtime:
                 try:
                     if one.job.is_done():
                         for incident in one.job.incidents():
                             title = incident_title(incident.kind)
-                            self._say(f"job {one.job.id}: {title}: {incident.detail}")
+                            self._say(f"Job {one.job.id}: {title}: {incident.detail}")
                         one.job.forget(keep_decision=self._to_file)
                 except StoreError as error:  # the output has every answer: no reason to fail
-                    self._say(f"job {one.job.id} stays in the store: {error.message}")
+                    self._say(f"Job {one.job.id} stays in the store: {error.message}")
 
     # -- reading ---------------------------------------------------------------------------------------------
 
     def results(self, advance: Callable[[Result], object]) -> Rows:
-        """Yield the rows whose results are to be written, each with its result; once :meth:`follow` was
-        called. ``advance`` takes each result that comes from a cluster.
+        """Yield the rows to be written with their results, after :meth:`follow`. ``advance`` is called with
+        each result of a cluster.
 
-        1. An output in a file, with a job in real time: results in real time come as they are stored, so that
-           a row that takes long holds up no other. The file is put in order at the end.
-        2. Everything else comes in the order of the input.
+        1. An output file and a real-time job: results arrive as they are stored, so that a slow row delays
+           no other. The file is put in order at the end.
+        2. Everything else arrives in input order.
         """
         if not any(self._comes_as_stored(one) for one in self.jobs):
             yield from self._to_write(_alone(self._results_of_all()), ordered=True)
@@ -285,7 +275,6 @@ class StoredRows:
                 yield rows
 
     def _results_of_all(self) -> Iterator[RowResult]:
-        """Yield one result a row, in order: of several jobs that have it the best."""
         if len(self.jobs) == 1:  # the end of a group is seen late, so a single job has none
             return self._results_of(self.jobs[0])
         merged = heapq.merge(*(self._results_of(one) for one in self.jobs), key=attrgetter("place"))
@@ -314,18 +303,17 @@ class StoredRows:
         return RowResult(self.identity.place_of(result), result, one.ended)
 
     def _answered(self, place: int) -> bool:
-        """Whether an answer need not be asked for: it has its line in the output, or its row is skipped."""
         return self._written(place) or self._input.keys.is_skipped(place)
 
 
 def _alone(results: Iterator[RowResult]) -> Iterator[list[RowResult]]:
-    """Yield each result by itself, as soon as it is there."""
     return ([result] for result in results)
 
 
 def _best(several: Iterator[RowResult]) -> RowResult:
-    """Of the results of one row, oldest first, return the answer, else one that was not read, else the last
-    failure."""
+    """Return the best of one row's results, oldest first: an answer, else an unread one, else the last
+    failure.
+    """
     outcomes = list(several)
     answer = next((outcome for outcome in outcomes if outcome.result.ok), None)
     return answer or next((outcome for outcome in outcomes if has_answer(outcome.result)), outcomes[-1])

@@ -40,11 +40,11 @@ PARTIAL = ".partial.jsonl"
 
 
 class TableOutput:
-    """An output that is a table; used as an :class:`OutputFile`, whose methods it has.
+    """An output that is a table; used like an :class:`OutputFile`, whose methods it has.
 
     Args:
         path: a name for which :func:`table_format` knows the format. A symbolic link is followed.
-        formulas: as of :func:`write_table`.
+        formulas: as for :func:`write_table`.
 
     Raises:
         InputError: the file or its folder cannot be written, is not a regular file, or another run holds it.
@@ -66,18 +66,17 @@ class TableOutput:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Release the lock. Lines that the table has as well are removed, others stay for the next run."""
+        """Release the lock. Lines that are also in the table are removed; others stay for the next run."""
         if self._unsaved:
             self._lines.close()
         else:
             self._lines.remove()
 
     def is_answered(self, place: int) -> bool:
-        """As :meth:`OutputFile.is_answered`."""
         return self._lines.is_answered(place)
 
     def recover(self, keys: RowKeys) -> Recovered:
-        """Read what an earlier run left: the lines of one that was killed, else the table.
+        """Read what an earlier run left: the lines of a killed run, else the table.
 
         Raises:
             InputError: the output belongs to another input or model, or is not an output of a run.
@@ -88,14 +87,12 @@ class TableOutput:
         return found
 
     def start_resend(self, keys: RowKeys, defect: Defect | None, check: Callable[[bool], object]) -> None:
-        """As :meth:`OutputFile.start_resend`."""
         self._read()
         self._unsaved = True
         self._lines.start_resend(keys, defect, check)
 
     @property
     def resend(self) -> str | None:
-        """As :attr:`OutputFile.resend`."""
         return self._lines.resend
 
     def _read(self) -> None:
@@ -105,12 +102,11 @@ class TableOutput:
             self._lines.rewrite(_lines_of_table(self.path), "reading")
 
     def append(self, rows: Sequence[OutputRow]) -> None:
-        """As :meth:`OutputFile.append`."""
         self._unsaved = True
         self._lines.append(rows)
 
     def finish(self, *, asked: bool) -> None:
-        """Make the table of the lines, in the order of the input, and have it on the disk.
+        """Write the table from the lines, in input order, to disk.
 
         Raises:
             OutputChanged, OutputLost: as :meth:`OutputFile.finish`; the lines stay.
@@ -138,15 +134,15 @@ class TableOutput:
 
 
 def open_output(path: str, formulas: CsvFormulas = "keep") -> OutputFile | TableOutput:
-    """Open the output of a run, for a name that :func:`check_output_name` has let pass."""
+    """Open the output of a run, whose name :func:`check_output_name` accepted."""
     return OutputFile(path) if table_format(path) is None else TableOutput(path, formulas)
 
 
 def look_at_output(path: str, stack: ExitStack) -> OutputFile | None:
-    """Open what is there of an output, to be read only; ``None`` where nothing is.
+    """Open an existing output read-only; ``None`` if there is none.
 
     Args:
-        stack: closes it, and removes what was made to read it.
+        stack: closes it, and removes temporary files.
     """
     if table_format(path) is None:
         return stack.enter_context(OutputFile(path, look_only=True)) if os.path.exists(path) else None
@@ -176,7 +172,7 @@ _SUFFIXES: Final = (".jsonl", ".ndjson", *_FORMATS)
 
 
 def table_format(path: str) -> str | None:
-    """Return the format that a file's name asks for; ``None`` where it is no table."""
+    """Return the format that a file name asks for; ``None`` if it is not a table."""
     return _FORMATS.get(os.path.splitext(path)[1].lower())
 
 
@@ -201,10 +197,10 @@ def check_output_name(path: str) -> None:
 
 
 def formulas_of(args: argparse.Namespace) -> CsvFormulas:
-    """Return what ``--csv-formulas`` says, which only concerns an output in CSV.
+    """Return the value of ``--csv-formulas``, which applies to CSV outputs only.
 
     Raises:
-        InputError: it is given for another one.
+        InputError: the output is not CSV.
     """
     if args.csv_formulas is None:
         return "keep"
@@ -225,16 +221,16 @@ def read_table(
     keyed: bool = True,
     advice: str = "choose another -o, or mend or remove the file",
 ) -> Iterator[Line]:
-    """Yield the lines of results that a table was written from.
+    """Yield the lines of results from which a table was written.
 
     Args:
-        shown: the name of the file, for errors.
-        keyed: it is the output of a run, whose rows have keys; else it may also be the results of a job,
-            which have none.
-        advice: what to do, as errors end with it.
+        shown: the file name in errors.
+        keyed: it is the output of a run, whose rows have keys; otherwise it may be the results of a job,
+            without keys.
+        advice: what to do, at the end of errors.
 
     Raises:
-        InputError: it was not written by one of these, which write at least one row, or is damaged.
+        InputError: smartbatch did not write it, or it is damaged.
     """
 
     def refusal(what: str) -> InputError:
@@ -261,8 +257,7 @@ def read_table(
 
 
 def _answer_places(names: tuple[str, ...], keyed: bool) -> tuple[int, int] | None:
-    """Return where the columns of :data:`FIRST` begin, and those of :data:`LAST`; ``None`` where they are not
-    there."""
+    """Return where the columns of :data:`FIRST` and :data:`LAST` begin; ``None`` if they are missing."""
     bases = [_base(name) for name in names]
     has_key = keyed or bases[-1:] == ["key"]
     after = [name for name in LAST if has_key or name != "key"]
@@ -282,7 +277,7 @@ def _line(fields: Mapping[str, Any], first: int, last: int) -> Line:
     """Return the line of a row.
 
     Raises:
-        ValueError: its index or its sample is no number.
+        ValueError: its index or its sample is not a number.
     """
     names = list(fields)
     own = {name: fields[name] for name in names[:first]}

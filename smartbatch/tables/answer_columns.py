@@ -77,7 +77,6 @@ def fits(table: Any, results: Sequence[Result[Any]]) -> bool:
 
 
 def _is_unknown(usage: Usage) -> bool:
-    """Whether no token is known of a request that may have used some."""
     return usage.unknown and not usage.total_tokens
 
 

@@ -132,7 +132,7 @@ def fitted(value: Any, shape: Shape) -> Any:
 
 @contextmanager
 def _extra(name: str) -> Iterator[None]:
-    """Raise ConfigError for an import that fails in the block, with the extra that has it."""
+    """Turn an ImportError in the block into a ConfigError that names the extra to install."""
     try:
         yield
     except ImportError as missing:

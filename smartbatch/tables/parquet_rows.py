@@ -111,7 +111,6 @@ def _row(number: int, fields: dict[str, Any]) -> ParsedRow:
 
 
 def _column(kinds: Any, column: Any) -> list[Any]:
-    """Return the values of a column as JSON has them."""
     if kinds.is_dictionary(column.type):
         places = column.indices.to_pylist()
         used = set(places) - {None}
@@ -132,7 +131,7 @@ def _is_string(kinds: Any, kind: Any) -> bool:
 
 
 def _as_json(value: Any) -> Any:
-    """Return a value as JSON has it: no number that is none, bytes as text or in base 64, moments as text."""
+    """Return a value that JSON can hold: NaN as null, bytes as text or base 64, times as text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, bytes):
@@ -277,7 +276,7 @@ def _page_headers(file: IO[bytes], column: dict[int, Any]) -> Iterator[dict[int,
 
 
 class _Compact:
-    """Reads values of Thrift's compact protocol: whole numbers, structs and lists; the rest is ``None``."""
+    """Reads whole numbers, structs and lists of Thrift's compact protocol; other values become ``None``."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data

@@ -135,7 +135,7 @@ def outcome_fields(result: Result, model: str) -> dict[str, Any]:
 
 
 def _usage_fields(usage: Usage) -> dict[str, Any]:
-    """Return the tokens of a line; ``null`` if none is known, and marked if not all were reported."""
+    """Return the tokens of a line: ``null`` if none is known, and marked if some were not reported."""
     tokens: dict[str, Any] = dict(zip(_TOKENS, _tokens_of(usage), strict=True))
     if usage.unknown and not usage.total_tokens:
         tokens = dict.fromkeys(_TOKENS)
@@ -210,10 +210,10 @@ class _Columns:
 
 
 def _vector(numbers: list[Any], *, certain: bool) -> Any:
-    """Return a list as the vector that it was before JSON, which has no 32-bit numbers, had it.
+    """Return a list as the 32-bit vector that it was before it was written as JSON.
 
     Args:
-        certain: it was one. Else, as in a table that is read back, it was where its numbers have 32 bits.
+        certain: it was a vector; if false, it is one only if its numbers fit 32 bits.
     """
     if certain:
         return array("f")
@@ -229,7 +229,6 @@ def _join(shapes: dict[str, Shape], fields: Mapping[str, Any]) -> None:
 
 
 def _input_of(line: Line) -> dict[str, Any]:
-    """Return the columns of a line's input."""
     return {column_name(name): value for name, value in (line.get("input") or {}).items()}
 
 
@@ -286,7 +285,7 @@ def write_table(
 
 
 def _escaped(cell: str) -> str:
-    """Return a cell that no spreadsheet takes for a formula; numbers stay as they are."""
+    """Return a cell that no spreadsheet reads as a formula; numbers are unchanged."""
     if not cell.startswith(_FORMULA_STARTS) or _NUMBER_CELL.fullmatch(cell) is not None:
         return cell
     return f"'{cell}"

@@ -199,11 +199,7 @@ def json_rows(file: IO[bytes]) -> Iterator[ParsedRow]:
 
 
 class _JsonText:
-    """The text of a JSON array, of which a value and the block after it are held.
-
-    Attributes:
-        line: one-based, of the next character.
-    """
+    """The text of a JSON array; only one value and the block after it are held in memory."""
 
     def __init__(self, file: io.TextIOWrapper) -> None:
         self._file = file
@@ -257,7 +253,7 @@ class _JsonText:
 
 
 def _array_rows(text: _JsonText) -> Iterator[ParsedRow]:
-    """Yield the objects of an array; what is no valid JSON ends it."""
+    """Yield the objects of an array; invalid JSON ends it."""
     if text.next() != "[":
         yield BadRow(text.line, "not a JSON array of objects; one object a line is --format jsonl")
         return
@@ -375,7 +371,6 @@ def _bounded(text: io.TextIOWrapper) -> Iterator[str]:
 
 
 def _sample(lines: Iterator[str]) -> list[str]:
-    """Return the first lines, without reading far."""
     sample: list[str] = []
     size = 0
     for line in islice(lines, _SAMPLE_LINES):
@@ -387,16 +382,18 @@ def _sample(lines: Iterator[str]) -> list[str]:
 
 
 def _detected(sample: Sequence[str], usual: str) -> str:
-    """Return the delimiter that cuts the first lines into most columns, with as many cells in all rows, or
-    else in half of them, as in the header. Of equals, and if none fits, the usual one counts."""
+    """Return the delimiter that splits the first lines into most columns, with the same number of cells in
+    all rows, or else in at least half of them. Ties, and files that none fits, get the usual one.
+    """
     candidates = [usual, *(each for each in DELIMITERS.values() if each != usual)]
     fits = {each: _fit(sample, each) for each in candidates}
     return max(candidates, key=fits.__getitem__)
 
 
 def _fit(sample: Sequence[str], delimiter: str) -> tuple[bool, int]:
-    """Return whether all rows have as many cells as the header, and how many those are; 0 if they are one,
-    or fewer than half of the rows have as many."""
+    """Return whether all rows have as many cells as the header, and that number; 0 if there is one column, or
+    fewer than half of the rows match.
+    """
     records = csv.reader(iter(sample), strict=True, delimiter=delimiter)
     sizes: list[int] = []
     with suppress(csv.Error):  # perhaps only the sample ends within quotes

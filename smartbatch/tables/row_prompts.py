@@ -109,7 +109,7 @@ def fill(parts: Iterable[Part], fields: Mapping[str, Any]) -> str:
 
 
 def _formatted(value: Any, spec: str) -> str:
-    """Return a value in a format. Text is read as the number or the ISO date that the format is for.
+    """Return a formatted value. Strings are read as the number or ISO date that the format needs.
 
     Raises:
         TypeError, ValueError, OverflowError: the value does not fit the format.
@@ -134,7 +134,7 @@ def _formatted(value: Any, spec: str) -> str:
 
 
 def _is_numeric(spec: str) -> bool:
-    """Whether a format is for numbers: it has a type, a sign, a grouping or leading zeros of theirs."""
+    """Whether a format is for numbers: it has a numeric type, a sign, a grouping or leading zeros."""
     found = _SPEC.fullmatch(spec)
     if found is None or found["type"] == "s":
         return False
@@ -272,10 +272,10 @@ class RowPrompts:
 
 
 def _only_text(row: Mapping[str, Any]) -> str:
-    """Return the field that is the prompt of a row if nobody says which.
+    """Return the prompt field of a row if none was given.
 
     Raises:
-        BadField: it is unclear.
+        BadField: it is ambiguous.
     """
     for name in ("prompt", "messages"):
         if name in row:
@@ -292,10 +292,10 @@ def _only_text(row: Mapping[str, Any]) -> str:
 
 
 def _chat_of(text: str, name: str) -> Any:
-    """Return the chat that a text is as JSON; every other text as it is.
+    """Return the chat that a string contains as JSON; any other string as it is.
 
     Raises:
-        BadField: the text begins as a chat does, but is not one.
+        BadField: the string begins like a chat but is not one.
     """
     if not text.lstrip().startswith(("[", "{")):
         return text

@@ -111,7 +111,6 @@ class RowSource:
             self._reader = partial(csv_rows, delimiter=delimiter)
 
     def _find_format(self, stream: bool) -> None:
-        """Look at how a stream begins; unpack what has to be read here and there."""
         if not self.format and not stream:
             *others, last = (f".{name}" for name in READERS)
             raise InputError(
@@ -169,7 +168,7 @@ class RowSource:
                 self.places.append(self._file.tell())
 
     def _guarded(self, reader: Callable[[IO[bytes]], Iterator[_Read]], place: int = 0) -> Iterator[_Read]:
-        """Read the file from a place on, with errors that name it."""
+        """Read the file from a position on; errors name the file."""
         try:
             self._file.seek(place)
             yield from reader(decompressed(self._file, self._compression))
@@ -179,7 +178,6 @@ class RowSource:
 
 
 def _format_of(file: IO[bytes]) -> Iterator[str]:
-    """Yield the format of a stream, by how it begins."""
     first = next((line for _, line in lines(file) if line is None or line.strip()), None)
     begins = (first or b"").lstrip()
     yield "parquet" if begins.startswith(_PARQUET_MAGIC) else "jsonl" if begins.startswith(b"{") else "txt"
@@ -245,11 +243,11 @@ def decompressed(file: IO[bytes], compression: str) -> IO[bytes]:
 
 
 class _Bounded(io.RawIOBase):
-    """The content of a compressed file of ``packed`` bytes, as long as that is not out of all proportion.
+    """The content of a compressed file of ``packed`` bytes, within reasonable proportions.
 
-    Reading takes time for each byte, and each line may be a row that is remembered.
+    Reading takes time per byte, and each line may be a row that is kept in memory.
 
-    Raises, as it is read:
+    Raises, while it is read:
         OSError: the content has too many bytes or lines.
     """
 
@@ -281,8 +279,9 @@ class _Bounded(io.RawIOBase):
 
 
 class _ZstandardFile(io.RawIOBase):
-    """The content of Zstandard frames. That the stream ends within a frame is an error here; the readers of
-    ``zstandard`` itself take it for the end."""
+    """The content of Zstandard frames. A stream that ends within a frame is an error here; the readers of
+    ``zstandard`` take that for the end.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

@@ -106,7 +106,7 @@ def test_the_same_line_again_asks_nothing(calls: Any, capfd: pytest.CaptureFixtu
     assert run() == 0
     assert calls.asked == []
     assert Path("out.jsonl").read_bytes() == before
-    assert "5 already answered, not asked again" in capfd.readouterr().err
+    assert "(5 more were answered before)." in capfd.readouterr().err
 
 
 @pytest.mark.full

@@ -106,7 +106,7 @@ def test_the_cost_counts_answers_that_the_reader_did_not_wait_for(
     with sqlite3.connect("own.db") as db:
         ((paid,),) = db.execute("SELECT cost FROM job").fetchall()
     assert paid > 0
-    assert re.findall(r"^cost +(\$[\d.]+)", said, re.MULTILINE) == [money(paid)]
+    assert re.findall(r"^Cost: (\$[\d.]*\d)", said, re.MULTILINE) == [money(paid)]
 
 
 # -- memory --------------------------------------------------------------------------------------------------

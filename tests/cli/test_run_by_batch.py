@@ -85,7 +85,7 @@ def test_the_same_line_again_asks_nothing(capfd: pytest.CaptureFixture[str]) -> 
     assert run("-o", "out.jsonl") == 0
     assert Path("out.jsonl").read_bytes() == before
     assert len(jobs()) == 1
-    assert "20 already answered, not asked again" in capfd.readouterr().err
+    assert "0 answered (20 more were answered before)." in capfd.readouterr().err
 
 
 @pytest.mark.full

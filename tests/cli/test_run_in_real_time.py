@@ -152,7 +152,7 @@ def test_nobody_else_pays_for_a_run_that_was_killed(calls: Any, capfd: pytest.Ca
         asked = child.begun(7)
         said = child.printed(b"goes on").decode()
         assert child.process.wait() == 0
-    assert f"job {job.id}: goes on; 3 of 10 rows have their results" in said
+    assert f"Job {job.id}: continues; 3 of 10 rows have results." in said
     assert Counter(asked) == Counter(expected[3:])
     assert [row["input"]["prompt"] for row in written()] == expected
     assert stored_jobs() == []
@@ -221,7 +221,7 @@ def test_a_named_job_of_a_run_is_resumed_and_its_line_writes_what_came(
     os.close(leave)
     os.close(leave_there)
     assert [row["input"]["prompt"] for row in written()] == expected
-    assert "had ended before; its answers are taken from the store" in capfd.readouterr().err
+    assert "finished before; its answers are read from the store." in capfd.readouterr().err
 
 
 @pytest.mark.full
@@ -273,9 +273,7 @@ def test_another_input_for_the_output_drops_what_was_left(
     assert sorted(calls.asked) == better
     (old,) = stored_jobs()
     assert (old.succeeded, old.cancelled) == (3, 7)
-    assert (
-        f"job {old.id}: 7 rows that were not answered are dropped from it: another" in capfd.readouterr().err
-    )
+    assert f"Job {old.id}: 7 unanswered rows dropped: another" in capfd.readouterr().err
 
 
 @pytest.mark.full
@@ -300,9 +298,7 @@ def test_the_rest_of_a_run_in_real_time_can_go_by_batch(
         assert emu.ledger.paid_twice(excluding_lost=True) == []
     assert [row["input"]["prompt"] for row in written()] == expected
     assert [(job.total, job.succeeded) for job in stored_jobs()] == [(24, 24)]
-    assert (
-        "24 rows that were not answered are dropped from it: the rest goes by batch" in capfd.readouterr().err
-    )
+    assert "24 unanswered rows dropped: the rest is sent as a batch now." in capfd.readouterr().err
 
 
 @pytest.mark.full

@@ -104,9 +104,9 @@ def test_the_choice_and_its_reason_are_told_first_and_scored_last(
     first, _, faster, job = printed.splitlines()[:4]
     assert first.startswith("Sending 3 in real time and 27 as a batch: usually done in ")
     assert faster == "For a faster run, use --strategy individual."
-    assert job.startswith("job job-")
-    assert "30 rows are stored; the first 3 are asked at once, the others go by batch" in printed
-    assert re.search(r"^Took [\d.]+ s \(expected up to [\d.]+ h\)\.$", printed, re.MULTILINE)
+    assert job.startswith("Job job-")
+    assert "30 rows stored. If this command is interrupted, run it again to continue." in printed
+    assert re.search(r"^Took [\d.]+ \w+ \(expected up to [\d.]+ h\)\.$", printed, re.MULTILINE)
     cost = r"^Cost: \$[\d.]+; the same tokens would have cost \$[\d.]+ in real time or \$[\d.]+ as a batch\.$"
     assert re.search(cost, printed, re.MULTILINE)
     assert re.search(r"^Met the deadline with [\d.]+ h to spare\.$", printed, re.MULTILINE)
@@ -232,7 +232,7 @@ def test_a_hybrid_run_that_was_killed_goes_on_and_pays_nothing_twice(
         assert emu.ledger.paid_twice(excluding_lost=False) == []
     assert [row["input"]["prompt"] for row in written()] == expected
     printed = capfd.readouterr().err
-    assert f"job {job.id}: goes on; " in printed
+    assert f"Job {job.id}: continues; " in printed
     assert "Sending" not in printed  # the route was chosen then
 
 
@@ -260,7 +260,7 @@ def test_new_rows_get_a_choice_of_their_own(
         assert emu.ledger.paid_twice(excluding_lost=True) == []
     assert [row["input"]["prompt"] for row in written()] == expected
     printed = capfd.readouterr().err
-    assert "goes on; 3 of 8 rows have their results" in printed
+    assert "continues; 3 of 8 rows have results." in printed
     assert "\nSending as a batch: " in printed
     assert [job.total for job in stored_jobs()] == [22]
     assert "expected up to" not in printed  # time and cost of both jobs say nothing about the choice for one

@@ -48,7 +48,7 @@ def test_a_list_has_a_report_with_its_decision_and_the_alternatives(
     ), cost
     assert "Routes not taken were not measured" in cost
     assert "accepted" in words_of(page, "time")
-    assert "Incidents are kept with jobs" in words_of(page, "incidents")
+    assert "Incidents are stored with jobs" in words_of(page, "incidents")
     assert "secret" not in page
     report.save(tmp_path / "list.html")
     assert (tmp_path / "list.html").read_text("utf-8") == page

@@ -31,9 +31,7 @@ def test_a_list_that_goes_by_batch_says_so_at_once(
     client = client_of(Remote(clock), store=str(tmp_path / "jobs.db"))
     assert client.generate(PROMPTS, strategy="batch", key=key).succeeded == 30
     [told] = messages(caplog)
-    assert told.startswith(
-        "remote:default: sent 30 requests by batch. Half of such lists are answered within "
-    )
+    assert told.startswith("remote:default: sent 30 requests as a batch: usually done in ")
     job = client.jobs()[0]
     again = f"smartbatch.job({job.id!r}).results()" if key is None else "the same call with key='labels'"
     assert f"The process may exit; {again} returns the answers" in told

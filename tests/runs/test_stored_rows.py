@@ -99,7 +99,7 @@ def test_a_run_that_ended_early_goes_on_with_what_is_left(runs: Runs) -> None:
     rest = runs.answers(PROMPTS, strategy="individual", written=frozenset(begun))
     assert sorted([*begun, *rest]) == list(range(12))
     assert sorted(runs.remote.asked) == sorted(PROMPTS)
-    assert any("goes on" in line for line in runs.said)
+    assert any("continues; " in line for line in runs.said)
 
 
 def test_of_an_input_that_grew_only_the_new_rows_are_sent(runs: Runs) -> None:
@@ -114,4 +114,4 @@ def test_rows_that_wait_for_real_time_go_by_batch_where_that_is_wanted(runs: Run
     rest = runs.answers(PROMPTS, strategy="batch", written=frozenset(begun))
     assert sorted([*begun, *rest]) == list(range(12))
     assert sum(runs.batches) + len(runs.remote.asked) == 12
-    assert any("the rest goes by batch now" in line for line in runs.said)
+    assert any("the rest is sent as a batch now" in line for line in runs.said)
