@@ -30,7 +30,7 @@ from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed, ConfigError, InputError
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Mode, Progress
-from smartbatch.runs.followed_jobs import GRACE
+from smartbatch.runs.followed_jobs import GRACE_SECONDS
 from smartbatch.runs.output_file import OutputChanged, OutputFile, Recovered
 from smartbatch.runs.output_lines import encode
 from smartbatch.runs.row_keys import KeyedRow, RowKeys
@@ -89,9 +89,9 @@ class JobRun:
                 if not self._stopped():
                     raise
             except Exception:
-                self._client.stop(GRACE)
+                self._client.stop(GRACE_SECONDS)
                 raise
-            self._client.stop(GRACE)
+            self._client.stop(GRACE_SECONDS)
         return self._interrupts.caught
 
     def _follow(self, write: Write) -> None:
@@ -137,7 +137,7 @@ class JobRun:
             return
         if any(one.realtime for one in self.rows.live):
             note(
-                f"interrupted: calls in progress have {GRACE:.0f} s to complete; interrupt again to stop now"
+                f"interrupted: calls in progress have {GRACE_SECONDS:.0f} s to complete; interrupt again to stop now"
             )
         else:
             note("interrupted: nothing is lost; submitted batches continue at the provider")
