@@ -137,7 +137,8 @@ class JobRun:
             return
         if any(one.realtime for one in self.rows.live):
             note(
-                f"interrupted: calls in progress have {GRACE_SECONDS:.0f} s to complete; interrupt again to stop now"
+                f"interrupted: calls in progress have {GRACE_SECONDS:.0f} s to complete; interrupt again "
+                "to stop now"
             )
         else:
             note("interrupted: nothing is lost; submitted batches continue at the provider")
