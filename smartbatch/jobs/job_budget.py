@@ -133,11 +133,13 @@ def bill(store: SqlStore, job_id: str) -> JobBill:
 def exceeded(row: JobRow, count: int, least: float) -> BudgetExceeded:
     """Return the error of ``count`` requests that are not sent; ``least`` is the maximum cost of the cheapest
     one, in USD."""
-    several = f"{count:,} requests were not sent: the cheapest of them" if count > 1 else "not sent: it"
+    several = (
+        f"{count:,} requests were not sent: the cheapest" if count > 1 else "the request was not sent: it"
+    )
     left = max(0.0, remaining_budget(row))
     return BudgetExceeded(
-        f"{several} could cost up to {money(least)}, and {money(left)} are left of the "
-        f"job's budget of {row.policy.budget:g} USD; raise the budget and submit what was not answered again"
+        f"{several} could cost up to {money(least)}, and {money(left)} is left of the job's budget of "
+        f"{money(row.policy.budget)}; raise the budget and submit the unanswered requests again"
     )
 
 
@@ -146,7 +148,7 @@ def has_batches(store: SqlStore, job_id: str) -> bool:
     return bool(store.shards.of_job(job_id, states=OPEN_SHARDS))
 
 
-# -- shards --------------------------------------------------------------------------------------------------
+# -- planning ------------------------------------------------------------------------------------------------
 
 
 def is_under_way(store: SqlStore, row: JobRow) -> bool:

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 from attrs import asdict, define, field, frozen
 
@@ -25,7 +25,7 @@ from smartbatch.errors import (
     StoreError,
     WrongProcess,
 )
-from smartbatch.events import AnswersLost, Event
+from smartbatch.events import AnswersLost, Event, StoreUnavailable
 from smartbatch.jobs.job_budget import (
     TINY_USD,
     JobBudget,
@@ -392,8 +392,23 @@ class UnstoredAnswers:
     awaited: int  # requests in flight whose answers are still to come
     reason: str  # why they are not stored
 
+    @classmethod
+    def of(cls, unstored: Sequence[Verdict], in_flight: int, reason: str) -> Self:
+        """Return the answers among ``unstored`` verdicts; ``in_flight`` includes their items."""
+        answers = [verdict.ended_with for verdict in unstored if verdict.is_answer]
+        cost = sum(result.cost or 0.0 for result in answers)
+        return cls(len(answers), cost, max(0, in_flight - len(unstored)), reason)
+
     def __bool__(self) -> bool:
         return bool(self.answers or self.awaited)
+
+    def report_delay(self, tell: Callable[[Event], object], now: float) -> None:
+        """Publish and log that they are kept in memory, even if logging is off."""
+        tell(StoreUnavailable(at=now, reason=self.reason, unstored=self.answers))
+        logs.alarm(
+            f"{self.reason}. Nothing more is sent until the answers that arrived are stored: "
+            f"{self.answers:,} are in memory, and {self.awaited:,} requests were in flight"
+        )
 
     def report_loss(self, tell: Callable[[Event], object], now: float) -> None:
         """Publish and log that they are lost, even if logging is off: they are paid for."""

@@ -21,7 +21,7 @@ from smartbatch._clock import Monitor
 from smartbatch.core.limits.cooldown import backoff
 from smartbatch.core.preparation.fingerprint import remember
 from smartbatch.errors import ClientClosed, RequestCancelled, StoreError
-from smartbatch.events import StoreAvailable, StoreUnavailable
+from smartbatch.events import StoreAvailable
 from smartbatch.jobs.job_budget import JobBudget, has_batches
 from smartbatch.jobs.payload import decode_params, decode_request, item_id
 from smartbatch.jobs.realtime_items import (
@@ -47,7 +47,6 @@ from smartbatch.jobs.records import (
 )
 from smartbatch.jobs.threads import OwnThreads, wait_while
 from smartbatch.jobs.wiring import JobRuntime
-from smartbatch.observe import logs
 from smartbatch.types import Result
 
 MAX_STORE_PAUSE_SECONDS = 10.0
@@ -235,11 +234,8 @@ class RealtimeRunner:
     def _unstored_locked(self) -> UnstoredAnswers:
         unstored = [verdict for group in self._unstored.values() for _, verdict in group]
         unstored += [verdict for _, _, verdict in self._verdicts]
-        answers = [verdict.ended_with for verdict in unstored if verdict.is_answer]
         reason = self._health.problem or "the store did not answer in time"
-        cost = sum(result.cost or 0.0 for result in answers)
-        awaited = max(0, self._turns.under_way.total() - len(unstored))
-        return UnstoredAnswers(len(answers), cost, awaited, reason)
+        return UnstoredAnswers.of(unstored, self._turns.under_way.total(), reason)
 
     # -- claiming --------------------------------------------------------------------------------------------
 
@@ -473,13 +469,7 @@ class RealtimeRunner:
         if first:
             self._wiring.report(job.lease.job_id, error)
         if problem is not None and before is None:
-            self._runtime.tell(
-                StoreUnavailable(at=self._clock.now(), reason=problem, unstored=unstored.answers)
-            )
-            logs.alarm(
-                f"{problem}. Nothing more is sent until the answers that arrived are stored: "
-                f"{unstored.answers:,} are in memory, and {unstored.awaited:,} requests were in flight"
-            )
+            unstored.report_delay(self._runtime.tell, self._clock.now())
         if problem is not None:
             self._recall_all()
 
