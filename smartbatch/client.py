@@ -148,7 +148,7 @@ class BatchingClient:
 
     def __del__(self) -> None:
         """Finish what is pending and stop, on another thread."""
-        if hasattr(self, "_states"):  # else the settings were refused
+        if hasattr(self, "_states"):  # else the settings were rejected
             forget(self._states)
 
     # -- requests --------------------------------------------------------------------------------------------
@@ -523,7 +523,7 @@ class BatchingClient:
         """
         return batches_of(self.config, self._settings.model, Kind(kind))[0] is not None
 
-    # -- life ------------------------------------------------------------------------------------------------
+    # -- lifecycle -------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
         """Start the threads, also after a stop. Starting twice is fine."""
@@ -586,7 +586,7 @@ class BatchingClient:
         """Send requests that wait in windows now."""
         self._running.stored.flush()
 
-    # -- looking ---------------------------------------------------------------------------------------------
+    # -- status ----------------------------------------------------------------------------------------------
 
     @property
     def config(self) -> BatchingConfig:

@@ -122,7 +122,7 @@ class Price:
 
     def __attrs_post_init__(self) -> None:
         if (self.flex_input is None) is not (self.flex_output is None):
-            raise ConfigError("price flex_input and flex_output are given together, or neither")
+            raise ConfigError("prices flex_input and flex_output must be given together")
 
     @classmethod
     def parse(cls, model: str, table: Price | Mapping[str, Any]) -> Price:
@@ -136,7 +136,7 @@ class Price:
         known = [a.name for a in fields(cls)]
         if not isinstance(table, Mapping) or not {"input", "output"} <= set(table) <= set(known):
             others = ", ".join(known[2:])
-            raise ConfigError(f"prices[{model!r}] must have input and output, may have {others}")
+            raise ConfigError(f"prices[{model!r}] needs input and output; optional are {others}")
         try:
             return cls(**table)
         except ConfigError as error:
@@ -264,8 +264,9 @@ class PriceBook:
             if self.rates(provider, model, wall, processing) is None:
                 where = " in batches" if processing == "batch" else ""
                 raise ConfigError(
-                    f"a budget is set, but the price of {label}{where} is unknown, so it could not be kept: "
-                    "give a price under prices, or set allow_unknown_price"
+                    f"a budget is set, but the price of {label}{where} is unknown, so the budget "
+                    "cannot be enforced: "
+                    "add its price to prices, or set allow_unknown_price"
                 )
 
 
@@ -280,7 +281,7 @@ def listed_models(provider: str) -> tuple[str, ...]:
         found = snapshot.find_provider(None, provider, None)
     except LookupError:
         return ()
-    # Google's other cloud sells models of Anthropic, which its Gemini API does not serve
+    # Google Cloud also sells Anthropic's models, which the Gemini API does not serve
     foreign = "claude" if found.id == "google" else "\0"
     return tuple(model.id for model in found.models if not model.id.startswith(foreign))
 
@@ -298,7 +299,7 @@ def _card_of(price: Price, processing: Processing) -> RateCard | None:
     cached = entry if price.cached_input is None else price.cached_input
     if processing != "standard":
         cached = min(cached, entry)
-    # what a write costs more than other input, it costs more in each way of processing
+    # a cache write costs the same multiple of input in each kind of processing
     written = entry if price.cache_write is None else price.cache_write * _share_of(entry, price.input)
     longer = written if price.cache_write_1h is None else price.cache_write_1h * _share_of(entry, price.input)
     usd = (entry, cached, output, output, written, longer)
@@ -317,7 +318,9 @@ def _bundled(provider: str, model: str, wall: float, processing: Processing) -> 
     if table is None:
         return _found(provider, model, wall, processing)
     # 2. An earlier process stored the prices of this very table, and they are still valid.
-    with suppress(TypeError, KeyError, ValueError, AttributeError):  # of another version of this library
+    with suppress(
+        TypeError, KeyError, ValueError, AttributeError
+    ):  # written by another version of this library
         return _card_kept(_read_kept(table)[name][processing], wall)
     # 3. Import the table, and store its prices of the model.
     cards = {each: _found(provider, model, wall, each) for each in get_args(Processing)}
@@ -395,9 +398,9 @@ def _found(provider: str, model: str, wall: float, processing: Processing) -> Ra
     if own.rates != standard.rates:
         return own.card
     shares = BATCH_SHARES.get(standard.provider)
-    if processing == "flex" or shares is None:  # not every model has the tier: no discount holds for all
+    if processing == "flex" or shares is None:  # not every model has the tier, so no discount applies to all
         return None
-    # rates of its own may begin at a date, so it is asked again when they could
+    # the model may get rates of its own at some date: ask again then
     return evolve(_cheaper(standard.card, *shares), valid_until=own.card.valid_until)
 
 
@@ -458,7 +461,7 @@ def _listed(provider: str, model: str, wall: float, context: dict[str, str] | No
         return None
     price = found.model_price
     if price.input_mtok is None and price.output_mtok is None and price.requests_kcount is None:
-        return None  # models paid by the hour or the page
+        return None  # models priced by the hour or the page
     valid_until = _next_change(found.model, wall, variants=context is not None)
     source = f"genai-prices {genai_prices.__version__}"
     bands = _bands(price)

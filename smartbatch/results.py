@@ -194,10 +194,10 @@ class ResultList(list[Result[T]]):
             ValueError: these are not the results of one client call; for a job, use ``job.report()``.
         """
         if self.reporter is None:
-            raise ValueError("only a list that a client returned has a report, and a job: job.report()")
+            raise ValueError("only the results of one client call have a report; for a job, use job.report()")
         return self.reporter(self)
 
-    # -- as tables: one row a request ------------------------------------------------------------------------
+    # -- as tables: one row per request ----------------------------------------------------------------------
 
     def to_table(self, table: Any = None) -> Any:
         """Return the table the prompts came from, as the same type, with the answers added as columns.
@@ -253,7 +253,7 @@ class ResultList(list[Result[T]]):
 
     def _repr_html_(self) -> str:
         from smartbatch.views.html import notebook
-        from smartbatch.views.model import DataTable, Section, View  # late: most programs are no notebooks
+        from smartbatch.views.model import DataTable, Section, View  # late: few programs are notebooks
 
         places: list[int | None] = list(range(len(self)))
         if len(self) > 2 * SHOWN + 1:
@@ -412,9 +412,9 @@ def as_interrupted(error: KeyboardInterrupt, results: ResultList | None = None) 
         found = found.__context__
     if found is None and results is not None:
         all_of_them = results
-        found = Interrupted("interrupted; every result had come: .results has them", lambda: all_of_them)
+        found = Interrupted("interrupted; all results had arrived: .results has them", lambda: all_of_them)
     elif found is None:
-        found = Interrupted("interrupted before a result was waited for")
+        found = Interrupted("interrupted before any result was awaited")
     found.__context__ = None
     return found.with_traceback(None)
 

@@ -199,11 +199,11 @@ def paused(*, store: str | None = None) -> list[Pause]:
 
 
 def _stored(store: str | None) -> StoredJobs:
-    from smartbatch.jobs.store import resolved_place  # late: most programs have no job
+    from smartbatch.jobs.store import resolved_place  # late: most programs have no jobs
     from smartbatch.stored_jobs import StoredJobs
 
     config = BatchingConfig.load(store=store)
-    # one that is not named in full is another one after ``os.chdir``
+    # a relative path means another store after ``os.chdir``
     meant: dict[str, Any] = {"store": resolved_place(config.store)}
     config = evolve(config, **meant)
     stored = next((one for one in _known if one.config == config), None)
