@@ -116,11 +116,11 @@ def rescue_late_job(step: Step, deadline: float, shards: Sequence[ShardRow]) -> 
     pending = [shard for shard in shards if shard.state in OPEN_SHARDS]
     if not pending:
         return math.inf
-    leave_at = min(poll.leave_at(step, shard) for shard in pending)
+    abandon_at = min(poll.abandon_at(step, shard) for shard in pending)
     # 2. a batch was cancelled and is still running when its requests must be sent in real time: poll it once
     # more, then abandon it
     for shard in pending:
-        if step.wall >= poll.leave_at(step, shard):
+        if step.wall >= poll.abandon_at(step, shard):
             poll.poll(step.for_model(shard.model), shard)
             return step.wall
     decision = _decision(step, deadline, pending)
@@ -136,7 +136,7 @@ def rescue_late_job(step: Step, deadline: float, shards: Sequence[ShardRow]) -> 
     if decision.take_back:
         return step.wall
     # 5. nothing is late yet: check again when something could be
-    return min(step.wall + decision.wait, leave_at)
+    return min(step.wall + decision.wait, abandon_at)
 
 
 def _decision(step: Step, deadline: float, pending: Sequence[ShardRow]) -> Rescue:

@@ -148,7 +148,7 @@ def _by_model(step: Step, items: Sequence[OpenItem]) -> dict[str, Sequence[OpenI
 
 def _plan_model(step: Step, items: Sequence[OpenItem], costs: Mapping[int, float]) -> bool:
     """Store shards for items of one model; return false if the job's budget ran out meanwhile."""
-    abilities, server = step.api.abilities, refusals.limits_met(step)
+    abilities, server = step.api.abilities, refusals.server_limits(step)
     most = min(
         step.policy.max_requests or step.limits.max_requests,
         abilities.max_requests,
@@ -219,7 +219,7 @@ def begin(step: Step, shard: ShardRow) -> ShardRow:
 
     A shard that exceeds a limit discovered since it was cut is cut again.
     """
-    if refusals.is_above_limits(step, shard):
+    if refusals.exceeds_limits(step, shard):
         return step.discard(shard, refusals.OVER_LIMIT_NOTE)
     remote = evolve(shard.remote, omitted=step.api.omitted(model=step.model))
     if not step.api.abilities.files:
@@ -293,7 +293,7 @@ def _spool(step: Step, shard: ShardRow) -> Path:
 def submit(step: Step, shard: ShardRow) -> ShardRow:
     """``READY``: send the one create."""
     # 1. it exceeds a limit that was discovered since it was cut: cut it again
-    if refusals.is_above_limits(step, shard):
+    if refusals.exceeds_limits(step, shard):
         return step.discard(shard, refusals.OVER_LIMIT_NOTE)
     # 2. the quota of enqueued tokens has no room: wait
     wait = refusals.quota_wait(step, shard)

@@ -100,10 +100,10 @@ def find_orphans(step: Step, batches: Sequence[RemoteBatch]) -> None:
 
 def is_watched(step: Step, shard: ShardRow) -> bool:
     """Whether a batch of a dead shard may still appear: its create may have been sent recently."""
-    return shard.uncertain_since is not None and is_young(step, shard)
+    return shard.uncertain_since is not None and died_recently(step, shard)
 
 
-def is_young(step: Step, shard: ShardRow) -> bool:
+def died_recently(step: Step, shard: ShardRow) -> bool:
     """Whether a dead shard was given up recently, so that a batch of it may still be running."""
     return shard.died_at is not None and step.wall - shard.died_at < step.limits.orphan_watch
 
@@ -189,7 +189,7 @@ def _handle_orphan(step: Step, shard: ShardRow, batch_id: str) -> ShardRow:
             return step.reschedule(shard, step.limits.poll_interval, cancelled=True)
         # 3. it is running although every batch should have ended by now, for example because its cancel is
         # stuck: stop watching. An incident reports it, and its reservation stays
-        if not is_young(step, shard):
+        if not died_recently(step, shard):
             return _stop_watching(step, shard, batch)
         # 4. it is running without a label: it may be foreign, so leave it alone until its results show whose
         # it is

@@ -40,22 +40,22 @@ _VISIBILITY_POLLS = 4  # polls within the time after which a new batch is visibl
 def poll(step: Step, shard: ShardRow) -> ShardRow:
     """``SUBMITTED``: poll the batch."""
     assert shard.batch_id is not None
-    left = step.wall >= leave_at(step, shard)
+    overdue = step.wall >= abandon_at(step, shard)
     # 1. the job was cancelled, the batch takes too long, or an orphan has answered all of its requests:
     # cancel it
-    if not (left or shard.cancelled) and (reason := _reason_to_cancel(step, shard)):
+    if not (overdue or shard.cancelled) and (reason := _reason_to_cancel(step, shard)):
         return cancel(step, shard, reason, rescues=reason == OVERDUE)
     try:
         with step.provider_calls():
             batch = step.api.get(shard.batch_id, step.limits.call_timeout)
     except ProviderError as error:
-        if not left or (step.policy.deadline is None and error.kind in _UNREACHED):
+        if not overdue or (step.policy.deadline is None and error.kind in _UNREACHED):
             raise
         return abandon(step, shard)
     # 2. we cancelled it long ago, and it is not reported as ended: abandon it. A cancel that failed is tried
     # once more first. Without a deadline, wait for a provider that cannot be reached: requests in real time
     # would not reach it either
-    if left and (batch is None or not batch.state.ended):
+    if overdue and (batch is None or not batch.state.ended):
         if batch is not None and not shard.cancelled and step.policy.deadline is None:
             shard = cancel(step, shard, OVERDUE)
             if shard.cancelled or shard.state is not ShardState.SUBMITTED:
@@ -166,7 +166,7 @@ def _reason_to_cancel(step: Step, shard: ShardRow) -> str | None:
     return None
 
 
-def leave_at(step: Step, shard: ShardRow) -> float:
+def abandon_at(step: Step, shard: ShardRow) -> float:
     """Return the Unix seconds at which a batch that we cancelled is abandoned; infinity for never."""
     cancelled_at, deadline = shard.remote.cancel_sent_at, step.policy.deadline
     waits = shard.state is ShardState.SUBMITTED and step.falls_back and not step.job.cancel_requested

@@ -249,7 +249,7 @@ def _classified(
             found.finals.append(end("cancelled", cancelled))
         # 4. the server rejects a parameter that the next batch omits: it goes into a new shard, and this try
         # does not count
-        elif isinstance(error, ParameterRejected) and refusals.is_new(shard, error):
+        elif isinstance(error, ParameterRejected) and refusals.may_have_sent(shard, error):
             found.untried.append(item.ix)
         # 5. it has used up its tries: it fails, with its last error if there is one. A batch that somebody
         # else cancelled does not count as a try

@@ -71,7 +71,7 @@ def sort_out(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow | No
 
 def _without_parameter(step: Step, shard: ShardRow, error: ParameterRejected) -> ShardRow | None:
     # the next batch omits the parameter; if this one did already, the next would be refused in the same way
-    if not is_new(shard, error):
+    if not may_have_sent(shard, error):
         return None
     for item in step.store.shards.items_at(shard.id, [0]).values():
         for name, reason in error.omitted:
@@ -81,7 +81,7 @@ def _without_parameter(step: Step, shard: ShardRow, error: ParameterRejected) ->
     return step.discard(shard, f"the server rejects {names}; its requests are sent again without it")
 
 
-def is_new(shard: ShardRow, error: ParameterRejected) -> bool:
+def may_have_sent(shard: ShardRow, error: ParameterRejected) -> bool:
     """Whether the shard's lines may contain the rejected parameter.
 
     If so, the next batch omits one more parameter, so requests are sent again at most once for each.
@@ -137,14 +137,14 @@ class ServerLimits:
     tokens: float = math.inf
 
 
-def limits_met(step: Step) -> ServerLimits:
+def server_limits(step: Step) -> ServerLimits:
     """Return the limits known for the job's account and model."""
     known = step.store.facts.recall(_limits_key(step))
     return ServerLimits(**known) if isinstance(known, dict) else ServerLimits()
 
 
 def _halve(step: Step, shard: ShardRow, exceeded: Measure) -> None:
-    limits = limits_met(step)
+    limits = server_limits(step)
     sizes = {"requests": shard.size, "bytes": shard.bytes, "tokens": shard.tokens}
     half = max(1, sizes[exceeded] // 2)
     limits = evolve(limits, **{exceeded: min(getattr(limits, exceeded), half)})
@@ -152,9 +152,9 @@ def _halve(step: Step, shard: ShardRow, exceeded: Measure) -> None:
     step.store.facts.remember(_limits_key(step), finite)
 
 
-def is_above_limits(step: Step, shard: ShardRow) -> bool:
+def exceeds_limits(step: Step, shard: ShardRow) -> bool:
     """Whether a shard exceeds a limit discovered since it was cut; a single request never does."""
-    limits = limits_met(step)
+    limits = server_limits(step)
     over = shard.size > limits.requests or shard.bytes > limits.bytes or shard.tokens > limits.tokens
     return shard.size > 1 and over
 

@@ -332,9 +332,8 @@ class FileLocks(OwnerLocks):
             raise self._not_written(error) from None
         try:
             lock_file(lock)
-            ours = (
-                os.fstat(lock).st_ino == os.stat(path).st_ino
-            )  # otherwise another process deleted it meanwhile
+            # another process may have deleted the file meanwhile
+            ours = os.fstat(lock).st_ino == os.stat(path).st_ino
         except OSError:
             ours = False
         if not ours:
