@@ -32,8 +32,6 @@ def request_bytes(
 
 
 class RawClient:
-    """One connection."""
-
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT)
         self._file = self.socket.makefile("rb")
@@ -72,7 +70,6 @@ class RawClient:
         return body
 
     def line(self) -> bytes:
-        """Read one line, with its line end."""
         return self._file.readline()
 
     def rest(self) -> bytes:

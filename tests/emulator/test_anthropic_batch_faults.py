@@ -34,8 +34,6 @@ def test_a_line_can_fail_or_be_missing(fault: str, expected: list, billed: int, 
 
 
 def test_a_line_can_be_doubled_foreign_swapped_without_usage_or_no_json() -> None:
-    """Each as it says, and the lines around it are whole."""
-
     def texts(fault: str) -> list[tuple[str, str]]:
         virtual = one_batch(line_fault=fault)
         sdk = sdk_of(virtual)
@@ -128,7 +126,6 @@ def test_a_lost_create_and_a_cut_download_are_such_on_a_socket(emu: Emulator) ->
 
 
 def test_a_batch_can_be_hidden_from_lists_and_lookups_for_a_while() -> None:
-    """The lag ends; the other way to see it works meanwhile."""
     virtual = one_batch("list_lag", batch_list_lag=60)
     sdk = sdk_of(virtual)
     batch = sdk.messages.batches.create(requests=requests(1)).id
@@ -167,7 +164,6 @@ def test_results_can_be_out_of_reach_or_cut_the_first_time() -> None:
 
 
 def test_a_batch_can_be_stuck_have_an_odd_status_or_ignore_a_cancel() -> None:
-    """An undocumented status is not final; a stuck batch ends when it is cancelled."""
     virtual = one_batch("odd_status", batch_turnaround=100)
     sdk = sdk_of(virtual)
     batch = sdk.messages.batches.create(requests=requests(2)).id

@@ -49,7 +49,6 @@ def test_a_bearer_token_is_a_key_too_and_no_key_is_refused(raw: RawClient) -> No
 
 
 def test_all_counters_but_processing_are_zero_until_the_batch_has_ended() -> None:
-    """Progress is not reported; results are refused before the end."""
     virtual = VirtualService(batch_turnaround=100, batch_validating=10, batch_queueing=10)
     sdk = sdk_of(virtual)
     batch = sdk.messages.batches.create(requests=requests(10)).id
@@ -160,7 +159,6 @@ def test_lists_come_in_pages_from_the_newest_on() -> None:
     ],
 )
 def test_what_is_wrong_with_the_batch_itself_is_refused_at_once(given: Any, message: str) -> None:
-    """And creates nothing."""
     virtual = VirtualService(batch_max_lines=5, batch_max_bytes=3000)
     sdk = sdk_of(virtual)
     found = refusal_of(lambda: sdk.post(ROOT, body=given, cast_to=object))
@@ -192,7 +190,6 @@ def test_errors_of_a_message_are_in_the_results_of_the_batch() -> None:
 
 
 def test_more_tokens_than_may_wait_are_refused_until_others_have_ended() -> None:
-    """With 429, and nothing is created."""
     virtual = VirtualService(batch_turnaround=100, batch_enqueued_tokens=6)
     sdk = sdk_of(virtual)
     sdk.messages.batches.create(requests=requests(4))
@@ -203,7 +200,6 @@ def test_more_tokens_than_may_wait_are_refused_until_others_have_ended() -> None
 
 
 def test_a_prompt_asked_in_a_batch_and_in_real_time_is_paid_twice() -> None:
-    """The ledger knows a prompt whichever way it came."""
     virtual = VirtualService()
     sdk = sdk_of(virtual)
     batch = sdk.messages.batches.create(requests=requests(2)).id

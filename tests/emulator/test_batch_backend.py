@@ -43,7 +43,6 @@ def test_a_batch_goes_from_validation_to_its_end_and_its_counts_grow():
 
 
 def test_a_line_is_billed_exactly_when_it_has_run():
-    """Not earlier, and not only when the batch is polled."""
     world = World(batch_turnaround=100)
     world.create()
     billed = []
@@ -87,7 +86,6 @@ def test_another_key_or_provider_sees_nothing_of_it():
 
 
 def test_ids_are_never_used_again():
-    """Not after a deletion, and not after a reset."""
     world = World()
     seen = set()
     for _ in range(3):
@@ -149,7 +147,6 @@ def test_counts_only_grow_and_add_up_at_any_time(
 
 @given(st.integers(1, 200), st.floats(0, 1e6), st.floats(1e-3, 1e5), st.integers(0, 199))
 def test_a_line_has_run_at_its_own_time(total, created, turnaround, position):
-    """However the division rounds."""
     plan = timeline(EmulatorSettings(), created, turnaround, total, frozenset(), failing=False)
     position %= total
     assert plan.ran(plan.line_at(position)) >= position + 1
@@ -181,7 +178,6 @@ def test_a_batch_can_expire_with_part_or_nothing_done(fault, done):
 
 
 def test_a_cancelled_batch_keeps_what_has_run():
-    """It ends after its cancelling; nothing runs meanwhile."""
     world = World(batch_turnaround=100, batch_cancel_seconds=30)
     name = world.create().id
     assert world.backend.cancel(*ME, name, 50.0).state == "cancelling"
@@ -221,7 +217,6 @@ def test_a_cancel_after_the_end_changes_nothing():
 
 
 def test_a_stuck_batch_never_ends_unless_it_is_cancelled():
-    """Also past its window."""
     world = World(batch_turnaround=10, batch_window=50, batch_faults={"stuck": 1.0, "cancel_completes": 1.0})
     name = world.create().id
     assert world.batch(name, 1e9).state == "running"
@@ -263,7 +258,6 @@ def test_a_batch_above_the_enqueued_tokens_fails_after_its_create():
 
 @pytest.mark.parametrize(("api", "refusal"), [("openai", "early"), ("anthropic", "late"), ("gemini", "late")])
 def test_others_refuse_a_create_above_the_enqueued_tokens(api, refusal):
-    """Nothing is created, so there is nothing that could fail later."""
     world = World(api, batch_turnaround=10, batch_enqueued_tokens=70, batch_enqueued_refusal=refusal)
     world.create()
     with pytest.raises(BatchBackendError) as caught:

@@ -78,7 +78,6 @@ def test_a_fence_comes_too_late_for_a_create_that_has_arrived():
 
 
 def test_a_file_name_used_again_opens_the_fence():
-    """A client that chooses names must not choose one twice."""
     world, file = late_world()
     world.backend.delete_file(*ME, file, 0.0)
     world.backend.put_file("openai", "k", "in", b"", 0.0, identity="chosen")

@@ -28,7 +28,6 @@ def world_of_lines(
 
 
 def test_a_missing_line_is_billed_and_in_no_result():
-    """The ledger knows that asking again is the only way."""
     world, lines = world_of_lines("missing_lines")
     assert 3 not in by_position(lines)
     assert len(lines) == 9
@@ -249,7 +248,6 @@ def test_results_files_can_be_deleted_and_say_what_they_hold():
 
 
 def test_geminis_results_are_in_one_file():
-    """Answers and errors together; a batch that came inline has none."""
     world = World("gemini", batch_faults={"item_error": 1.0})
     file = world.backend.put_file("gemini", "k", "in", b"", 0.0)
     batch = world.ended(file_id=file.id)
@@ -259,7 +257,6 @@ def test_geminis_results_are_in_one_file():
 
 
 def test_a_download_is_the_same_every_time():
-    """Small answers are kept, vectors are made again."""
     world = World()
     call = parse_embeddings(None, {"model": "m", "input": ["some text"] * 3})  # type: ignore[arg-type]
     batch = world.backend.create(*ME, [parse_entry("v", lambda: call, EmulatorSettings()), entry(1)], now=0.0)
@@ -271,7 +268,6 @@ def test_a_download_is_the_same_every_time():
 
 
 def test_without_a_ledger_lines_run_while_their_results_are_read():
-    """The results are the same, and nothing of them is kept."""
     ran: list[str | None] = []
 
     def noted(each: Entry) -> Entry:

@@ -150,7 +150,6 @@ def test_a_prompt_paid_in_a_batch_and_in_real_time_is_paid_twice():
 
 
 def test_two_batches_with_the_same_prompts_are_paid_twice():
-    """An answer that can be fetched is not lost."""
     world = World()
     world.create()
     world.create(now=1.0)
@@ -196,7 +195,6 @@ def test_the_ledger_file_restores_what_happened_to_batches(tmp_path):
 
 
 def test_a_reset_forgets_batches_and_what_they_still_do(tmp_path):
-    """Events of a batch from before are not entered any more."""
     world = World(batch_turnaround=10)
     old = world.create()
     world.ledger.reset()

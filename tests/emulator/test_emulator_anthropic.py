@@ -74,7 +74,6 @@ def test_the_sdk_reads_the_stream_of_the_same_answer(sdk, emu):
 
 
 def test_the_output_ends_at_its_cap_or_at_a_stop_sequence(sdk, emu):
-    """The answer has both reasons, and which sequence it was."""
     emu.configure(answers={PROMPT: "one two STOP three"})
     cut = create(sdk, max_tokens=1)
     assert (cut.content[0].text, cut.stop_reason, cut.usage.output_tokens) == ("one ", "max_tokens", 1)
@@ -84,7 +83,6 @@ def test_the_output_ends_at_its_cap_or_at_a_stop_sequence(sdk, emu):
 
 
 def test_a_schema_is_followed(sdk):
-    """output_config.format makes the answer an instance of the schema."""
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     schema["additionalProperties"] = False
     schema = {"format": {"type": "json_schema", "schema": schema}}
@@ -137,12 +135,10 @@ def test_the_current_version_knows_no_sampling_parameters(raw, name):
     ],
 )
 def test_unsupported_requests_are_refused(raw, asked, part):
-    """Each is a 400 in Anthropic's shape that names the field."""
     assert part in refusal(raw, asked)
 
 
 def test_versions_keys_paths_and_models_are_checked(emu, raw):
-    """Both key headers are taken; everything else has its own error."""
     assert "header is required" in refusal(raw, body(), headers="")
     assert "not a valid version" in refusal(raw, body(), headers="anthropic-version: 2020-01-01\r\n")
     assert refusal(raw, body(), key=None).startswith("401 authentication_error")
@@ -183,7 +179,6 @@ def test_faults_come_in_the_services_own_shapes(sdk, emu, fault, kind, status, t
 
 
 def test_a_refusal_is_a_success_without_content(sdk, emu):
-    """Whole and streamed; the prompt is billed."""
     emu.configure(faults={"refusal": 1.0})
     made = create(sdk)
     assert (made.content, made.stop_reason) == ([], "refusal")
@@ -194,7 +189,6 @@ def test_a_refusal_is_a_success_without_content(sdk, emu):
 
 @pytest.mark.parametrize("fault", sampled(["reset", "reset_before", "hang", "truncated"], keep=1))
 def test_broken_connections_reach_the_sdk_as_such(sdk, emu, fault):
-    """What is lost on the way is lost here too."""
     emu.configure(faults={fault: 1.0})
     with pytest.raises(anthropic.APIConnectionError):
         create(sdk)
@@ -252,7 +246,6 @@ def test_requests_above_a_limit_get_the_time_to_wait(raw, emu):
 
 
 def test_both_apis_share_one_ledger_and_one_limit(emu, sdk, raw):
-    """A client of OpenAI's API meets the same budget of requests."""
     emu.configure(rpm=60, burst=2)
     create(sdk)
     chat = {"model": "m", "messages": messages()}
@@ -277,6 +270,5 @@ def test_a_paced_stream_is_whole_and_booked_as_delivered(emu, raw):
 
 
 def test_half_a_surrogate_pair_is_refused(raw):
-    """As the service does: its texts are UTF-8."""
     asked = b'{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"\\ud800"}]}'
     assert "surrogate" in refusal(raw, asked)

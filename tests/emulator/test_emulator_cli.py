@@ -103,7 +103,6 @@ def test_batches_run_in_a_process_of_their_own(tmp_path):
 
 
 def test_options_become_settings():
-    """Every option reaches the setting of its name."""
     options = (
         "--faults",
         "500=0.1,reset=0.2",
@@ -149,7 +148,6 @@ def test_options_become_settings():
     ],
 )
 def test_bad_settings_end_with_exit_code_2(capsys, options, named):
-    """The message names what is wrong, and nothing is served."""
     assert emulator_command.run(parsed(*options)) == 2
     assert named in capsys.readouterr().err
 
@@ -159,7 +157,6 @@ def test_bad_settings_end_with_exit_code_2(capsys, options, named):
     [["--faults", "x"], ["--outage", "5"], ["--enforce", "hour"], ["--batch-faults", "0.5"]],
 )
 def test_options_that_cannot_be_read_are_bad_usage(capsys, options):
-    """The parser refuses them."""
     with pytest.raises(SystemExit) as caught:
         parsed(*options)
     assert caught.value.code == 2
@@ -169,7 +166,6 @@ def test_options_that_cannot_be_read_are_bad_usage(capsys, options):
     ("line", "said"), [("{", "not JSON"), ('{"prompt": 1}', "'prompt'"), ("[]", "'prompt'")]
 )
 def test_answers_that_cannot_be_used_name_their_line(tmp_path, capsys, line, said):
-    """File, line and field are named."""
     path = tmp_path / "answers.jsonl"
     path.write_text('{"prompt": "a", "answer": "b"}\n' + line)
     assert emulator_command.run(parsed("--answers", str(path))) == 2

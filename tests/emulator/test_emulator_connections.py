@@ -23,7 +23,6 @@ def text_of(body: bytes) -> str:
 
 
 def test_pipelined_requests_are_answered_in_order(emu, raw):
-    """Requests sent in one go wait for each other."""
     emu.configure(latency=0.001)
     raw.send(b"".join(request_bytes(chat(str(n))) for n in range(20)))
     assert [text_of(raw.answer()[2]) for _ in range(20)] == [answer_for(str(n), "m") for n in range(20)]
@@ -33,7 +32,6 @@ def test_pipelined_requests_are_answered_in_order(emu, raw):
 @settings(max_examples=25)
 @given(cuts=st.lists(st.integers(1, 400), max_size=5))
 def test_a_request_may_arrive_in_any_pieces(raw, cuts):
-    """Wherever the bytes are cut, the answer is the same."""
     data = b"\r\n" + request_bytes(chat("cut"))
     edges = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
     for begin, end in itertools.pairwise(edges):
@@ -42,7 +40,6 @@ def test_a_request_may_arrive_in_any_pieces(raw, cuts):
 
 
 def test_a_chunked_body_is_read_and_the_connection_goes_on(raw):
-    """ChunkedBody are joined; what follows them is the next request."""
     body = json.dumps(chat("chunked")).encode()
     chunks = b"".join(
         b"%x\r\n%b\r\n" % (len(body[i : i + 7]), body[i : i + 7]) for i in range(0, len(body), 7)
@@ -63,7 +60,6 @@ def test_a_chunked_body_may_come_after_its_head_has_been_read(raw):
 
 
 def test_a_client_that_expects_continue_gets_it(raw):
-    """The interim answer comes before the body is sent."""
     data = request_bytes(chat(), headers="Expect: 100-continue\r\n")
     end = data.index(b"\r\n\r\n") + 4
     raw.send(data[:end])
@@ -74,7 +70,6 @@ def test_a_client_that_expects_continue_gets_it(raw):
 
 
 def test_connection_close_is_honoured(raw):
-    """The answer says so, and the connection ends behind it."""
     raw.send(request_bytes(chat(), headers="Connection: close\r\n"))
     assert raw.answer()[1]["connection"] == "close"
     assert raw.rest() == b""
@@ -107,7 +102,6 @@ def test_what_is_no_request_is_refused_and_closed(emu, raw, data, status):
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_head_or_a_bad_request(data):
-    """The parser raises nothing else."""
     with contextlib.suppress(BadRequest):
         assert parse_head(data + b"\r\n\r\n").method
 
@@ -122,7 +116,6 @@ def test_a_chunked_body_has_a_limit_too():
 
 
 def test_connections_beyond_the_cap_are_turned_away():
-    """The ones that are open go on."""
     with Emulator(max_connections=2) as emu, RawClient(emu.port) as one, RawClient(emu.port) as two:
         assert one.ask(chat())[0] == two.ask(chat())[0] == 200
         with RawClient(emu.port) as three:
@@ -167,7 +160,6 @@ def test_stop_ends_what_is_under_way():
 
 
 def test_an_emulator_that_never_started_stops_too():
-    """The port it took is given back."""
     for _ in range(50):
         Emulator().stop()
         with Emulator():
@@ -175,13 +167,11 @@ def test_an_emulator_that_never_started_stops_too():
 
 
 def test_a_port_in_use_is_named(emu):
-    """The error says which port, and what to do."""
     with pytest.raises(ConfigError, match=f"port {emu.port} .* name another port"):
         Emulator(port=emu.port)
 
 
 def test_after_a_refusal_nothing_more_is_answered(emu, raw):
-    """What follows malformed bytes cannot be trusted to be a request."""
     raw.send(b"nonsense\r\n\r\n")
     raw.answer()
     with contextlib.suppress(ConnectionError):

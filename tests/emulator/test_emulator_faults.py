@@ -43,7 +43,6 @@ def test_error_statuses_come_in_the_services_shape_and_are_not_billed(emu, fault
 
 
 def test_an_injected_limit_asks_for_the_configured_pause(emu):
-    """Whole seconds rounded up in one header, milliseconds in the other."""
     emu.configure(fault_retry_after=0.25)
     with faulty_client(emu, "429") as client:
         _, headers, _ = client.answer()
@@ -52,7 +51,6 @@ def test_an_injected_limit_asks_for_the_configured_pause(emu):
 
 @pytest.mark.parametrize(("fault", "billed"), [("reset", True), ("reset_before", False)])
 def test_a_reset_is_billed_only_when_the_work_was_done(emu, fault, billed):
-    """The client sees a reset connection either way."""
     with faulty_client(emu, fault) as client, pytest.raises(ConnectionResetError):
         client.answer()
     [call] = emu.ledger.calls
@@ -119,7 +117,6 @@ def test_a_slow_body_trickles_in_but_is_whole(emu, stream):
 
 
 def test_a_fault_can_be_chosen_by_content(emu, raw):
-    """fault_for sees index and body and overrides the plan."""
     emu.configure(fault_for=lambda index, body: "500" if body["messages"][0]["content"] == "bad" else None)
     assert [raw.ask(chat(text))[0] for text in ("good", "bad", "good")] == [200, 500, 200]
 
@@ -195,7 +192,6 @@ def test_bad_settings_are_refused_by_name(settings, named):
 
 
 def test_settings_that_are_refused_change_nothing(emu):
-    """configure is all or nothing."""
     before = emu.settings
     for changes in ({"latency": 1.0, "rpm": -5}, {"gremlins": 1}):
         with pytest.raises(ConfigError):

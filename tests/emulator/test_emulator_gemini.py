@@ -79,13 +79,11 @@ def test_conversations_stops_caps_and_schemas_are_understood(emu, sdk):
 
 
 def test_scripted_answers_hold_for_this_api_too(emu, sdk):
-    """One emulator, one ledger of answers."""
     emu.configure(answers={PROMPT: "Five."})
     assert sdk.models.generate_content(model=MODEL, contents=PROMPT).text == "Five."
 
 
 def test_the_sdk_streams(emu, sdk):
-    """The pieces make the answer; the last chunk has the reason."""
     chunks = list(sdk.models.generate_content_stream(model=MODEL, contents=PROMPT))
     assert "".join(chunk.text for chunk in chunks) == answer_for(PROMPT, MODEL)
     assert [chunk.candidates[0].finish_reason for chunk in chunks][-1] == "STOP"
@@ -93,7 +91,6 @@ def test_the_sdk_streams(emu, sdk):
 
 
 def test_streams_have_crlf_and_no_end_mark_or_are_a_list(emu, raw):
-    """``alt=sse`` makes events; without it the stream is one JSON array."""
     head = {"headers": "x-goog-api-key: k\r\n", "key": None}
     path = f"/v1/models/{MODEL}:streamGenerateContent"
     raw.send(request_bytes(contents(), path=f"{path}?alt=sse", **head))
@@ -122,7 +119,6 @@ def test_the_sdk_gets_one_vector_for_each_content(emu, sdk):
 
 
 def test_vectors_have_the_models_length(emu, raw):
-    """Without a constraint they have 3,072 numbers."""
     item = {"model": f"models/{EMBEDDER}", "content": {"parts": [{"text": "a"}]}}
     path = f"/v1/models/{EMBEDDER}:batchEmbedContents"
     assert len(ask(raw, {"requests": [item]}, path=path)[2]["embeddings"][0]["values"]) == 3072
@@ -141,7 +137,6 @@ def test_vectors_have_the_models_length(emu, raw):
     ],
 )
 def test_embeddings_that_are_refused(emu, raw, change, part):
-    """Too many, empty and foreign ones."""
     count = change.pop("count", 1)
     item = {"model": f"models/{EMBEDDER}", "content": {"parts": [{"text": "a"}]}, **change}
     body = {"requests": change.get("requests", [item] * count)}
@@ -151,7 +146,6 @@ def test_embeddings_that_are_refused(emu, raw, change, part):
 
 
 def test_tokens_are_counted_without_being_billed(emu, sdk):
-    """Counting meets no limit and costs nothing."""
     emu.configure(rpm=1)
     for _ in range(3):
         assert sdk.models.count_tokens(model=MODEL, contents=PROMPT).total_tokens == len(PROMPT) // 4
@@ -159,7 +153,6 @@ def test_tokens_are_counted_without_being_billed(emu, sdk):
 
 
 def test_models_are_listed(emu, sdk):
-    """Those that exist, or some."""
     assert f"models/{MODEL}" in [model.name for model in sdk.models.list()]
     emu.configure(models=["one"])
     assert [model.name for model in sdk.models.list()] == ["models/one"]
@@ -170,7 +163,6 @@ def test_models_are_listed(emu, sdk):
 
 
 def test_keys_come_in_the_header_or_in_the_query(emu, raw):
-    """No key is a 403, a wrong one a 400 with its reason."""
     assert ask(raw, contents())[0] == 200
     assert ask(raw, contents(), headers="", path=f"/v1/models/{MODEL}:generateContent?key=k")[0] == 200
     status, _, body = ask(raw, contents(), headers="")
@@ -182,7 +174,6 @@ def test_keys_come_in_the_header_or_in_the_query(emu, raw):
 
 
 def test_both_spellings_are_understood(emu, raw):
-    """Camel and snake case, mixed as the SDK mixes them."""
     snake = contents(
         system_instruction={"parts": [{"text": "x"}]},
         generation_config={"max_output_tokens": 1, "responseMimeType": "text/plain"},
@@ -212,14 +203,12 @@ def test_both_spellings_are_understood(emu, raw):
     ],
 )
 def test_what_the_service_refuses(emu, raw, body):
-    """In its own shape, and unbilled."""
     status, _, found = ask(raw, body)
     assert (status, found["error"]["code"], found["error"]["status"]) == (400, 400, "INVALID_ARGUMENT")
     assert emu.ledger.summary()["billed"] == 0
 
 
 def test_unknown_paths_and_methods_are_not_found(emu, raw):
-    """As the service says it."""
     for path, method in (
         (f"/v1beta/models/{MODEL}:explode", "POST"),
         (f"/v1beta/models/{MODEL}:generateContent", "GET"),
@@ -249,7 +238,6 @@ def test_limits_are_named_in_the_error_only(emu, raw):
 
 
 def test_tokens_have_their_own_quota(emu, raw):
-    """Input tokens are limited apart from requests; output is free."""
     emu.configure(tpm=10)
     assert ask(raw, contents("x" * 40, generationConfig={"maxOutputTokens": 9999}))[0] == 200
     [violation] = exhausted(ask(raw, contents("x" * 40))[2])["QuotaFailure"]["violations"]
@@ -257,7 +245,6 @@ def test_tokens_have_their_own_quota(emu, raw):
 
 
 def test_shared_capacity_names_no_quota(emu, raw):
-    """The 429 without a hint has no details."""
     emu.configure(faults={"429_no_header": 1.0})
     assert exhausted(ask(raw, contents())[2]) == {}
 
@@ -272,7 +259,6 @@ def test_an_injected_limit_names_no_quota_that_is_not_there(emu, raw):
 
 
 def test_the_days_quota_asks_for_a_wait_that_is_too_short(emu, raw):
-    """Seconds, although it is full again at midnight."""
     emu.configure(faults={"no_money": 1.0})
     found = exhausted(ask(raw, contents())[2])
     assert "PerDay" in found["QuotaFailure"]["violations"][0]["quotaId"]
@@ -282,7 +268,6 @@ def test_the_days_quota_asks_for_a_wait_that_is_too_short(emu, raw):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_blocked_prompt_has_no_candidates(emu, sdk, stream):
-    """Status 200, a reason, and the prompt is billed."""
     emu.configure(faults={"refusal": 1.0})
     if stream:
         [made] = sdk.models.generate_content_stream(model=MODEL, contents=PROMPT)
@@ -323,7 +308,6 @@ def test_the_sdk_meets_every_fault_as_at_the_service(emu, sdk, fault, error, cod
 
 
 def test_the_sdk_reads_an_empty_answer_and_waits_for_a_slow_one(emu, sdk):
-    """Neither is an error to it."""
     emu.configure(faults={"empty": 1.0})
     assert sdk.models.generate_content(model=MODEL, contents=PROMPT).candidates is None
     emu.configure(faults={"slow_body": 1.0})

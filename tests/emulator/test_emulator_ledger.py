@@ -92,7 +92,6 @@ def test_the_file_has_each_call_as_it_ends(tmp_path):
 
 
 def test_a_torn_last_line_is_ignored(tmp_path):
-    """A ledger whose writer was killed is still read."""
     path = tmp_path / "ledger.jsonl"
     with emulator(ledger_file=path) as emu, RawClient(emu.port) as client:
         client.ask(chat())
@@ -101,7 +100,6 @@ def test_a_torn_last_line_is_ignored(tmp_path):
 
 
 def test_a_file_that_is_no_ledger_is_not_overwritten(tmp_path):
-    """An earlier ledger is replaced, anything else is left alone."""
     path = tmp_path / "ledger.jsonl"
     for _ in range(2):
         with emulator(ledger_file=path) as emu, RawClient(emu.port) as client:

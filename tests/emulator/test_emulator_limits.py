@@ -15,7 +15,6 @@ from smartbatch.emulator.limits import Limits, go_duration
 
 
 def test_a_full_bucket_is_there_at_the_first_request_and_refills_evenly():
-    """Ten a second on top of a whole minute's worth."""
     limits = Limits(EmulatorSettings(rpm=600))
     assert sum(limits.admit(100.0, 1) is None for _ in range(700)) == 600
     assert limits.admit(100.05, 1).wait == pytest.approx(0.05)
@@ -24,7 +23,6 @@ def test_a_full_bucket_is_there_at_the_first_request_and_refills_evenly():
 
 
 def test_burst_is_another_size_of_the_bucket():
-    """The rate stays."""
     limits = Limits(EmulatorSettings(rpm=600, burst=5))
     assert sum(limits.admit(0.0, 1) is None for _ in range(9)) == 5
     assert limits.allowed_requests(10.0) == pytest.approx(105)
@@ -40,7 +38,6 @@ def test_second_by_second_there_is_no_burst():
 
 
 def test_a_sixtieth_that_is_no_whole_number_is_rounded_over_the_sum():
-    """Ninety a minute are 1, 2, 1, 2 in the seconds."""
     limits = Limits(EmulatorSettings(rpm=90, enforce="second"))
     counts = [sum(limits.admit(second + 0.5, 1) is None for _ in range(9)) for second in range(4)]
     assert counts == [1, 2, 1, 2]
@@ -48,7 +45,6 @@ def test_a_sixtieth_that_is_no_whole_number_is_rounded_over_the_sum():
 
 
 def test_less_than_one_a_second_says_which_second_is_next():
-    """Twenty a minute: one in every third second."""
     limits = Limits(EmulatorSettings(rpm=20, enforce="second"))
     admitted = [second for second in range(12) if limits.admit(second + 0.0, 1) is None]
     assert admitted == [2, 5, 8, 11]
@@ -67,7 +63,6 @@ def test_tokens_are_charged_all_or_nothing_with_the_request():
 
 
 def test_refused_requests_count_only_when_configured():
-    """With count_refused, refused requests push the next free moment further away."""
     kind, strict = (Limits(EmulatorSettings(rpm=60, count_refused=flag)) for flag in (False, True))
     for limits in (kind, strict):
         for _ in range(70):
@@ -82,7 +77,6 @@ def test_refused_requests_count_only_when_configured():
     steps=st.lists(st.tuples(st.floats(0, 30), st.integers(1, 40)), max_size=30),
 )
 def test_never_more_is_admitted_than_allowed(rpm, second, steps):
-    """Whatever the arrivals, admitted stays within what the ledger calls allowed."""
     limits = Limits(EmulatorSettings(rpm=rpm, enforce="second" if second else "minute"))
     now, admitted = 1000.25, 0
     for pause, count in steps:
@@ -93,7 +87,6 @@ def test_never_more_is_admitted_than_allowed(rpm, second, steps):
 
 @given(rpm=st.integers(1, 5000), second=st.booleans(), now=st.floats(0, 1000), extra=st.integers(0, 20))
 def test_a_request_is_admitted_after_its_wait(rpm, second, now, extra):
-    """The wait of a refusal is long enough."""
     limits = Limits(EmulatorSettings(rpm=rpm, enforce="second" if second else "minute"))
     refused = None
     for _ in range(rpm + extra + 1):
@@ -135,7 +128,6 @@ def test_over_http_a_refusal_says_when_to_come_back(emu, raw):
 
 
 def test_hints_can_be_switched_off(emu, raw):
-    """Some servers refuse without a word."""
     emu.configure(rpm=60, burst=1, retry_after=False, limit_headers=False)
     raw.ask(chat())
     status, headers, _ = raw.ask(chat())
@@ -144,7 +136,6 @@ def test_hints_can_be_switched_off(emu, raw):
 
 
 def test_a_request_larger_than_the_token_limit_has_its_own_error(emu, raw):
-    """It says that waiting does not help; the output cap counts."""
     emu.configure(tpm=100)
     status, headers, body = raw.ask(chat(max_tokens=101))
     assert status == 429
@@ -153,7 +144,6 @@ def test_a_request_larger_than_the_token_limit_has_its_own_error(emu, raw):
 
 
 def test_without_a_limit_everything_is_allowed(emu, raw):
-    """No limit, no headers, and no figure of use."""
     _, headers, _ = raw.ask(chat())
     assert not any("ratelimit" in name for name in headers)
     assert emu.ledger.allowed_requests(1e12) == math.inf

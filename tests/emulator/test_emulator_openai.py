@@ -37,7 +37,6 @@ def test_the_sdk_gets_an_answer_that_belongs_to_its_prompt(sdk, emu):
 
 
 def test_scripted_answers_are_found_by_the_exact_prompt(emu, sdk):
-    """A scripted answer wins; a prompt that only contains a scripted one does not."""
     emu.configure(answers={PROMPT: "nine"})
     assert _text(sdk, PROMPT) == "nine"
     assert _text(sdk, PROMPT + " ") != "nine"
@@ -63,7 +62,6 @@ def test_a_stream_carries_the_same_text_and_ends_with_the_usage(sdk, emu):
 
 
 def test_a_stream_without_the_option_has_no_usage_and_ends_with_done(raw):
-    """The usage comes only when asked for; the end mark always."""
     status, headers, body = _streamed(raw, chat(stream=True))
     assert (status, headers["content-type"]) == (200, "text/event-stream")
     assert b"usage" not in body
@@ -84,7 +82,6 @@ def test_a_paced_stream_is_whole_and_booked_as_delivered(emu, sdk):
 
 
 def test_a_stream_for_http_1_0_ends_with_the_connection(raw):
-    """An old client gets no chunks."""
     status, headers, body = _streamed(raw, chat(stream=True), version="1.0")
     assert status == 200
     assert "transfer-encoding" not in headers
@@ -93,7 +90,6 @@ def test_a_stream_for_http_1_0_ends_with_the_connection(raw):
 
 @pytest.mark.full
 def test_responses_answer_and_stream(sdk):
-    """The responses API gives the same text, whole and in pieces."""
     made = sdk.responses.create(model="m", input=PROMPT, instructions="Be brief.", store=False)
     assert (made.status, made.output_text) == ("completed", answer_for(PROMPT, "m"))
     events = list(sdk.responses.create(model="m", input=MESSAGES, stream=True))
@@ -174,7 +170,6 @@ def test_a_schema_is_answered_with_an_instance_of_it(sdk):
 
 
 def test_models_are_listed_and_unknown_ones_refused(emu, sdk):
-    """With models configured, others do not exist."""
     emu.configure(models=["a", "b"])
     assert [model.id for model in sdk.models.list()] == ["a", "b"]
     assert sdk.models.retrieve("b").id == "b"
@@ -233,14 +228,12 @@ def test_a_bad_request_is_refused_naming_the_field(raw, emu, body, param):
 
 
 def test_an_invalid_schema_is_a_bad_request(raw):
-    """What cannot be built is the caller's mistake, not the emulator's."""
     schema = {"name": "a", "schema": {"type": "string", "minLength": "many"}}
     status, _, _ = raw.ask(chat(response_format={"type": "json_schema", "json_schema": schema}))
     assert status == 400
 
 
 def test_a_recursive_schema_ends(raw):
-    """A schema that branches while it recurses gives a bounded answer."""
     tree = {"type": "object", "properties": {str(n): {"$ref": "#"} for n in range(10)}}
     schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": tree}}
     assert raw.ask(chat(response_format=schema))[0] == 200
@@ -257,7 +250,6 @@ def test_a_recursive_schema_ends(raw):
     ],
 )
 def test_unknown_paths_and_methods_are_refused(raw, method, path, status):
-    """Paths that do not exist are 404, methods that are not meant are 405."""
     assert raw.ask(chat(), method=method, path=path)[0] == status
 
 
@@ -288,7 +280,6 @@ def test_the_seed_decides_the_answers(emu, raw):
 
 
 def test_two_emulators_serve_side_by_side(emu):
-    """Each has its own port, ledger and settings."""
     with Emulator(answers={"hello": "other"}) as second, RawClient(second.port) as client:
         assert client.ask(chat())[2]["choices"][0]["message"]["content"] == "other"
     assert emu.ledger.received == 0

@@ -51,8 +51,6 @@ def test_a_line_can_fail_or_be_missing(fault: str, expected: dict, billed: int, 
 
 
 def test_a_line_can_be_doubled_foreign_swapped_or_without_usage() -> None:
-    """Each as it says, and the lines around it are whole."""
-
     def texts(fault: str) -> list[tuple[str, str]]:
         sdk = sdk_of(one_batch(line_fault=fault))
         return [(line["key"], text_of(line)) for line in read(sdk, create(sdk, rows(3)))]
@@ -121,7 +119,6 @@ def test_a_batch_can_fail_or_expire(fault: str, state: str, expected: dict | Non
 
 
 def test_a_create_whose_answer_is_lost_exists_at_once_or_never() -> None:
-    """The display name in the list is what finds it."""
     for fault, names in (("lost_create", ["mark"]), ("dropped_create", [])):
         virtual = one_batch(fault)
         sdk = sdk_of(virtual)
@@ -146,7 +143,6 @@ def test_a_lost_create_and_a_cut_download_are_such_on_a_socket(emu: Emulator) ->
 
 
 def test_a_batch_can_be_hidden_from_lists_and_lookups_for_a_while() -> None:
-    """The lag ends; the other way to see it works meanwhile."""
     virtual = one_batch("list_lag", batch_list_lag=60)
     sdk = sdk_of(virtual)
     batch = create(sdk, rows(1))
@@ -189,7 +185,6 @@ def test_results_can_be_out_of_reach_or_cut_the_first_time() -> None:
 
 
 def test_results_are_gone_after_their_retention() -> None:
-    """The batch stays visible."""
     virtual = one_batch(batch_retention=1000)
     sdk = sdk_of(virtual)
     batch = create(sdk, rows(1))

@@ -41,7 +41,6 @@ def inlined(count: int) -> list[types.InlinedRequest]:
 
 @pytest.mark.parametrize("version", ["v1", "v1beta"])
 def test_the_sdk_sends_a_file_over_http_and_reads_its_answers(emu: Emulator, version: str) -> None:
-    """Upload, create, look, list, download, delete; the ledger has it all."""
     options = types.HttpOptions(base_url=emu.url, api_version=version, timeout=10_000)
     with genai.Client(api_key="k", vertexai=False, http_options=options) as sdk:
         config = types.UploadFileConfig(mime_type="application/jsonl", name="sb-1")
@@ -228,7 +227,6 @@ def test_a_file_that_is_wrong_fails_the_whole_batch_after_its_validation(lines: 
     ids=range(11),
 )
 def test_a_create_that_is_wrong_is_refused_at_once(given: Any) -> None:
-    """With 400, in the API's shape; nothing is created."""
     virtual = VirtualService()
     body = given if isinstance(given, bytes) else json.dumps(given).encode()
     with virtual.client() as client:
@@ -240,7 +238,6 @@ def test_a_create_that_is_wrong_is_refused_at_once(given: Any) -> None:
 
 
 def test_keys_models_and_paths_are_checked() -> None:
-    """A key sees its own batches only."""
     virtual = VirtualService(models=[MODEL])
     sdk = sdk_of(virtual)
     batch = create(sdk, rows(1))
@@ -259,7 +256,6 @@ def test_keys_models_and_paths_are_checked() -> None:
 
 
 def test_batches_are_listed_in_pages_from_the_newest_on() -> None:
-    """The SDK walks through all of them."""
     virtual = VirtualService()
     sdk = sdk_of(virtual)
     names = []

@@ -27,7 +27,6 @@ def step(raw: RawClient, path: str, command: str, body: object = None, headers: 
 
 
 def begin(raw: RawClient, emu: Emulator, size: int, **file: str) -> str:
-    """Begin an upload; return the path to go on at."""
     headers = f"{KEY}X-Goog-Upload-Protocol: resumable\r\nX-Goog-Upload-Header-Content-Length: {size}\r\n"
     status, found, _ = step(raw, "/upload/v1beta/files", "start", {"file": file}, headers)
     assert status == 200
@@ -80,7 +79,6 @@ def test_a_name_that_is_taken_meets_the_file_that_has_it() -> None:
 
 
 def test_two_uploads_of_one_name_race_and_one_wins(emu: Emulator, raw: RawClient) -> None:
-    """The name is taken by the one that ends first."""
     first, second = (begin(raw, emu, 3, name="files/race") for _ in range(2))
     status, headers, _ = step(raw, second, "upload, finalize", b"abc", "X-Goog-Upload-Offset: 0\r\n")
     assert (status, headers["x-goog-upload-status"]) == (200, "final")
@@ -105,7 +103,6 @@ def test_an_upload_reports_its_offset_and_continues_there(emu: Emulator, raw: Ra
 
 
 def test_an_upload_that_is_begun_wrongly_is_refused(emu: Emulator, raw: RawClient) -> None:
-    """Other protocols, names that are none, and no key."""
     resumable = "X-Goog-Upload-Protocol: resumable\r\n"
     path = "/upload/v1beta/files"
     assert step(raw, path, "start", {}, resumable)[0] == 403

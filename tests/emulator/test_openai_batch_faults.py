@@ -97,7 +97,6 @@ def test_a_cut_download_looks_whole():
 
 
 def test_spoiled_lines_leave_the_others_whole():
-    """Shuffled, doubled, missing, foreign and broken lines in one file."""
     faults = {0: "missing_lines", 1: "doubled_lines", 2: "malformed_lines", 3: "foreign_lines"}
     with world(
         batch_faults={"shuffled": 1.0},
@@ -150,7 +149,6 @@ def test_compatible_servers_may_drop_what_a_batch_is_known_by(emu, customer):
     ),
 )
 def test_a_create_meets_the_faults_of_the_connection(fault, error, created):
-    """Those that come after the work leave a batch behind."""
     with world(fault_for=lambda index, fields: fault if fields["path"] == "/v1/batches" else None) as (
         emu,
         customer,
@@ -162,7 +160,6 @@ def test_a_create_meets_the_faults_of_the_connection(fault, error, created):
 
 @pytest.mark.parametrize("fault", sampled(["truncated", "reset", "stall", "empty"], keep=1))
 def test_a_download_that_broke_off_is_not_booked_as_delivered(fault):
-    """Another one is."""
     broken = [True]
     with world(
         fault_for=lambda index, fields: fault if fields["path"].endswith("content") and broken.pop() else None
@@ -202,6 +199,5 @@ def test_an_outage_stops_files_and_batches_too():
 
 
 def test_limits_of_real_time_calls_do_not_count_for_batches():
-    """They have a quota of their own."""
     with world(rpm=1) as (_, customer):
         assert len(customer.lines(customer.run().output_file_id)) == 5

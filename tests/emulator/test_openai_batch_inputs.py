@@ -24,7 +24,6 @@ from openai_batch_world import CHAT, KEY, line, world
     ),
 )
 def test_a_create_with_a_wrong_field_is_refused(emu, customer, changes, param):
-    """The field is named, and nothing is created."""
     asked = {
         "input_file_id": customer.upload([line(1)]).id,
         "endpoint": CHAT,
@@ -44,7 +43,6 @@ def test_results_are_no_input(customer):
 
 
 def test_uploads_are_checked(emu, customer):
-    """Purpose, name, time to live, and the form itself."""
     with pytest.raises(openai.BadRequestError, match="jsonl"):
         customer.upload([line(1)], name="job.txt")
     with pytest.raises(openai.BadRequestError, match="expires_after"):
@@ -74,7 +72,6 @@ def test_an_upload_keeps_every_byte(customer):
 
 @pytest.mark.full
 def test_large_uploads_are_taken_whole_or_in_chunks(emu, customer):
-    """Beyond what other requests may have."""
     data = b"x" * (40 * 1024 * 1024)
     assert customer.upload(data).bytes == len(data)
     head = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\n'
@@ -132,14 +129,12 @@ def test_a_model_that_does_not_exist_fails_the_validation():
 
 
 def test_too_many_texts_to_embed_fail_the_validation(customer):
-    """50,000 in all lines together, however few the lines."""
     body = {"model": "m", "input": ["a"] * 2000}
     given = [line(number, url="/v1/embeddings", body=body) for number in range(26)]
     assert customer.run(given, endpoint="/v1/embeddings").errors.data[0].code == "too_many_tasks"
 
 
 def test_a_batch_above_the_enqueued_tokens_fails_or_is_refused():
-    """Its file stays good: later the same file is taken."""
     with world(batch_enqueued_tokens=15, batch_turnaround=3600) as (emu, customer):
         big = {"model": "m", "max_tokens": 5000, "messages": [{"role": "user", "content": "prompt 0"}]}
         first = customer.create([line(0, body=big), *(line(number) for number in range(1, 5))])

@@ -67,7 +67,6 @@ def test_other_endpoints_take_batches_too(customer, endpoint, body):
 
 @pytest.mark.full
 def test_a_running_batch_tells_its_progress(emu, customer):
-    """Its counts grow; during the validation its lines are not counted."""
     emu.configure(batch_validating=3600)
     assert customer.create().status == "validating"
     emu.configure(batch_validating=0, batch_turnaround=0.4)
@@ -210,7 +209,6 @@ def test_keys_are_checked_and_keep_their_things_apart():
 
 
 def test_the_ledger_is_served_with_its_batches(emu, customer):
-    """Figures, every line on request, and a reset that forgets all."""
     customer.run(3)
     with RawClient(emu.port) as raw:
         raw.ask(chat("prompt 1"))

@@ -29,7 +29,6 @@ def test_a_quantile_is_within_five_percent_of_the_exact_one(seconds: list[float]
 
 @given(durations)
 def test_count_sum_mean_and_longest_are_exact(seconds: list[float]) -> None:
-    """Only quantiles are approximate."""
     stats = filled(seconds).stats()
     assert stats.count == len(seconds)
     assert stats.total == pytest.approx(math.fsum(seconds))
@@ -54,7 +53,6 @@ def test_odd_values_are_counted_and_break_nothing(odd: float) -> None:
 
 
 def test_memory_does_not_grow_with_what_is_recorded() -> None:
-    """Ten thousand different values fill the same list."""
     histogram = Histogram()
     before = len(histogram.counts)
     for i in range(10_000):
@@ -63,5 +61,4 @@ def test_memory_does_not_grow_with_what_is_recorded() -> None:
 
 
 def test_nothing_recorded_is_all_zero() -> None:
-    """An empty histogram has figures too."""
     assert Histogram().stats() == TimeStats()

@@ -57,7 +57,6 @@ def observe_all(observer: LogObserver) -> None:
 def test_by_default_nothing_is_printed_or_logged(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Structlog prints when it is not configured; the library does not."""
     caplog.set_level(logging.DEBUG)
     observe_all(LogObserver())
     assert capfd.readouterr() == ("", "")
@@ -77,7 +76,6 @@ def test_enable_writes_one_json_object_an_event(capsys: pytest.CaptureFixture[st
 
 
 def test_enable_goes_to_standard_error_and_disable_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
-    """Standard output belongs to the answers."""
     logs.enable("warning")
     observer = LogObserver()
     observe_all(observer)
@@ -105,12 +103,10 @@ def test_enable_goes_to_standard_error_and_disable_ends_it(capsys: pytest.Captur
     ],
 )
 def test_failures_are_warnings_limits_are_infos_the_rest_is_debug(event: Event, level: str) -> None:
-    """At the level info a healthy run says nothing."""
     assert level_of(event) == level
 
 
 def test_an_unknown_level_is_refused_with_the_known_ones() -> None:
-    """The text says what to write instead."""
     with pytest.raises(ConfigError, match=r"'loud'.*debug, info, warning, error"):
         logs.enable("loud")
 
@@ -130,7 +126,6 @@ def test_a_handed_over_logger_gets_everything_and_filters_itself() -> None:
 
 
 def test_a_standard_library_logger_gets_json_messages(caplog: pytest.LogCaptureFixture) -> None:
-    """Fields survive, as JSON in the message."""
     caplog.set_level(logging.INFO)
     observe_all(LogObserver(logging.getLogger("app")))
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "INFO"]

@@ -132,7 +132,6 @@ def test_efficiency_is_fullness_times_the_share_that_shared(metrics: BatchMetric
 
 
 def test_a_client_that_never_shares_calls_has_no_efficiency(metrics: BatchMetrics) -> None:
-    """The score is about sharing; 0 is not a fault."""
     assert feed(metrics, started(), called()).efficiency == 0.0
 
 
@@ -146,7 +145,6 @@ def test_utilisation_is_busy_worker_time_over_worker_time(metrics: BatchMetrics,
 
 
 def test_time_stands_still_while_the_client_is_stopped(metrics: BatchMetrics, clock: ManualClock) -> None:
-    """Stopped and started again, only the running periods count."""
     feed(metrics, ClientStarted(at=0.0, workers=2), ClientStopped(at=10.0, failed=0))
     clock.time = 500.0
     assert metrics.snapshot().elapsed == 10.0
@@ -178,7 +176,6 @@ def test_unknown_error_texts_share_one_name(metrics: BatchMetrics) -> None:
 
 
 def test_retries_tell_whether_they_cost_a_try_and_may_be_paid_twice(metrics: BatchMetrics) -> None:
-    """A retry after a lost answer is a possible double bill."""
     s = feed(metrics, retry(), retry(counted=False), retry(maybe_billed=True))
     assert (s.retries_counted, s.retries_uncounted, s.retries) == (2, 1, 3)
     assert s.possible_double_bills == 1
@@ -210,7 +207,6 @@ def test_tokens_and_cost_are_those_of_all_calls(metrics: BatchMetrics) -> None:
 
 
 def test_requests_of_unknown_price_are_counted(metrics: BatchMetrics) -> None:
-    """What never made a call has no price to know."""
     s = feed(
         metrics,
         ended(cost=None),
@@ -269,7 +265,6 @@ def test_reset_keeps_what_is_not_over(metrics: BatchMetrics, clock: ManualClock)
 
 
 def test_a_reset_leaves_how_many_limits_are_not_shared_now(metrics: BatchMetrics) -> None:
-    """That is no count of what happened, but how things stand."""
     lost = SharedLimitsLost(at=1.0, place="p", scope="s", model="m", reason="gone", processes=1)
     restored = SharedLimitsRestored(at=2.0, place="p", scope="s", model="m", seconds=1.0)
     feed(metrics, lost, lost)
@@ -322,7 +317,6 @@ def test_the_sums_are_those_of_figures_that_were_never_reset(happened: list[Even
 
 
 def test_what_another_thread_tells_during_a_reset_is_in_the_sums() -> None:
-    """It is counted after the reset."""
     during: list[Event] = []
 
     def now() -> float:
@@ -347,7 +341,6 @@ def test_a_request_finished_before_a_reset_is_not_in_flight_after_it(
 
 
 def test_a_snapshot_becomes_json_and_back(metrics: BatchMetrics) -> None:
-    """All that is in it are plain names and numbers."""
     s = feed(metrics, submitted(), started(), called(error="timeout"), ended())
     plain = json.loads(s.to_json())
     assert plain == s.as_dict()
@@ -356,7 +349,6 @@ def test_a_snapshot_becomes_json_and_back(metrics: BatchMetrics) -> None:
 
 
 def test_a_snapshot_does_not_change_afterwards(metrics: BatchMetrics) -> None:
-    """It holds copies."""
     s = feed(metrics, submitted(), called(error="timeout"))
     before = s.to_json()
     feed(metrics, submitted(), called(error="timeout"))
@@ -448,7 +440,6 @@ def test_each_state_of_a_batch_is_counted_under_its_own_name(metrics: BatchMetri
 def test_batch_results_count_as_submitted_and_finished(
     metrics: BatchMetrics,
 ) -> None:
-    """Requests in real time reported themselves."""
     stored: dict[str, Any] = {
         "at": 1.0,
         "job_id": "job",

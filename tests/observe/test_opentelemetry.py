@@ -30,8 +30,6 @@ from tests.observe.sample_events import called, ended, started
 
 @frozen
 class Collected:
-    """An SDK of its own, and what it was given."""
-
     spans: InMemorySpanExporter
     tracers: TracerProvider
     reader: InMemoryMetricReader
@@ -44,7 +42,6 @@ class Collected:
         return [span for span in self.spans.get_finished_spans() if span.name == name]
 
     def measured(self) -> dict[str, Any]:
-        """The points of each measurement, by its name."""
         data = self.reader.get_metrics_data()
         return {
             metric.name: metric.data.data_points

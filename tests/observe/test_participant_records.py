@@ -59,7 +59,6 @@ def test_what_nobody_has_leased_of_a_budget_counts_once_for_all_processes() -> N
 
 
 def test_a_record_of_a_later_library_is_read_as_far_as_it_is_known() -> None:
-    """And one of a later form is passed over."""
     document = json.loads(text_of(ONE))
     document["realtime"]["lanes"][0]["colour"] = document["realtime"]["mood"] = "blue"
     assert participant_of(json.dumps(document | {"more": 1}), 0.0) == ONE

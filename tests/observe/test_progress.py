@@ -33,8 +33,6 @@ from tests.together import run_together
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
     def isatty(self) -> bool:
         return True
 
@@ -53,7 +51,6 @@ FAILED = Result("r2", error=ProviderError("no"))
 
 
 def test_lines_come_every_ten_seconds_and_once_at_the_end(stream: io.StringIO, clock: ManualClock) -> None:
-    """A result a second for 25 s: lines at 10 and 20 s, and the last one."""
     with Progress(25, "lines", stream, clock) as progress:
         for second in range(1, 26):
             clock.time = float(second)
@@ -77,7 +74,6 @@ def test_failed_results_are_done_and_said_to_have_failed(stream: io.StringIO, cl
 
 
 def test_an_unknown_total_shows_counts_only(stream: io.StringIO, clock: ManualClock) -> None:
-    """No share and no time left can be told."""
     with Progress(None, "lines", stream, clock) as progress:
         clock.time = 2.0
         progress.advance(answer(cost=None))
@@ -87,7 +83,6 @@ def test_an_unknown_total_shows_counts_only(stream: io.StringIO, clock: ManualCl
 def test_a_resumed_run_counts_earlier_results_as_done_but_not_as_fast(
     stream: io.StringIO, clock: ManualClock
 ) -> None:
-    """The rate is that of this run."""
     progress = Progress(100, "lines", stream, clock, initial=50)
     clock.time = 10.0
     progress.advance(answer(cost=None))
@@ -96,7 +91,6 @@ def test_a_resumed_run_counts_earlier_results_as_done_but_not_as_fast(
 
 @given(st.integers(1, 10**6), st.data())
 def test_a_hundred_percent_is_never_shown_before_it_is_true(total: int, data: st.DataObject) -> None:
-    """999,999 of a million is 99 %."""
     done = data.draw(st.one_of(st.integers(0, total), st.just(max(0, total - 1))))
     stream = io.StringIO()
     with Progress(total, "lines", stream, ManualClock(), initial=done):
@@ -173,7 +167,6 @@ def test_a_list_kept_by_jobs_is_shown_as_if_its_results_came_one_by_one(
 
 
 def test_the_bar_shows_the_same_words_and_no_early_hundred(clock: ManualClock) -> None:
-    """tqdm would round 999 of 1000 up; we do not."""
     stream = Terminal()
     progress = Progress(1000, "bar", stream, clock, initial=998)
     clock.time = 1.0
@@ -203,14 +196,12 @@ def test_a_line_written_aside_stands_alone_and_the_bar_comes_back(clock: ManualC
 
 
 def test_the_bar_starts_no_thread(clock: ManualClock) -> None:
-    """Drawing happens on the thread that tells it something."""
     before = threading.active_count()
     with Progress(10, "bar", Terminal(), clock):
         assert threading.active_count() == before
 
 
 def test_the_bar_is_not_drawn_more_often_than_one_can_see(clock: ManualClock) -> None:
-    """A thousand results at one moment are one drawing."""
     stream = Terminal()
     progress = Progress(1000, "bar", stream, clock)
     drawn = stream.getvalue().count("\r")
@@ -221,7 +212,6 @@ def test_the_bar_is_not_drawn_more_often_than_one_can_see(clock: ManualClock) ->
 
 
 def test_quiet_writes_nothing(stream: io.StringIO, clock: ManualClock) -> None:
-    """Not even at the end."""
     with Progress(1, "quiet", stream, clock) as progress:
         clock.time = 60.0
         progress.advance(answer())
@@ -253,7 +243,6 @@ def test_auto_draws_a_bar_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_pause_for_a_limit_is_noted_until_it_is_over(stream: io.StringIO, clock: ManualClock) -> None:
-    """The seconds left are shown, and the note goes by itself."""
     progress = Progress(10, "lines", stream, clock)
     clock.time = 10.0
     progress(CooldownStarted(at=10.0, scope="key", model="m", seconds=12.0, consecutive=1))
@@ -283,7 +272,6 @@ def test_a_long_wait_for_a_limit_or_a_retry_is_noted(stream: io.StringIO, clock:
 
 
 def test_an_unavailable_provider_is_noted_until_it_is_back(stream: io.StringIO, clock: ManualClock) -> None:
-    """Open: when the next probe goes. Closed: nothing."""
     progress = Progress(10, "lines", stream, clock)
     clock.time = 10.0
     progress(BreakerChanged(at=9.0, model="m", before="closed", after="open", reason="5 failures", pause=5.0))
@@ -297,7 +285,6 @@ def test_an_unavailable_provider_is_noted_until_it_is_back(stream: io.StringIO, 
 def test_an_outage_without_a_known_end_is_noted_without_a_time(
     stream: io.StringIO, clock: ManualClock
 ) -> None:
-    """An endless pause is not counted down."""
     progress = Progress(10, "lines", stream, clock)
     clock.time = 10.0
     progress(
@@ -307,7 +294,6 @@ def test_an_outage_without_a_known_end_is_noted_without_a_time(
 
 
 def test_control_characters_of_a_note_are_shown_not_sent(stream: io.StringIO, clock: ManualClock) -> None:
-    """A terminal obeys escape sequences, so texts of others are escaped."""
     progress = Progress(10, "lines", stream, clock)
     clock.time = 10.0
     progress.show(Status(note="model \x1b]0;owned\x07\n100% \u202e"))
@@ -316,7 +302,6 @@ def test_control_characters_of_a_note_are_shown_not_sent(stream: io.StringIO, cl
 
 
 def test_an_unknown_mode_is_refused_with_the_known_ones(stream: io.StringIO) -> None:
-    """The text says what to write instead."""
     odd: Any = "loud"
     with pytest.raises(ConfigError, match=r"'loud'.*auto, bar, lines, quiet"):
         Progress(1, odd, stream)
@@ -327,8 +312,6 @@ def test_an_unknown_mode_is_refused_with_the_known_ones(stream: io.StringIO) -> 
 def test_a_broken_stream_ends_the_drawing_not_the_run(
     mode: Any, error: Exception, clock: ManualClock
 ) -> None:
-    """The reader of a pipe may leave at any time."""
-
     class Broken(io.StringIO):
         def write(self, text: str) -> int:
             raise error
@@ -340,7 +323,6 @@ def test_a_broken_stream_ends_the_drawing_not_the_run(
 
 @pytest.mark.parametrize("mode", ["bar", "lines"])
 def test_closing_twice_draws_once(mode: Any, stream: io.StringIO, clock: ManualClock) -> None:
-    """And nothing is drawn afterwards."""
     progress = Progress(2, mode, stream, clock)
     progress.close()
     before = stream.getvalue()
@@ -376,7 +358,6 @@ def test_who_counts_does_not_wait_for_who_draws(clock: ManualClock) -> None:
 
 
 def test_results_of_many_threads_are_all_counted(stream: io.StringIO, clock: ManualClock) -> None:
-    """20 threads of 500 results."""
     progress = Progress(10_000, "lines", stream, clock)
 
     def run() -> None:
@@ -390,7 +371,6 @@ def test_results_of_many_threads_are_all_counted(stream: io.StringIO, clock: Man
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_draws_nothing(clock: ManualClock) -> None:
-    """The bar belongs to the parent."""
     stream = Terminal()
     progress = Progress(2, "lines", stream, clock)
     child = os.fork()
@@ -417,19 +397,16 @@ def test_a_forked_child_draws_nothing(clock: ManualClock) -> None:
     ],
 )
 def test_durations_are_short(seconds: float, text: str) -> None:
-    """Two figures are enough for a person."""
     assert duration(seconds) == text
 
 
 @given(st.text())
 def test_escaped_text_is_printable(text: str) -> None:
-    """Whatever it was."""
     assert escape(text).isprintable()
     assert not re.search(r"[\x00-\x1f\x7f-\x9f]", escape(text))
 
 
 def test_characters_a_stream_cannot_encode_are_escaped() -> None:
-    """An ASCII log file gets escapes, not an exception."""
     raw = io.BytesIO()
     wrapped = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
     SafeStream(wrapped).write("5 €\n")
@@ -480,7 +457,6 @@ def test_every_call_that_waits_for_results_shows_how_far_they_are(
 def test_in_a_notebook_a_list_has_a_bar_without_being_asked(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Unless it is told not to."""
     shell = types.SimpleNamespace(config={"IPKernelApp": {}})
     notebook = types.SimpleNamespace(get_ipython=lambda: shell)
     monkeypatch.setitem(sys.modules, "IPython", notebook)

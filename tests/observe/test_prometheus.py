@@ -28,7 +28,6 @@ def metrics() -> BatchMetrics:
 
 
 def test_a_scrape_reads_the_figures_of_its_moment(metrics: BatchMetrics) -> None:
-    """Nothing is counted twice and nothing has to be pushed."""
     registry = PrometheusReporter(metrics).registry
     assert registry.get_sample_value("smartbatch_requests_submitted_total", {"priority": "normal"}) == 0
     for event in (submitted(), started(2), called(2, usage=Usage(7, 3), cost=0.5), ended()):
@@ -171,7 +170,6 @@ def test_a_place_that_is_unavailable_is_a_figure_and_no_failed_scrape() -> None:
 
 
 def test_a_missing_library_names_the_extra(metrics: BatchMetrics, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says what to install."""
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match=r"smartbatch-llm\[prometheus\]"):
         PrometheusReporter(metrics)
@@ -179,7 +177,6 @@ def test_a_missing_library_names_the_extra(metrics: BatchMetrics, monkeypatch: p
 
 @pytest.mark.full
 def test_listeners_are_imported_without_what_they_show_with() -> None:
-    """Structlog, tqdm and the Prometheus client come in when first used."""
     code = (
         "import sys, smartbatch.observe.metrics, smartbatch.observe.logs, smartbatch.observe.progress,"
         " smartbatch.observe.reporters, smartbatch.observe.prometheus\n"

@@ -27,7 +27,6 @@ def metrics(clock: ManualClock) -> BatchMetrics:
 
 
 def call(metrics: BatchMetrics, clock: ManualClock, model: str = "sim:a", **usage: Any) -> None:
-    """A call that ends at once."""
     metrics(started(at=clock.time, model=model, size=2))
     metrics(called(at=clock.time, model=model, size=2, usage=Usage(**usage)))
 

@@ -38,7 +38,6 @@ def busy_metrics() -> BatchMetrics:
 
 
 def test_the_summary_of_an_idle_client_is_short() -> None:
-    """What did not happen is left out."""
     assert status_summary(MetricsSnapshot()) == (
         "requests  0 submitted: 0 waiting, 0 in flight, 0 succeeded, 0 failed, 0 cancelled"
     )
@@ -57,7 +56,6 @@ def test_a_console_reporter_prints_json_and_a_summary_of_the_session() -> None:
 def test_a_periodic_reporter_reports_on_time_and_at_the_end(
     clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One that raises is logged, and asked again."""
     told: list[float] = []
 
     class Failing:
@@ -79,7 +77,6 @@ def test_the_queue_is_as_full_as_what_waits_of_its_capacity() -> None:
 
 
 def test_the_summary_tells_what_happened_with_units() -> None:
-    """Every line is a name and words; numbers carry their unit."""
     rows = dict(line.split("  ", 1) for line in status_summary(busy_metrics().snapshot()).splitlines())
     told = {name: words.strip() for name, words in rows.items()}
     assert told == {
@@ -102,21 +99,18 @@ def test_the_summary_tells_what_happened_with_units() -> None:
 
 
 def test_the_console_reporter_prints_the_summary() -> None:
-    """To the stream it was given."""
     stream, metrics = io.StringIO(), busy_metrics()
     ConsoleReporter(metrics, stream).report()
     assert stream.getvalue() == status_summary(metrics.snapshot()) + "\n"
 
 
 def test_a_closed_stream_does_not_hurt_the_reporter() -> None:
-    """Reporting is never a reason to fail."""
     stream = io.StringIO()
     stream.close()
     ConsoleReporter(busy_metrics(), stream).report()
 
 
 def test_the_log_reporter_logs_one_entry_with_all_figures() -> None:
-    """The fields are those of ``as_dict``."""
     captured, metrics = CapturingLogger(), busy_metrics()
     LogReporter(metrics, structlog.wrap_logger(captured, processors=[])).report()
     (entry,) = captured.calls
@@ -139,6 +133,5 @@ def test_the_level_asked_for_holds_on_top_of_the_applications_own() -> None:
 
 
 def test_the_log_reporter_is_silent_without_a_logger(capfd) -> None:  # type: ignore[no-untyped-def]
-    """As all of the library is."""
     LogReporter(busy_metrics()).report()
     assert capfd.readouterr() == ("", "")

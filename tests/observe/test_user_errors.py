@@ -141,7 +141,6 @@ def test_a_verdict_of_a_middleware_is_no_mistake(caplog: pytest.LogCaptureFixtur
 
 
 def test_a_hook_before_the_queue_raises_to_who_asked(caplog: pytest.LogCaptureFixture) -> None:
-    """It is not swallowed, so it is not logged either."""
     with BatchingClient("sim:x?latency=0", preprocess=[mistake]) as client:
         for ask in (
             client.submit,

@@ -35,7 +35,6 @@ def request_of(prompt: Any = "Capital of Peru?", **params: Any) -> Request:
 
 
 def ask(provider: Provider, prompt: Any = "Capital of Peru?", timeout: float = 20.0, **params: Any) -> Answer:
-    """Make one call."""
     return provider.generate(
         request_of(prompt, **params), model=MODELS[provider.name], attempt=0, timeout=timeout
     )
@@ -44,7 +43,6 @@ def ask(provider: Provider, prompt: Any = "Capital of Peru?", timeout: float = 2
 def begin(
     provider: Provider, prompt: Any = "Capital of Peru?", timeout: float = 20.0, **params: Any
 ) -> AnswerStream:
-    """Begin a stream."""
     return provider.stream(
         request_of(prompt, **params), model=MODELS[provider.name], attempt=0, timeout=timeout
     )

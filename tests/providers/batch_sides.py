@@ -27,7 +27,6 @@ FILE = "files/sb-input"
 
 
 def claude_batch(status: str = "in_progress", name: str = "msgbatch_1", **changes: Any) -> dict[str, Any]:
-    """A batch as Anthropic tells it."""
     return {
         "id": name,
         "type": "message_batch",

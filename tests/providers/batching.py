@@ -70,7 +70,6 @@ def fails(call: Callable[[], Any]) -> ProviderError:
 
 
 def described(**changes: Any) -> dict[str, Any]:
-    """A batch as OpenAI describes it."""
     return {
         "id": "batch_1",
         "object": "batch",
@@ -89,7 +88,6 @@ def described(**changes: Any) -> dict[str, Any]:
 
 
 def result_line(status: int = 200, body: Any = None, **changes: Any) -> bytes:
-    """A line of results as OpenAI writes it."""
     response = {"status_code": status, "request_id": "r1", "body": body}
     line = {"id": "batch_req_1", "custom_id": "n-0", "response": response, "error": None, **changes}
     return json.dumps(line).encode()

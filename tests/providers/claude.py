@@ -26,7 +26,6 @@ def opened(server: RawServer, **options: object) -> Iterator[AnthropicProvider]:
 
 
 def message(text: str | None = "Lima", **changes: object) -> dict:
-    """A message as Anthropic sends it."""
     return {
         "id": "msg_1",
         "type": "message",
@@ -60,7 +59,6 @@ def error(type_: str, text: str = "no", code: str | None = None) -> dict:
 
 
 def event(name: str, **fields: object) -> bytes:
-    """One event of a stream."""
     return f"event: {name}\ndata: {json.dumps({'type': name, **fields}, ensure_ascii=False)}\n\n".encode()
 
 

@@ -76,7 +76,6 @@ def _opening(kind: Callable[..., P], key: str, url: Callable[[RawServer], str]) 
 
 @pytest.fixture(params=SERVICES, ids=lambda service: service.name)
 def service(request: pytest.FixtureRequest) -> Service:
-    """Each of the three services in turn."""
     return request.param
 
 

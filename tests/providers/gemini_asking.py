@@ -18,13 +18,11 @@ RPC = "type.googleapis.com/google.rpc."
 
 
 def embed(provider: GeminiProvider, texts: Sequence[str], **embedding: Any) -> list[Answer]:
-    """Make one call for vectors."""
     requests = [Request(prompt=text, embedding=Embedding(**embedding)) for text in texts]
     return provider.embed(requests, model="gemini-embedding-001", attempt=0, timeout=20.0)
 
 
 def says_gemini(*texts: str, finish: str | None = "STOP", **changes: Any) -> dict[str, Any]:
-    """An answer with these parts."""
     candidate: dict[str, Any] = {
         "index": 0,
         "content": {"role": "model", "parts": [{"text": t} for t in texts]},
@@ -48,7 +46,6 @@ def says_gemini(*texts: str, finish: str | None = "STOP", **changes: Any) -> dic
 
 
 def gemini_error(code: int, status: str, message: str = "no", *details: dict[str, Any]) -> dict[str, Any]:
-    """An error body."""
     return {"error": {"code": code, "status": status, "message": message, "details": list(details)}}
 
 

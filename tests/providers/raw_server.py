@@ -19,8 +19,6 @@ Script = Callable[["Exchange"], None]
 
 
 class Exchange:
-    """One request, and the connection to answer it on."""
-
     def __init__(self, sock: socket.socket, head: str, body: bytes, server: RawServer) -> None:
         self.sock = sock
         self.head = head
@@ -144,7 +142,6 @@ def accepted(listener: socket.socket) -> Iterator[socket.socket]:
 
 
 def http(body: bytes, status: str = "200 OK", **headers: str) -> bytes:
-    """An HTTP answer with its length."""
     named = {"content-type": "application/json", "content-length": str(len(body))}
     named |= {name.replace("_", "-"): value for name, value in headers.items()}
     lines = "".join(f"{name}: {value}\r\n" for name, value in named.items() if value)
@@ -152,7 +149,6 @@ def http(body: bytes, status: str = "200 OK", **headers: str) -> bytes:
 
 
 def says(body: bytes | dict | str, status: str = "200 OK", **headers: str) -> Script:
-    """A script that answers with this body."""
     if isinstance(body, dict):
         body = json.dumps(body).encode()
     elif isinstance(body, str):
@@ -191,7 +187,6 @@ def error(message: str, type_: str | None = None, code: object = None) -> dict:
 
 
 def hangs(exchange: Exchange) -> None:
-    """Never answers."""
     exchange.server.done.wait(30)
     exchange.close()
 

@@ -81,7 +81,6 @@ def test_a_batch_tells_its_size_and_its_age_and_ignores_what_is_new(api):
 
 @pytest.mark.parametrize("absurd", [-1, True, "5", 10**30, None, 2.5])
 def test_absurd_counts_and_times_are_unknown(api, absurd):
-    """They are for show; lines are what counts."""
     found = looked_at(api, request_counts=dict.fromkeys(counts(), absurd), created_at=absurd)
     assert (found.total, found.created_at) == (None, None)
 
@@ -90,7 +89,6 @@ def test_absurd_counts_and_times_are_unknown(api, absurd):
 
 
 def test_results_are_fetched_from_the_address_in_the_batch_if_same_server(api):
-    """With the key, and as a stream."""
     batches, server = api(says(b"{}\n"))
     place = f"{url_of(server)}/v1/messages/batches/msgbatch_1/results"
     assert b"".join(batches.download(BATCH, place, PATIENCE)) == b"{}\n"
@@ -131,7 +129,6 @@ def test_results_are_never_fetched_from_another_server(api, place):
 
 @pytest.mark.parametrize("output", ["/v1/../../x", "/v1/a?b=c", "/v1/a%2fb", "/v1/a\r\nx: y", "/v1/é"])
 def test_an_odd_place_of_results_is_not_asked_for(api, output):
-    """It may come from a store that others write to."""
     batches, server = api(says(b"{}"))
     assert fails(lambda: list(batches.download(BATCH, output, PATIENCE))).code == "id"
     assert server.requests == []
@@ -141,7 +138,6 @@ def test_an_odd_place_of_results_is_not_asked_for(api, output):
 
 
 def test_an_answer_is_read_as_in_real_time():
-    """Text, tokens, model and why it ended."""
     line = line_of({"type": "succeeded", "message": message("Lima", stop_reason="max_tokens")})
     assert (line.wire_id, line.outcome, line.error) == ("n-0", LineOutcome.OK, None)
     answer = line.answer
@@ -150,7 +146,6 @@ def test_an_answer_is_read_as_in_real_time():
 
 
 def test_an_answer_that_is_none_may_be_asked_for_again_and_was_billed():
-    """Its tokens are kept."""
     line = line_of({"type": "succeeded", "message": message(content=None)})
     assert (line.outcome, line.error.kind) == (LineOutcome.RETRY, ErrorKind.INVALID_RESPONSE)
     assert (line.error.usage, line.error.maybe_billed) == (Usage(138, 14, 100, 5, cache_write_tokens=7), True)
@@ -186,7 +181,6 @@ def test_an_answer_that_is_none_may_be_asked_for_again_and_was_billed():
     ],
 )
 def test_an_error_line_means_what_the_error_means_in_real_time(type_, text, kind, outcome):
-    """Nested as the API documents it, or bare; never billed."""
     for shape in (error(type_, text), {"type": type_, "message": text}):
         line = line_of({"type": "errored", "error": shape})
         assert (line.outcome, line.error.kind, line.answer) == (outcome, kind, None)
@@ -197,7 +191,6 @@ def test_an_error_line_means_what_the_error_means_in_real_time(type_, text, kind
 
 @pytest.mark.parametrize(("word", "code"), [("canceled", "batch_cancelled"), ("expired", "batch_expired")])
 def test_what_was_not_run_says_so(word, code):
-    """Not billed, and not the request's fault."""
     line = line_of({"type": word})
     assert (line.outcome, line.error.code, line.error.maybe_billed) == (LineOutcome.UNRUN, code, False)
 
@@ -207,20 +200,17 @@ def test_what_was_not_run_says_so(word, code):
     [{"type": "novel"}, {}, {"type": "succeeded"}, {"type": "errored"}, {"type": "errored", "error": "x"}],
 )
 def test_a_result_nobody_understands_is_not_lost(result):
-    """It belongs to its request, which goes again."""
     line = line_of(result)
     assert (line.outcome, line.error.kind) == (LineOutcome.RETRY, ErrorKind.INVALID_RESPONSE)
 
 
 @pytest.mark.parametrize("line", [b'{"custom_id": "n-0"}', b'{"custom_id": "n-0", "result": null}'])
 def test_a_line_without_a_result_is_none(line):
-    """What is no line for any provider is in :mod:`test_conformance_batches`."""
     with pytest.raises(ValueError, match="the line"):
         AnthropicProvider(KEY).batches().read_line(line, Kind.GENERATE)
 
 
 def test_the_key_does_not_come_back_in_a_line():
-    """Errors of lines are scrubbed as all are."""
     line = line_of({"type": "errored", "error": error("api_error", f"bad key {KEY}, sorry")})
     assert KEY not in repr(line.error.__dict__)
     assert "sorry" in line.error.message
@@ -256,7 +246,6 @@ def test_sampling_parameters_follow_the_version_as_in_real_time(api):
 
 
 def test_a_create_without_its_input_is_refused(api):
-    """Nothing is sent."""
     batches, server = api(says(claude_batch()))
     found = fails(lambda: batches.create(Creation(MARK, "m", Kind.GENERATE, 1), PATIENCE))
     assert (found.kind, found.maybe_billed) == (ErrorKind.CLIENT_ERROR, False)
@@ -264,7 +253,6 @@ def test_a_create_without_its_input_is_refused(api):
 
 
 def test_the_lists_next_page_begins_after_its_last_batch(api):
-    """Up to a hundred at a time."""
     more = {"data": [claude_batch(), claude_batch(name="msgbatch_0")], "has_more": True}
     batches, server = api(says(more), says({"data": [], "has_more": True}))
     assert two_pages(batches) == ["msgbatch_0", None]

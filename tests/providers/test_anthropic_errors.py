@@ -75,7 +75,6 @@ def test_each_error_of_the_reference_has_its_kind(serve, status, type_, text, co
 
 
 def test_the_id_may_stand_in_the_body_only(serve):
-    """The header is missing behind some gateways."""
     assert fails(serve, says(error("api_error"), "500 X")).provider_request_id == "req_body"
 
 
@@ -139,7 +138,6 @@ def test_a_success_that_is_no_message_is_an_error(serve, body):
 
 
 def test_an_error_in_a_success_is_judged_by_its_type(serve):
-    """A gateway may have begun its 200 before the error."""
     found = fails(serve, says(error("overloaded_error", "Overloaded")))
     assert (found.kind, found.code, found.maybe_billed) == (K.SERVER_ERROR, "overloaded_error", True)
 

@@ -29,7 +29,6 @@ def sent(serve, prompt="Hi", answer=None, options=None, **params):
 
 
 def test_a_prompt_becomes_a_message_with_a_cap_on_the_output(serve):
-    """max_tokens is required: requests without one get the provider's default."""
     body, headers, answer = sent(serve)
     assert body == {"model": MODEL, "max_tokens": 4096, "messages": [{"role": "user", "content": "Hi"}]}
     assert headers["authorization"] == f"Bearer {KEY}"
@@ -110,7 +109,6 @@ def test_stop_schema_and_further_fields_are_sent(serve):
     ],
 )
 def test_what_the_api_cannot_take_is_refused_before_it_is_queued(prompt, params, field, part):
-    """The error names the field and what to do instead."""
     with pytest.raises(InvalidRequest, match=part) as caught:
         AnthropicProvider(KEY).check(request_of(prompt, **params), model=MODEL)
     assert caught.value.field == field
@@ -154,7 +152,6 @@ def test_tokens_written_for_an_hour_are_counted_apart(told, written, for_an_hour
     [None, 7, {}, {"input_tokens": 3}, {"input_tokens": -1, "output_tokens": 2}, {"input_tokens": "3"}],
 )
 def test_usage_that_makes_no_sense_is_none(serve, usage):
-    """Then an estimate takes its place."""
     assert sent(serve, answer=message(usage=usage))[2].usage is None
 
 
@@ -174,12 +171,10 @@ def test_usage_that_makes_no_sense_is_none(serve, usage):
     ],
 )
 def test_the_reason_of_the_end_is_told(serve, reason, finish):
-    """Known reasons in our words, others in the provider's."""
     assert sent(serve, answer=message(stop_reason=reason))[2].finish_reason == finish
 
 
 def test_a_refusal_may_have_no_content_at_all(serve):
-    """It is an answer: billed, empty, and marked."""
     details = {"type": "refusal", "category": "cyber", "explanation": None}
     answer = sent(serve, answer=message(None, stop_reason="refusal", stop_details=details))[2]
     assert (answer.text, answer.finish_reason, answer.usage.output_tokens) == ("", "refusal", 14)
@@ -199,7 +194,6 @@ def test_only_text_blocks_are_text(serve):
 
 
 def test_limits_and_id_come_from_the_headers_of_a_success(serve):
-    """Every answer tells the limits, not only the refusals."""
     headers = {"request-id": "req_7", "anthropic-ratelimit-requests-limit": "50"}
     server = serve(says(message(), **headers))
     with opened(server) as provider:
@@ -267,7 +261,6 @@ def test_the_sdk_is_imported_in_the_background_and_a_fork_waits_for_it():
 
 
 def test_two_accounts_have_two_scopes_and_no_text_has_the_key():
-    """Scope, repr and log name a fingerprint."""
     mine, other = AnthropicProvider(KEY), AnthropicProvider(KEY + "2")
     assert mine.scope != other.scope
     assert mine.scope == AnthropicProvider(KEY).scope
@@ -276,7 +269,6 @@ def test_two_accounts_have_two_scopes_and_no_text_has_the_key():
 
 
 def test_the_sdks_log_has_neither_key_nor_prompt(serve, caplog):
-    """With everything at DEBUG the SDK would log whole requests."""
     with caplog.at_level(logging.DEBUG):
         sent(serve, "a prompt nobody should read", system="nor this instruction")
     text = caplog.text + repr([record.args for record in caplog.records])
@@ -286,7 +278,6 @@ def test_the_sdks_log_has_neither_key_nor_prompt(serve, caplog):
 
 
 def test_a_body_is_plain_ascii_json(serve):
-    """Line separators and other rare characters travel escaped."""
     server = serve(says(message()))
     with opened(server) as provider:
         ask(provider, "a\u2028b\ud83d\ude00é")

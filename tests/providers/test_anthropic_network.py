@@ -44,7 +44,6 @@ def test_closing_ends_calls_and_streams_under_way(serve):
 
 
 def test_the_sdk_builds_a_head_once_for_threads_that_begin_together(serve, monkeypatch):
-    """Each building of it takes as long as several calls."""
     server = serve(*[says(message())] * 8)
     with opened(server) as provider, ThreadPoolExecutor(8) as pool:
         sdk, built = provider._sdk.get(), []
@@ -75,7 +74,6 @@ def test_the_sdk_cannot_send_the_key_elsewhere(serve):
 
 
 def test_other_exceptions_get_a_meaning_without_the_key():
-    """classify() knows the system's errors and hides what others carry."""
     provider = AnthropicProvider(KEY)
     assert provider.classify(TimeoutError()).kind is ErrorKind.TIMEOUT
     assert provider.classify(ConnectionResetError()).kind is ErrorKind.NETWORK_ERROR

@@ -49,8 +49,6 @@ def test_an_orderly_end_without_message_stop_is_an_error(serve, cut):
 
 @pytest.mark.full
 def test_pings_do_not_prolong_a_stall(serve):
-    """Keep-alive messages do not extend a time limit."""
-
     def pings(exchange) -> None:
         exchange.send(HEAD + b"\r\n" + START)
         while not exchange.server.done.wait(0.02):
@@ -93,7 +91,6 @@ def test_refusals_and_lengths_are_told(serve):
 
 
 def test_an_error_before_the_stream_is_an_error_of_the_call(serve):
-    """The connection is used again after what was not accepted."""
     server = serve(says(error("overloaded_error"), "529 Overloaded"), says(message()))
     with opened(server) as provider:
         with pytest.raises(ProviderError) as caught:
@@ -109,7 +106,6 @@ _DATA = st.text(max_size=20).map(lambda text: text.replace("\n", " ").replace("\
 
 @given(st.lists(st.tuples(_NAMES, st.lists(_DATA, min_size=1, max_size=3)), max_size=6), st.data())
 def test_events_are_the_same_however_they_are_cut(sent, data):
-    """Any split into pieces, either line end: the same events."""
     end = data.draw(st.sampled_from(["\n", "\r\n"]))
     lines = "".join(
         (f"event: {name}{end}" if name else "") + "".join(f"data: {text}{end}" for text in texts) + end

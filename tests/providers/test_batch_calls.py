@@ -106,7 +106,6 @@ def test_an_expired_batch_keeps_what_was_done(side, tmp_path):
 
 @pytest.mark.full
 def test_the_list_goes_on_page_by_page(side, tmp_path):
-    """Newest first, every batch once, to the end."""
     with world(side) as (_, api):
         made = [create(api, tmp_path, requests(1), mark=f"mark{n}").id for n in range(103)]
         found, after, pages = [], None, 0
@@ -134,7 +133,6 @@ def test_a_list_says_what_time_it_is_there(api):
 
 @pytest.mark.parametrize("bad", HOSTILE)
 def test_an_id_no_provider_has_never_gets_into_an_address(api, side, bad):
-    """Nothing is sent."""
     batches, server = api(says(side.batch()))
     files = [batches.delete_file] if batches.abilities.files else []
     for call in (batches.get, batches.cancel, *deletions(batches, side), *files):
@@ -158,7 +156,6 @@ def test_an_id_no_provider_has_is_not_taken_from_an_answer(api, side, bad):
 
 
 def test_only_results_are_fetched_from_behind_redirects(api, side, serve):
-    """The key stays with its server."""
     other = serve(says(side.batch()))
     batches, _ = api(says(b"", "307 Moved", location=f"{url_of(other)}/v1/x"))
     for call in (batches.get, batches.cancel, *deletions(batches, side)):
@@ -205,7 +202,6 @@ def test_cancelling_what_has_ended_is_a_success_and_what_runs_is_not(api, side):
 @pytest.mark.parametrize("script", [hangs, trickles], ids=["silent", "trickle"])
 @pytest.mark.parametrize("what", sampled(["get", "page", "cancel", "download"]))
 def test_every_call_ends_at_its_deadline(api, side, script, what):
-    """A byte now and then does not prolong it."""
     batches, _ = api(script)
     calls = {
         "get": lambda: batches.get("abc1", 0.3),
@@ -219,13 +215,11 @@ def test_every_call_ends_at_its_deadline(api, side, script, what):
 
 
 def test_an_answer_without_end_is_not_kept(api, side):
-    """JSON has a cap of its own, as in real time."""
     batches, _ = api(says(b'{"a": "' + bytes(2_000_000) + b'"}'), max_body=1_000_000)
     assert fails(lambda: batches.get("abc1", PATIENCE)).code == "too_large"
 
 
 def test_results_may_be_larger_than_answers_but_not_without_end(api, side, monkeypatch):
-    """They are streamed, so they have a cap of their own."""
     data = b"x" * 3_000_000
     batches, _ = api(says(data), max_body=1_000_000)
     assert read(batches, side) == data
@@ -250,7 +244,6 @@ def chunks(*pieces, end=b"0\r\n\r\n", head=b""):
 
 
 def test_results_come_in_pieces_as_they_are_sent(api, side):
-    """Whatever they are cut into."""
     batches, _ = api(chunks(b'{"a":1}\n{"b"', b":2}", b"\n"))
     assert read(batches, side) == b'{"a":1}\n{"b":2}\n'
 
@@ -273,13 +266,11 @@ def test_results_come_in_pieces_as_they_are_sent(api, side):
     ids=["length", "no-end", "half-chunk", "bad-chunk", "reset", "half-gzip", "no-gzip", "brotli"],
 )
 def test_results_that_do_not_come_whole_are_an_error(api, side, script, code):
-    """Never a shorter list of lines."""
     batches, _ = api(script)
     assert fails(lambda: read(batches, side)).code == code
 
 
 def test_results_that_a_gateway_compressed_are_unpacked(api, side):
-    """It was not asked for, but it is paid for."""
     data = b'{"line": 1}\n' * 50_000
     for packed in (gzip.compress(data), gzip.compress(data[:99]) + gzip.compress(data[99:])):
         batches, _ = api(says(packed, content_encoding="gzip"))
@@ -287,26 +278,22 @@ def test_results_that_a_gateway_compressed_are_unpacked(api, side):
 
 
 def test_a_page_to_sign_in_is_no_result(api, side):
-    """It would count as results without a single readable line."""
     batches, _ = api(says("<html>sign in</html>", content_type="text/html; charset=utf-8"))
     assert fails(lambda: read(batches, side)).code == "html"
 
 
 @pytest.mark.parametrize("status", sampled([404, 429, 500, 503], keep=2))
 def test_results_that_are_refused_are_an_error_with_its_status(api, side, status):
-    """To be asked for again later, or never."""
     batches, _ = api(says(side.refusal(status), f"{status} No"))
     assert fails(lambda: read(batches, side)).status == status
 
 
 def test_a_part_of_the_results_is_not_taken_for_all_of_them(api, side):
-    """Some proxy cuts large answers into ranges that nobody asked for."""
     batches, _ = api(says(b"{}\n", "206 Partial Content", content_range="bytes 0-2/9000"))
     assert fails(lambda: read(batches, side)).code == "truncated"
 
 
 def test_a_download_that_is_left_early_gives_its_connection_back(api, side):
-    """And can begin again."""
     batches, server = api(says(b"x" * 1_000_000))
     pieces = batches.download(BATCH, side.output, PATIENCE)
     assert next(pieces)
@@ -316,7 +303,6 @@ def test_a_download_that_is_left_early_gives_its_connection_back(api, side):
 
 
 def test_closing_the_provider_ends_a_call_that_waits(serve, side):
-    """At once, with an error that says so."""
     server = serve(hangs)
     provider = side.provider(url_of(server))
     api = provider.batches()
@@ -331,7 +317,6 @@ def test_closing_the_provider_ends_a_call_that_waits(serve, side):
 
 
 def test_the_api_is_made_once_and_opened_again_after_a_close(api, side, serve):
-    """Its scope is the provider's, so recovery knows where it looks."""
     server = serve(says(side.batch()))
     provider = side.provider(url_of(server))
     first = provider.batches()
@@ -343,7 +328,6 @@ def test_the_api_is_made_once_and_opened_again_after_a_close(api, side, serve):
 
 
 def test_a_forked_child_makes_connections_of_its_own(serve, side):
-    """Nothing of the parent's is used, and the parent goes on."""
     server = serve(says(side.batch()))
     provider = side.provider(url_of(server))
     api = provider.batches()
@@ -361,7 +345,6 @@ def test_a_forked_child_makes_connections_of_its_own(serve, side):
 
 
 def test_what_is_listed_garbled_is_an_error(api, side):
-    """An empty list is one; no list at all is not."""
     empty = {"data": [], "operations": [], "has_more": False}
     batches, _ = api(says(empty), says({"data": "x", "operations": "x"}), says(json.dumps([1])))
     assert batches.page(None, PATIENCE).batches == ()
@@ -370,7 +353,6 @@ def test_what_is_listed_garbled_is_an_error(api, side):
 
 
 def test_lines_are_the_very_requests_of_real_time(serve, side):
-    """All parameters, the same bytes every time, on one line."""
     server = serve(says(side.refusal(400), "400 Bad"))
     provider = side.provider(url_of(server))
     params = {"system": "Be brief. ä", "max_tokens": 7, "stop": ("x",), "schema": {"type": "object"}}

@@ -51,7 +51,6 @@ def test_a_refusal_of_the_providers_own_says_that_nothing_was_created(api, side,
 
 @pytest.mark.parametrize("status", sampled([302, 408, 409, 500, 502, 503, 504, 529], keep=4))
 def test_any_other_status_leaves_it_open(api, side, tmp_path, status):
-    """A server that fails may have failed after the create."""
     batches, server = api(
         says(side.refusal(status), f"{status} No", location="/elsewhere", x_should_retry="true")
     )
@@ -60,7 +59,6 @@ def test_any_other_status_leaves_it_open(api, side, tmp_path, status):
 
 
 def test_a_413_of_a_gateway_says_that_nothing_was_created(api, side, tmp_path):
-    """Whoever found the request too large has not passed it on."""
     batches, server = api(says(HTML, "413 Request Entity Too Large", content_type="text/html"))
     found = lost(batches, side, tmp_path)
     assert (found.status, found.maybe_billed, found.exceeds) == (413, False, "bytes")
@@ -102,7 +100,6 @@ def test_a_refusal_by_somebody_in_between_leaves_it_open(api, side, tmp_path, st
     ids=["html", "empty", "object", "list", "null", "cut", "no-id", "path", "space", "long", "nul", "error"],
 )
 def test_a_success_that_cannot_be_read_leaves_it_open(api, side, tmp_path, body):
-    """The batch is there, most likely; only its name is unknown."""
     batches, server = api(says(body))
     assert lost(batches, side, tmp_path).maybe_billed
     assert len(server.requests) == 1
@@ -151,7 +148,6 @@ def test_a_connection_broken_within_the_request_leaves_the_outcome_open(tmp_path
 
 
 def test_a_connection_nobody_takes_created_nothing(side, tmp_path):
-    """Refused before a byte was written."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     provider = side.provider(f"http://127.0.0.1:{port}")
@@ -160,8 +156,6 @@ def test_a_connection_nobody_takes_created_nothing(side, tmp_path):
 
 
 def test_a_name_nobody_knows_created_nothing(side, tmp_path, monkeypatch):
-    """The resolver says no."""
-
     def unknown(*_, **__):
         raise socket.gaierror(socket.EAI_NONAME, "unknown")
 
@@ -172,7 +166,6 @@ def test_a_name_nobody_knows_created_nothing(side, tmp_path, monkeypatch):
 
 
 def test_a_server_nobody_vouches_for_created_nothing(serve, side, tmp_path):
-    """TLS is checked; nothing is sent over one that fails."""
     server = serve(says(side.batch()), tls=True)
     provider = side.provider(url_of(server))
     found = lost(provider.batches(), side, tmp_path)
@@ -181,7 +174,6 @@ def test_a_server_nobody_vouches_for_created_nothing(serve, side, tmp_path):
 
 
 def test_a_closed_provider_creates_nothing(serve, side, tmp_path):
-    """It says so before anything is sent."""
     server = serve(says(side.batch()))
     provider = side.provider(url_of(server))
     api = provider.batches()
@@ -200,7 +192,6 @@ def test_a_create_goes_out_on_a_connection_of_its_own(api, side, tmp_path):
 
 
 def test_a_create_carries_its_mark_as_a_key_against_doubles(api, side, tmp_path):
-    """No provider documents that it is looked at; some gateways do."""
     batches, server = api(says(side.batch()))
     batches.create(side.creation(batches, tmp_path), PATIENCE)
     assert server.requests[0].headers["idempotency-key"] == MARK
@@ -229,14 +220,12 @@ def test_a_prompt_does_not_come_back_in_anthropics_refusal(serve, tmp_path):
 
 
 def test_a_refusal_says_how_long_to_wait(api, side, tmp_path):
-    """As in real time."""
     batches, _ = api(says(side.refusal(429), "429 Slow", retry_after="7"))
     found = lost(batches, side, tmp_path)
     assert (found.kind, found.retry_after) == (ErrorKind.RATE_LIMIT, 7.0)
 
 
 def test_an_input_that_is_gone_from_the_disk_creates_nothing(serve, tmp_path):
-    """Nothing is sent."""
     server = serve(says(ANTHROPIC.batch()))
     provider = ANTHROPIC.provider(url_of(server))
     api = provider.batches()

@@ -98,7 +98,6 @@ def at_most(megabytes: float) -> Iterator[None]:
 
 @pytest.mark.full
 def test_a_large_inline_create_is_streamed_from_disk(large):
-    """Anthropic's, whose requests are all in one body."""
     with (
         sinking(ANTHROPIC, lambda _head, _size: iter([http(text_of(claude_batch()).encode())])) as (
             api,
@@ -112,8 +111,6 @@ def test_a_large_inline_create_is_streamed_from_disk(large):
 
 @pytest.mark.full
 def test_an_upload_of_a_hundred_megabytes_is_read_as_it_is_sent(large):
-    """Gemini's, in one step after its announcement."""
-
     def answer(head, _size):
         if "command: start" in head.lower():
             place = f"{sink.url}/upload/v1/files?upload_id=u"
@@ -134,8 +131,6 @@ def test_an_upload_of_a_hundred_megabytes_is_read_as_it_is_sent(large):
 
 @pytest.mark.parametrize("side", [ANTHROPIC, GEMINI], ids=["anthropic", "gemini"])
 def test_results_of_a_hundred_megabytes_come_in_pieces(side):
-    """Each is small, and none is kept."""
-
     def answer(head, _size):
         if "/batches/abc1 " in head:
             yield http(text_of(side.batch()).encode())
@@ -150,7 +145,6 @@ def test_results_of_a_hundred_megabytes_come_in_pieces(side):
 
 
 def test_a_spooled_body_is_exactly_as_long_as_it_says(tmp_path):
-    """Whatever the file ends with, and however often it is read."""
     path = tmp_path / "in"
     for data, framed in (
         (b"", b"[]"),
@@ -169,7 +163,6 @@ def test_a_spooled_body_is_exactly_as_long_as_it_says(tmp_path):
 
 
 def test_a_spooled_body_that_shrinks_meanwhile_is_an_error(tmp_path):
-    """The request must not end as if it were whole."""
     path = tmp_path / "in"
     path.write_bytes(b"x" * 100_000)
     body = SpooledBody(path)

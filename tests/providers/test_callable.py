@@ -23,25 +23,21 @@ def shout(request: Request, attempt: int) -> str:
 
 
 def test_a_function_gets_request_and_attempt():
-    """A returned text is the answer's text."""
     assert call(CallableProvider(shout), attempt=2) == Answer(text="P2")
 
 
 @pytest.mark.parametrize("value", [None, 3, ("a", 1), {"a": 1}, [1], b"x"])
 def test_any_other_object_is_the_value(value):
-    """What is neither text nor answer comes back as it is."""
     assert normalise(value) == Answer(value=value)
 
 
 def test_an_answer_is_passed_on():
-    """A function that knows usage and cost says so."""
     answer = Answer(text="t", usage=Usage(1, 2), cost=0.5)
     assert call(CallableProvider(lambda *_: answer)) is answer
 
 
 @pytest.mark.parametrize("value", ["t", Answer(text="t"), 7])
 def test_an_answer_may_come_with_its_usage(value):
-    """As ``(value, usage)``, whatever the value is."""
     answer = normalise((value, Usage(5, 3)))
     assert answer.usage == Usage(5, 3)
     assert (answer.text, answer.value) == ((None, 7) if value == 7 else ("t", None))
@@ -56,7 +52,6 @@ def test_an_answer_may_come_with_its_usage(value):
     ],
 )
 def test_a_providers_own_usage_is_understood(stated):
-    """Functions that call an SDK pass its usage on."""
     error = ValueError("x")
     error.usage = stated
     assert normalise(("t", stated)) == Answer(text="t", usage=Usage(5, 3))
@@ -103,8 +98,6 @@ def test_the_usage_of_failed_attempts_is_collected():
 
 
 def test_a_coroutine_is_refused():
-    """It would never run; the error says what to do."""
-
     async def later(request, attempt):
         return "x"
 
@@ -115,7 +108,6 @@ def test_a_coroutine_is_refused():
 
 
 def test_a_function_for_many_shares_calls():
-    """Entries may be answers, values, exceptions or missing."""
     lost = ValueError("alone")
     provider = CallableProvider(shout, many=lambda requests, attempt: ["a", lost, None, 3], max_shared=4)
     assert provider.capabilities.max_shared == 4
@@ -142,13 +134,11 @@ def test_an_own_classifier_decides_first():
 
 @pytest.mark.parametrize("options", [{"fn": 3}, {"many": 3}, {"classify": 3}, {"max_shared": 0}])
 def test_settings_that_are_refused(options):
-    """The error names the setting."""
     with pytest.raises(ConfigError, match=next(iter(options))):
         CallableProvider(**{"fn": shout, **options})
 
 
 def test_a_function_is_found_by_its_name(monkeypatch):
-    """call:module:function imports it; nested names work."""
     assert load_callable("os.path:join").__name__ == "join"
     assert load_callable("smartbatch.types:Priority.parse")(75).name == "HIGH"
 
@@ -164,6 +154,5 @@ def test_a_function_is_found_by_its_name(monkeypatch):
     ],
 )
 def test_a_name_that_cannot_be_used_says_which_part(path, part):
-    """Module missing, function missing, or no function at all."""
     with pytest.raises(ConfigError, match=part):
         load_callable(path)

@@ -79,7 +79,6 @@ def test_a_success_that_says_it_is_an_error_is_one_with_its_reason(serve, reach)
 
 @pytest.mark.parametrize("body", sampled(["[1]", "[]", "7", '"x"', "{}", "[" * 100_000], keep=3))
 def test_a_success_that_is_no_answer_is_an_error(serve, reach, body):
-    """Whole JSON, but nothing the API sends."""
     found = fails(reach(serve(says(body))))
     assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.INVALID_RESPONSE, "shape", True)
 
@@ -139,7 +138,6 @@ def test_a_refusal_without_a_body_may_be_called_compressed(serve, reach, service
 
 
 def test_a_call_that_is_closed_while_a_refusals_body_is_read_says_so(serve, reach):
-    """Nobody waits for it any more: it is not judged."""
     sent = threading.Event()
 
     def held_back(exchange) -> None:
@@ -183,7 +181,6 @@ def test_errors_never_repeat_key_or_prompt(serve, reach, service, echo):
 
 
 def test_prompts_in_messages_are_looked_for_too(serve, reach, service):
-    """Every text of a conversation counts, parts included."""
     part = {"type": "text", "text": PROMPT}
     for content in (PROMPT, (part,)):
         provider = reach(serve(says(service.error(400, f"no: {PROMPT}"), "400 Bad")))
@@ -191,7 +188,6 @@ def test_prompts_in_messages_are_looked_for_too(serve, reach, service):
 
 
 def test_a_code_of_the_server_never_repeats_the_prompt(serve, reach, service):
-    """Codes are shown only where they are plain words."""
     body = json.dumps(service.error(400, "no")).replace('"any_type"', json.dumps(f"x {PROMPT}"))
     body = body.replace('"invalid_request_error"', json.dumps(PROMPT)).replace('"ANY"', json.dumps(PROMPT))
     for form in forms_of(fails(reach(serve(says(body, "400 Bad"))))):
@@ -206,5 +202,4 @@ def test_network_errors_never_carry_the_key(serve, reach, service):
 
 
 def test_a_long_text_is_cut(serve, reach, service):
-    """At most 200 characters of the provider's text are kept."""
     assert len(fails(reach(serve(says(service.error(400, "word " * 1000), "400 Bad")))).message) < 270

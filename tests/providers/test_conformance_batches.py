@@ -38,7 +38,6 @@ from tests.levels import sampled
     ),
 )
 def test_what_is_no_line_of_results_is_refused(service, line):
-    """Without repeating any of it."""
     api = service.at("http://127.0.0.1:9").batches()
     with pytest.raises(ValueError, match="the line") as caught:
         api.read_line(line, Kind.GENERATE)
@@ -48,7 +47,6 @@ def test_what_is_no_line_of_results_is_refused(service, line):
 
 @pytest.mark.parametrize("side", [OPENAI, GEMINI], ids=lambda side: side.prefix)
 def test_a_batch_of_vectors_is_the_real_time_vectors(side, tmp_path):
-    """One text a line; the numbers are exact."""
     asked = [Request(prompt=f"text {n}", embedding=Embedding(dimensions=8)) for n in range(3)]
     with world(side) as (emu, api):
         found = results(api, ended(api, create(api, tmp_path, asked, kind=Kind.EMBED)), Kind.EMBED)

@@ -85,7 +85,6 @@ def test_a_lost_answer_may_have_been_billed(serve, reach, script):
 
 
 def test_a_refused_connection_was_not_billed(service):
-    """No server listens: a definite failure."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     found = fails(service.at(f"http://127.0.0.1:{port}"))
@@ -117,14 +116,12 @@ def test_a_cut_body_is_never_an_answer(serve, reach, service, framing):
 
 
 def test_a_compressed_answer_is_understood(serve, reach, service):
-    """Some gateways compress although it was not asked for."""
     server = serve(says(gzip.compress(service.body()), content_encoding="gzip"))
     assert ask(reach(server)).text == "Lima"
     assert server.requests[0].headers["accept-encoding"] == "identity"
 
 
 def test_a_body_above_the_cap_is_not_read(serve, reach):
-    """A gzip bomb ends as one call's error."""
     bomb = gzip.compress(b"0" * 5_000_000)
     found = fails(reach(serve(says(bomb, content_encoding="gzip")), max_body=1_000_000))
     assert (found.code, found.maybe_billed) == ("too_large", True)
@@ -142,7 +139,6 @@ def test_an_untrusted_certificate_ends_the_call_before_anything_is_sent(serve, r
 
 
 def test_a_forwarding_proxy_gets_the_whole_url(serve, service, monkeypatch):
-    """HTTP_PROXY carries plain http, with the proxy's own credentials."""
     proxy = serve(says(service.answer("Lima")))
     monkeypatch.setenv("http_proxy", f"http://me:pass%21@127.0.0.1:{proxy.port}")
     provider = service.at("http://llm.internal:8000", allow_http=True)
@@ -155,7 +151,6 @@ def test_a_forwarding_proxy_gets_the_whole_url(serve, service, monkeypatch):
 
 
 def test_the_path_of_the_base_url_is_kept(serve, service):
-    """Gateways serve the API below a path of their own."""
     server = serve(says(service.answer("Lima")))
     provider = service.at(f"{url_of_root(server)}/team/a")
     ask(provider)

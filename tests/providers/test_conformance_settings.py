@@ -87,7 +87,6 @@ def test_settings_that_are_refused(service, options, part):
 
 
 def test_plain_http_is_for_loopback_or_for_those_who_ask(service):
-    """The key leaves the machine in the clear only when allowed."""
     for host in ("127.0.0.1:8000", "localhost:8000", "[::1]:8000", "vllm.localhost"):
         service.at(f"http://{host}")
     service.at("http://gateway:8000", allow_http=True)

@@ -33,13 +33,11 @@ def streams(*pieces: bytes, then: Script | None = None) -> Script:
 
 
 def breaks(exchange: Exchange) -> None:
-    """Ends in the middle of a chunk."""
     exchange.send(b"50\r\ndata: ")
     exchange.close()
 
 
 def test_pieces_come_as_they_are_sent_and_the_answer_at_the_end(serve, reach, service):
-    """The connection of a whole stream is used again."""
     server = serve(streams(*service.events("Li", "ma")))
     provider = reach(server)
     for _ in range(3):
@@ -98,7 +96,6 @@ def test_a_stream_without_its_end_is_an_error(serve, reach, service, then):
 
 
 def test_what_a_broken_stream_cost_is_kept(serve, reach, service):
-    """The usage that came before the cut is on the error."""
     found = stream_error(begin(reach(serve(streams(*service.events("Li", "ma")[:2], then=breaks)))))
     assert found.usage is not None
     assert found.usage.input_tokens == 31
@@ -126,7 +123,6 @@ def test_an_event_that_is_no_json_object_is_an_error(serve, reach, service, data
 
 
 def test_a_page_instead_of_a_stream_is_no_answer(serve, reach):
-    """A sign-in page of the network is told from an answer."""
     found = stream_error(begin(reach(serve(says("<html>Sign in", content_type="text/html")))))
     assert (found.kind, found.code) == (ErrorKind.INVALID_RESPONSE, "html")
 
@@ -142,7 +138,6 @@ def test_a_stall_ends_at_the_deadline(serve, reach, service):
 
 
 def test_an_endless_stream_ends_at_the_cap(serve, reach, service):
-    """As one call's error."""
     events = service.events("x" * 50_000, "ma")
     large = next(event for event in events if len(event) > 50_000)
 
@@ -181,7 +176,6 @@ def test_closing_from_another_thread_ends_the_iteration(serve, reach, service):
 
 
 def test_closing_the_provider_ends_its_streams(serve, reach, service):
-    """close() of the provider reaches streams under way."""
     provider = reach(serve(streams(*service.events("Li", "ma")[:2], then=hangs)))
     pieces = iter(begin(provider, timeout=60.0))
     assert next(pieces) == "Li"

@@ -108,7 +108,6 @@ HEADLINES = [
 
 @pytest.mark.parametrize(("body", "reason"), FORMATS, ids=[json.dumps(body)[:40] for body, _ in FORMATS])
 def test_the_error_contains_the_servers_reason(serve, connect, body, reason):
-    """Whatever the format; the status decides what it means."""
     found = fails(connect(serve(says(json.dumps(body), "400 Bad Request"))))
     assert (found.kind, found.status) == (ErrorKind.CLIENT_ERROR, 400)
     assert found.message.endswith(f": {reason}")
@@ -160,7 +159,6 @@ def test_a_refusal_by_name_is_learned_from_any_nesting(serve, connect):
 @pytest.mark.parametrize("status", sampled([400, 422, 503], keep=1))
 @pytest.mark.parametrize(("body", "reason"), sampled(FORMATS, keep=4))
 def test_all_providers_read_the_formats_of_gateways(serve, reach, body, reason, status):
-    """A gateway stands before any of them."""
     found = fails(reach(serve(says(json.dumps(body), f"{status} No"))))
     assert reason in found.message
 
@@ -276,7 +274,6 @@ def test_a_version_too_many_is_named_too(serve, kind):
 
 
 def test_a_missing_model_is_not_taken_for_a_wrong_address(serve, at):
-    """Its server has answered: the address is right."""
     server = serve(says(json.dumps({"error": {"message": "The model `m` does not exist"}}), "404 Not Found"))
     found = fails(at(OpenAIProvider, url_of(server)))
     assert found.message == "the provider answered 404: The model `m` does not exist"
@@ -293,7 +290,6 @@ def test_a_missing_file_or_batch_is_not_taken_for_a_wrong_address(serve, connect
 
 
 def test_a_page_is_named_by_its_title_and_the_address(serve, reach, service):
-    """A network's page to sign in, with 200."""
     server = serve(says("<html><title>Sign in to Café</title>", content_type="text/html"))
     found = fails(reach(server))
     assert (found.kind, found.code) == (ErrorKind.INVALID_RESPONSE, "html")

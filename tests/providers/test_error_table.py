@@ -93,5 +93,4 @@ _anything = (
 
 @given(st.integers(200, 599), _anything, _anything, st.none() | st.text(max_size=100))
 def test_any_error_has_some_kind(status, code, type_, message):
-    """Whatever a server sends for code and type, the table answers."""
     assert isinstance(kind_of_status(status, code, type_, message), ErrorKind)

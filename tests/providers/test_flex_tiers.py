@@ -41,7 +41,6 @@ def said_by_gemini(status: int, message: str, *details: dict[str, Any]) -> Provi
 
 class TestWhoHasIt:
     def test_only_the_providers_own_servers_are_taken_to_have_it(self) -> None:
-        """A compatible server may refuse a parameter it does not know."""
         assert OpenAIProvider(KEY).flex("gpt-5-mini") is OPENAI
         assert GeminiProvider(KEY).flex("gemini-3.8-flash") is GEMINI
         for address in ("http://127.0.0.1:1/v1", AZURE, "https://api.groq.com/openai/v1"):
@@ -138,7 +137,6 @@ class TestWhatItSays:
         assert GEMINI.declines(said_by_gemini(400, message))
 
     def test_a_bad_request_is_not_taken_for_a_model_without_the_tier(self) -> None:
-        """A word that only contains the name is another word."""
         assert not OPENAI.declines(said_by_openai(400, "temperature is too flexible"))
         assert not OPENAI.declines(ProviderError("flex broke", kind=ErrorKind.SERVER_ERROR))
 

@@ -34,7 +34,6 @@ def looked_at(api, *given, **changes) -> RemoteBatch:
 
 
 def test_what_gemini_can_do():
-    """Files, labels and a fence; both kinds."""
     abilities = GeminiProvider(GEMINI_KEY).batches().abilities
     assert abilities.files
     assert abilities.labels
@@ -71,7 +70,6 @@ STATES = [
     ),
 )
 def test_a_state_is_read_from_its_word(api, prefix, word, state):
-    """Under each of its names; an unknown state has not ended."""
     found = looked_at(api, prefix + word, output=OUTPUT)
     assert (found.state, found.word) == (state, word)
 
@@ -103,7 +101,6 @@ def test_an_operation_without_a_state_is_judged_by_what_else_it_says(api, state,
     ],
 )
 def test_results_are_found_wherever_they_are_told(api, changes, top):
-    """The SDK reads one of both places only."""
     found = looked_at(api, "BATCH_STATE_SUCCEEDED", top=top, **changes)
     assert found.outputs == ("files/batch-abc1",)
     batches, _ = api(says(b""))
@@ -111,7 +108,6 @@ def test_results_are_found_wherever_they_are_told(api, changes, top):
 
 
 def test_counts_are_texts_and_zero_is_left_out(api):
-    """Mark, file and time are told as well."""
     found = looked_at(api, batchStats={"requestCount": "12", "successfulRequestCount": "7"}, novelty=[1])
     assert (found.total, found.completed, found.failed) == (12, 7, 0)
     assert (found.mark, found.file_id, found.created_at) == (MARK, FILE, 1795168800.1)
@@ -119,7 +115,6 @@ def test_counts_are_texts_and_zero_is_left_out(api):
 
 @pytest.mark.parametrize("odd", sampled([None, "nonsense", -1, "-1", 2.5, True, {"a": 1}, "9" * 50], keep=3))
 def test_odd_counts_names_and_times_are_unknown(api, odd):
-    """They are never guessed."""
     found = looked_at(
         api, batchStats={"requestCount": odd, "failedRequestCount": odd}, createTime=odd, displayName=odd
     )
@@ -128,7 +123,6 @@ def test_odd_counts_names_and_times_are_unknown(api, odd):
 
 
 def test_a_batch_that_failed_says_why(api):
-    """The SDK ignores that."""
     problem = {
         "code": 3,
         "message": f"Line 7 of the input is no JSON (key {GEMINI_KEY})",
@@ -157,7 +151,6 @@ def test_a_full_quota_of_enqueued_tokens_has_a_code_of_its_own(api):
 
 
 def test_what_cancelled_and_expired_batches_say_is_no_failure(api):
-    """The state says it already."""
     for word in ("CANCELLED", "EXPIRED"):
         found = looked_at(
             api, f"BATCH_STATE_{word}", top={"done": True, "error": {"code": 1, "message": "x"}}
@@ -177,7 +170,6 @@ def test_an_output_nobody_could_name_is_not_asked_for(api, bad):
 
 
 def test_the_next_page_is_asked_for_with_its_token(api):
-    """Whatever characters it has."""
     batches, server = api(says({"operations": [gemini_batch()], "nextPageToken": "a/b+c=&d"}), says({}))
     assert two_pages(batches) == ["a/b+c=&d", None]
     assert [request.target for request in server.requests] == [
@@ -195,7 +187,6 @@ def test_the_next_page_is_asked_for_with_its_token(api):
     ("kind", "method"), [(Kind.GENERATE, "batchGenerateContent"), (Kind.EMBED, "asyncBatchEmbedContent")]
 )
 def test_a_create_names_its_file_and_its_mark(api, kind, method):
-    """And nothing else."""
     batches, server = api(says(gemini_batch()))
     batches.create(Creation(MARK, "gemini-3.8-flash", kind, 5, file_id=FILE), PATIENCE)
     [request] = server.requests
@@ -206,7 +197,6 @@ def test_a_create_names_its_file_and_its_mark(api, kind, method):
 
 @pytest.mark.parametrize("bad", [None, "", "files/../x", "x", "files/a?b"])
 def test_a_create_without_a_file_is_refused(api, bad):
-    """Nothing is sent, so nothing was created."""
     batches, server = api(says(gemini_batch()))
     found = fails(lambda: batches.create(Creation(MARK, "m", Kind.GENERATE, 5, file_id=bad), PATIENCE))
     assert (found.code, found.maybe_billed) == ("id", False)

@@ -96,7 +96,6 @@ def test_prompts_go_to_no_other_server_than_the_base_urls(api, tmp_path, place):
     "place", ["", "nowhere", "ftp://x/y", "http://a b/", "http://[::1/x", "http://x/" + "y" * 9000]
 )
 def test_an_upload_that_is_not_told_where_to_go_fails(api, tmp_path, place):
-    """Nothing of it was sent."""
     path = tmp_path / "in"
     path.write_bytes(b"{}\n")
     batches, server = api(says({}, x_goog_upload_url=place))
@@ -117,7 +116,6 @@ def test_an_upload_that_breaks_off_fails_and_is_not_repeated(api, tmp_path, stat
 
 @pytest.mark.full
 def test_an_upload_ends_at_its_total_deadline(api, tmp_path):
-    """Both calls together."""
     path = tmp_path / "in"
     path.write_bytes(b"x" * 10)
     batches, _ = api(says({}, x_goog_upload_url="http://x/upload?id=1"), hangs)
@@ -141,14 +139,12 @@ def test_a_name_that_is_taken_is_looked_up(api, tmp_path):
     ("state", "ready"), [("ACTIVE", True), ("PROCESSING", False), (None, True), ("NEWSTATE", False)]
 )
 def test_a_file_is_ready_once_it_is_active(api, state, ready):
-    """Until then no batch may name it."""
     batches, _ = api(says({"name": file_id_of("sb-x"), "state": state, "sizeBytes": 12}))
     found = batches.find_file("sb-x", PATIENCE)
     assert (found.ready, found.size) == (ready, 12)
 
 
 def test_a_file_that_could_not_be_processed_is_an_error(api):
-    """Its name is used up."""
     batches, _ = api(says({"name": file_id_of("sb-x"), "state": "FAILED"}))
     found = fails(lambda: batches.find_file("sb-x", PATIENCE))
     assert (found.kind, found.code) == (ErrorKind.CLIENT_ERROR, "file_failed")
@@ -176,7 +172,6 @@ def test_only_the_services_own_words_say_that_there_is_no_file(api):
 
 @pytest.mark.parametrize("bad", ["files/../x", "batches/x", "", "files/a/b", "files/" + "x" * 999])
 def test_an_odd_file_is_not_deleted(api, bad):
-    """Nothing is sent."""
     batches, server = api(says({}))
     assert fails(lambda: batches.delete_file(bad, PATIENCE)).code == "id"
     assert server.requests == []

@@ -20,7 +20,6 @@ def line_of(kind=Kind.GENERATE, **fields) -> Line:
 
 
 def test_an_answer_is_read_as_in_real_time():
-    """Text, tokens with thoughts, model and why it ended."""
     line = line_of(response=says_gemini("Li", "ma", finish="MAX_TOKENS"))
     answer = line.answer
     assert (line.wire_id, line.outcome, answer.text, answer.finish_reason) == (
@@ -34,7 +33,6 @@ def test_an_answer_is_read_as_in_real_time():
 
 
 def test_a_blocked_prompt_is_an_answer_as_in_real_time():
-    """Empty, with the reason as its end."""
     line = line_of(
         response={"promptFeedback": {"blockReason": "SAFETY"}, "usageMetadata": {"promptTokenCount": 3}}
     )
@@ -47,7 +45,6 @@ def test_a_blocked_prompt_is_an_answer_as_in_real_time():
 
 @pytest.mark.parametrize("response", [{}, {"candidates": []}, {"candidates": [7]}, None, [], "x"])
 def test_an_answer_that_is_none_may_be_asked_for_again(response):
-    """It may have been billed."""
     line = line_of(response=response)
     assert (line.outcome, line.error.kind) == (LineOutcome.RETRY, ErrorKind.INVALID_RESPONSE)
     assert line.error.maybe_billed
@@ -81,7 +78,6 @@ def test_an_answer_that_is_none_may_be_asked_for_again(response):
     ],
 )
 def test_an_error_line_means_what_its_code_means(code, kind, outcome):
-    """With details, on which the SDK breaks, and without."""
     for details in (
         {},
         {"details": [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "1s"}]},
@@ -136,13 +132,11 @@ def test_an_error_line_says_more_in_its_text_and_details(error, kind, outcome):
     ],
 )
 def test_what_was_not_run_says_so(error, code):
-    """Not billed, and not the request's fault."""
     line = line_of(error=error)
     assert (line.outcome, line.error.code, line.error.maybe_billed) == (LineOutcome.UNRUN, code, False)
 
 
 def test_the_key_does_not_come_back_in_a_line():
-    """Errors of lines are scrubbed as all are."""
     line = line_of(error={"code": 13, "message": f"bad key {GEMINI_KEY}, sorry"})
     assert GEMINI_KEY not in repr(line.error.__dict__)
     assert "sorry" in line.error.message
@@ -152,7 +146,6 @@ def test_the_key_does_not_come_back_in_a_line():
 
 
 def test_a_line_for_a_vector_has_the_options_of_real_time_and_no_model():
-    """The model is the batch's."""
     api = GeminiProvider(GEMINI_KEY).batches()
     request = Request(prompt="a", embedding=Embedding(dimensions=64, task_type="CLUSTERING"))
     assert json.loads(api.encode(request, model="gemini-embedding-001", wire_id="n-0")) == {
@@ -166,7 +159,6 @@ def test_a_line_for_a_vector_has_the_options_of_real_time_and_no_model():
 
 
 def test_a_vector_is_exact_and_its_tokens_are_texts():
-    """As the API writes 64-bit numbers."""
     line = line_of(Kind.EMBED, response={"embedding": {"values": [0.1, -2, 3e-5]}, "tokenCount": "5"})
     assert line.answer.embedding == array("f", [0.1, -2, 3e-5])
     assert line.answer.usage == Usage(input_tokens=5)
@@ -177,7 +169,6 @@ def test_a_vector_is_exact_and_its_tokens_are_texts():
     [[], None, "AACA", [1, None], [1, "2"], [float("nan")], [float("inf")], [1e300], {"0": 1}, [True]],
 )
 def test_a_vector_that_is_none_is_not_delivered(values):
-    """Its tokens are kept: they were billed."""
     line = line_of(Kind.EMBED, response={"embedding": {"values": values}, "tokenCount": "5"})
     assert (line.outcome, line.error.kind) == (LineOutcome.RETRY, ErrorKind.INVALID_RESPONSE)
     assert line.error.usage == Usage(input_tokens=5)
@@ -186,6 +177,5 @@ def test_a_vector_that_is_none_is_not_delivered(values):
 
 @pytest.mark.parametrize("tokens", ["x", "-1", -1, 2.5, "9" * 30, None, [], True])
 def test_odd_token_counts_are_unknown(tokens):
-    """The vector is as good."""
     line = line_of(Kind.EMBED, response={"embedding": {"values": [1.0]}, "tokenCount": tokens})
     assert (line.outcome, line.answer.usage) == (LineOutcome.OK, None)

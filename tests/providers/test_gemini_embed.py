@@ -40,7 +40,6 @@ def test_every_text_is_a_content_of_its_own(serve, connect_gemini):
 
 
 def test_what_is_not_asked_for_is_not_sent(serve, connect_gemini):
-    """Without task type and dimensions the model's own hold."""
     server = serve(says(vectors([0.5])))
     embed(connect_gemini(server), ["a"])
     assert set(server.requests[0].json()["requests"][0]) == {"model", "content"}
@@ -104,7 +103,6 @@ def test_one_vector_for_many_texts_is_noticed(serve, connect_gemini):
 
 
 def test_the_provider_says_how_much_a_call_carries(connect_gemini, serve):
-    """The service takes a hundred texts a call."""
     capabilities = connect_gemini(serve(says(""))).capabilities
     assert (capabilities.max_texts, capabilities.max_shared, capabilities.streams) == (100, 1, True)
     assert capabilities.max_text_tokens > 0

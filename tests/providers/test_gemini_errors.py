@@ -77,7 +77,6 @@ def test_what_errors_mean(serve, connect_gemini, code, status, message, kind):
 
 
 def test_a_bad_key_is_known_by_its_reason(serve, connect_gemini):
-    """The service answers 400 where others say 401."""
     found = fails(serve, connect_gemini, gemini_error(400, INVALID, "Bad", BAD_KEY))
     assert (found.kind, found.code) == (ErrorKind.AUTH_ERROR, "API_KEY_INVALID")
 
@@ -104,7 +103,6 @@ def test_the_wait_stands_in_the_body(serve, connect_gemini, delay, seconds):
 
 
 def test_a_wait_in_a_header_counts_where_the_body_has_none(serve, connect_gemini):
-    """Gateways send the usual header."""
     script = says(gemini_error(429, EXHAUSTED), "429 X", retry_after="7")
     assert fails(serve, connect_gemini, script).retry_after == 7.0
 
@@ -163,20 +161,17 @@ def test_a_quota_of_nothing_is_not_waited_for(serve, connect_gemini):
     ],
 )
 def test_error_bodies_come_in_many_shapes(serve, connect_gemini, body):
-    """Pages, pieces, bytes that are no text: the status decides."""
     found = fails(serve, connect_gemini, says(body.encode("latin-1"), "503 Service Unavailable"))
     assert (found.kind, found.status) == (ErrorKind.SERVER_ERROR, 503)
     assert found.message == "the provider answered 503"
 
 
 def test_a_bare_text_in_the_place_of_the_error_is_shown(serve, connect_gemini):
-    """As some gateways send it."""
     found = fails(serve, connect_gemini, says('{"error": "busy"}', "503 Service Unavailable"))
     assert found.message == "the provider answered 503: busy"
 
 
 def test_an_error_in_a_list_is_read(serve, connect_gemini):
-    """Streaming endpoints wrap the object."""
     with pytest.raises(ProviderError, match="INVALID_ARGUMENT: no") as caught:
         ask(connect_gemini(serve(says(json.dumps([gemini_error(400, INVALID)]), "400 X"))))
     assert caught.value.kind is ErrorKind.CLIENT_ERROR

@@ -54,7 +54,6 @@ def test_the_key_travels_in_a_header_and_the_service_learns_the_time_out(serve, 
 
 
 def test_parameters_have_the_apis_names(serve, connect_gemini):
-    """Sampling, caps, stops and the seed go into the generation config."""
     body = sent(
         serve,
         connect_gemini,
@@ -82,7 +81,6 @@ def test_a_schema_is_sent_natively(serve, connect_gemini):
 
 
 def test_a_json_object_is_a_type_of_answer(serve, connect_gemini):
-    """``json_object`` has a counterpart, ``text`` is the default."""
     config = sent(serve, connect_gemini, response_format={"type": "json_object"})["generationConfig"]
     assert config == {"responseMimeType": "application/json"}
     assert "generationConfig" not in sent(serve, connect_gemini, response_format={"type": "text"})
@@ -151,7 +149,6 @@ def test_further_fields_are_merged(serve, connect_gemini):
     ],
 )
 def test_what_cannot_be_sent_is_refused_before(request_, field, part):
-    """The error names the field and what to do instead."""
     found = refused(**request_)
     assert found.field == field
     assert part in str(found)
@@ -159,12 +156,10 @@ def test_what_cannot_be_sent_is_refused_before(request_, field, part):
 
 @pytest.mark.parametrize("model", ["", "a b", "m?key=x", "../m", "m:generateContent", "x/m"])
 def test_a_models_name_cannot_change_the_address(model):
-    """Letters, digits and a leading ``models/`` only."""
     assert refused(model).field == "model"
 
 
 def test_generation_parameters_do_not_stand_in_the_way_of_vectors():
-    """A request for a vector is checked for its model only."""
     request = Request(prompt="x", embedding=Embedding())
     GeminiProvider(GEMINI_KEY).check(request, model="gemini-embedding-001")
 
@@ -212,7 +207,6 @@ def test_a_blocked_prompt_is_an_empty_answer_with_its_reason(serve, connect_gemi
 
 
 def test_thoughts_are_not_part_of_the_text(serve, connect_gemini):
-    """Parts marked as thought are left out."""
     body = says_gemini("Lima")
     body["candidates"][0]["content"]["parts"].insert(0, {"text": "Hmm, Peru …", "thought": True})
     assert ask(connect_gemini(serve(says(body)))).text == "Lima"
@@ -260,7 +254,6 @@ def test_counters_that_are_zero_are_left_out_on_the_wire(serve, connect_gemini, 
 
 
 def test_a_lone_surrogate_is_replaced(serve, connect_gemini):
-    """JSON can carry what no file can."""
     body = json.dumps(says_gemini("a\\ud800b")).replace("\\\\ud800", "\\ud800")
     assert ask(connect_gemini(serve(says(body)))).text == "a\ufffdb"
 
@@ -282,13 +275,11 @@ def test_successes_that_are_no_answers(serve, connect_gemini, body):
 
 
 def test_a_candidate_without_parts_is_an_empty_answer(serve, connect_gemini):
-    """Whatever else stands next to it."""
     body = '{"candidates": [{"content": []}], "promptFeedback": 1}'
     assert ask(connect_gemini(serve(says(body)))).text == ""
 
 
 def test_an_error_object_in_a_success_is_an_error(serve, connect_gemini):
-    """It is judged by the status it names."""
     with pytest.raises(ProviderError) as caught:
         ask(connect_gemini(serve(says(gemini_error(503, "UNAVAILABLE")))))
     assert (caught.value.kind, caught.value.status) == (ErrorKind.SERVER_ERROR, 503)
@@ -297,7 +288,6 @@ def test_an_error_object_in_a_success_is_an_error(serve, connect_gemini):
 
 @pytest.mark.parametrize("status", ["201 Created", "204 No Content"])
 def test_only_200_is_success(serve, connect_gemini, status):
-    """Another success is nothing this API sends."""
     body = b"" if status.startswith("204") else json.dumps(says_gemini("x")).encode()
     with pytest.raises(ProviderError) as caught:
         ask(connect_gemini(serve(says(body, status))))

@@ -84,7 +84,6 @@ def test_many_first_calls_make_one_client(serve, connect_gemini, monkeypatch):
 
 
 def test_the_environment_of_the_real_sdk_is_honoured(serve, monkeypatch):
-    """GOOGLE_API_KEY beats GEMINI_API_KEY; address and version come from Google's variables."""
     server = serve(says(says_gemini("x")))
     monkeypatch.setenv("GEMINI_API_KEY", "AIzaOther-1234567890")
     monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", f"http://127.0.0.1:{server.port}/gateway/")
@@ -103,7 +102,6 @@ def test_the_environment_of_the_real_sdk_is_honoured(serve, monkeypatch):
 
 
 def test_own_headers_are_sent(serve, connect_gemini):
-    """A gateway's header goes along."""
     server = serve(says(says_gemini("x")))
     ask(connect_gemini(server, headers={"x-gateway": "g"}, api_version="v1beta"))
     assert server.requests[0].headers["x-gateway"] == "g"
@@ -111,7 +109,6 @@ def test_own_headers_are_sent(serve, connect_gemini):
 
 
 def test_the_scope_tells_accounts_apart_and_shows_no_key():
-    """Another key or place is another quota; nothing shows the key."""
     scopes = [
         GeminiProvider(GEMINI_KEY).scope,
         GeminiProvider("AIzaOther-1234567890").scope,

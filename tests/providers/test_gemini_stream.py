@@ -62,21 +62,18 @@ def test_text_comes_in_pieces_and_the_answer_is_whole(serve, connect_gemini):
 
 
 def test_thoughts_are_not_streamed(serve, connect_gemini):
-    """A chunk of thoughts yields nothing."""
     thought = chunk("Hmm")
     thought["candidates"][0]["content"]["parts"][0]["thought"] = True
     assert list(begin(connect_gemini(serve(sends(sse(thought, chunk("Lima", "STOP"))))))) == ["Lima"]
 
 
 def test_a_blocked_prompt_ends_the_stream(serve, connect_gemini):
-    """No candidate will come: an empty answer with its reason."""
     stream = begin(connect_gemini(serve(sends(sse({"promptFeedback": {"blockReason": "SAFETY"}})))))
     assert list(stream) == []
     assert (stream.answer.text, stream.answer.finish_reason) == ("", "content_filter")
 
 
 def test_usage_may_come_after_the_reason(serve, connect_gemini):
-    """The stream is read to its end."""
     late = {"usageMetadata": {"promptTokenCount": 8}}
     stream = begin(connect_gemini(serve(sends(sse(chunk("x", "STOP"), late)))))
     assert list(stream) == ["x"]
@@ -130,7 +127,6 @@ def test_a_refusal_comes_before_the_stream(serve, connect_gemini, script, kind, 
 
 @pytest.mark.full
 def test_a_server_that_hangs_before_the_head_is_a_time_out(serve, connect_gemini):
-    """The same deadline holds for the beginning."""
     with pytest.raises(ProviderError) as caught:
         list(begin(connect_gemini(serve(hangs)), timeout=0.3))
     assert caught.value.kind is ErrorKind.TIMEOUT

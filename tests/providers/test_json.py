@@ -46,7 +46,6 @@ def without_orjson() -> Iterator[None]:
 
 
 def outcome(read: Callable[[bytes], Any], text: bytes) -> str:
-    """What was read, or the kind of error."""
     try:
         return repr(read(text))
     except RecursionError:
@@ -58,7 +57,6 @@ def outcome(read: Callable[[bytes], Any], text: bytes) -> str:
 @pytest.mark.full
 @given(VALUES, st.booleans())
 def test_what_was_written_is_read(value: Any, ascii_only: bool) -> None:
-    """NaN, infinity and lone surrogates included."""
     text = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
     assert outcome(decode_json, text) == outcome(json.loads, text)
 
@@ -73,7 +71,6 @@ def test_what_was_written_is_read(value: Any, ascii_only: bool) -> None:
     ],
 )
 def test_what_few_servers_send_is_read_alike(text: bytes) -> None:
-    """Or refused alike, and as without ``orjson``."""
     read = outcome(decode_json, text)
     assert read == outcome(json.loads, text)
     with without_orjson():
@@ -110,7 +107,6 @@ def test_what_is_sent_says_what_was_asked(body: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_a_number_that_is_not_finite_is_never_sent(number: float) -> None:
-    """``orjson`` would write ``null`` for it."""
     for body in ({"temperature": number}, {"extra": [None, {"x": number}]}):
         with pytest.raises(ValueError, match="not JSON compliant"):
             encode_json(body)

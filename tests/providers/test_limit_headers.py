@@ -205,7 +205,6 @@ def test_limits_that_name_their_minute_are_read(requests: str) -> None:
 
 @given(st.dictionaries(st.sampled_from(["x-ratelimit-limit-tokens", "x-ratelimit-reset-tokens"]), st.text()))
 def test_no_limit_header_can_raise(headers: dict[str, str]) -> None:
-    """Whatever is written there, a report is numbers or nothing."""
     report = read_limits(headers, NOON)
     assert report is None or (report.tokens_reset or 0.0) < math.inf
 
@@ -278,6 +277,5 @@ def test_a_clock_that_is_wrong_is_corrected_by_the_servers_date() -> None:
     )
 )
 def test_no_limit_header_of_anthropics_can_raise(named: dict[str, str]) -> None:
-    """Whatever is written there, a report is numbers or nothing."""
     report = read_anthropic_limits(anthropics(**named), NOON)
     assert report is None or (report.requests_reset or 0.0) < math.inf

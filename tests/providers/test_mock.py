@@ -18,7 +18,6 @@ def ask(provider: MockProvider, prompt: str = "p") -> Answer:
 
 
 def test_without_a_script_an_answer_belongs_to_its_prompt():
-    """Different prompts, different answers; usage is told."""
     provider = MockProvider()
     assert ask(provider, "a").text != ask(provider, "b").text
     assert ask(provider, "a").text == ask(provider, "a").text
@@ -43,7 +42,6 @@ def test_scripts_are_lists_mappings_or_functions():
 
 
 def test_calls_fail_where_they_are_told_to():
-    """Rate limits and failures hit the nth call."""
     mine = RuntimeError("mine")
     provider = MockProvider(rate_limit_on={2}, retry_after=3.0, fail_on={3: ErrorKind.SERVER_ERROR, 4: mine})
     ask(provider)
@@ -59,7 +57,6 @@ def test_calls_fail_where_they_are_told_to():
 
 
 def test_every_call_is_recorded():
-    """Number, request, attempt, time-out and thread; failed calls too."""
     provider = MockProvider(fail_on={1: ErrorKind.TIMEOUT})
     with pytest.raises(ProviderError):
         ask(provider, "a")

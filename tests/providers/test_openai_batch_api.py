@@ -30,7 +30,6 @@ def side():
 
 @pytest.mark.parametrize("way", ["chat", "responses"])
 def test_lines_carry_the_very_body_of_a_real_time_call(serve, connect, way):
-    """All parameters are in it, and the url is the endpoint's."""
     server = serve(says({"error": "no"}, "400 Bad Request"))
     provider = connect(server, api=way)
     schema = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
@@ -56,7 +55,6 @@ def test_a_batch_of_responses(tmp_path):
 
 
 def test_a_request_that_is_wrong_fails_alone(tmp_path):
-    """Its line is in the error file, which is read too."""
     asked = [*requests(2), Request(prompt="x", params=Generation(temperature=0.1, extra={"messages": []}))]
     with world() as (_, batches):
         batch = ended(batches, create(batches, tmp_path, asked))
@@ -132,7 +130,6 @@ def test_a_create_after_its_file_is_deleted_is_refused_for_certain(tmp_path):
 
 
 def test_the_form_is_multipart_with_the_bytes_of_the_file(api, tmp_path):
-    """And under a name that ends as OpenAI asks."""
     batches, server = api(says({"id": "file-9", "bytes": 4, "filename": "sb-x.jsonl"}), batch_purpose="b-api")
     source = tmp_path / "lines"
     source.write_bytes(b"a\r\nb")
@@ -199,7 +196,6 @@ def test_a_file_is_looked_for_to_the_end_of_the_list(api):
     ],
 )
 def test_a_file_is_deleted_only_by_the_providers_own_word(api, status, body, gone):
-    """A fence that is not certain is none."""
     batches, server = api(says(body, status))
     if gone:
         batches.delete_file("file-1", 5)
@@ -284,7 +280,6 @@ def test_what_servers_leave_out_or_write_otherwise_is_tolerated(api, told):
 
 
 def test_a_job_in_a_wrapping_is_unwrapped(api):
-    """As Together answers a create."""
     batches, _ = api(says({"job": described(status="VALIDATING"), "warning": ""}, "201 Created"))
     assert batches.create(creation(), 5).mark == MARK
 
@@ -368,7 +363,6 @@ def test_a_list_that_turns_in_a_circle_is_an_error(api):
 
 
 def test_long_ids_of_gateways_are_taken(api):
-    """LiteLLM's are base64 texts of hundreds of characters."""
     long = "bGl0ZWxsbV9wcm94eTo" * 30 + "=="
     batches, server = api(says(described(id=long)))
     assert batches.get(long, 5).id == long

@@ -105,7 +105,6 @@ def test_what_became_of_a_request_without_an_answer(said, outcome, kind):
 
 @pytest.mark.parametrize("wrapped", [True, False])
 def test_an_error_next_to_the_response_says_what_its_status_means(wrapped):
-    """vLLM's lines have no body where a request failed."""
     told = {"message": "This model's maximum context length is 8 tokens.", "code": 400}
     line = read(result_line(400, None, error={"error": told} if wrapped else {"object": "error", **told}))
     assert (line.outcome, line.error.kind, line.error.status) == (FAILED, ErrorKind.CONTEXT_TOO_LONG, 400)
@@ -113,7 +112,6 @@ def test_an_error_next_to_the_response_says_what_its_status_means(wrapped):
 
 
 def test_an_answer_that_may_have_been_billed_says_so():
-    """Status 0 and gateway time-outs: whether it ran is unknown."""
     assert read(result_line(0, "")).error.maybe_billed
     assert read(result_line(504, "")).error.maybe_billed
     assert not read(result_line(500, error("oh"))).error.maybe_billed
@@ -152,7 +150,6 @@ def test_a_vector_is_placed_and_checked():
     ],
 )
 def test_what_is_no_line_of_results_is_refused_by_name(line):
-    """And the refusal holds nothing of it."""
     with pytest.raises(ValueError) as caught:
         read(line)
     assert caught.value.__cause__ is None

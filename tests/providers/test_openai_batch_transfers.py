@@ -78,7 +78,6 @@ def test_every_call_ends_at_its_deadline(api, script, tls, monkeypatch):
 
 @pytest.mark.full
 def test_a_server_that_does_not_read_ends_an_upload_at_its_deadline(tmp_path):
-    """The request is stuck half-way, in the system's buffers."""
     source = tmp_path / "lines"
     with open(source, "wb") as file:
         file.truncate(64 * MB)
@@ -92,7 +91,6 @@ def test_a_server_that_does_not_read_ends_an_upload_at_its_deadline(tmp_path):
 
 @pytest.mark.full
 def test_a_list_of_many_pages_has_one_deadline(api):
-    """Each page is quick, all of them are not."""
     numbers = iter(range(10**6))
 
     def page(exchange):
@@ -109,7 +107,6 @@ def test_a_list_of_many_pages_has_one_deadline(api):
 
 
 def test_whole_bodies_come_whole(api):
-    """By length, in chunks, to the end of the connection, compressed."""
     text = b"".join(b'{"line": %d}\n' % number for number in range(20_000))
 
     def chunked(exchange):
@@ -276,7 +273,6 @@ def test_a_file_that_shrinks_while_it_is_sent_is_an_error(tmp_path):
 
 
 def test_no_netrc_no_cookies_no_redirects(api, tmp_path, monkeypatch):
-    """``requests`` does all of that unless it is told otherwise."""
     netrc = tmp_path / "netrc"
     netrc.write_text("machine 127.0.0.1 login a password stolen\n")
     netrc.chmod(0o600)
@@ -293,7 +289,6 @@ def test_no_netrc_no_cookies_no_redirects(api, tmp_path, monkeypatch):
 
 
 def test_calls_go_through_the_proxy_of_the_environment(serve, monkeypatch):
-    """With its password, which is not part of any error."""
     proxy = serve(says(described()), says("", "407 No"))
     monkeypatch.setenv("HTTP_PROXY", f"http://user:canary@127.0.0.1:{proxy.port}")
     provider = OpenAIProvider(api_key=KEY, base_url="http://api.invalid/v1", allow_http=True)

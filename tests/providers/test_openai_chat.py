@@ -93,14 +93,12 @@ def test_strict_mode_is_asked_for_where_the_schema_allows_it(serve, connect, sch
 
 
 def test_the_name_of_the_output_cap_can_be_chosen(serve, connect):
-    """Servers other than OpenAI's get max_tokens unless told otherwise."""
     server = serve(says(chat()))
     ask(connect(server, max_tokens_field="max_completion_tokens"), max_tokens=5)
     assert server.requests[0].json()["max_completion_tokens"] == 5
 
 
 def test_messages_and_content_parts_go_out_as_they_are(serve, connect):
-    """A conversation keeps its roles, order and parts."""
     part = {"type": "image_url", "image_url": {"url": "data:,"}}
     server = serve(says(chat()))
     ask(connect(server), (Message("user", "a"), Message("assistant", "b"), Message("user", (part,))))
@@ -112,7 +110,6 @@ def test_messages_and_content_parts_go_out_as_they_are(serve, connect):
 
 
 def test_line_separators_are_escaped_in_the_body(serve, connect):
-    """No raw U+2028 or other separator leaves: bodies are ASCII."""
     server = serve(says(chat()))
     ask(connect(server), "a\u2028b\u0085c\0d")
     body = server.requests[0].body
@@ -187,7 +184,6 @@ def test_half_an_answer_is_the_failure_that_ended_it(serve, connect, changes, co
     ],
 )
 def test_missing_or_absurd_usage_is_no_usage(serve, connect, usage):
-    """The caller estimates instead of booking nonsense."""
     assert ask(connect(serve(says(chat(usage=usage))))).usage is None
 
 
@@ -225,7 +221,6 @@ def test_a_total_that_another_count_explains_is_no_output(serve, connect, others
 
 
 def test_usage_without_details_counts(serve, connect):
-    """Compatible servers leave the details out."""
     usage = {"prompt_tokens": 3, "completion_tokens": 4}
     assert ask(connect(serve(says(chat(usage=usage))))).usage == Usage(3, 4)
 
@@ -261,7 +256,6 @@ def test_tokens_of_an_unusable_answer_are_still_told(serve, connect):
 
 
 def test_limits_and_the_request_id_are_read(serve, connect):
-    """What the headers say about limits travels with the answer."""
     answer = ask(
         connect(
             serve(
@@ -305,7 +299,6 @@ def says_with_id(value: str) -> bytes:
     ],
 )
 def test_what_cannot_be_sent_is_refused_before(serve, connect, params, field):
-    """check() names the field, and nothing reaches the server."""
     server = serve(says(chat()))
     with pytest.raises(InvalidRequest) as caught:
         connect(server).check(Request(prompt="p", params=Generation(**params)), model="m")
@@ -314,7 +307,6 @@ def test_what_cannot_be_sent_is_refused_before(serve, connect, params, field):
 
 
 def test_a_model_needs_a_name(serve, connect):
-    """An empty model, or one with control characters, is refused."""
     provider = connect(serve(says(chat())))
     provider.check(Request(prompt="p"), model="org/model:free")
     for model in ("", "a\nb"):

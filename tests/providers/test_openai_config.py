@@ -27,7 +27,6 @@ def test_the_environment_of_the_real_sdk_is_honoured(serve, monkeypatch):
 
 
 def test_other_servers_need_no_key(serve, connect):
-    """Without a key no Authorization is sent."""
     server = serve(says(chat()))
     ask(connect(server, api_key=None))
     assert "authorization" not in server.requests[0].headers
@@ -42,7 +41,6 @@ def test_own_headers_replace_the_usual_ones(serve, connect):
 
 
 def test_plain_http_is_for_servers_without_a_key():
-    """There is nothing to overhear."""
     OpenAIProvider(None, "http://vllm:8000/v1")
 
 
@@ -63,7 +61,6 @@ def test_the_scope_tells_quotas_apart_and_shows_no_key():
 
 
 def test_the_output_cap_is_named_as_the_place_knows_it():
-    """OpenAI and Azure take max_completion_tokens, others max_tokens."""
     assert OpenAIProvider(KEY)._parameters.max_tokens_field("m") == "max_completion_tokens"
     azure = OpenAIProvider(KEY, "https://res.openai.azure.com/openai/v1")
     assert azure._parameters.max_tokens_field("m") == "max_completion_tokens"

@@ -52,7 +52,6 @@ def test_the_one_vector_without_an_index_is_that_of_the_text_that_is_left(serve,
     "indices", [(None, 1, None), (0, 0), (0, 2), (-1, 0), (None, 5, 1), ("0", 1), (True, 0)]
 )
 def test_indices_that_leave_a_doubt_are_refused(serve, connect, indices):
-    """A vector of another text is worse than none."""
     with pytest.raises(ProviderError) as caught:
         embed(connect(serve(vectors(indices))), indices)
     assert caught.value.kind is ErrorKind.INVALID_RESPONSE

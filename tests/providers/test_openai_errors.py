@@ -51,7 +51,6 @@ def test_a_key_that_comes_back_as_a_code_or_an_id_is_left_out(serve, connect):
 
 
 def test_the_waiting_time_may_stand_in_the_text(serve, connect):
-    """Without a header, "try again in …" counts."""
     text = "Limit 3, Used 3. Please try again in 1m2.5s. Visit us."
     assert fails(serve, connect, says(error(text), "429 X")).retry_after == 62.5
     assert fails(serve, connect, says(error("try again in a while"), "429 X")).retry_after is None
@@ -68,7 +67,6 @@ def test_the_waiting_time_may_stand_in_the_text(serve, connect):
     ],
 )
 def test_the_waiting_time_may_stand_in_headers_within_the_body(serve, connect, reset, seconds):
-    """OpenRouter sends it so, as a moment of its own clock."""
     body = {"error": {"message": "Rate limit exceeded: free-models-per-min.", "code": 429}}
     body["error"]["metadata"] = {"headers": {"X-RateLimit-Limit": "20", "X-RateLimit-Reset": reset}}
     answer = says(body, "429 Too Many Requests", date="Wed, 18 Nov 2026 12:00:10 GMT")
@@ -98,7 +96,6 @@ def test_error_bodies_come_in_many_shapes(serve, connect, body, kind, part):
 
 
 def test_an_error_object_in_a_success_is_an_error(serve, connect):
-    """A 200 with an error inside is judged by its code."""
     found = fails(serve, connect, says(error("overloaded", "server_error", 503)))
     assert found.kind is ErrorKind.SERVER_ERROR
     assert found.maybe_billed
@@ -119,5 +116,4 @@ def test_any_run_of_twenty_characters_is_an_echo(prompt, data):
 
 @given(st.text("abc", min_size=20, max_size=40), st.text("xyz ", max_size=80))
 def test_foreign_texts_are_no_echo(prompt, text):
-    """A text that shares nothing with the prompt is kept."""
     assert not echoes(text, iter([prompt]))

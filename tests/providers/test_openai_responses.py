@@ -12,7 +12,6 @@ from tests.properties.real_bodies import response as real_response
 
 
 def response(*parts: dict, status: str = "completed", **changes: object) -> dict:
-    """A response as OpenAI sends it."""
     output = [{"type": "reasoning", "id": "rs_1", "summary": []}]
     output += [{"type": "message", "role": "assistant", "content": list(parts)}]
     found = real_response(status, output=output)
@@ -74,7 +73,6 @@ def test_messages_and_formats_change_their_shape(serve, connect):
 
 @pytest.mark.parametrize("named", [{"schema": SCHEMA}, {"response_format": {"type": "json_object"}}])
 def test_the_format_goes_next_to_what_extra_says_of_the_text(serve, connect, named):
-    """Neither replaces the other."""
     server = serve(says(response(text("x"))))
     ask(connect(server, api="responses"), **named, extra={"text": {"verbosity": "low"}})
     sent = server.requests[0].json()["text"]
@@ -95,7 +93,6 @@ def test_the_format_goes_next_to_what_extra_says_of_the_text(serve, connect, nam
     ],
 )
 def test_what_would_be_said_twice_is_refused_before(serve, connect, params, part):
-    """The error names both places, and nothing reaches the server."""
     server = serve(says(response(text("x"))))
     provider = connect(server, api="responses")
     with pytest.raises(InvalidRequest, match=part) as caught:
@@ -141,7 +138,6 @@ def test_the_ends_of_a_response(serve, connect, body, words, finish):
     ],
 )
 def test_a_failed_response_is_an_error_although_the_status_is_200(serve, connect, code, kind):
-    """The failure's code decides, its tokens are told."""
     body = response(status="failed", error={"code": code, "message": "it broke"})
     with pytest.raises(ProviderError) as caught:
         ask(connect(serve(says(body)), api="responses"))
@@ -151,14 +147,12 @@ def test_a_failed_response_is_an_error_although_the_status_is_200(serve, connect
 
 @pytest.mark.parametrize("body", [{}, response(output=None), response(status="in_progress"), {"output": "x"}])
 def test_a_response_without_output_is_invalid(serve, connect, body):
-    """Nothing to read is an invalid response."""
     with pytest.raises(ProviderError) as caught:
         ask(connect(serve(says(body)), api="responses"))
     assert caught.value.kind is ErrorKind.INVALID_RESPONSE
 
 
 def test_errors_have_the_common_shape(serve, connect):
-    """An error status is read as everywhere."""
     with pytest.raises(ProviderError) as caught:
         ask(connect(serve(says(error("no", None, "model_not_found"), "404 X")), api="responses"))
     assert caught.value.code == "model_not_found"

@@ -36,13 +36,11 @@ COUNTED = {"prompt_tokens": 31, "completion_tokens": 2, "total_tokens": 33}
 
 
 def data(value: Any, name: str = "") -> bytes:
-    """One event."""
     line = b"data: " + json.dumps(value).encode() + b"\n\n"
     return f"event: {name}\n".encode() + line if name else line
 
 
 def said(text: Any = None, finish: str | None = None, **delta: Any) -> bytes:
-    """A chunk of a chat."""
     content = {} if text is None else {"content": text}
     choice = {"index": 0, "delta": {**content, **delta}, "finish_reason": finish}
     return data({"id": "chatcmpl-1", "model": "gpt-5-mini-2026", "choices": [choice], "usage": None})
@@ -131,7 +129,6 @@ def test_keep_alives_and_comments_are_passed_over(serve: Serve, connect: Connect
 
 
 def test_a_text_that_comes_in_parts_is_handed_on_without_the_thoughts(serve: Serve, connect: Connect) -> None:
-    """Mistral's models that reason send lists in the place of texts."""
     thought = said([{"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}])
     script = streams(thought, said([{"type": "text", "text": "Li"}]), said("ma"), DONE)
     assert list(stream(connect(serve(script)))) == ["Li", "ma"]
@@ -146,7 +143,6 @@ def test_a_refusal_is_handed_on_and_named(serve: Serve, connect: Connect) -> Non
 
 
 def test_the_output_cap_shows_in_the_finish_reason(serve: Serve, connect: Connect) -> None:
-    """A cut answer is not swallowed."""
     reading = stream(connect(serve(streams(said("Li"), said(None, "length"), USED, DONE))))
     list(reading)
     assert reading.answer.finish_reason == "length"
@@ -176,21 +172,18 @@ def test_missing_usage_is_none_and_not_zero(serve: Serve, connect: Connect) -> N
 def test_an_error_inside_a_stream_is_classified(
     serve: Serve, connect: Connect, sent: dict[str, Any], kind: ErrorKind
 ) -> None:
-    """A 200 does not make an answer of it."""
     found = error_of(stream(connect(serve(streams(said("Li"), data(sent), DONE)))))
     assert (found.kind, found.maybe_billed) == (kind, True)
 
 
 @pytest.mark.parametrize("empty", [None, {}, "", {"message": "", "type": "", "param": "", "code": None}])
 def test_an_error_that_says_nothing_is_none(serve: Serve, connect: Connect, empty: Any) -> None:
-    """Gateways such as one-api put it next to each answer."""
     choice = {"index": 0, "delta": {"content": "Lima"}, "finish_reason": "stop", "error": empty}
     script = streams(data({"choices": [choice], "error": empty}), DONE)
     assert list(stream(connect(serve(script)))) == ["Lima"]
 
 
 def test_an_error_inside_a_stream_carries_no_prompt_and_no_key(serve: Serve, connect: Connect) -> None:
-    """Whatever the server repeats."""
     prompt = "a very secret prompt that nobody may see"
     sent = error(f"key {KEY}: bad prompt {prompt!r}", "server_error")
     text = str(error_of(stream(connect(serve(streams(said("Li"), data(sent)))), prompt)))
@@ -221,21 +214,18 @@ def test_an_error_inside_a_stream_carries_no_prompt_and_no_key(serve: Serve, con
 def test_refusals_and_rubbish_are_classified(
     serve: Serve, connect: Connect, script: Script, kind: ErrorKind
 ) -> None:
-    """Before the first piece it is as with a whole answer."""
     found = error_of(stream(connect(serve(script))))
     assert found.kind is kind
     assert found.retry_after == (7 if kind is ErrorKind.RATE_LIMIT else None)
 
 
 def test_a_server_that_does_not_stream_is_understood(serve: Serve, connect: Connect) -> None:
-    """Its whole answer is one piece."""
     reading = stream(connect(serve(says(chat("Lima"), content_type="Application/JSON"))))
     assert list(reading) == ["Lima"]
     assert reading.answer.usage == Usage(31, 78, 5, 64, cache_write_tokens=20)
 
 
 def test_limits_are_read_from_the_head(serve: Serve, connect: Connect) -> None:
-    """As from a whole answer."""
     head = HEAD[:-2] + b"x-ratelimit-limit-requests: 500\r\n\r\n"
     reading = stream(connect(serve(streams(*LIMA, head=head))))
     list(reading)
@@ -261,7 +251,6 @@ def test_a_body_that_is_cut_is_no_end(serve: Serve, connect: Connect, body: tupl
 
 
 def test_closing_ends_the_wait_for_the_first_byte(serve: Serve, connect: Connect) -> None:
-    """A model may think for minutes before it says anything."""
     server = serve(hangs, streams(*LIMA))
     provider = connect(server)
     reading = stream(provider)
@@ -274,7 +263,6 @@ def test_closing_ends_the_wait_for_the_first_byte(serve: Serve, connect: Connect
 
 
 def test_what_is_closed_before_it_is_read_is_never_sent(serve: Serve, connect: Connect) -> None:
-    """Nothing is paid for it."""
     server = serve(streams(*LIMA))
     reading = stream(connect(server))
     reading.close()
@@ -302,7 +290,6 @@ def test_what_is_closed_while_it_is_dialled_is_never_sent(
 
 
 def test_closing_after_the_end_disturbs_nobody(serve: Serve, connect: Connect) -> None:
-    """The connection belongs to another call by then."""
     server = serve(streams(*LIMA))
     provider = connect(server)
     old = stream(provider)
@@ -345,7 +332,6 @@ CREATED = event("response.created", response=response("in_progress", output=[], 
 
 
 def test_a_response_comes_in_pieces_and_ends_with_the_whole(serve: Serve, connect: Connect) -> None:
-    """There is no end mark: the last event carries the response."""
     server = serve(streams(CREATED, delta("Li"), event("response.odd"), delta("ma"), ended()))
     provider = connect(server, api="responses")
     for _ in range(2):
@@ -358,7 +344,6 @@ def test_a_response_comes_in_pieces_and_ends_with_the_whole(serve: Serve, connec
 
 
 def test_an_incomplete_response_says_why(serve: Serve, connect: Connect) -> None:
-    """The cap on output is a finish reason, not an error."""
     last = ended("incomplete", text="Li", incomplete_details={"reason": "max_output_tokens"})
     reading = stream(connect(serve(streams(CREATED, delta("Li"), last)), api="responses"))
     assert list(reading) == ["Li"]
@@ -366,7 +351,6 @@ def test_an_incomplete_response_says_why(serve: Serve, connect: Connect) -> None
 
 
 def test_a_refused_response_is_named(serve: Serve, connect: Connect) -> None:
-    """Its pieces are the refusal's."""
     message = {"type": "message", "content": [{"type": "refusal", "refusal": "No."}]}
     script = streams(CREATED, delta("No.", "refusal"), ended(output=[message]))
     reading = stream(connect(serve(script), api="responses"))
@@ -375,14 +359,12 @@ def test_a_refused_response_is_named(serve: Serve, connect: Connect) -> None:
 
 
 def test_a_failed_response_is_an_error_with_what_it_used(serve: Serve, connect: Connect) -> None:
-    """Inside a 200."""
     failed = ended("failed", error={"code": "rate_limit_exceeded", "message": "slow"}, output=[])
     found = error_of(stream(connect(serve(streams(CREATED, delta("Li"), failed)), api="responses")))
     assert (found.kind, found.usage) == (ErrorKind.RATE_LIMIT, Usage(31, 2))
 
 
 def test_an_error_event_is_classified(serve: Serve, connect: Connect) -> None:
-    """Its fields stand in the event itself."""
     script = streams(CREATED, event("error", code="server_error", message="oops", param=None))
     found = error_of(stream(connect(serve(script), api="responses")))
     assert (found.kind, found.code) == (ErrorKind.SERVER_ERROR, "server_error")
@@ -392,14 +374,12 @@ def test_an_error_event_is_classified(serve: Serve, connect: Connect) -> None:
 def test_a_response_without_its_last_event_is_an_error(
     serve: Serve, connect: Connect, last: list[bytes]
 ) -> None:
-    """However orderly it ended."""
     found = error_of(stream(connect(serve(streams(CREATED, delta("Li"), *last)), api="responses")))
     assert found.kind in (ErrorKind.NETWORK_ERROR, ErrorKind.INVALID_RESPONSE)
     assert found.maybe_billed
 
 
 def test_a_response_without_deltas_is_one_piece(serve: Serve, connect: Connect) -> None:
-    """Some servers say all at the end."""
     assert list(stream(connect(serve(streams(CREATED, ended())), api="responses"))) == ["Lima"]
 
 

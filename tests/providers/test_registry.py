@@ -28,7 +28,6 @@ from smartbatch.types import Request
 
 
 def test_a_model_splits_at_its_first_colon():
-    """Model names may hold colons themselves; prefixes are not case-sensitive."""
     assert parse_model("openai:gpt-5-mini") == ("openai", "gpt-5-mini")
     assert parse_model("OpenAI: qwen:0.5b ") == ("openai", "qwen:0.5b")
 
@@ -47,7 +46,6 @@ def test_a_model_splits_at_its_first_colon():
     ],
 )
 def test_models_that_are_refused(model, part):
-    """The error lists what is known."""
     with pytest.raises(ConfigError, match=part):
         parse_model(model)
 
@@ -80,13 +78,11 @@ def test_each_prefix_makes_its_provider():
 
 
 def test_an_unknown_option_is_refused():
-    """The error names provider and option."""
     with pytest.raises(ConfigError, match=r"openai: .*'base_ulr'"):
         create("openai:m", clock=VirtualClock(), options={"base_ulr": "x"})
 
 
 def test_own_providers_can_be_registered(monkeypatch):
-    """A third party's prefix works like ours."""
     own_registry(monkeypatch)
     mock = MockProvider()
     providers.register("Mine", lambda name, clock, options: (mock, name.upper()))

@@ -27,7 +27,6 @@ class Wire:
 
 
 def read(sent: bytes, size: int = 1 << 20) -> tuple[IncomingResponse, bytes]:
-    """The response in ``sent`` with its body."""
     response = IncomingResponse(Wire(sent, size))
     return response, b"".join(iter(response.piece, b""))
 
@@ -57,7 +56,6 @@ CHUNKED = answer("Transfer-Encoding: chunked", body=b"5;a=b\r\nhello\r\nA\r\n, w
     ],
 )
 def test_an_answer_is_the_same_however_it_is_cut_into_pieces(sent, body, size):
-    """The connection of a whole answer serves the next call, too."""
     response, found = read(sent, size)
     assert (found, response.reusable) == (body, True)
 
@@ -78,7 +76,6 @@ def test_names_are_in_lower_case_and_values_without_blanks_around_them():
 
 
 def test_a_value_that_goes_on_in_the_next_line_is_joined():
-    """As was once allowed."""
     response, body = read(answer("x-long: one", "  two", "\tthree", "content-length: 2", body=b"{}"))
     assert (response.headers["x-long"], body, response.reusable) == ("one two three", b"{}", True)
 
@@ -87,7 +84,6 @@ def test_a_value_that_goes_on_in_the_next_line_is_joined():
     "line", ["no colon", "content-length : 9", ": no name", "x: a\0b", "x: a\rcontent-length: 9"]
 )
 def test_a_line_that_is_no_header_is_left_out_and_ends_the_connection(line):
-    """Who sends it may mean another length than we read."""
     response, body = read(answer(line, "content-length: 2", body=b"{}"))
     assert (body, response.reusable) == (b"{}", False)
     assert response.headers == {"content-length": "2"}
@@ -139,7 +135,6 @@ def test_a_connection_is_kept_only_where_the_end_of_the_body_is_certain(sent, re
     ],
 )
 def test_what_is_cut_too_long_or_contradicts_itself_is_an_error(sent, error):
-    """None of it is taken for an answer."""
     with pytest.raises(error):
         read(sent, 4096)
 
@@ -153,7 +148,6 @@ class Kept(Wire):
 
 
 def test_another_protocol_is_known_by_its_first_bytes():
-    """A server that greets and then waits is not waited for."""
     with pytest.raises(HTTPException):
         IncomingResponse(Kept(b"SSH-2.0-OpenSSH_9\r\n"))
 

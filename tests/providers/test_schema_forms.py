@@ -72,7 +72,6 @@ def test_openai_gets_the_strict_form() -> None:
 
 
 def test_anthropic_gets_the_bounds_in_the_description() -> None:
-    """Optional properties stay optional."""
     form = for_anthropic(schema_of(Bounded)[0])
     assert form is not None
     assert form["required"] == ["stars", "place", "leaf", "mark"]
@@ -151,7 +150,6 @@ def test_common_parts_belong_to_each_branch_of_a_choice() -> None:
 
 
 def test_an_instruction_holds_its_schema() -> None:
-    """As the last part of a text."""
     schema = {"type": "array", "items": {"enum": ["é", 1]}}
     assert instructed_schema("Be brief.\n\n" + instruction(schema)) == schema
     assert instructed_schema("Be brief.") is None

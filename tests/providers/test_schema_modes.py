@@ -92,7 +92,6 @@ def test_a_flaw_of_one_schema_does_not_change_how_others_are_sent(serve, connect
 
 @pytest.mark.parametrize("mode", ["json_schema", "json_object"])
 def test_a_mode_that_is_given_is_kept(serve, connect, mode):
-    """A refusal is the caller's to hear, and teaches nothing."""
     provider = connect(serve(refuses(REFUSALS[0])))
     with pytest.raises(ProviderError) as caught:
         ask(provider, schema=SCHEMA, schema_mode=mode)
@@ -108,7 +107,6 @@ def test_a_response_format_of_the_users_own_teaches_nothing(serve, connect):
 
 
 def test_the_instruction_joins_the_one_that_is_there(connect, serve):
-    """Some servers take one system message, and only as the first."""
     provider = connect(serve(says(chat())))
     text = instruction(body_of(provider, system="Be brief.", schema_mode="prompt"))
     assert text.startswith("Be brief.\n\nAnswer with one JSON value")

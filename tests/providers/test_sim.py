@@ -47,7 +47,6 @@ def test_an_answer_is_the_emulators():
 
 
 def test_latency_passes_on_the_given_clock():
-    """A call takes the latency, and so much more a token."""
     provider, clock = sim(latency=0.2, per_token=0.01)
     answer = ask(provider)
     assert clock.now() == pytest.approx(0.2 + 0.01 * answer.usage.output_tokens)
@@ -67,7 +66,6 @@ def test_latencies_spread_around_their_median():
 
 
 def test_a_call_slower_than_its_timeout_ends_there():
-    """The time-out passes, not the latency."""
     provider, clock = sim(latency=5.0)
     with pytest.raises(ProviderError) as caught:
         ask(provider, timeout=1.0)
@@ -91,7 +89,6 @@ def test_faults_are_as_frequent_as_asked_and_repeat_with_the_seed():
 
 
 def test_a_second_attempt_throws_the_rng_again():
-    """A prompt that failed once is not doomed."""
     provider, _ = sim(faults={"503": 0.5})
     results = []
     for attempt in range(40):
@@ -139,7 +136,6 @@ def test_tokens_and_the_output_cap():
 
 
 def test_structured_answers_follow_their_schema():
-    """Schema and response_format give JSON."""
     provider, _ = sim()
     schema = {
         "type": "object",
@@ -186,7 +182,6 @@ SIZED = {
 
 @pytest.mark.parametrize("part", [pytest.param(part, id=name) for name, part in (BOUNDED | SIZED).items()])
 def test_answers_keep_the_bounds_of_their_schema(part):
-    """What the simulation answers passes the check of structured answers."""
     provider, _ = sim()
     schema = {"type": "object", "properties": {"value": part}, "required": ["value"]}
     text = ask(provider, schema=schema).text
@@ -195,14 +190,12 @@ def test_answers_keep_the_bounds_of_their_schema(part):
 
 @pytest.mark.parametrize("part", [pytest.param(part, id=name) for name, part in BOUNDED.items()])
 def test_so_do_numbers_of_the_emulator(part):
-    """Both choose numbers alike."""
     schema = {"type": "object", "properties": {"value": part}, "required": ["value"]}
     text = json.dumps(instance(schema, "Hello?"))
     assert read_answer(Generation(schema=schema), text, "stop") == Parsed(json.loads(text))
 
 
 def test_options_are_read_from_the_model():
-    """What stands after the question mark sets the provider."""
     assert parse_options("latency=0.2&sigma=0.5&faults=0.02&rpm=600&seed=3") == {
         "latency": "0.2",
         "latency_sigma": 0.5,
@@ -224,7 +217,6 @@ def test_options_are_read_from_the_model():
     ],
 )
 def test_options_that_are_refused(text, part):
-    """The error names the option, and what is known."""
     with pytest.raises(ConfigError, match=part):
         parse_options(text)
 
@@ -246,7 +238,6 @@ def test_options_that_are_refused(text, part):
     ],
 )
 def test_settings_that_are_refused(settings):
-    """Ranges are checked when the provider is made."""
     with pytest.raises(ConfigError, match="sim:"):
         sim(**settings)
 
@@ -259,7 +250,6 @@ def test_any_text_has_an_answer(prompt, attempt):
 
 
 def test_the_kinds_of_faults_are_published():
-    """Each kind can be set alone."""
     for kind in FAULTS:
         with pytest.raises(ProviderError):
             ask(sim(faults={kind: 1.0})[0])
@@ -292,7 +282,6 @@ def test_faults_of_the_connection_come_in_the_middle_of_a_stream(fault):
 
 
 def test_a_stream_keeps_its_time_out():
-    """The time counts for the whole of it."""
     provider, clock = sim(latency=0.2, per_token=0.1)
     with pytest.raises(ProviderError) as caught:
         list(spoken(provider, timeout=0.5))
@@ -301,7 +290,6 @@ def test_a_stream_keeps_its_time_out():
 
 
 def test_a_closed_stream_says_nothing_more():
-    """And has no answer."""
     stream = spoken(sim()[0])
     words = iter(stream)
     next(words)

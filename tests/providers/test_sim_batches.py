@@ -93,7 +93,6 @@ def test_a_cancel_after_the_end_changes_nothing(tmp_path):
 
 @pytest.mark.full
 def test_another_process_finds_the_batch_and_its_results(tmp_path):
-    """The scope is the same, so is the remote side."""
     provider = SimProvider(sleep=lambda _: None, now=lambda: 0.0, batch_seconds=0.0)
     batch = create(provider.batches(), tmp_path, requests(2))
     script = (
@@ -190,7 +189,6 @@ def test_old_batches_are_forgotten_and_one_can_be_deleted(tmp_path, folder):
 
 
 def inputs(folder: Path) -> list[Path]:
-    """The uploaded files on the disk."""
     return list(folder.glob("*/file-*"))
 
 

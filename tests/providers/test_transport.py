@@ -27,7 +27,6 @@ CA = str(Path(__file__).parent / "localhost-ca.pem")
 
 
 def test_connections_are_kept_alive(serve, connect):
-    """Calls one after the other share one connection."""
     server = serve(says(chat()))
     provider = connect(server)
     for _ in range(5):
@@ -94,8 +93,6 @@ def test_a_connection_the_server_closed_is_replaced(serve, connect):
 
 
 def test_an_unknown_name_was_not_billed(monkeypatch):
-    """A name that cannot be resolved is a definite failure."""
-
     def unknown(*args, **kwargs):
         raise socket.gaierror(-2, "Name or service not known")
 
@@ -159,8 +156,6 @@ def test_chunked_and_unframed_answers_are_read(serve, connect):
     ],
 )
 def test_what_is_not_http_is_an_invalid_response(serve, connect, answer):
-    """Another protocol, or a flood of headers, is refused."""
-
     def script(exchange) -> None:
         exchange.send(answer)
         exchange.close()
@@ -170,7 +165,6 @@ def test_what_is_not_http_is_an_invalid_response(serve, connect, answer):
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "GZIP"])
 def test_compressed_answers_are_decoded(serve, connect, encoding):
-    """A server may compress without being asked."""
     body = json.dumps(chat()).encode()
     packed = zlib.compress(body) if encoding == "deflate" else gzip.compress(body)
     server = serve(says(packed, content_encoding=encoding))
@@ -189,7 +183,6 @@ def test_a_body_of_several_gzip_members_is_unpacked_whole(size, padding):
 
 
 def test_a_cut_gzip_member_is_an_error_also_after_a_whole_one():
-    """Never a shorter body."""
     packed = gzip.compress(b"line 1\n") + gzip.compress(b"line 2\n")[:-4]
     with pytest.raises(ProviderError) as caught:
         list(decoded([packed], {"content-encoding": "gzip"}, 1000))
@@ -197,7 +190,6 @@ def test_a_cut_gzip_member_is_an_error_also_after_a_whole_one():
 
 
 def test_an_answer_of_several_gzip_members_is_read_whole(serve, connect):
-    """As a proxy sends that compresses each piece by itself."""
     body = json.dumps(chat()).encode()
     packed = b"".join(gzip.compress(part) for part in (body[:10], b"", body[10:]))
     assert ask(connect(serve(says(packed, content_encoding="gzip")))).text == "Lima"
@@ -206,7 +198,6 @@ def test_an_answer_of_several_gzip_members_is_read_whole(serve, connect):
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 @pytest.mark.parametrize("behind", [b"", bytes(9), b"no member"], ids=["nothing", "padding", "a text"])
 def test_members_come_in_pieces_of_any_size(size, behind):
-    """What stands behind them is left out."""
     packed = gzip.compress(b"one, ") + gzip.compress(b"two") + behind
     pieces = (packed[at : at + size] for at in range(0, len(packed), size))
     assert b"".join(decoded(pieces, {"content-encoding": "gzip"}, 100)) == b"one, two"
@@ -240,7 +231,6 @@ def test_bodies_are_capped_after_decoding(serve, connect, body, encoding, code):
 
 @pytest.mark.full
 def test_a_gzip_bomb_takes_no_more_memory_than_the_cap():
-    """Decoding stops at the cap instead of being measured afterwards."""
     bomb = gzip.compress(bytes(30_000_000))
     tracemalloc.start()
     try:
@@ -291,7 +281,6 @@ def test_an_early_refusal_is_read_although_sending_failed(serve, connect):
 
 
 def test_a_certificate_for_another_name_is_refused(serve, monkeypatch):
-    """A trusted certificate must also name the host."""
     monkeypatch.setenv("SSL_CERT_FILE", CA)
     server = serve(says(chat()), tls=True)
     provider = OpenAIProvider(KEY, f"https://api.example:{server.port}/v1")
@@ -303,7 +292,6 @@ def test_a_certificate_for_another_name_is_refused(serve, monkeypatch):
 
 
 def test_a_trusted_certificate_is_accepted(serve, connect, monkeypatch):
-    """SSL_CERT_FILE names further authorities; connections are kept alive over TLS too."""
     monkeypatch.setenv("SSL_CERT_FILE", CA)
     server = serve(says(chat()), tls=True)
     provider = connect(server)

@@ -26,7 +26,6 @@ def items_of(request: Request) -> Items:
 
 
 def honest(packed: Packed) -> Items:
-    """Answer each item as asked."""
     return [
         {"id": item["id"], "answer": f"{item['check']} {answer_to(item['prompt'])} {item['check']}"}
         for item in items_of(packed.request)
@@ -34,7 +33,6 @@ def honest(packed: Packed) -> Items:
 
 
 def written(items: Items) -> str:
-    """The reply as the model writes it."""
     return json.dumps({"answers": items}, ensure_ascii=False)
 
 

@@ -69,7 +69,6 @@ def exchanged(pairs: list[Pair], share: float, rng: random.Random) -> tuple[list
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    """1,319 real prompts."""
     with shared("prompts/gsm8k_test.jsonl").open(encoding="utf-8") as file:
         return [json.loads(line)["question"] for line in file]
 
@@ -235,7 +234,6 @@ def test_no_counts_break_it(pairs: list[Pair], asked: Pair) -> None:
 @pytest.mark.full
 @given(st.lists(counts, min_size=20, max_size=60), st.randoms(use_true_random=False))
 def test_the_order_of_the_lines_does_not_matter(pairs: list[Pair], rng: random.Random) -> None:
-    """Results come in any order."""
     check = observed(pairs)
     shuffled = list(pairs)
     rng.shuffle(shuffled)
@@ -246,8 +244,6 @@ def test_the_order_of_the_lines_does_not_matter(pairs: list[Pair], rng: random.R
 
 @pytest.mark.full
 def test_a_shard_of_the_largest_size_is_judged_in_a_moment() -> None:
-    """A hundred thousand lines; half a second here."""
-
     lines = billed(lengths(100_000), 0.08)
     started = time.perf_counter()
     assert rate(lines) < 0.0001

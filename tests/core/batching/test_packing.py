@@ -36,7 +36,6 @@ def compiler(seed: int = 1, *, native_schema: bool = False) -> BatchCompiler:
 
 
 def pack(*prompts: str, seed: int = 1, **params: object) -> Packed:
-    """Prompts in one request."""
     generation = Generation(**params)  # type: ignore[arg-type]
     return compiler(seed).compile([Request(prompt, generation) for prompt in prompts])
 
@@ -53,7 +52,6 @@ def thousand(rng: random.Random) -> list[str]:
 
 class TestNobodyGetsAnothersAnswer:
     def test_the_list_has_a_hundred_different_hostile_prompts(self) -> None:
-        """And not one of them twice."""
         assert len(set(HOSTILE)) == len(HOSTILE) >= 100
 
     @pytest.mark.parametrize("damage", sampled(DAMAGE, keep=6))
@@ -117,7 +115,6 @@ class TestNobodyGetsAnothersAnswer:
         assert split(packed, text)[0] is None
 
     def test_a_reply_of_deep_or_endless_brackets_is_no_answer_and_soon_read(self) -> None:
-        """Sixty kilobytes of opening brackets end in nothing."""
         packed = pack("a", "b")
         for piece in ("[{", "[", "{", '[{"a":', '[{"id":"', '{"answers":[{"id":'):
             assert split(packed, piece * (60_000 // len(piece))) == [None, None]
@@ -158,18 +155,15 @@ class TestTheForm:
         assert packed.ids + packed.checks == ("bbbbbbbb", "eeeeeeee", "dddddd", "ffffff")
 
     def test_rng_that_are_stuck_are_an_error_and_no_endless_loop(self) -> None:
-        """The same word for ever cannot name two items."""
         with pytest.raises(ValueError, match="random source"):
             BatchCompiler(lambda: "aaaaaaaa", native_schema=False).compile([Request("a"), Request("b")])
 
     def test_the_system_text_holds_for_every_reply(self) -> None:
-        """It follows the rules of the pack."""
         system = pack("a", "b", system="Answer in French.").request.params.system
         assert system is not None
         assert system.endswith("Answer in French.")
 
     def test_room_for_the_output_is_the_sum_of_the_caps_and_the_frames(self) -> None:
-        """Ten answers of 100 tokens get room for more than 1,000."""
         most = pack(*"abcdefghij", max_tokens=100).request.params.max_tokens
         assert most is not None
         assert 1000 < most < 1800
@@ -194,7 +188,6 @@ class TestTheForm:
         ],
     )
     def test_what_does_not_agree_cannot_be_packed(self, other: Request) -> None:
-        """One isolation key and one set of parameters a pack."""
         with pytest.raises(ValueError, match="equal"):
             compiler().compile([Request("a"), other])
 
@@ -217,7 +210,6 @@ class TestTheForm:
         assert not packable(request_)
 
     def test_prompts_that_speak_of_other_prompts_are_suspicious(self) -> None:
-        """Most of the list's orders are caught; ordinary work is not."""
         orders = [prompt for prompt in HOSTILE if "PWNED" in prompt or "answer" in prompt.lower()]
         assert sum(map(suspicious, orders)) > 0.6 * len(orders)
         for prompt in (
@@ -231,20 +223,17 @@ class TestTheForm:
 
 class TestReading:
     def test_fences_words_and_a_bare_list_are_forgiven(self) -> None:
-        """The model may dress its reply."""
         for dress in ("fenced", "bare", "reversed"):
             packed = pack("a", "b", "c")
             text = DAMAGE[dress](honest(packed), random.Random(1))
             assert split(packed, text) == [answer_to(prompt) for prompt in "abc"]
 
     def test_a_cut_reply_keeps_its_complete_items(self) -> None:
-        """Two whole answers and a half one are two answers."""
         packed = pack("a", "b", "c")
         text = written(honest(packed))
         assert split(packed, text[:-20]) == [answer_to("a"), answer_to("b"), None]
 
     def test_an_empty_answer_is_asked_again(self) -> None:
-        """Two check words and nothing between them say nothing."""
         packed = pack("a")
         check = packed.checks[0]
         assert split(packed, written([{"id": packed.ids[0], "answer": f"{check} {check}"}])) == [None]
@@ -252,7 +241,6 @@ class TestReading:
 
     @pytest.mark.parametrize("text", ["", "null", "5", "I cannot do that.", "{}", "[]", '{"answers": {}}'])
     def test_a_reply_of_another_kind_answers_nobody(self, text: str) -> None:
-        """And raises nothing."""
         assert split(pack("a", "b"), text) == [None, None]
 
 
@@ -275,7 +263,6 @@ class TestRoom:
         assert (room.prompts, room.output) == (0, 0)
 
     def test_what_does_not_fit_takes_nothing(self) -> None:
-        """A smaller one may still find room."""
         room = PackRoom()
         assert not room.take(10**6, 1)
         assert not room.take(1, 10**6)
@@ -319,11 +306,9 @@ class TestSharing:
         ],
     )
     def test_no_part_is_more_than_its_whole(self, told: Usage, taken: Usage) -> None:
-        """Whatever a provider says."""
         assert split_usage(told, [1], [1]) == [taken]
 
     def test_shares_are_exact(self) -> None:
-        """Ten tokens among three are 4, 3, 3."""
         parts = split_usage(Usage(10, 7, 5, 2), [1, 1, 1], [1, 1, 1])
         assert [part.input_tokens for part in parts] == [4, 4, 2]
         assert sum(parts[1:], parts[0]) == Usage(10, 7, 5, 2)
@@ -336,7 +321,6 @@ class TestSharing:
         assert first.cached_tokens + first.cache_write_tokens <= first.input_tokens
 
     def test_without_weights_it_is_split_evenly(self) -> None:
-        """All zero is no reason to divide by zero."""
         assert [part.input_tokens for part in split_usage(Usage(4, 0), [0, 0], [0, 0])] == [2, 2]
 
     def test_missing_answers_weigh_as_the_mean(self) -> None:
@@ -379,7 +363,6 @@ class TestHealth:
         assert health.off_until(now) == now + 60.0
 
     def test_packs_under_way_when_it_is_turned_off_do_not_count(self) -> None:
-        """Late bad news does not lengthen the pause."""
         health = PackingHealth()
         for _ in range(3):
             health.observe(0.0, 10, 10)

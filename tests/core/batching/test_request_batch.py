@@ -55,7 +55,6 @@ def test_the_table_is_the_life_of_a_batch() -> None:
 
 
 def test_a_batch_knows_its_size_age_and_tokens() -> None:
-    """What it carries is counted when it is filled."""
     batch = empty(opened=10.0)
     batch.fill(["a", "b"], tokens=7)
     batch.fill(["c"], tokens=3)
@@ -64,7 +63,6 @@ def test_a_batch_knows_its_size_age_and_tokens() -> None:
 
 @pytest.mark.parametrize("state", [state for state in BatchState if state is not BatchState.ACCUMULATING])
 def test_a_batch_on_its_way_takes_nobody_along(state: BatchState) -> None:
-    """Only an accumulating batch is filled."""
     batch = empty(state=state)
     with pytest.raises(IllegalTransition, match="takes no more requests"):
         batch.fill(["late"], tokens=1)

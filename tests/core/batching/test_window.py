@@ -34,7 +34,6 @@ def waiting(count: int = 1, **changes: object) -> Waiting:
 
 
 def ready(view: Waiting, now: float = 100.0, window: Window = WINDOW) -> float:
-    """The accumulator's answer."""
     return BatchAccumulator(window).ready(now, view)
 
 
@@ -132,24 +131,20 @@ def test_the_moment_is_longer_where_calls_take_long() -> None:
 
 
 def test_a_request_long_after_a_crowd_goes_at_once() -> None:
-    """The crowd of a second ago is not waited for."""
     assert ready(waiting(1, calls=NONE, expected=8, last_finished=99.0, newest=100.0, opened=100.0)) <= 100.0
 
 
 def test_nobody_waits_longer_than_max_wait() -> None:
-    """The oldest request's max wait holds whatever the window says."""
     slow = evolve(WINDOW, seconds=5.0, max_wait=2.0)
     assert ready(waiting(5), window=slow) == 102.0
 
 
 def test_a_requests_own_max_wait_closes_the_window() -> None:
-    """The earliest of the own limits counts."""
     assert ready(waiting(1, must_start=100.02)) == 100.02
 
 
 @pytest.mark.parametrize("reason", [{"urgent": True}, {"flushed": True}, {"count": 10}, {"count": 11}])
 def test_an_urgent_request_a_flush_or_a_full_batch_closes_the_window(reason: dict[str, object]) -> None:
-    """Each of them sends what waits at once."""
     count = int(reason.pop("count", 1))  # type: ignore[call-overload]
     assert ready(waiting(count, **reason)) == 100.0
 

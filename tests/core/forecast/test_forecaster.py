@@ -161,7 +161,6 @@ class TestHowWellItHolds:
 
     @pytest.mark.full
     def test_a_world_that_does_not_change_hardly_ever_seems_to(self) -> None:
-        """Less than once in 500."""
         names = ("lognormal 0.3", "lognormal 1.0", "Pareto 1.2", "one in 20 takes 10 x")
         assert sum(run.alarms for name in names for run in held(WORLDS[name], 2, 750)) <= 12
 

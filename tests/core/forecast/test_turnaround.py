@@ -37,7 +37,6 @@ def remaining(
 def left(
     elapsed: float, *, of: Sequence[Observation] = (), size: int = 1000, done: int | None = None
 ) -> float:
-    """The seconds left of one batch."""
     found = remaining([RunningBatch(size, elapsed, done)], of)
     assert found is not None
     return found
@@ -53,7 +52,6 @@ def given_up(seconds: float, *, times: int = 1, age: float = 0.0, size: int = 10
 
 class TestBeforeAnythingWasObserved:
     def test_a_fresh_batch_takes_less_than_an_hour(self) -> None:
-        """As Anthropic documents of most of its batches."""
         assert 10 * MINUTE < left(0) < HOUR
 
     def test_one_that_is_late_takes_longer_still(self) -> None:

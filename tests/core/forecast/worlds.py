@@ -77,7 +77,6 @@ class Run:
         self.forecaster = Forecaster(PRIOR)
 
     def draw(self, factor: float = 1.0) -> Observation:
-        """Return the next thing."""
         size = int(math.exp(self._rng.uniform(0, math.log(1000)))) if self._sized else 1
         seconds = factor * self._world(self._rng, self._n) * size**GROWTH
         self._n += 1
@@ -85,7 +84,6 @@ class Run:
         return Observation(size, seconds, self._at)
 
     def learn(self, count: int) -> None:
-        """See ``count`` things."""
         for _ in range(count):
             self.forecaster.observe(self.draw())
 

@@ -120,8 +120,6 @@ def test_an_odd_schema_is_a_value_of_any_kind(odd: dict[str, Any]) -> None:
 
 
 class Rates:
-    """A USD for each token of output."""
-
     def cost(self, usage: Usage) -> float:
         return float(usage.output_tokens)
 

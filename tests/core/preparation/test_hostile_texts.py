@@ -94,7 +94,6 @@ def found(schema: dict[str, Any], value: Any) -> bool:
 
 
 def test_in_a_very_long_text_nothing_is_looked_for() -> None:
-    """It has to be JSON as a whole."""
     value = '{"a": 1}'
     assert recover_json(value + " " * MAX_SEARCHED_CHARACTERS) == {"a": 1}
     assert recover_json("x" * (MAX_SEARCHED_CHARACTERS - len(value)) + value) == {"a": 1}
@@ -291,7 +290,6 @@ def test_patterns_mean_what_they_meant(pattern: str) -> None:
 
 
 def test_a_pattern_with_four_billion_empty_repeats_compiles_at_once() -> None:
-    """Written out, it took hours."""
     with smartbatch.BatchingClient(MockProvider(['{"a": "x"}'])) as client:
         schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?:){4294967290}"}}}
         assert client.submit("q", schema=schema).result(5).parsed == {"a": "x"}
@@ -375,7 +373,6 @@ def _run(pattern: re.Pattern[Any], text: Callable[[int], str], anywhere: bool, s
 
 @pytest.mark.full
 def test_an_expression_that_grows_with_the_square_is_seen() -> None:
-    """The measure itself."""
     text = repeated("1")
     number = re.compile(r"\d+x")
     assert grows_with_the_square(partial(_run, number, text, True), small=LETTERS, short=0.008)

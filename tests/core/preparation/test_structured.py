@@ -103,11 +103,9 @@ class TestRecovering:
         ],
     )
     def test_json_is_found_in_what_models_wrap_around_it(self, text: str) -> None:
-        """Fences, words and small slips do not cost another call."""
         assert recover_json(text) == VALUE
 
     def test_fences_within_the_texts_of_json_are_its_own(self) -> None:
-        """As in answers with code, or with Markdown."""
         value = {"md": "Use:\n```python\nprint(1)\n```", "a": "``` ```"}
         assert recover_json(f"Here:\n```json\n{json.dumps(value)}\n```\nDone.") == value
 
@@ -216,15 +214,12 @@ class TestRecovering:
         assert recover_json(f'{{"a": "{name}"}}') == {"a": name}
 
     def test_the_reason_repeats_nothing_of_the_answer(self) -> None:
-        """Answers stay out of errors."""
         with pytest.raises(JsonNotFound) as caught:
             recover_json("secret word {")
         assert "secret" not in str(caught.value)
 
 
 class Priced(pydantic.BaseModel):
-    """A pydantic model with what models have."""
-
     price: decimal.Decimal
     day: datetime.date
     size: tuple[int, str]
@@ -275,7 +270,6 @@ class TestClasses:
         assert build(REVIEW) == expected
 
     def test_the_root_of_a_schema_is_no_reference(self) -> None:
-        """Though the class contains itself."""
         schema, _ = schema_of(Author)
         assert (schema["type"], schema["required"]) == ("object", ["name"])
         found = verdict(Author, {"name": "Ann", "friend": {"name": "Bob", "friend": None}})
@@ -321,7 +315,6 @@ class TestClasses:
         ],
     )
     def test_a_wrong_value_is_a_problem_that_names_the_place(self, name: str, wrong: Any, told: str) -> None:
-        """The error tells where; only the model is told what."""
         found = verdict(Review, {**REVIEW, name: wrong})
         assert isinstance(found, Problem)
         assert not found.final
@@ -342,7 +335,6 @@ class TestClasses:
 
     @pytest.mark.parametrize("kind", [Priced, schema_of(Priced)[0]])
     def test_a_null_that_stands_for_a_property_left_out_is_dropped(self, kind: Any) -> None:
-        """Strict modes require every property; one that may be null stays."""
         found = verdict(kind, {**PRICED, "stars": None, "tags": None, "more": None})
         assert isinstance(found, Parsed)
         left = found.value if isinstance(found.value, dict) else found.value.model_dump()
@@ -360,7 +352,6 @@ class TestClasses:
         assert isinstance(verdict({**stored, "title": "Other"}, {"size": "5"}), Problem)
 
     def test_nulls_are_dropped_in_the_branch_that_an_answer_takes(self) -> None:
-        """The values that are fixed tell the branches of a union."""
         one = pydantic.create_model("One", kind=(Literal["one"], ...), size=(int, 1))
         two = pydantic.create_model("Two", kind=(Literal["two"], ...), size=(int | None, ...))
         found = verdict(list[one | two], [{"kind": "one", "size": None}, {"kind": "two", "size": None}])
@@ -460,7 +451,6 @@ class TestClasses:
             assert copied.build is list
 
     def test_a_field_without_an_annotation_is_refused_by_name(self) -> None:
-        """Of a class that was made without any."""
         with pytest.raises(InvalidRequest, match=r"Odd\.strange: it has no annotation"):
             schema_of(make_class("Odd", ["strange"]))
 
@@ -470,13 +460,11 @@ class TestClasses:
             schema_of(kind)
 
     def test_a_plain_schema_builds_what_came(self) -> None:
-        """A dictionary stays a dictionary."""
         assert verdict({"type": "object"}, VALUE) == Parsed(VALUE)
         assert verdict(BUILT, VALUE) == Parsed(["a", "b"])
 
     @pytest.mark.full
     def test_no_heavy_import_before_it_is_needed(self) -> None:
-        """Who wants no structured answers does not pay for them."""
         code = (
             "import sys, smartbatch.core.preparation.class_schemas, smartbatch.core.preparation.structured\n"
             "print({'pydantic', 'jsonschema', 'cattrs', 'json_repair'} & set(sys.modules))"
@@ -495,11 +483,9 @@ class TestVerdicts:
 
     @pytest.mark.parametrize("text", [None, "", "no", "{", "\ud800"])
     def test_no_text_raises(self, text: str | None) -> None:
-        """Whatever the model wrote, the verdict is a verdict."""
         assert isinstance(check_answer(*schema_of({"type": "object"}), text, "stop"), Problem)
 
     def test_two_classes_of_one_name_are_two(self) -> None:
-        """As classes of two modules may be."""
         other = make_class("Author", {"born": field(type=int)})
         both = make_class("Both", {"one": field(type=Author), "two": field(type=other)})
         schema, _ = schema_of(both)
@@ -540,7 +526,6 @@ class TestVerdicts:
         ],
     )
     def test_a_broken_or_foreign_schema_is_refused(self, schema: dict[str, Any]) -> None:
-        """Before it is sent, and without fetching anything."""
         with pytest.raises(ValueError, match=r"schema|refers|checked"):
             check_schema(schema)
 
@@ -578,7 +563,6 @@ class TestVerdicts:
             assert found.advice.endswith(f" is not a multiple of {step}.")
 
     def test_the_model_is_told_three_flaws_at_most_each_in_short(self) -> None:
-        """A flaw quotes what is wrong, which may be long."""
         found = verdict({"additionalProperties": {"type": "integer"}}, dict.fromkeys("abcd", "x" * 600))
         assert isinstance(found, Problem)
         shown = repr("x" * 600)[:500]
@@ -611,7 +595,6 @@ class TestVerdicts:
         assert found.advice == f"at $: {told}."
 
     def test_foreign_references_are_not_fetched(self) -> None:
-        """Even where one slipped through, validation does not open the network."""
         params = Generation(schema={"$ref": "http://127.0.0.1:9/schema.json"})
         found = read_answer(params, "{}", "stop")
         assert isinstance(found, Problem)
@@ -619,8 +602,6 @@ class TestVerdicts:
 
 
 class _Single:
-    """An object that cannot be copied."""
-
     def __init__(self, made_of: Any) -> None:
         self.made_of = made_of
 
@@ -667,7 +648,6 @@ class TestObjectsOfTheirOwn:
 
 class TestAskingAgain:
     def test_the_conversation_goes_on_with_the_answer_and_its_error(self) -> None:
-        """A text becomes a chat of three turns."""
         request = Request("question", Generation(system="s"))
         asked = repair_request(request, "bad", Problem("m", "at $.a: wrong."), 0)
         assert isinstance(asked.prompt, tuple)
@@ -677,7 +657,6 @@ class TestAskingAgain:
         assert asked.params == request.params
 
     def test_a_chat_is_prolonged(self) -> None:
-        """Earlier turns stay as they are."""
         chat = (Message("system", "s"), Message("user", "q"))
         asked = repair_request(Request(chat), "bad", Problem("m", "a"), 0)
         assert asked.prompt[:2] == chat

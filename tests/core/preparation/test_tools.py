@@ -29,8 +29,6 @@ def weather(city: Annotated[str, Field(description="Its name")], unit: Literal["
 
 
 class Forecast(BaseModel):
-    """A forecast to store."""
-
     city: str
 
 

@@ -304,13 +304,11 @@ class TestParameters:
 
     @pytest.mark.parametrize("kind", [len, lambda: 1, "text", 7])
     def test_what_is_no_schema_is_refused_in_one_sentence(self, kind: Any) -> None:
-        """The field is named once, and the kinds that are taken."""
         assert str(refused("a", schema=kind)) == (
             "schema must be a JSON schema (a dict) or a type, such as a class, list[int] or a Literal"
         )
 
     def test_the_checked_schema_of_a_client_is_taken_as_it_is(self) -> None:
-        """It was copied when the client took it."""
         first = normalise("a", schema=SCHEMA).params.schema
         assert normalise("a", schema=first).params.schema is first
 

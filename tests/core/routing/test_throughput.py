@@ -22,8 +22,6 @@ RUNS = 1000
 
 @frozen
 class Lognormal:
-    """Times of calls that are known."""
-
     median: float
     sigma: float
     growth: float = 0.0

@@ -10,8 +10,6 @@ from smartbatch.types import Generation, Request, Usage
 
 
 class Rates:
-    """A USD for each token of input."""
-
     def cost(self, usage: Usage) -> float:
         return float(usage.input_tokens)
 
