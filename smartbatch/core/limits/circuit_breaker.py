@@ -67,14 +67,14 @@ class BreakerPermit:
     ended: bool = False
 
 
-_USUAL = 0.05
+_USUAL_SHARE = 0.05
 """Share of calls assumed to fail before anything is known. At this share, ``threshold`` consecutive
 failures open the breaker; at a higher share, an equally unlikely number does: four times as many
 at 50 %, 28 times at 90 %."""
 
-_USUAL_MOST = 0.9
-_BY_CHANCE = math.log(1e-4)
-_QUICK, _SLOW = 32, 256
+_MAX_USUAL_SHARE = 0.9
+_CHANCE_LOG = math.log(1e-4)
+_SHORT_CALLS, _LONG_CALLS = 32, 256
 """Shares are those of the last 32 and the last 256 first calls of requests. The short one reacts quickly;
 the long one outlasts the end of a list, when only answers are still to come. The larger of the two
 decides how long a request is retried; the long one decides when the breaker opens. Retries do not
@@ -82,7 +82,7 @@ count, because a few requests that always fail would make failures look usual. R
 were answered in the end count for how long a request is retried: at the end of a list there are no
 others."""
 
-_KEPT = 1.0 - 1.0 / _QUICK
+_KEPT_SHARE = 1.0 - 1.0 / _SHORT_CALLS
 
 _PROBED_SHARE = 0.015
 """Probes are sent at most at 1.5 % of the earlier rate of calls, at random intervals: 2 % on average."""
@@ -90,10 +90,10 @@ _PROBED_SHARE = 0.015
 _RATE_SECONDS = 5.0
 """Seconds over which the rate of calls is averaged."""
 
-_LEAST_WEIGHT = 1.0 - math.exp(-1.0 / _RATE_SECONDS)
+_MIN_WEIGHT = 1.0 - math.exp(-1.0 / _RATE_SECONDS)
 """Calls within less than a second count as if they took a whole second."""
 
-_STEADY = 60.0
+_STEADY_SECONDS = 60.0
 """Seconds of an outage in which probes keep that rate; later the interval grows with the outage."""
 
 
@@ -129,7 +129,7 @@ class CircuitBreaker:
     _quick_share: float = field(default=0.0, init=False)  # of first calls that failed
     _slow_share: float = field(default=0.0, init=False)
     _answered_share: float = field(default=0.0, init=False)  # of calls of answered requests that failed
-    _usual: float = field(default=_USUAL, init=False)  # the long share, at the last success
+    _usual: float = field(default=_USUAL_SHARE, init=False)  # the long share, at the last success
     _rate: float = field(default=0.0, init=False)  # calls per second that ended, too low by _weight
     _weight: float = field(default=0.0, init=False)
     _ended_at: float = field(default=-math.inf, init=False)
@@ -145,8 +145,8 @@ class CircuitBreaker:
     def failure_share(self) -> float:
         """Share of recent failures: of first calls, without the current request's, or of all calls of
         answered requests, whichever is larger."""
-        firsts = max(self._quick_share, self._slow_share) - 1.0 / _QUICK
-        return max(0.0, firsts, self._answered_share - 1.0 / _QUICK)
+        firsts = max(self._quick_share, self._slow_share) - 1.0 / _SHORT_CALLS
+        return max(0.0, firsts, self._answered_share - 1.0 / _SHORT_CALLS)
 
     @property
     def passed(self) -> bool:
@@ -157,7 +157,7 @@ class CircuitBreaker:
     def run_is_usual(self) -> bool:
         """Whether the latest consecutive failures are plausible as chance, given the usual share of
         failures."""
-        return self._run * math.log(self._usual) > _BY_CHANCE
+        return self._run * math.log(self._usual) > _CHANCE_LOG
 
     def look(self, now: float) -> float:
         """Return the earliest time a call may be sent; ``now`` if it may be sent at once."""
@@ -217,8 +217,8 @@ class CircuitBreaker:
         permit.ended = True
         if outcome is Outcome.SUCCESS:
             self.passed_at = now
-            self._answered_share += (1.0 - self._answered_share) * (1.0 - _KEPT**failures)
-            self._answered_share *= _KEPT
+            self._answered_share += (1.0 - self._answered_share) * (1.0 - _KEPT_SHARE**failures)
+            self._answered_share *= _KEPT_SHARE
         if permit.epoch != self._epoch:  # 1. admitted before the last change of state: does not count
             return None
         if permit.despite:  # 2. sent despite a permanent error: after a success a probe may be sent at once
@@ -294,25 +294,27 @@ class CircuitBreaker:
         self._ended_at = now
         if first:
             self._firsts += 1
-            self._quick_share += (failed - self._quick_share) / _QUICK
-            self._slow_share += (failed - self._slow_share) / min(_QUICK + self._firsts, _SLOW)
+            self._quick_share += (failed - self._quick_share) / _SHORT_CALLS
+            self._slow_share += (failed - self._slow_share) / min(_SHORT_CALLS + self._firsts, _LONG_CALLS)
         if not failed:
             self._passed()
             return False
         self._run += 1
         # Failures arrive sooner than answers, and new calls replace them: even if every second call is
         # answered, twice as many as are in flight may fail before the first answer arrives.
-        return self._run >= 2 * self._in_flight + self._threshold * math.log(_USUAL) / math.log(self._usual)
+        return self._run >= 2 * self._in_flight + self._threshold * math.log(_USUAL_SHARE) / math.log(
+            self._usual
+        )
 
     def _passed(self) -> None:
         """End the run of failures; the share of failures so far becomes the usual one."""
         self._run = 0
-        self._usual = min(max(self._slow_share, _USUAL), _USUAL_MOST)
+        self._usual = min(max(self._slow_share, _USUAL_SHARE), _MAX_USUAL_SHARE)
 
     def _interval(self, now: float) -> float:
         """Return the maximum seconds between two probes."""
-        rate = self._rate / max(self._weight, _LEAST_WEIGHT)
-        slower = max(1.0, (now - self._opened_at) / _STEADY)
+        rate = self._rate / max(self._weight, _MIN_WEIGHT)
+        slower = max(1.0, (now - self._opened_at) / _STEADY_SECONDS)
         return min(slower / (_PROBED_SHARE * rate), self._max_pause) if rate else self._max_pause
 
     def _change(self, after: BreakerState, reason: str) -> Transition:

@@ -59,13 +59,13 @@ _KEPT_DEMAND_SHARE = 0.7
 _LATE_SLOT_SECONDS = 0.25
 """Seconds for which a slot may still be used after its end."""
 
-_SLACK = 1e-3
+_SLACK_UNITS = 1e-3
 """Units that may be missing, for rounding."""
 
 _MAX_WAIT_SECONDS = 1.0
 """Maximum seconds after which a process that waits for its share asks again, to keep its place."""
 
-_CATCH_UP = 0.01
+_CATCH_UP_SHARE = 0.01
 """Seconds, or share of the spacing if that is more, by which a late call does not delay those after it."""
 
 
@@ -158,7 +158,7 @@ class LimitLease:
         if limited and now > self._until:
             return self._lack(costs)
         for d in limited:
-            if self._held[d] < costs[d] - _SLACK:
+            if self._held[d] < costs[d] - _SLACK_UNITS:
                 return self._lack(costs)
         # 4. Calls are spaced: at the next slot.
         if not self._spaced or self.members == 1:  # alone, the spacing of its own is enough
@@ -188,7 +188,7 @@ class LimitLease:
             self._held[d] -= costs[d]
         if self._slots:
             first, step = self._slots[0], 1.0 / self._spaced
-            first.next_at = max(first.next_at, now - max(_CATCH_UP, _CATCH_UP * step)) + step
+            first.next_at = max(first.next_at, now - max(_CATCH_UP_SHARE, _CATCH_UP_SHARE * step)) + step
             first.left -= 1.0
 
     def settle(self, now: float, surplus: Amounts) -> None:

@@ -27,32 +27,32 @@ _REQUESTS, _TOKENS, _INPUT, _OUTPUT = range(4)
 _NAMES = ("requests", "tokens", "input", "output")
 
 _MINUTE = 60.0
-_IMPLYING = 50.0
+_MAX_IMPLYING_SECONDS = 50.0
 """A reset implies the limit only if it is shorter than this many seconds; above, it would be a guess."""
 
-_CHANGED = 0.05
+_CHANGED_SHARE = 0.05
 """A limit implied by a reset is rounded; only a difference above this share is a change."""
 
-_CONTRADICTED = 2.0
-_SUSPECT = 1.05
+_DISPROVED_FACTOR = 2.0
+_SUSPECT_FACTOR = 1.05
 """A server that admits a minute's worth at once and refills it admits at most twice its limit per minute.
 If more calls were answered, the limit it names is not enforced; from 1.05 times the limit on this is
 checked."""
 
-_CHECK_EVERY = 1.25
+_CHECK_SECONDS = 1.25
 """Seconds after which calls are sent despite a suspect limit: one, then two, four, … until one is refused,
 or the limit is disproved. One refusal confirms the limit and ends the check."""
 
-_EVEN = 2.0
+_EVEN_SECONDS = 2.0
 """Seconds' worth of requests below which a bucket counts as having no burst."""
 
-_LEASED = 1.0
+_LEASED_SECONDS = 1.0
 """Seconds' worth that may be leased of a bucket that holds a single call: each process spaces its calls."""
 
-_REPEATED = 10.0
+_REPEATED_SECONDS = 10.0
 """Two explained refusals within this many seconds count as repeated."""
 
-_SETTLED = 1.0
+_SETTLED_SECONDS = 1.0
 """Seconds after a limit became known during which it may still refuse: earlier calls use it up."""
 
 
@@ -171,7 +171,7 @@ class EnforcementCheck:
         self.left -= 1
         if self.left == 0:
             self.size *= 2
-            self.left, self.next = self.size, now + _CHECK_EVERY
+            self.left, self.next = self.size, now + _CHECK_SECONDS
 
 
 class ReportedLimits:
@@ -197,7 +197,7 @@ class ReportedLimits:
     def is_even(self) -> bool:
         """Whether the provider's bucket of requests holds less than two seconds' worth."""
         known = self._buckets.get(_REQUESTS)
-        return known is not None and known.bucket.capacity < _EVEN * known.bucket.rate
+        return known is not None and known.bucket.capacity < _EVEN_SECONDS * known.bucket.rate
 
     @property
     def is_window(self) -> bool:
@@ -226,7 +226,7 @@ class ReportedLimits:
         charged = list(costs)
         for dimension, bucket in self._buckets.items():
             charged[dimension] = bucket.needed(charged[dimension])
-        if self._check is not None and self._goes_anyway(now) is not None:
+        if self._check is not None and self._exempting_check(now) is not None:
             charged[_REQUESTS] = 0.0
         return amounts_of(charged)
 
@@ -243,7 +243,7 @@ class ReportedLimits:
             bucket.look(now, 0.0)
             at_most[dimension] = bucket.bucket.level
             if bucket.is_spaced:  # its level changes completely between two exchanges
-                caps[dimension] = max(caps[dimension], rates[dimension] * _LEASED)
+                caps[dimension] = max(caps[dimension], rates[dimension] * _LEASED_SECONDS)
                 at_most[dimension] = NO_BOUND
             remaining[dimension] = max(0.0, bucket.remaining - members * bucket.uncharged)
             admitted = min(admitted, bucket.admitted)
@@ -263,13 +263,13 @@ class ReportedLimits:
         return at
 
     def take(self, now: float, call: Reservation) -> None:
-        if (check := self._goes_anyway(now)) is not None:
+        if (check := self._exempting_check(now)) is not None:
             check.take(now)
         costs = costs_of(call.tokens, call.output)
         for dimension, bucket in self._buckets.items():
             bucket.take(now, costs[dimension])
 
-    def _goes_anyway(self, now: float) -> EnforcementCheck | None:
+    def _exempting_check(self, now: float) -> EnforcementCheck | None:
         """Return the check by which a call may be sent now despite the limit of requests, if there is one."""
         check = self._check
         if check is None or check.look(now) > now:
@@ -283,10 +283,10 @@ class ReportedLimits:
             return
         lately = traffic.accepted_lately
         # a limit that was exceeded twofold is not enforced, one that was exceeded is suspect
-        if lately > _CONTRADICTED * bucket.limit:
+        if lately > _DISPROVED_FACTOR * bucket.limit:
             self._check = EnforcementCheck(now, over=True, unenforced=True)
-        elif check is None and lately > _SUSPECT * bucket.limit:
-            self._check = EnforcementCheck(now + _CHECK_EVERY)
+        elif check is None and lately > _SUSPECT_FACTOR * bucket.limit:
+            self._check = EnforcementCheck(now + _CHECK_SECONDS)
 
     def confirm(self) -> None:
         """A call was refused: the limit of requests is enforced."""
@@ -374,7 +374,7 @@ class ReportedLimits:
                     is_new = bucket.learned_at != before.get(dimension)
                     explained |= self._refused_without_remaining(bucket, is_new, call, traffic, now)
         if explained and call.started > self._explained_at:
-            self.repeats = self.repeats + 1 if now - self._explained_at < _REPEATED else 0
+            self.repeats = self.repeats + 1 if now - self._explained_at < _REPEATED_SECONDS else 0
             self._explained_at = now
         return explained
 
@@ -383,7 +383,7 @@ class ReportedLimits:
     ) -> bool:
         """Learn from a refusal that reports a limit but not what is left; return whether that explains the
         refusal."""
-        soon = call.started <= bucket.learned_at + _SETTLED  # earlier calls may have used it up
+        soon = call.started <= bucket.learned_at + _SETTLED_SECONDS  # earlier calls may have used it up
         if is_new or call.started > bucket.learned_at:
             bucket.empty(now, traffic.calls)
         if not is_new and not soon:  # the limit was known and kept: the server honours no bursts
@@ -445,10 +445,10 @@ def _reading(
 
 def _implied_limit(reading: LimitReading) -> float | None:
     """Return the limit per minute of a bucket that holds a minute's worth and is full after the reset."""
-    if not reading.remaining or not reading.reset or reading.reset > _IMPLYING:
+    if not reading.remaining or not reading.reset or reading.reset > _MAX_IMPLYING_SECONDS:
         return None
     return reading.remaining / (1.0 - reading.reset / _MINUTE)
 
 
 def _about_equal(limit: float, known: float) -> bool:
-    return abs(limit - known) < _CHANGED * known
+    return abs(limit - known) < _CHANGED_SHARE * known

@@ -49,7 +49,7 @@ class RetryPolicy:
         return jittered(seconds, rng) if self.jitter else seconds
 
 
-_OWN = math.exp(-4.0)
+_WHOLE_TRY_SHARE = math.exp(-4.0)
 """Share of failing calls up to which a failure counts as a whole try.
 
 At this share, four failures in a row, the usual number of tries, happen once in 9 million requests. If more
@@ -96,7 +96,7 @@ class Retry:
     counted: bool  # False if the failure did not count as a whole try
 
 
-_NEVER: Final = frozenset(
+_NEVER_KINDS: Final = frozenset(
     {
         ErrorKind.AUTH_ERROR,  # the next call carries the same key
         ErrorKind.INVALID_RESPONSE,  # the call was billed and would be billed again
@@ -105,14 +105,16 @@ _NEVER: Final = frozenset(
         ErrorKind.CONTEXT_TOO_LONG,  # repeating does not help
     }
 )
-_ONCE: Final = frozenset({ErrorKind.TIMEOUT, ErrorKind.UNKNOWN})  # each further try may be billed as well
+_ONCE_KINDS: Final = frozenset(
+    {ErrorKind.TIMEOUT, ErrorKind.UNKNOWN}
+)  # each further try may be billed as well
 
 _ROUNDING = 1e-9
-_BREAKER_OPENS = 15.0 / 16.0
+_BREAKER_SHARE = 15.0 / 16.0
 """Share of a request's tries: as many consecutive failures as open the circuit breaker. They are as
 unlikely as five if 5 % fail; four tries are as unlikely as four if 2 % fail."""
 
-_SLOWEST = 2.0
+_MAX_DELAY_FACTOR = 2.0
 """Maximum delay while other calls succeed, in latencies, or in initial delays of the policy if those are
 shorter."""
 
@@ -134,7 +136,7 @@ def decide(
             as well, so that no server makes it use up its tries at once.
     """
     # 1. The next call would fail in the same way (wrong key, wrong request, no credit): no retry.
-    if kind in _NEVER:
+    if kind in _NEVER_KINDS:
         return None
     # 2. The rate limit: a retry that does not count, after a backoff and the server's delay. The quota's
     #    cooldown adds to it.
@@ -153,11 +155,11 @@ def decide(
     #    counts as one try. After more than ``retries`` of them: no retry.
     of_provider = (seen.unavailable or kind is ErrorKind.SERVER_ERROR) and not seen.maybe_billed
     partial = of_provider and policy.retries > 0
-    share = max(seen.failure_share, _OWN) if partial else _OWN
-    weight = math.log(share) / math.log(_OWN)
+    share = max(seen.failure_share, _WHOLE_TRY_SHARE) if partial else _WHOLE_TRY_SHARE
+    weight = math.log(share) / math.log(_WHOLE_TRY_SHARE)
     if _used_up(count, weight, policy.retries + 1.0, partial=partial):
         return None
-    if kind in _ONCE:
+    if kind in _ONCE_KINDS:
         count.once |= {kind}
     # 6. A retry: after a few latencies while other calls succeed, else after the policy's backoff, and not
     #    before the server's delay.
@@ -181,12 +183,12 @@ def _used_up(count: RetryCount, weight: float, tries: float, *, partial: bool) -
     still ends before as many failures as open the breaker.
     """
     by_now = count.whole + weight * (count.partial + 1) if partial else math.inf
-    return count.counted + weight >= tries - _ROUNDING and by_now >= _BREAKER_OPENS * tries - weight
+    return count.counted + weight >= tries - _ROUNDING and by_now >= _BREAKER_SHARE * tries - weight
 
 
 def _own_delay(policy: RetryPolicy, failures: int, rng: RandomSource, seen: Circumstances) -> float:
     """Return the seconds before a retry if the server named none."""
     if seen.passing and seen.latency > 0.0:
-        steps = exponential(failures, 1.0, 2.0, _SLOWEST)
+        steps = exponential(failures, 1.0, 2.0, _MAX_DELAY_FACTOR)
         return jittered(min(steps * min(seen.latency, policy.initial), policy.max_delay), rng)
     return policy.delay(failures, rng)

@@ -18,43 +18,43 @@ from attrs import define, field
 
 from smartbatch.core.limits.token_bucket import Bucket, spaced_capacity
 
-_USUAL = 0.1
+_USUAL_SHARE = 0.1
 """Share of failures up to which nothing is tried."""
 
-_CALLS, _ACCEPTED, _FAILURES = 40, 20, 10
+_MIN_CALLS, _MIN_ACCEPTED, _MIN_FAILURES = 40, 20, 10
 """Minimum calls and accepted calls per measurement, and minimum failures before a trial."""
 
-_PRECISION = 20.0
+_PRECISION_CALLS = 20.0
 """A trial has this many calls divided by the share of failures, so that 10 % is measured to about 2 %."""
 
-_LONGEST, _LATENCIES = 5.0, 5.0
+_MAX_SECONDS, _MAX_LATENCIES = 5.0, 5.0
 """A measurement with fewer calls ends after this many seconds plus this many times the usual latency."""
 
-_LOWEST_SHARE = 0.4
+_MIN_RATE_SHARE = 0.4
 """Minimum share of the previous rate during a trial."""
 
-_SLOWEST = 0.2
+_MIN_RATE = 0.2
 """Minimum calls per second."""
 
-_QUICKLY, _CAREFULLY = 1.4, 0.05
+_FAST_GROWTH, _CAREFUL_GROWTH = 1.4, 0.05
 """Growth of a lowered rate per good measurement: 40 % far from the rate that was too high; near it 5 %,
 doubled by each further good one."""
 
-_FULL = 0.999
+_FULL_SHARE = 0.999
 """A bucket filled to this share of its capacity delayed nothing."""
 
-_KNOWN = 0.9
+_ENDED_SHARE = 0.9
 """Share of a cohort's calls that must have ended: some take many times as long as others."""
 
-_NEAR = (0.75, 1.2)
+_NEAR_SHARES = (0.75, 1.2)
 """Near means between these shares of the rate that was too high; above, that rate is forgotten."""
 
-_PAUSE, _LONGEST_PAUSE = 4.0, 64.0
+_PAUSE_FACTOR, _MAX_PAUSE_FACTOR = 4.0, 64.0
 """After a trial that did not help, the next one waits for this many times the trial's duration. The factor
 doubles with each such trial and is reset by one that helps, so useless trials cost at most about 8 %,
 and soon less than 1 %."""
 
-_WEIGHT = 0.1
+_LATENCY_WEIGHT = 0.1
 """Weight of the latest call in the mean latency."""
 
 
@@ -92,7 +92,7 @@ class AdaptiveThrottle:
     _before: tuple[Bucket | None, float, float] | None = field(default=None, init=False)
     _too_high: float = field(default=math.inf, init=False)
     _next_trial: float = field(default=-math.inf, init=False)
-    _pause: float = field(default=_PAUSE, init=False)
+    _pause: float = field(default=_PAUSE_FACTOR, init=False)
     _good: int = field(default=0, init=False)  # measurements in a row
 
     @property
@@ -111,7 +111,7 @@ class AdaptiveThrottle:
             cohort.began = now
         if cohort.ended == math.inf:
             cohort.calls += 1
-            cohort.delayed += bucket is not None and bucket.level < _FULL * bucket.capacity
+            cohort.delayed += bucket is not None and bucket.level < _FULL_SHARE * bucket.capacity
         if bucket is not None:
             bucket.take(now, 1.0)
 
@@ -123,7 +123,7 @@ class AdaptiveThrottle:
             accepted: ``None`` if it was never made, or says nothing about the provider's health.
         """
         if accepted:
-            self.latency += (now - began - self.latency) * (_WEIGHT if self.latency else 1.0)
+            self.latency += (now - began - self.latency) * (_LATENCY_WEIGHT if self.latency else 1.0)
         cohort = self._cohort
         if not cohort.began <= began < cohort.ended:  # the call belongs to another cohort
             return
@@ -137,7 +137,7 @@ class AdaptiveThrottle:
                 return
             cohort.ended = now
         # at most a tenth of its calls may still be in flight; they count as accepted
-        if cohort.outcomes >= _KNOWN * cohort.calls:
+        if cohort.outcomes >= _ENDED_SHARE * cohort.calls:
             self._judge(cohort, now)
             self._cohort = _Cohort()
 
@@ -149,12 +149,12 @@ class AdaptiveThrottle:
         self._cohort = _Cohort()
 
     def _is_enough(self, cohort: _Cohort, now: float) -> bool:
-        seconds, needed = now - cohort.began, float(_CALLS)
+        seconds, needed = now - cohort.began, float(_MIN_CALLS)
         if self._before is not None and not self._is_clear(cohort, seconds):
-            needed = max(needed, _PRECISION / self._before[2])
-        if cohort.outcomes >= needed and cohort.accepted >= _ACCEPTED:
+            needed = max(needed, _PRECISION_CALLS / self._before[2])
+        if cohort.outcomes >= needed and cohort.accepted >= _MIN_ACCEPTED:
             return seconds >= self.latency
-        return cohort.outcomes >= _CALLS / 2 and seconds >= _LONGEST + _LATENCIES * self.latency
+        return cohort.outcomes >= _MIN_CALLS / 2 and seconds >= _MAX_SECONDS + _MAX_LATENCIES * self.latency
 
     def _is_clear(self, cohort: _Cohort, seconds: float) -> bool:
         """Whether a trial already shows, by twice the standard error, whether it helps."""
@@ -175,26 +175,26 @@ class AdaptiveThrottle:
             if not (1.0 - share) >= _wanted(rate / cohort.rate, failed) or rate <= cohort.rate:
                 self._bucket = bucket
                 self._next_trial = now + self._pause * (now - cohort.began)
-                self._pause = min(2.0 * self._pause, _LONGEST_PAUSE)
+                self._pause = min(2.0 * self._pause, _MAX_PAUSE_FACTOR)
                 return
             # 2. A trial that helped: keep the lower rate; case 3 may follow at once.
-            self._too_high, self._pause, self._good = rate, _PAUSE, 0
-        if share > _USUAL:
+            self._too_high, self._pause, self._good = rate, _PAUSE_FACTOR, 0
+        if share > _USUAL_SHARE:
             self._good = 0
             # 3. Too many fail: try the rate of accepted calls, or 40 % of all calls if that is more.
             if now >= self._next_trial:
-                if cohort.failed >= _FAILURES:
+                if cohort.failed >= _MIN_FAILURES:
                     self._before = (self._bucket, cohort.rate, share)
-                    self._set(max(_LOWEST_SHARE, 1.0 - share) * cohort.rate, now)
+                    self._set(max(_MIN_RATE_SHARE, 1.0 - share) * cohort.rate, now)
             # 4. Too many fail, but a lower rate did not help recently: a lowered rate grows quickly.
             elif self._bucket is not None:
-                self._set(self._bucket.rate * _QUICKLY, now)
+                self._set(self._bucket.rate * _FAST_GROWTH, now)
         # 5. Few fail and the rate delayed calls: it grows, faster the longer this lasts.
         elif self._bucket is not None and cohort.delayed > 0.6 * cohort.calls:
-            low, high = (self._too_high * near for near in _NEAR)
+            low, high = (self._too_high * near for near in _NEAR_SHARES)
             rate = self._bucket.rate
-            carefully = min(1.0 + _CAREFULLY * 2.0**self._good, _QUICKLY)
-            self._set(rate * (carefully if low < rate < high else _QUICKLY), now)
+            carefully = min(1.0 + _CAREFUL_GROWTH * 2.0**self._good, _FAST_GROWTH)
+            self._set(rate * (carefully if low < rate < high else _FAST_GROWTH), now)
             self._good += 1
             if rate > high:
                 self._too_high = math.inf
@@ -203,7 +203,7 @@ class AdaptiveThrottle:
             self._bucket = None
 
     def _set(self, rate: float, now: float) -> None:
-        rate = max(rate, _SLOWEST)
+        rate = max(rate, _MIN_RATE)
         level = 0.0 if self._bucket is None else self._bucket.level
         self._bucket = Bucket(spaced_capacity(rate), rate, now, level=level)
 

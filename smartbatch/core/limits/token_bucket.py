@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-_FULL = 0.99
-_REFILL = 0.995
+_USED_CAPACITY_SHARE = 0.99
+_USED_RATE_SHARE = 0.995
 """Shares used of a limit's size and rate, so that this bucket never holds more than the server's, which
 refills by another clock."""
 
-_COUNTED, _FIRST_WAY = 0.998, 0.05
+_COUNTED_RATE_SHARE, _FIRST_WAY_SECONDS = 0.998, 0.05
 """For exact counts instead of estimates: the share of the refill that is used, and the seconds that the
 first call may take to reach the server, whose clock starts then."""
 
-_CATCH_UP = 0.01
+_CATCH_UP_SHARE = 0.01
 """A spaced call that starts late lets the next one start earlier, by 1 % of the spacing but at least
 10 ms, so that late wake-ups do not lower the rate."""
 
-_SLACK = 1e-3
+_SLACK_UNITS = 1e-3
 """Units that may be missing when a call starts: rounding in ``now + wait`` must not refuse a caller at the
 very time it was given. They remain as debt, so the rate is never exceeded."""
 
@@ -52,7 +52,7 @@ class Bucket:
             self.level = level
             self.at = now
         need = cost if cost < self.capacity else self.capacity
-        return now if level + _SLACK >= need else now + (need - level) / self.rate
+        return now if level + _SLACK_UNITS >= need else now + (need - level) / self.rate
 
     def take(self, now: float, cost: float) -> None:
         """Take ``cost`` units; the level may fall below zero."""
@@ -76,17 +76,17 @@ class Bucket:
 
 def spaced_capacity(rate: float) -> float:
     """Return the capacity of a bucket that spaces calls evenly, ``rate`` per second."""
-    return max(1.0 + _CATCH_UP, _CATCH_UP * rate)
+    return max(1.0 + _CATCH_UP_SHARE, _CATCH_UP_SHARE * rate)
 
 
 def used_capacity(limit: float) -> float:
     """Return how much is used of a bucket that holds ``limit`` units."""
-    return max(1.0, _FULL * limit)
+    return max(1.0, _USED_CAPACITY_SHARE * limit)
 
 
 def used_rate(limit: float) -> float:
     """Return the units per second used of a limit of ``limit`` units per minute."""
-    return _REFILL * limit / 60.0
+    return _USED_RATE_SHARE * limit / 60.0
 
 
 def limit_bucket(
@@ -101,7 +101,10 @@ def limit_bucket(
         return None
     capacity, rate = used_capacity(limit), used_rate(limit)
     if counted:
-        capacity, rate = max(capacity, limit - 1.0 - _FIRST_WAY * limit / 60.0), _COUNTED * limit / 60.0
+        capacity, rate = (
+            max(capacity, limit - 1.0 - _FIRST_WAY_SECONDS * limit / 60.0),
+            _COUNTED_RATE_SHARE * limit / 60.0,
+        )
     if bucket is None:
         return Bucket(capacity, rate, now)
     bucket.reshape(now, capacity, rate)
