@@ -1,4 +1,4 @@
-"""Where jobs outlive their processes: one SQLite file, or a PostgreSQL server."""
+"""The store of jobs, which outlive their processes: an SQLite file or a PostgreSQL server."""
 
 from smartbatch.jobs.store.leases import Counted
 from smartbatch.jobs.store.sql_store import (

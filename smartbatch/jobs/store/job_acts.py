@@ -2,8 +2,7 @@
 
 No action needs a lease, and each is recorded in the transaction that performs it. Processes learn of actions
 by their consecutive numbers: whoever has read up to a number has missed none before it; see
-:mod:`smartbatch.jobs.actions`. The owner of a job reads its row again wherever a decision depends on
-it.
+:mod:`smartbatch.jobs.actions`. The owner of a job reads its row again wherever a decision depends on it.
 """
 
 from __future__ import annotations
@@ -54,9 +53,9 @@ _REOPENABLE = """SELECT i.no, i.shard FROM item i JOIN result r ON r.no = i.no
     LEFT JOIN shard s ON s.job = ? AND s.no = i.shard
     WHERE i.no IN {numbers} AND i.state = {final} AND r.outcome = 'failed'
     AND (s.no IS NULL OR s.state IN ({settled}, {dead}))"""
-_KEEP = """INSERT INTO earlier_result (no, seq, outcome, digest, cost, body, retried_at)
+_COPY_RESULTS = """INSERT INTO earlier_result (no, seq, outcome, digest, cost, body, retried_at)
     SELECT no, seq, outcome, digest, cost, body, ? FROM result WHERE no IN {numbers}"""
-_GO_ON = """UPDATE job SET state = CASE WHEN state = {done} THEN {active} ELSE state END, finished_at = NULL,
+_RESUME = """UPDATE job SET state = CASE WHEN state = {done} THEN {active} ELSE state END, finished_at = NULL,
     failed = failed - ?, cancel_requested = 0, policy = ? WHERE no = ?"""
 TRIM_INTERVAL = 50  # actions after which older ones are deleted
 _ACTS = "SELECT no, at, who, name, target, job_id, count, left_out, detail FROM act "
@@ -206,10 +205,10 @@ class JobActs:
             )
             late = row.policy.deadline is not None and row.policy.deadline <= at
             policy = change(evolve(row.policy, deadline=None) if late else row.policy)
-            tx.change(_GO_ON, count, record_text(policy), no)
+            tx.change(_RESUME, count, record_text(policy), no)
             again = sorted(set(billed).intersection(position(each) for each, _ in found))
             for start in range(0, len(again), MAX_NAMED_ROWS):
-                _name(tx, job_id, again[start : start + MAX_NAMED_ROWS], by, at)
+                _report_billed(tx, job_id, again[start : start + MAX_NAMED_ROWS], by, at)
             act = Act(at=at, by=by, name="retry_failed", target=job_id, job_id=job_id, count=count)
             if policy.budget is not None and policy.budget != row.policy.budget:
                 act = evolve(act, detail=f"budget {money(policy.budget)}")
@@ -283,7 +282,7 @@ def _reopen(tx: Transaction, found: Sequence[Row], at: float) -> int:
     failed = """SELECT f.no FROM follower f JOIN result r ON r.no = f.no
         WHERE f.leader IN {numbers} AND r.outcome = 'failed'"""
     followers = [no for (no,) in tx.rows(failed, leaders)]
-    tx.change(_KEEP, at, leaders + followers)
+    tx.change(_COPY_RESULTS, at, leaders + followers)
     tx.change("DELETE FROM result WHERE no IN {numbers}", leaders + followers)
     again = "UPDATE item SET state = ?, tries = 0, shard = NULL WHERE no IN {numbers}"
     in_batch = [no for no, shard in found if shard is not None]
@@ -294,7 +293,7 @@ def _reopen(tx: Transaction, found: Sequence[Row], at: float) -> int:
     return len(leaders) + len(followers)
 
 
-def _name(tx: Transaction, job_id: str, rows: Sequence[int], by: str, at: float) -> None:
+def _report_billed(tx: Transaction, job_id: str, rows: Sequence[int], by: str, at: float) -> None:
     detail = (
         f"{len(rows)} failed rows that were or may have been billed are sent again by {by} and may be paid"
         f" for twice: rows {', '.join(map(str, rows))} ({at:.3f})"

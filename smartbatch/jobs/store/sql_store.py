@@ -51,7 +51,7 @@ _KEYWORD_FORM = re.compile(
 
 
 class SqlStore:
-    """Durable jobs. Safe to use from several threads and, with other stores on the same place, processes.
+    """Durable jobs, shared by several threads and by several processes with a store object each.
 
     Args:
         spool: folder for temporary files.
