@@ -121,7 +121,8 @@ class _Jobs:
         store = source.store
         lines = [] if store is None else store.overview.page(JobFilter(), limit=_MAX_LISTED_JOBS)
         if table := jobs_table("Jobs", lines, source, Query()):
-            width = terminal_width() if sys.stdout.isatty() else WIDE
+            on_terminal = sys.stdout is not None and sys.stdout.isatty()
+            width = terminal_width() if on_terminal else WIDE
             print_out("\n".join(table_lines(table.columns, table.rows, width)))
         else:
             say(f"no jobs in {stored.place}")

@@ -90,9 +90,9 @@ def model_forms(query: Query) -> tuple[Part, ...]:
     """Return the forms that pause a model and set its limits."""
     if query.granted != "all":
         return (Note(READ_ONLY),)
-    model_or_provider = Field("model", "Model", hint="provider:model, or provider")
+    model_or_provider = Field("model", "Model", hint="provider[:model]")
     model = Field("model", "Model", hint="provider:model")
-    reason = Field("reason", "Reason", hint="shown wherever it is paused", is_required=False)
+    reason = Field("reason", "Reason", hint="why it is paused", is_required=False)
     requests = Field("requests", "Requests per minute", hint="as configured", is_required=False)
     tokens = Field("tokens", "Tokens per minute", hint="as configured", is_required=False)
     return (

@@ -37,7 +37,7 @@ def test_ctrl_c_keeps_what_is_under_way_and_asks_no_more(calls: Any, number: int
         child.release(1)
         first += child.begun(1)
         child.process.send_signal(number)
-        child.printed(b"interrupted: calls under way")
+        child.printed(b"interrupted: calls in progress")
         child.release(3)
         assert b"496 rows not answered. Run the same command again" in child.printed(b"not answered")
         assert child.process.wait() == code

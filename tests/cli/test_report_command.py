@@ -206,7 +206,7 @@ def test_the_job_of_an_output_is_found_in_the_store(folder: Path) -> None:
     assert report("out.jsonl") == 0
     html = (folder / "report.html").read_text("utf-8")
     assert "Route: batch" in html
-    assert "because: strategy=&#39;batch&#39; was asked for" in html
+    assert "2 requests, about " in html
     assert "<caption>Batches</caption>" in html
 
 
@@ -223,7 +223,7 @@ def test_a_run_in_real_time_leaves_the_decision_for_its_report(folder: Path, nam
     assert report(name) == 0
     html = (folder / "report.html").read_text("utf-8")
     assert html.count("Route: individual") == 1
-    assert "because: strategy=&#39;individual&#39; was asked for" in html
+    assert "3 requests, about " in html
     assert "Forecast and outcome of " in html
     assert "3 of 3 requests were answered in" in html
 
@@ -241,8 +241,8 @@ def test_outputs_of_one_name_in_two_folders_have_reports_of_their_own(folder: Pa
         assert main(["run", "in.txt", *model, "-o", f"{name}/out.jsonl"]) == 0
     shutil.copytree("one", "copied")
     for name, told in (
-        ("one", "2 requests: about"),
-        ("two", "3 requests: about"),
+        ("one", "2 requests, about"),
+        ("two", "3 requests, about"),
         ("copied", "store has no job for it"),
     ):
         assert report(f"{name}/out.jsonl") == 0

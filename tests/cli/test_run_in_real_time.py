@@ -141,9 +141,8 @@ def test_nobody_else_pays_for_a_run_that_was_killed(calls: Any, capfd: pytest.Ca
     capfd.readouterr()
     (job,) = stored_jobs()
     assert main(["jobs", "resume"]) == 0
-    assert (
-        f"job {job.id}: its run in real time was interrupted, so it is left alone" in capfd.readouterr().err
-    )
+    left_alone = f"job {job.id} is left alone, because its real-time run was interrupted"
+    assert left_alone in capfd.readouterr().err
     assert main(["jobs", "show", job.id]) == 0
     assert f"smartbatch jobs resume {job.id}, goes on" in capfd.readouterr().out
     assert stored_jobs()[0].succeeded == 3
@@ -231,12 +230,12 @@ def test_ctrl_c_says_what_becomes_of_the_rest(calls: Any) -> None:
     with Child("--parallelism", "2", "-o", "out.jsonl") as child:
         child.begun(2)
         child.process.send_signal(signal.SIGINT)
-        child.printed(b"interrupted: calls under way")
-        printed = child.printed(b"what was not asked stays in the store").decode()
+        child.printed(b"interrupted: calls in progress")
+        printed = child.printed(b"unsent requests stay in the store").decode()
         child.release(2)
         assert child.process.wait() == 130
     (job,) = stored_jobs()
-    assert f"smartbatch jobs cancel {job.id} drops it" in printed
+    assert f"smartbatch jobs cancel {job.id} to discard them" in printed
     assert (job.succeeded, job.owner, len(written())) == (2, None, 2)
     assert main(["jobs", "cancel", job.id, "--quiet"]) == 0
     (ended,) = stored_jobs()
@@ -250,7 +249,7 @@ def test_a_second_ctrl_c_ends_at_once(calls: Any) -> None:
     with Child("--parallelism", "2", "-o", "out.jsonl") as child:
         child.begun(2)
         child.process.send_signal(signal.SIGINT)
-        child.printed(b"interrupted: calls under way")
+        child.printed(b"interrupted: calls in progress")
         child.process.send_signal(signal.SIGINT)
         assert child.process.wait(8) == 130  # less than the grace of the first one
         assert b"Traceback" not in child.stderr.read()
