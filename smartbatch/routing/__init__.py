@@ -1,1 +1,1 @@
-"""A list's way: what the client knows, which route a list takes, and a list that goes by a job."""
+"""The route of a list, lists sent as jobs, and single requests that are stored."""

@@ -1,6 +1,7 @@
-"""What a client knows when it chooses a route: prices, limits, what waits, what was seen. Scores its choices.
+"""What a client knows when it chooses a route: prices, limits, waiting requests and observed times.
 
-The decision itself is :func:`smartbatch.core.routing.choice.choose`; this gathers its arguments.
+The decision itself is :func:`smartbatch.core.routing.choice.choose`; the advisor collects its arguments, and
+scores the outcome.
 """
 
 from __future__ import annotations
@@ -41,8 +42,7 @@ if TYPE_CHECKING:
     from smartbatch.providers.batch_api import BatchApi
 
 
-THRESHOLD_CALLS = 5
-"""Calls in flight for a list that the threshold strategy sends individually, unless set otherwise."""
+THRESHOLD_CALLS = 5  # in flight, by default, for a list that the threshold strategy sends individually
 
 
 @frozen
@@ -55,7 +55,7 @@ class _Watched:
     constraints: Constraints
 
     def threshold(self, forecasts: Mapping[Route, ForecastAt]) -> int | None:
-        """Return the fewest requests that would go by batch, were these the forecasts."""
+        """Return the smallest number of requests that would be sent as a batch with these forecasts."""
         offers = [
             evolve(offer, throughput=evolve(offer.throughput, call=forecasts[offer.route]))
             for offer in self.offers
@@ -70,12 +70,10 @@ class Advisor:
     """Chooses routes for one provider and model.
 
     Args:
-        model: that answers.
-        history: what was seen of it.
-        realtime: knows what waits, and what the client's own budget leaves.
-        tell: takes events.
-        parallelism: calls of the client in flight at most.
-        root: the client's model, where ``model`` is another one of its provider.
+        history: observed times of calls and batches.
+        tell: called with events.
+        parallelism: maximum number of calls of the client in flight.
+        root: the client's model, if ``model`` is another one of its provider.
     """
 
     _model: OpenedModel
@@ -103,8 +101,8 @@ class Advisor:
     ) -> Workload:
         """Return an empty workload for at most ``requests`` requests, which are added to it.
 
-        What the store knows of their like counts, where one was named, or where they may go in a batch and so
-        may need the store anyway; ``flexible`` says whether they may go in the provider's slower tier.
+        Observations in the store are used if a store was named, or if the list may be sent as a batch and so
+        needs the store anyway; ``flexible`` allows the flex tier.
         """
         by_batch = requests > constraints.at_once and self._api(kind, constraints, batchable) is not None
         if by_batch or self._config.store is not None:
@@ -119,7 +117,7 @@ class Advisor:
         return Workload(calibration, rates, kept=kept)
 
     def for_model(self, model: OpenedModel) -> Advisor:
-        """Return what chooses the routes of lists for another model of the provider."""
+        """Return the advisor for another model of the provider."""
         if model.name == self._model.name:
             return self
         found = self._of_models.get(model.name)
@@ -130,7 +128,7 @@ class Advisor:
         return found
 
     def other(self, request: Request, kind: Kind) -> OtherModel | None:
-        """Return what is known of the model of a request, if it is not the one routes are chosen for."""
+        """Return what is known about the model of a request, if routes are chosen for another one."""
         root = self._root or self._model
         if (request.model or root.name) == self._model.name:
             return None
@@ -147,7 +145,7 @@ class Advisor:
         return known._rates("standard"), known._rates("batch")
 
     def ceilings(self, requests: Iterable[Request], kind: Kind) -> list[float] | None:
-        """Return the most USD that each request can cost in real time; ``None`` where no price is known."""
+        """Return the maximum USD per request in real time; ``None`` if a price is unknown."""
         most = []
         for request in requests:
             other = self.other(request, kind)
@@ -161,12 +159,12 @@ class Advisor:
         return most
 
     def limit(self, decision: Decision, requests: Iterable[Request], kind: Kind) -> float | None:
-        """Return the USD that requests may spend by the chosen route, where no budget says it.
+        """Return the USD that requests may spend by the chosen route if there is no budget.
 
-        1. By batch, or where no price is known: ``None`` for any sum. What each request can cost at most is
-           reserved while its batch runs, and may be far more than it is forecast to cost.
-        2. In real time, where only the requests in flight reserve it: the high end of the forecast, and next
-           to it room for the dearest requests, as many as are in flight.
+        1. As a batch, or if a price is unknown: ``None`` for any amount. The maximum cost of each request is
+           reserved while its batch runs, and may be far more than its forecast.
+        2. In real time, where only requests in flight reserve it: the high end of the forecast, and the
+           maximum cost of the most expensive requests, as many as are in flight.
         """
         chosen, cost = decision.chosen, decision.chosen.cost
         ceilings = None if chosen.route.by_batch else self.ceilings(requests, kind)
@@ -184,18 +182,19 @@ class Advisor:
         *,
         batchable: bool,
     ) -> Decision:
-        """Return the decision for a list, and tell nobody. In order:
+        """Return the decision for a list, without announcing it.
 
-        1. Going by batch is left out where requests may not, there is no Batch API, or no store for a job.
-        2. The routes that are left are offered; when forecasts move, the threshold told is that of this list.
-        3. A budget that has no room for all at once cuts the batches into rounds, and the reason says so.
+        1. Batches are left out if the requests may not wait, or there is no Batch API, or no store for a job.
+        2. The remaining routes are offered; the batch threshold that is reported later is that of this list.
+        3. A budget too small for all requests at once splits the batches into rounds, which the reason
+        mentions.
 
         Args:
-            constraints: what it has to meet; a budget only where it can be kept.
-            batchable: whether its requests may go in a batch.
+            constraints: with a budget only if it can be enforced.
+            batchable: whether its requests may be sent as a batch.
 
         Raises:
-            ConfigError: no route meets the constraints; the text names the nearest that would be met.
+            ConfigError: no route meets the constraints; the error names the nearest that would be met.
         """
         load = workload.load
         api = self._api(kind, constraints, batchable) if load.requests else None
@@ -218,14 +217,14 @@ class Advisor:
         return evolve(decision, reason=f"{decision.reason}; {rounds.in_words()}")
 
     def announce(self, decision: Decision, purpose: str | None = None) -> AnnouncedPlan:
-        """Tell observers of a decision; return what holds it against its results."""
+        """Announce a decision to observers; return what scores it."""
         number = f"decision-{next(self._numbers)}"
         return AnnouncedPlan(
             number, self._model.label, decision, purpose, self._prices_of, self._clock, self._tell
         )
 
     def speed(self, row: JobRow) -> Speed:
-        """Return how fast requests of a job can be taken out of batches and answered in real time."""
+        """Return how fast requests of a job can be withdrawn from batches and answered in real time."""
         self._history.refresh()
         texts = self._model.provider.capabilities.max_texts if Kind(row.kind) is Kind.EMBED else 1
         route = Route.SHARED if texts > 1 else Route.INDIVIDUAL
@@ -235,8 +234,8 @@ class Advisor:
         return Speed(throughput, cancelling, self._history.turnaround(row.model))
 
     def batch_ended(self, event: BatchEnded) -> None:
-        """A batch has ended, and is not learned from yet: where no list was considered, the threshold is that
-        of lists like it.
+        """Handle a finished batch before it is learned from: if no list was considered yet, the reported
+        threshold is that of lists like it.
         """
         api, _ = batches_of(self._config, self._model, event.kind)
         if self._watched is not None or event.model != self._model.label or api is None:
@@ -252,9 +251,7 @@ class Advisor:
         self._watch(_Watched(workload.load, offers, batch, constraints))
 
     def learned(self, event: ForecastMoved) -> None:
-        """A forecast moved: tell when a batch pays from another number of requests on than when it was last
-        told, for lists like the latest one.
-        """
+        """Report if the batch threshold of lists like the latest one moved with a forecast."""
         with self._watching:
             watched, told = self._watched, self._told
         if watched is None:
@@ -397,21 +394,18 @@ class Advisor:
 
 
 Prices: TypeAlias = "tuple[Rates | None, Rates | None]"
-"""What a model costs in real time and by batch; ``None`` if it is unknown."""
+"""Prices of a model in real time and as a batch; ``None`` if unknown."""
 
 
 @define(eq=False, repr=False)
 class AnnouncedPlan:
-    """Adds up the results of a plan that is carried out, and scores its forecast. One thread uses it.
+    """Adds up the results of a plan in progress and scores its forecast; used by one thread.
 
-    Making it tells observers of the plan.
+    Creating it announces the plan to observers.
 
     Args:
         prices_of: returns the prices of the model that answered.
-        tell: takes events.
-
-    Attributes:
-        actual: what the results added cost, and what their tokens cost in real time and by batch.
+        tell: called with events.
     """
 
     _id: str
@@ -421,7 +415,7 @@ class AnnouncedPlan:
     _prices_of: Callable[[Result], Prices]
     _clock: Clock
     _tell: Callable[[Event], None]
-    actual: ActualCost = field(factory=ActualCost, init=False)
+    actual: ActualCost = field(factory=ActualCost, init=False)  # of the added results, by each route
 
     def __attrs_post_init__(self) -> None:
         decision = self._decision
@@ -454,12 +448,12 @@ class AnnouncedPlan:
         self.actual.add(result, *self._prices_of(result))
 
     def score(self, seconds: float, actual: ActualCost | None = None) -> RouteScored | None:
-        """Tell observers what the plan really took; return it, or ``None`` if nothing was answered: how soon
-        that is known says nothing of any route.
+        """Tell observers what the plan really took, and return that; ``None`` if nothing was answered, as
+        the time until then says nothing about the route.
 
         Args:
             seconds: from the submission to the last answer.
-            actual: what it cost, if its results were not added here.
+            actual: the cost, if its results were not added here.
         """
         actual, decision = actual or self.actual, self._decision
         if not actual.answered:
@@ -488,8 +482,9 @@ class AnnouncedPlan:
 
 
 def individual_calls(config: BatchingConfig, strategy: Strategy) -> int | None:
-    """Return the most calls in flight for a list that is sent individually; ``None`` for those of the
-    client."""
+    """Return the maximum number of calls in flight for a list sent individually; ``None`` for the
+    client's.
+    """
     if config.max_parallel_individual is None and strategy is Strategy.THRESHOLD:
         return THRESHOLD_CALLS
     return config.max_parallel_individual

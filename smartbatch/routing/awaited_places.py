@@ -32,13 +32,12 @@ if TYPE_CHECKING:
     from smartbatch.jobs.records import ItemName, NamedPlace
 
 
-UNTAKEN = 7 * 86_400.0
-"""Seconds for which an answer that nobody was given stands ready for an equal deferrable request."""
+UNDELIVERED_SECONDS = 7 * 86_400.0  # for which an undelivered answer is used for an identical request
 
 
 @define(eq=False)
 class StoredRequest:
-    """A request on its way into a job, or in one."""
+    """A request that is or will be part of a job."""
 
     request: Request  # as the hooks left it
     name: ItemName | None  # None where its answer is for itself alone
@@ -59,7 +58,6 @@ class _Waiters:
     given: bool = False  # whether all of them have it
 
     def settle(self, result: Result) -> None:
-        """Settle every future."""
         self.settle_all(self, result)
 
     def abandon(self, error: WrongProcess) -> None:
@@ -70,11 +68,7 @@ class _Waiters:
 
 @define(eq=False, repr=False)
 class AwaitedPlaces:
-    """Settles the futures of requests by what the store has at their places. Safe from any thread.
-
-    Args:
-        reading: makes of a stored result what the caller asked for.
-    """
+    """Completes futures of requests with the stored results at their places. Safe from any thread."""
 
     _clock: Clock
     _jobs: Callable[[], JobSubmission]
@@ -90,7 +84,7 @@ class AwaitedPlaces:
         self._monitor = self._clock.monitor()
 
     def await_results(self, placed: Iterable[tuple[StoredRequest, NamedPlace]], *, durable: bool) -> None:
-        """Have the results at places of the store settle the futures of requests."""
+        """Have stored results at these places complete the futures of requests."""
         found: dict[str, dict[int, _Waiters]] = {}
         with self._monitor:
             for each, place in placed:
@@ -116,12 +110,11 @@ class AwaitedPlaces:
                     self._end(waiters)
 
     def withdraw(self, future: ResultFuture) -> bool:
-        """Withdraw a durable request that is to be cancelled, and return whether that worked. The cases, in
-        order:
+        """Withdraw a durable request that is being cancelled; return whether that worked.
 
         1. Its future is completed, or it is not stored yet: no.
         2. Others wait for the same answer: they keep it.
-        3. Its call has not started, and no other process runs its job: it ends in the store as cancelled.
+        3. Its call has not started, and no other process runs its job: it is stored as cancelled.
         """
         with self._monitor:
             waiters = self._awaited.get(future)
@@ -134,8 +127,9 @@ class AwaitedPlaces:
         return self._jobs().engine.cancel_item(waiters.place.job_id, waiters.place.ix)
 
     def find(self, names: Sequence[str]) -> dict[str, NamedPlace]:
-        """Return the places of deferrable requests that are of use, by name. Of no use are those that failed,
-        are old, or were given to somebody here, and those whose job is cancelled."""
+        """Return the places of usable deferrable requests by name. Not usable are those that failed, are too
+        old, were delivered in this process, or whose job is cancelled.
+        """
         self.release()
         try:
             jobs = self._jobs().engine.store.jobs
@@ -144,7 +138,7 @@ class AwaitedPlaces:
         except StoreError as error:
             logs.job_error(None, error)
             return {}
-        since = self._jobs().engine.wall() - UNTAKEN
+        since = self._jobs().engine.wall() - UNDELIVERED_SECONDS
         of_use = {
             job_id
             for job_id, row in rows.items()
@@ -160,8 +154,9 @@ class AwaitedPlaces:
             }
 
     def release(self) -> None:
-        """Have the store forget the names of deferrable requests whose answers were given. Where it cannot,
-        the answers stand ready once more for another process."""
+        """Delete the names of deferrable requests whose answers were delivered. If that fails, the answers
+        are available to another process once more.
+        """
         with self._monitor:
             given = {at: waiters for at, waiters in self._given.items() if waiters.given}
         places = {
@@ -181,12 +176,12 @@ class AwaitedPlaces:
                 self._given.pop(at, None)
 
     def wait_until_settled(self, timeout: float | None) -> None:
-        """Wait up to ``timeout`` seconds until nobody waits for a result."""
+        """Wait up to ``timeout`` seconds until no future waits for a result."""
         with self._monitor:
             self._monitor.wait_for(lambda: not self._awaited, timeout)
 
     def on_own_thread(self) -> bool:
-        """Whether the caller runs on a thread that settles, where it must not wait for the end."""
+        """Whether the caller runs on a thread that completes futures, and so must not wait for its end."""
         return self._threads.has_current()
 
     def abandon(self, error: WrongProcess) -> None:
@@ -233,8 +228,9 @@ class AwaitedPlaces:
 
 
 def kept_request(request: Request, *, durable: bool) -> Request:
-    """Return a request as the store has it: its context may be any object, and stays with this process. The
-    time-out of a deferrable one is that of its job."""
+    """Return a request as it is stored: its context, which may be any object, stays with this process. The
+    timeout of a deferrable request is that of its job.
+    """
     return evolve(request, context=None, timeout=request.timeout if durable else None)
 
 
@@ -244,7 +240,7 @@ def fail(
     """Fail the futures that have no result yet.
 
     Args:
-        problem: what the users read of an error that is none of the library's; that one is logged.
+        problem: what users read for an error that is not the library's; that error is logged.
         sent: whether the requests may have been sent, so that their cost is unknown.
     """
     if not isinstance(error, SmartbatchError):
@@ -257,12 +253,7 @@ def fail(
 
 
 class AnswerFutures:
-    """The futures of the answers to one prompt.
-
-    Attributes:
-        whole: the future of all; the thread that completes the last one completes it, too. Cancelling it
-            cancels every answer whose call has not started; if that was all of them, it is cancelled itself.
-    """
+    """The futures of several answers to one prompt."""
 
     def __init__(
         self,
@@ -271,10 +262,10 @@ class AnswerFutures:
         run_later: Callable[[Callable[[], object]], None],
         on_interrupt: Callable[[], object],
     ) -> None:
-        """Submit the requests, each with its number; if one is refused, the earlier ones are cancelled.
+        """Submit the requests, each with its number; if one is rejected, the earlier ones are cancelled.
 
         Raises:
-            Exception: whatever ``submit`` raises.
+            Exception: as ``submit``.
         """
         self._requests = requests
         self._lock = threading.Lock()
@@ -307,7 +298,6 @@ class AnswerFutures:
             self.whole.settle(combined_answers([_outcome(future, request) for future, request in outcomes]))
 
     def after_fork(self) -> None:
-        """In a forked child: end the copy of the parent's future, as those of single answers end."""
         self.whole.abandon(of_the_parent())
 
     def _cancel(self, _: ResultFuture) -> bool:
@@ -316,8 +306,9 @@ class AnswerFutures:
 
 
 def combined_answers(answers: Sequence[Result]) -> Result:
-    """Return the result of a prompt with several answers: that of the first that succeeded, with the totals
-    of all and each of them in ``answers``. It failed if none succeeded."""
+    """Return the result of a prompt with several answers: the first successful one, with the totals of all,
+    and each of them in ``answers``. It fails if none succeeded.
+    """
     first = next((answer for answer in answers if answer.ok), answers[0])
     known = [answer.cost for answer in answers if answer.cost is not None]
     return evolve(

@@ -1,4 +1,4 @@
-"""What a list asks, checked as a whole, and the decision on its route."""
+"""The requests of a list, checked as a whole, and the decision on its route."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from smartbatch.types import (
 )
 
 CONSTRAINTS = ConstraintParams.__optional_keys__
-"""Arguments of list calls that are about the route."""
+"""Arguments of list calls that concern the route."""
 
 
 @frozen
@@ -54,13 +54,11 @@ class CheckedList:
 
 @frozen(eq=False, repr=False)
 class ListPlanner:
-    """Checks the lists of one client and decides on their routes; nothing is sent, and nobody is told.
+    """Checks the lists of one client and decides on their routes, without sending or announcing anything.
 
     Args:
         fallback: answers while the breaker of ``model`` is open; ``None`` if there is none.
-        preparer: checks every request.
-        realtime: says which requests it answers from the cache, or never lets wait for a batch.
-        advisor: chooses.
+        realtime: knows which requests the cache answers, and which never wait for a batch.
     """
 
     _config: BatchingConfig
@@ -77,8 +75,7 @@ class ListPlanner:
         params: Mapping[str, Any],
         count: int | None = None,
     ) -> Plan:
-        """Return what prompts would take that are read once; see
-        :meth:`smartbatch.BatchingClient.forecast`."""
+        """Forecast prompts that are read once; see :meth:`smartbatch.BatchingClient.forecast`."""
         count = None if count is None else count_of("count", count)
         prompts, params = prompts_of(prompts, params)
         plain, given = split_known(params, ListParams.__optional_keys__ - {"key"})
@@ -114,11 +111,11 @@ class ListPlanner:
         given: Mapping[str, Any],
         fallback: str | None = None,
     ) -> CheckedList:
-        """Check a list as a whole; its arguments are :func:`split_constraints`.
+        """Check a whole list; its arguments come from :func:`split_constraints`.
 
         Raises:
             InvalidRequest: names the row.
-            ConfigError: for a constraint that is none, and where a batch was asked for without a Batch API.
+            ConfigError: a constraint is invalid, or a batch was requested without a Batch API.
         """
         constraints = self.constraints(given)
         requests = list(self.preparer.requests(list(prompts), plain))
@@ -153,10 +150,10 @@ class ListPlanner:
         )
 
     def considered(self, asked: CheckedList) -> Decision:
-        """Return the decision for a list; nobody is told.
+        """Return the decision for a list, without announcing it.
 
         Raises:
-            ConfigError: no route meets the constraints, or the budget could not be kept.
+            ConfigError: no route meets the constraints, or the budget cannot be enforced.
         """
         if asked.constraints.budget is not None:
             self.check_priced(asked.model, *map(self.model.of, asked.requests))
@@ -197,15 +194,16 @@ class ListPlanner:
             check_priced(self._config, self._clock, model, self._fallback)
 
     def budget(self, usd: float | None, *models: OpenedModel) -> Budget | None:
-        """Return what a list for these models may spend, within the client's budget; refuse it where no price
-        is known."""
+        """Return what a list for these models may spend, within the client's budget; their prices must be
+        known.
+        """
         if usd is None:
             return None
         self.check_priced(*models)
         return Budget(usd, self._realtime.budget)
 
     def priced_as_read(self, requests: Iterable[Request]) -> Iterator[Request]:
-        """Yield requests within a budget of their list; refuse one for a model without a known price."""
+        """Yield requests of a list with a budget; reject one for a model without a known price."""
         known: set[str] = set()
         for request in requests:
             model = self.model.of(request)
@@ -215,7 +213,7 @@ class ListPlanner:
             yield request
 
     def model_of(self, params: Mapping[str, Any]) -> OpenedModel:
-        """Return the model that the arguments of a list name, else the client's."""
+        """Return the model in the arguments of a list, else the client's."""
         given = params.get("model")
         return self.model.of(self.preparer.request("for its model", {"model": given}))
 
@@ -229,8 +227,7 @@ class ListPlanner:
 def split_constraints(
     params: Mapping[str, Any], names: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments that are none of the constraints ``names``, and the constraints that were
-    given."""
+    """Return the arguments that are not among the constraints ``names``, and those that are."""
     plain = {name: value for name, value in params.items() if name not in names}
     return plain, {name: params[name] for name in names if params.get(name) is not None}
 
@@ -238,10 +235,10 @@ def split_constraints(
 def split_known(
     params: Mapping[str, Any], known: Collection[str] = ListParams.__optional_keys__
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """As :func:`split_constraints`, of keywords that are checked.
+    """As :func:`split_constraints`, for checked keywords.
 
     Raises:
-        InvalidRequest: for a keyword that is not ``known``.
+        InvalidRequest: a keyword is not ``known``.
     """
     check_params(params, known)
     params, _ = split_constraints(params, ReadingParams.__optional_keys__)  # for those who read lazily
@@ -249,7 +246,7 @@ def split_known(
 
 
 def prompts_of(prompts: Prompts, params: Mapping[str, Any]) -> tuple[Iterable[Prompt], dict[str, Any]]:
-    """Return what a list asks, made of the rows of a table where it is one, and the other arguments.
+    """Return the prompts of a list, made from table rows if it is a table, and the other arguments.
 
     Raises:
         InvalidRequest: as :func:`prompt_list`.
@@ -259,7 +256,7 @@ def prompts_of(prompts: Prompts, params: Mapping[str, Any]) -> tuple[Iterable[Pr
 
 
 def refuse_skips(params: Mapping[str, Any]) -> None:
-    """Refuse to skip rows of a job: its results would no longer be those of the table, row by row."""
+    """Reject ``on_missing='skip'`` for a job, whose results belong to the table row by row."""
     if params.get("on_missing") == "skip":
         raise InvalidRequest(
             "on_missing='skip' is not for jobs, whose results are those of all rows: leave such rows out of "
@@ -269,5 +266,5 @@ def refuse_skips(params: Mapping[str, Any]) -> None:
 
 
 def may_wait(request: Request) -> bool:
-    """Whether a request may wait for a batch: it is not urgent, and a batch can carry it."""
+    """Whether a request may wait for a batch: it is not urgent, and a batch can contain it."""
     return request.call is None and request.timeout is None and request.priority <= Priority.NORMAL

@@ -189,7 +189,7 @@ class RoutedResults(Iterator[Result]):
                 self._routes.note(decided)
 
     def unread(self) -> dict[int, Result]:
-        """Return, after :meth:`close`, the results that came and were not taken, by position."""
+        """Return, after :meth:`close`, the results that arrived and were not read, by position."""
         return {} if self._results is None else self._results.unread()
 
     def was_sent(self, position: int) -> bool:
@@ -197,7 +197,7 @@ class RoutedResults(Iterator[Result]):
         return self._results is not None and self._results.was_sent(position)
 
     def came(self) -> int:
-        """Return how many results came, taken ones included."""
+        """Return how many results arrived, including those that were read."""
         return 0 if self._results is None else self._results.came()
 
     def close(self) -> None:
@@ -209,27 +209,20 @@ class RoutedResults(Iterator[Result]):
 
 @frozen
 class ListFacts:
-    """What is known of a list that is read.
+    """What is known about a list that is being read."""
 
-    Attributes:
-        requests: all of them; empty where they are read lazily.
-        again: what asking the list again asks and pays, in words.
-        display: shows how far it is.
-        prompts: as they were given.
-        skipped: the results of skipped rows, by position.
-        ordered: whether results come in the order of the rows.
-    """
-
-    requests: Sequence[Request]
-    again: str
+    requests: Sequence[Request]  # empty if they are read lazily
+    again: str  # what the same call would send and pay again
     display: ListDisplay
-    prompts: object
-    skipped: dict[int, Result]
-    ordered: bool = True
+    prompts: object  # as given
+    skipped: dict[int, Result]  # results of skipped rows by position
+    ordered: bool = True  # whether results are in row order
 
 
 class ListResults(Iterator[Result]):
-    """The results of a list of a client, which is kept alive as long as they are. No generator, see above."""
+    """The results of a list of a client, which is kept alive as long as they are. Not a generator, see
+    above.
+    """
 
     def __init__(self, client: object, results: RoutedResults | Taken, facts: ListFacts) -> None:
         self._client = client
@@ -249,7 +242,7 @@ class ListResults(Iterator[Result]):
             raise
 
     def __del__(self) -> None:
-        """End what is shown; on another thread, as this one may hold any lock."""
+        """Close the display on another thread, as this one may hold any lock."""
         if self._facts.display.is_open:
             run_after_collection(self._facts.display.close)
 
@@ -260,15 +253,14 @@ class ListResults(Iterator[Result]):
 
     @property
     def decided(self) -> ListDecision | None:
-        """By what its route was chosen; ``None`` where none was chosen for all of it."""
+        """The decision on its route; ``None`` if the list is read lazily or resumed."""
         return self._results.decided if isinstance(self._results, RoutedResults) else None
 
     def interrupted(self, error: KeyboardInterrupt, read: Sequence[Result] | None) -> Interrupted:
-        """Close, and return what the interrupt raises.
+        """Close the list, and return the exception that replaces the interrupt.
 
         Args:
-            read: the results that were read before, where the caller collects them: then the list is told as
-                a whole; ``None`` for a reader that has those.
+            read: the results read so far, if the caller collects them; ``None`` for a reader that has them.
         """
         self.close()
         unread, requests = self._results.unread, self._facts.requests
@@ -312,20 +304,19 @@ def _unanswered(request: Request, *, sent: bool) -> Result:
 
 
 def common_purpose(requests: Sequence[Request]) -> str | None:
-    """Return the purpose of all of them; ``None`` where they differ."""
+    """Return the purpose of all requests; ``None`` if they differ."""
     purposes = {request.purpose for request in requests}
     return purposes.pop() if len(purposes) == 1 else None
 
 
 def without_skipped(prompts: Iterable[Any], answers: int) -> tuple[Iterable[Any], dict[int, Result]]:
-    """Return prompts, and the results of those rows among them that are skipped, by their position in the
-    list of results.
+    """Return prompts, and the results of skipped rows by their position in the list of results.
 
-    The prompts keep their positions: whoever makes requests of them leaves out the skipped rows. If they are
-    read lazily, their results are there as soon as they have been read.
+    The prompts keep their positions; requests are not made from skipped rows. If prompts are read lazily, the
+    results of skipped rows are added as they are read.
 
     Args:
-        answers: results of each row that is not skipped.
+        answers: results per row that is not skipped.
     """
     skipped: dict[int, Result] = {}
 
@@ -348,12 +339,11 @@ def _skipped(at: int, row: SkippedRow) -> Result:
 
 
 class Merged(Iterator[Result]):
-    """The results of requests with those of skipped rows among them, at their positions.
+    """The results of requests, with those of skipped rows at their positions.
 
     Args:
-        results: of the requests.
-        skipped: results of skipped rows by position; there before the result of any later row.
-        ordered: whether the results come in the order of the rows. If not, those of skipped rows come first.
+        skipped: results of skipped rows by position; added before the result of any later row.
+        ordered: whether results are in row order. If not, those of skipped rows come first.
     """
 
     def __init__(self, results: Iterator[Result], skipped: dict[int, Result], *, ordered: bool) -> None:

@@ -1,4 +1,4 @@
-"""Lists: a list is checked as a whole, its route is chosen and taken, and the choice is scored."""
+"""Lists from prompts to results: checked as a whole, sent by the chosen route, and scored."""
 
 from __future__ import annotations
 
@@ -60,30 +60,23 @@ if TYPE_CHECKING:
     from smartbatch.jobs.job_submission import JobSubmission
     from smartbatch.jobs.records import ItemName, JobRow
 
-_NEED_ALL = ("batch", "hybrid", "threshold")
-"""Strategies that need to know the whole list."""
-DECIDED = 1000
-"""Jobs whose decisions are kept until their end. One that ends in another process is not told here."""
+_WHOLE_LIST_STRATEGIES = ("batch", "hybrid", "threshold")
+MAX_DECISIONS = 1000  # of unfinished jobs; a job may finish in another process, unnoticed here
 
 
 @frozen
 class ReaderOptions:
-    """How the caller of a list reads it; see :meth:`smartbatch.BatchingClient.map`.
-
-    Attributes:
-        whole: whether all results are wanted, and none before the others.
-        read_ahead: whether an iterator is read on a thread of its own.
-    """
+    """How the caller of a list reads it; see :meth:`smartbatch.BatchingClient.map`."""
 
     on_error: OnError | None
     on_progress: OnProgress | None
     progress: bool | None
     ordered: bool = True
-    whole: bool = False
-    read_ahead: bool = True
+    whole: bool = False  # all results are wanted, and none before the others
+    read_ahead: bool = True  # an iterator is read on its own thread
 
     def with_params(self, params: Mapping[str, Any]) -> tuple[ReaderOptions, dict[str, Any]]:
-        """Return these options with what ``params`` say about reading, and the other parameters."""
+        """Return these options with the reading options in ``params``, and the other parameters."""
         others, reading = split_constraints(params, ReadingParams.__optional_keys__)
         read_ahead = reading.get("read_ahead", self.read_ahead)
         if not isinstance(read_ahead, bool):
@@ -93,13 +86,10 @@ class ReaderOptions:
 
 @frozen(eq=False, repr=False)
 class ListRouter:
-    """Finds the lists of one client their routes.
+    """Sends the lists of one client: through the planner, by the chosen route, to their results.
 
     Args:
-        planner: checks them and chooses.
-        realtime: takes the routes in real time.
-        jobs: returns what stores and carries on what goes by batch; made with the first job.
-        routes: sends them by the chosen route.
+        jobs: returns the parts that store and run jobs; created with the first job.
     """
 
     _config: BatchingConfig
@@ -122,8 +112,9 @@ class ListRouter:
     ) -> ListResults:
         """Return the result of each prompt; see :meth:`smartbatch.BatchingClient.map`.
 
-        A sequence is checked as a whole at once, and so is an iterable whose route needs all of it. Any other
-        iterable is read lazily and goes in real time. The ``client`` is kept alive as long as the results.
+        A sequence is checked as a whole at once, and so is an iterable whose route depends on all of it. Any
+        other
+        iterable is read lazily and sent in real time. The ``client`` is kept alive as long as the results.
         """
         try:
             return self._opened(prompts, params, client, reader)
@@ -223,11 +214,12 @@ class ListRouter:
     def stream(self, prompt: Prompt, params: Mapping[str, Any]) -> TextStream:
         """Return the answer of one request as a stream.
 
-        Of a client that was told to go by batch it is one piece, which comes when its batch has ended.
-        Requests that may not wait for one are streamed, and so are all where there is no Batch API.
+        If the client's strategy is batch, the stream has one piece, which arrives when the batch has
+        finished. Requests
+        that may not wait for a batch are streamed, and so are all if there is no Batch API.
 
         Raises:
-            Exception: as :meth:`smartbatch.realtime.realtime.Realtime.stream`, and as :meth:`submit_batch`.
+            Exception: as :meth:`smartbatch.realtime.realtime.Realtime.stream` and :meth:`submit_batch`.
         """
         asked = self._planner.preparer.request(prompt, params)
         request = self._planner.preparer.samples(asked)[0]
@@ -243,14 +235,14 @@ class ListRouter:
         return stored_stream(self._clock, future, job.cancel)
 
     def plan(self, given: Prompts, params: Mapping[str, Any], client: object) -> Plan:
-        """Return what a list would take; see :meth:`smartbatch.BatchingClient.plan`."""
+        """Return the plan of a list; see :meth:`smartbatch.BatchingClient.plan`."""
         prompts, params = prompts_of(given, params)
         prompts, skipped = without_skipped(prompts, self._planner.preparer.answers_each(params))
         asked = self._planner.checked(prompts, *split_known(params))
         return Plan(self._planner.considered(asked), partial(self._carry_out, client, asked, given, skipped))
 
     def job_finished(self, event: JobFinished) -> None:
-        """Score the decision of a job of this process when its last result was stored."""
+        """Score the decision of a job of this process when its last result is stored."""
         plan = self._decided.pop(event.job_id, None)
         if plan is None:
             return
@@ -282,12 +274,12 @@ class ListRouter:
         deadline: float | None,
         names: Sequence[ItemName | None],
     ) -> JobRow:
-        """Store prepared requests of many callers, with their ``names``, as a job for the Batch API; raises
-        as :meth:`submit_batch`.
+        """Store prepared requests of several callers, with their ``names``, as a batch job; raises as
+        :meth:`submit_batch`.
 
         Args:
             requests: of one kind, at least one.
-            deadline: seconds from now by which all should have their results; ``None`` for any time.
+            deadline: seconds from now until all should have results; ``None`` for no limit.
         """
         kind = kind_of(requests[0])
         constraints = evolve(self._planner.constraints({"strategy": Strategy.BATCH.value}), deadline=deadline)
@@ -314,14 +306,14 @@ class ListRouter:
         submit = self._jobs().submit_decided
         row = submit(rows, asked.params, decision, asked.kind, options, names)
         self._decided[row.id] = plan
-        for earliest in list(self._decided)[:-DECIDED]:
+        for earliest in list(self._decided)[:-MAX_DECISIONS]:
             self._decided.pop(earliest, None)
         if self._jobs().engine.is_done(row.id):
             self._decided.pop(row.id, None)  # it is an earlier job, or ended within this moment
         return row
 
     def submit_by_count(self, requests: Prompts, params: Mapping[str, Any], options: JobOptions) -> JobRow:
-        """As :meth:`submit_batch`, where few go in real time: the ``"threshold"`` strategy."""
+        """As :meth:`submit_batch` with the ``"threshold"`` strategy: few requests are sent in real time."""
         refuse_skips(params)
         requests, params = prompts_of(requests, params)
         plain, given = split_known(params, JobParams.__optional_keys__)
@@ -330,8 +322,9 @@ class ListRouter:
         return self.submit_batch(requests, {**plain, "strategy": "threshold", **given}, options)
 
     def submit_planned(self, requests: Prompts, plan: Plan, options: JobOptions) -> JobRow:
-        """Store requests as a job by the route of a plan that was made for them; what goes in real time is
-        asked only while a process waits for the job."""
+        """Store requests as a job by the route of their plan; what is sent in real time is sent only while a
+        process waits for the job.
+        """
         return self._jobs().submit_planned(prompt_list(requests), plan.decision, options)
 
     def _carry_out(
@@ -361,7 +354,7 @@ class ListRouter:
     def _needs_all(self, given: Mapping[str, Any]) -> bool:
         if given.keys() & {"deadline", "prefer", "key"}:
             return True
-        return given.get("strategy", self._config.strategy) in _NEED_ALL
+        return given.get("strategy", self._config.strategy) in _WHOLE_LIST_STRATEGIES
 
 
 def _report(model: str, began: float, decided: ListDecision | None, results: ResultList[Any]) -> ReportFile:

@@ -35,13 +35,7 @@ STATUS_SECONDS: Final = 1.0  # for the store to count the results of an interrup
 
 @frozen(eq=False, repr=False)
 class StoredLists:
-    """Stores lists of one client as jobs, and reads them.
-
-    Args:
-        preparer: runs the hooks.
-        jobs: returns what stores them and carries them on.
-        reading: makes of what is stored what the caller asked for.
-    """
+    """Stores the lists of one client as jobs, and reads them."""
 
     _preparer: RequestPreparer
     _realtime: Realtime
@@ -60,7 +54,7 @@ class StoredLists:
         """Store a list, or find it in the store by its key, and return its results.
 
         Args:
-            decision: the route for a list that is new; ``None`` for one that has its job.
+            decision: the route of a new list; ``None`` for one that has a job.
 
         Raises:
             InvalidRequest: names the row.
@@ -154,10 +148,10 @@ class StoredLists:
 
 
 def check_storable(request: Request) -> None:
-    """Check that a store can keep a request for another process.
+    """Check that a request can be stored for another process.
 
     Raises:
-        InvalidRequest: it has an own callable.
+        InvalidRequest: it has its own callable.
     """
     if request.call is not None:
         raise InvalidRequest(
@@ -168,27 +162,19 @@ def check_storable(request: Request) -> None:
 
 @frozen
 class ListParts:
-    """A list, by what has to be sent.
-
-    Attributes:
-        requests: as they were asked.
-        sent: positions of those that go into the job, in order.
-        known: results of those that need no call, by position.
-        followers: for a position in ``sent``, the positions of identical requests, which get its answer.
-        keys: fingerprints of ``sent``, for the cache; ``None`` where an answer is not kept.
-    """
+    """A list, divided by what has to be sent."""
 
     requests: Sequence[Request]
-    sent: tuple[int, ...]
-    known: dict[int, Result]
-    followers: dict[int, list[int]]
-    keys: dict[int, bytes | None]
+    sent: tuple[int, ...]  # positions of those in the job, in order
+    known: dict[int, Result]  # results of those that need no call, by position
+    followers: dict[int, list[int]]  # identical requests that share the answer of a position in sent
+    keys: dict[int, bytes | None]  # cache keys of sent; None if the answer is not cached
 
     def rows(self, *, attended: bool) -> Iterator[Request]:
-        """Yield what has to be sent; positions travel as contexts, which a store can keep.
+        """Yield what has to be sent; the context of each is its position, which can be stored.
 
         Args:
-            attended: all go in real time while somebody waits, so each keeps its time-out.
+            attended: all are sent in real time while a process waits, so each keeps its timeout.
         """
         for position in self.sent:
             request = evolve(self.requests[position], context=position)
@@ -197,29 +183,24 @@ class ListParts:
 
 @frozen
 class Reading:
-    """How results of a job are read as if they had come in real time.
+    """Reads results of a job as if they had arrived in real time."""
 
-    Args:
-        admission: has the cache, for the answers that the client's model gave.
-        process: the client's ``post_process``.
-    """
-
-    admission: Admission
-    process: Callable[[Result], Result]
+    admission: Admission  # has the cache
+    process: Callable[[Result], Result]  # the client's post_process
 
     def key_of(self, request: Request) -> bytes | None:
-        """Return the key under which the cache keeps the answer to a request; ``None`` where it does not."""
+        """Return the cache key of a request's answer; ``None`` if it is not cached."""
         return None if self.admission.cache is None else self.admission.fingerprint(request)
 
     def own(self, request: Request, result: Result, key: bytes | None) -> Result:
-        """Return the result of ``request``, whose answer the cache keeps under ``key``."""
+        """Return the result of ``request``, whose answer is cached under ``key``."""
         cache = self.admission.cache
         if result.ok and key is not None and cache is not None and self.admission.is_own(request, result):
             cache.put(key, _answer(request, result))
         return self._made(request, result)
 
     def follower(self, request: Request, result: Result) -> Result:
-        """Return the result of a request that gets the answer of an identical one, as it is stored."""
+        """Return the result of a request that shares the stored answer of an identical one."""
         own_id = self.admission.id_of(request)
         error = None if result.error is None else named(result.error, own_id)
         copy = evolve(result, request_id=own_id, usage=Usage(), cost=0.0, error=error, deduplicated=True)
@@ -260,13 +241,11 @@ class JobResults(Iterator[Result]):
     """The results of a list whose requests are in a job; one thread reads it.
 
     Args:
-        job: has the requests ``rows.sent``, in that order; ``None`` where there are none.
-        options: how they are read. Where that is not in the order of the list, they come as they do, what
-            needed no call first.
-        reading: also for answers of the cache.
-        paid: the ``sequence`` of the last of its results that were stored, and paid, before.
-        leave: has this process carry the job on no longer, where it has a key; else it is cancelled when
-            nobody reads further.
+        job: has the requests ``rows.sent``, in that order; ``None`` if there are none.
+        options: if not in list order, results are yielded as they arrive, those that needed no call first.
+        paid: the ``sequence`` of the last result that was stored, and paid, before.
+        leave: for a list with a key: stops running the job here. Without it, the job is cancelled if reading
+            stops.
     """
 
     def __init__(
@@ -293,7 +272,6 @@ class JobResults(Iterator[Result]):
 
     @property
     def job_id(self) -> str | None:
-        """The job's id; ``None`` where the list needs none."""
         return None if self._job is None else self._job.id
 
     def __next__(self) -> Result:
@@ -317,14 +295,15 @@ class JobResults(Iterator[Result]):
         return result
 
     def close(self) -> None:
-        """Cancel what has not been sent, or leave it in the store; what comes is kept. Called by itself when
-        the loop breaks off."""
+        """Cancel what has not been sent, or leave it in the store, and keep what arrives. Called if the loop
+        breaks off.
+        """
         if not self._ended and self._job is not None:
             self._ended = True
             self._leave(self._job)
 
     def unread(self) -> dict[int, Result]:
-        """Return the results that are stored by now and were not taken, by position."""
+        """Return the results that are stored by now and were not read, by position."""
         rows, missing = self._rows, [at for at, read in enumerate(self._read) if not read]
         stored: dict[int, Result] = {}
         if self._job is not None:
@@ -346,7 +325,7 @@ class JobResults(Iterator[Result]):
         return self._job is not None
 
     def came(self) -> int:
-        """Return how many of its requests have their results, as far as the store says it soon."""
+        """Return how many requests have results, as far as the store responds quickly."""
         if self._job is None:
             return len(self._rows.requests)
         try:
@@ -355,14 +334,14 @@ class JobResults(Iterator[Result]):
             return sum(self._read)
 
     def rescue(self) -> str | None:
-        """Return why requests of a batch were sent in real time instead; ``None`` if it is unknown."""
+        """Return why requests of a batch were sent in real time; ``None`` if unknown."""
         try:
             return None if self._job is None else self._job.status(STATUS_SECONDS, forecast=False).rescue
         except SmartbatchError:
             return None
 
     def __del__(self) -> None:
-        """As :meth:`close`; on another thread, as this one may hold any lock."""
+        """As :meth:`close`, on another thread, as this one may hold any lock."""
         if not self._ended and self._job is not None:
             self._ended = True
             run_after_collection(partial(self._leave, self._job))

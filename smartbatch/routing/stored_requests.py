@@ -1,15 +1,16 @@
-"""Single requests that stand in the store: those that outlive the process, and those that wait for a batch.
+"""Single stored requests: those that outlive the process, and those that wait for a batch.
 
-Both are gathered, stored in a job, and settled one by one as the job's results are stored. They differ in
-their window and in their route:
+Both are collected, stored in a job, and completed one by one as the job's results are stored. They differ in
+their window and their route:
 
 - a *durable* request, with ``durable=True`` or a ``key``, is stored before ``submit`` returns, together with
-  those that come while others are being stored. It goes in real time, in an attended job that others join;
-- a *deferrable* request waits until no further one has come for a while, and goes by batch with the others.
-  What a batch cannot take, and too few for a batch, go in real time and are not stored.
+  those that arrive while others are being stored. It is sent in real time, in an attended job that others
+  join;
+- a *deferrable* request waits until no further one has arrived for a while, and is sent with the others as a
+  batch. Requests that a batch cannot contain, and too few for a batch, are sent in real time and not stored.
 
-Each has a name in the store, by which the same request, in any process, finds its place instead of being paid
-again: that of a durable request for good, that of a deferrable one until somebody was given the answer.
+Each has a name in the store, by which the same request in any process finds its place instead of being paid
+again: a durable request for good, a deferrable one until its answer is delivered.
 """
 
 from __future__ import annotations
@@ -80,13 +81,9 @@ class _Group:
 
 @define(eq=False, repr=False)
 class StoredRequests:
-    """Gathers single requests, has them stored in jobs, and settles their futures. Safe from any thread.
+    """Collects single requests, stores them in jobs and completes their futures. Safe from any thread.
 
     One thread runs while requests wait to be stored.
-
-    Args:
-        places: settles the futures of what stands in the store.
-        routing: stores what goes by batch.
     """
 
     _config: BatchingConfig
@@ -144,7 +141,7 @@ class StoredRequests:
         return future
 
     def defer(self, request: Request) -> ResultFuture:
-        """Queue one normalised request, or have it wait for a batch, and return its future.
+        """Queue a normalized request, or let it wait for a batch, and return its future.
 
         Raises:
             InvalidRequest, QueueFull, ClientClosed: as :meth:`.Realtime.submit`.
@@ -226,14 +223,14 @@ class StoredRequests:
     # -- cancelling ------------------------------------------------------------------------------------------
 
     def cancel_pending(self) -> int:
-        """Cancel every request that is not stored, nor under way in real time; return how many."""
+        """Cancel every request that is neither stored nor being sent in real time; return how many."""
         with self._monitor:
             waiting = [future for group in self._groups.values() for future in group.waiting]
             waiting += [each.future for each in self._sending if not each.future.done()]
         return sum(future.cancel() for future in waiting) + self._realtime.cancel_pending()
 
     def flush(self) -> None:
-        """Send what waits for others now, in real time as well."""
+        """Send waiting requests now, also in real time."""
         with self._monitor:
             for group in self._groups.values():
                 group.flushed = True
@@ -404,18 +401,18 @@ class StoredRequests:
     # -- life ------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Take requests, again after a stop."""
+        """Accept requests, also after a stop."""
         with self._monitor:
             self._closing = False
             self._no_store = None
 
     def finish(self, timeout: float | None, *, wait: bool) -> None:
-        """Take nothing more, and store or send what waits; with ``wait``, wait for the answers.
+        """Accept nothing more, and store or send what waits; with ``wait``, wait for the answers.
 
         What was neither stored nor sent in time fails with ``ClientClosed``.
 
         Args:
-            timeout: seconds for both; ``None`` for as long as it takes.
+            timeout: seconds for both; ``None`` for no limit.
         """
         with self._monitor:
             self._closing = True
@@ -435,7 +432,9 @@ class StoredRequests:
         self._places.release()
 
     def on_own_thread(self) -> bool:
-        """Whether the caller runs on a thread that stores or settles, where it must not wait for the end."""
+        """Whether the caller runs on a thread that stores or completes requests, and so must not wait for
+        its end.
+        """
         return self._threads.has_current() or self._places.on_own_thread()
 
     def abandon(self, error: WrongProcess) -> None:
