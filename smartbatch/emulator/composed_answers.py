@@ -184,7 +184,7 @@ def _number_within(schema: Mapping[str, Any], usual: int) -> int | float:
     """
     step = _exact(schema.get("multipleOf"))
     if schema.get("type") == "integer":
-        step = Fraction(step.numerator if step else 1)  # what is whole of the multiples of p/q
+        step = Fraction(step.numerator if step else 1)  # the whole numbers among the multiples of p/q
     low, above = _exact(schema.get("minimum")), _exact(schema.get("exclusiveMinimum"))
     high, below = _exact(schema.get("maximum")), _exact(schema.get("exclusiveMaximum"))
     least = max((bound for bound in (low, above) if bound is not None), default=None)
@@ -275,7 +275,7 @@ class Completion:
     finish_reason: str  # ``stop``, ``length`` or ``tool_calls``
     tokens: int  # tokens of the text, or of the calls, and of the reasoning
     calls: tuple[ModelToolCall, ...] = ()  # the tools that are called; then there is no text
-    reasoning: str = ""  # what the model thought before, if that was asked for
+    reasoning: str = ""  # the model's reasoning, if requested
 
     @property
     def reasoning_tokens(self) -> int:
@@ -301,7 +301,7 @@ def compose(
         answers: scripted answers by the exact prompt; they take precedence.
         max_tokens: the text is truncated to this many tokens.
         stop: stop sequences: the text ends before the first of them.
-        schema: a JSON schema the answer follows; an empty one stands for any object.
+        schema: a JSON schema for the answer; an empty one allows any object.
     """
     text = answers.get(prompt)
     if text is None:
@@ -338,7 +338,7 @@ def packed_answers(prompt: str, answer_to: Callable[[str], str]) -> str | None:
     return json.dumps({"answers": said}, ensure_ascii=False)
 
 
-NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # what the name of a tool looks like
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # a valid tool name
 
 
 @frozen
@@ -364,7 +364,7 @@ class ToolTurn:
 class ToolTurnFlaw:
     """Why turns are refused."""
 
-    place: int  # the message, from 0: that of the calls, or that of a result without a call
+    place: int  # the message with the calls, or with a result without a call, from 0
     ids: tuple[str, ...] = ()  # the calls without results; empty for a result without a call
     unexpected: str = ""  # the id of a result without a call
 

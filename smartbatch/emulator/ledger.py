@@ -31,9 +31,9 @@ class Call:
     admitted: bool = False  # true if it passed authentication, validation, outage and limits
     latency: float = 0.0  # seconds by which the answer was delayed
     status: int | None = None  # the HTTP status that was sent; None if nothing was sent
-    billed: int = 0  # billed tokens; 0 when the model did not run
+    billed: int = 0  # billed tokens; 0 if the model did not run
     delivered: bool = False  # true if the whole answer was written to an open connection
-    done: bool = False  # true if it is no longer in progress
+    done: bool = False  # true once it has finished
     tier: str | None = None  # its service tier; ``flex`` for the cheaper, slower one, whose tokens cost half
 
 
@@ -45,7 +45,7 @@ class Ledger:
             lines with one index, the last one counts. An existing ledger in this file is replaced.
 
     Raises:
-        ConfigError: when the file cannot be written, or the file has other content than a ledger.
+        ConfigError: the file cannot be written, or contains something other than a ledger.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:

@@ -49,7 +49,7 @@ class ModelCall(ABC):
     """A parsed call of a model, from a real-time request or from a line of a batch."""
 
     model: str  # the model's name
-    prompt: str  # the text that identifies the request in the ledger: that of the last user message
+    prompt: str  # text of the last user message, which identifies the request in the ledger
     charge: int  # tokens that the rate limits charge at admission
     tier: str = "default"  # the service tier; ``flex`` for the cheaper, slower one
 
@@ -77,7 +77,7 @@ class GenerationRequest:
     """A text generation request, without the differences between the APIs."""
 
     model: str  # the model's name
-    prompt: str  # the text of the last user message (of the last message when there is none of a user)
+    prompt: str  # text of the last user message, or of the last message if there is none
     input_tokens: int  # tokens of all messages
     max_tokens: int | None  # the output cap; None if there is none
     stop: tuple[str, ...]  # stop sequences

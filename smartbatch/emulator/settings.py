@@ -95,7 +95,7 @@ class EmulatorSettings(BatchSettings):
         tpm: tokens per minute, charged at admission: for OpenAI the larger of the output cap and the prompt,
             for the other APIs the prompt.
         otpm: output tokens per minute, charged when they are generated.
-        burst: requests admitted at once after a pause; ``None`` for those of one minute.
+        burst: requests admitted at once after a pause; ``None`` for one minute's worth.
         enforce: ``"minute"`` is a token bucket that starts full; ``"second"`` admits a sixtieth in each
             second of the server's clock, without bursts.
         count_refused: True when refused requests count against the limit as well.
@@ -119,7 +119,7 @@ class EmulatorSettings(BatchSettings):
         max_body: bytes of a request body; larger ones are answered 413. Uploads and batches may have 256 MiB.
 
     Raises:
-        ConfigError: for a value out of its range; the text names the setting.
+        ConfigError: a value is out of range; the message names the setting.
     """
 
     latency: float = seconds(0.0)
@@ -241,7 +241,7 @@ def loopback(host: str) -> str:
     """Return ``host`` as a loopback address.
 
     Raises:
-        ConfigError: for any other address: the emulator serves this machine only.
+        ConfigError: any other address, because the emulator serves this machine only.
     """
     address = "127.0.0.1" if host == "localhost" else host
     try:
@@ -261,7 +261,7 @@ def load_answers(path: str | Path, *, prompt_field: str, answer_field: str) -> d
         answer_field: the field with the answer's text.
 
     Raises:
-        ConfigError: when the file cannot be read, or a line lacks a field; names file and line.
+        ConfigError: the file cannot be read, or a line lacks a field; names file and line.
     """
     answers: dict[str, str] = {}
     try:

@@ -54,7 +54,7 @@ def parse_entries(
         settings: scripted answers and the largest number of lines.
 
     Raises:
-        ApiError: for errors of the batch itself.
+        ApiError: the batch itself is invalid.
     """
     given = fields.get("requests")
     if not isinstance(given, list):
@@ -201,7 +201,7 @@ def answer(head: Head, body: bytes, context: BatchContext, *, key: str, parse: _
 
     Raises:
         ApiError: in Anthropic's shape.
-        AnswerLost: for a create whose answer never arrives.
+        AnswerLost: the answer to a create never arrives.
     """
     check_version(head)
     found = _PATH.fullmatch(head.path)

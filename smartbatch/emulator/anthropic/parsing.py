@@ -1,4 +1,4 @@
-"""Parsing of Anthropic's messages, and the errors for what the API does not accept.
+"""Parsing of Anthropic's messages, and the errors for invalid ones.
 
 Source: the types of the ``anthropic`` SDK 2.11 and Anthropic's API reference of October 2026.
 """
@@ -88,7 +88,7 @@ def parse_messages(head: Head, body: Mapping[str, Any], *, counting: bool = Fals
         counting: True for a count of tokens, which needs no output cap.
 
     Raises:
-        ApiError: for what the API does not accept.
+        ApiError: the API does not accept the request.
     """
     _check_fields(body, check_version(head))
     model = body.get("model")

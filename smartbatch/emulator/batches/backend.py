@@ -113,7 +113,7 @@ class BatchBackend:
             lifetime: seconds until it expires.
 
         Raises:
-            BatchBackendError: ``exists``, when there is a file with that id.
+            BatchBackendError: ``exists``, if there is a file with that id.
         """
         with self._lock:
             self.advance(now)

@@ -29,10 +29,10 @@ class BatchLine:
 
     batch: str  # the batch's id
     position: int  # position of its request in the batch, from 0
-    custom_id: str | None  # its id; None if there is none
+    custom_id: str | None  # its id, if any
     prompt: str  # SHA-256 (hexadecimal) of its prompt, as for real-time calls
-    at: float  # monotonic seconds at which it had run
-    billed: int  # billed tokens; 0 when it failed
+    at: float  # monotonic seconds
+    billed: int  # billed tokens; 0 if it failed
     lost: bool = False  # true if its answer was billed and is missing or malformed in the results
     delivered: bool = False  # true if its whole answer was sent
 
@@ -51,8 +51,8 @@ class BatchRecord:
     outcome: str
     total: int  # number of its lines
     label: Mapping[str, str]  # metadata or display name given by the client
-    custom_id: str | None  # that of its first line; None if there is none
-    created_at: float | None = None  # when it was created; None if it was not
+    custom_id: str | None  # of its first line, if any
+    created_at: float | None = None  # if it was created
     cancelled_at: float | None = None  # when it was cancelled
     ended_at: float | None = None  # when it ended
     state: str | None = None  # its final state
@@ -364,7 +364,7 @@ class StoredBatch:
 def enqueued_limit_problem(
     batch: StoredBatch, others: Iterable[StoredBatch], limit: float | None, now: float
 ) -> InputProblem | None:
-    """Return the problem of a batch that exceeds the limit of enqueued tokens; ``None`` when it does not.
+    """Return the problem of a batch that exceeds the limit of enqueued tokens, or ``None``.
 
     Args:
         batch: the batch.

@@ -59,13 +59,13 @@ class AnswerLost(Exception):
 class Entry:
     """One request of a batch."""
 
-    custom_id: str | None  # the client's id; None if there is none
+    custom_id: str | None  # the client's id, if any
     prompt: str  # SHA-256 (hexadecimal) of the prompt, as in the ledger
     charge: int  # prompt tokens that count for the limit of enqueued tokens
     # called with 24 hexadecimal digits that identify the work; returns the same output each time, or raises
     # ``ApiError``
     run: Callable[[str], ModelOutput] = field(repr=False)
-    metadata: Mapping[str, Any] | None = None  # what its result repeats (Gemini's ``metadata``)
+    metadata: Mapping[str, Any] | None = None  # repeated in its result (Gemini)
 
 
 def parse_entry(
@@ -78,10 +78,10 @@ def parse_entry(
     """Return the entry of a request; one that cannot be parsed fails with its error when it runs.
 
     Args:
-        custom_id: the client's id; ``None`` without one.
+        custom_id: the client's id, if any.
         parse: parses the request, or raises ``ApiError``.
         settings: seed and scripted answers.
-        metadata: what the result repeats.
+        metadata: repeated in the result.
     """
     try:
         call = parse()
@@ -106,7 +106,7 @@ class InputProblem:
     code: str  # for programs, such as ``duplicate_custom_id``
     message: str  # for people
     line: int | None = None  # number of the line, from 1; None if it is about the whole batch
-    param: str | None = None  # the invalid field; None if there is no single one
+    param: str | None = None  # the invalid field, if there is a single one
 
 
 @frozen
@@ -118,7 +118,7 @@ class StoredFile:
     purpose: str  # ``batch``, or ``batch_output`` for results
     data: bytes = field(repr=False)  # its bytes; empty for results, which are built for each download
     created_at: float  # monotonic seconds
-    expires_at: float  # monotonic seconds; infinite when it does not expire
+    expires_at: float  # monotonic seconds; infinite if it does not expire
     batch: str | None = None  # the id of the batch whose results it has
     # which of its lines; see :meth:`~smartbatch.emulator.batches.backend.BatchBackend.fetch`
     part: str | None = None
@@ -141,7 +141,7 @@ class BatchSnapshot:
     """The state of a batch at one moment. All times are monotonic seconds, ``None`` when not reached."""
 
     id: str  # its identifier, without the prefix of a path (Gemini's ``batches/``)
-    index: int  # number of its create among those of its API, from 0
+    index: int  # counts the creates of its API, from 0
     api: str  # ``openai``, ``anthropic`` or ``gemini``
     model: str  # its model; empty where each line names its own
     endpoint: str  # the endpoint of its lines
@@ -152,7 +152,7 @@ class BatchSnapshot:
     counts: Counts  # numbers of its lines by state
     created_at: float  # when it was created
     started_at: float | None  # when its first line ran
-    finalizing_at: float | None  # when its last line had run
+    finalizing_at: float | None  # when its last line finished
     cancelling_at: float | None  # when it was cancelled
     ended_at: float | None  # when it reached a final state
     expires_at: float  # when the lines that have not run expire
@@ -160,7 +160,7 @@ class BatchSnapshot:
     # the file with the lines that succeeded; ``None`` before the end and without such lines. Gemini has one
     # file with all lines
     output_id: str | None
-    error_id: str | None  # the file with the other lines, likewise
+    error_id: str | None  # the file with the other lines; None if there are none
     input_tokens: int  # input tokens of all lines that have run
     output_tokens: int  # output tokens of all lines that have run
 
@@ -186,7 +186,7 @@ class OutputLine:
     damage: str | None = None  # ``cut`` or ``garbage`` for a malformed line; ``None`` for a whole one
     # true if it is whole, has the answer of its own request, and is the first of its id
     correct: bool = True
-    metadata: Mapping[str, Any] | None = None  # that of the entry with its id
+    metadata: Mapping[str, Any] | None = None  # metadata of the entry with its id
 
 
 @frozen

@@ -113,7 +113,7 @@ def _damaged(batch: StoredBatch, line: OutputLine, position: int) -> Iterator[Ou
 
 
 def _other(batch: StoredBatch, position: int) -> int | None:
-    """Return the position of the next other line that succeeded, cyclically; ``None`` without one."""
+    """Return the position of the next other line that succeeded, cyclically, or ``None``."""
     count = len(batch.ran)
     for step in range(1, count):
         other = (position + step) % count

@@ -164,12 +164,12 @@ def checked_names(named: str | Sequence[str] | None, known: Mapping[str, Any], h
     """Return the faults a hook named.
 
     Args:
-        named: what it returned.
+        named: the names it returned.
         known: the names it may use.
         hook: the setting's name, for the error.
 
     Raises:
-        ConfigError: for an unknown name.
+        ConfigError: a name is unknown.
     """
     names = () if named is None else (named,) if isinstance(named, str) else tuple(named)
     for name in names:

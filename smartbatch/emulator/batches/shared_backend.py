@@ -97,7 +97,7 @@ class SharedBackend:
         return found
 
     def batch(self, batch_id: str, now: float) -> BatchSnapshot | None:
-        """Return a batch; ``None`` when there is none."""
+        """Return a batch, or ``None``."""
         with self._lock:
             backend, now = self._current(now)
             return backend.batch(*_ACCOUNT, batch_id, now)

@@ -48,7 +48,7 @@ class BatchRandomness:
         """Return the faults of a create and its batch.
 
         Raises:
-            ConfigError: when the hook names an unknown fault.
+            ConfigError: the hook names an unknown fault.
         """
         hook = self._settings.batch_fault_for
         if hook is not None and (named := hook(index, label)) is not None:
@@ -91,12 +91,12 @@ class BatchRandomness:
 class Timeline:
     """The times of a batch that is not cancelled, in monotonic seconds."""
 
-    created: float  # when it exists
+    created: float  # when it starts to exist
     validated: float  # when its validation ends
     started: float  # when its first line starts
     run_seconds: float  # seconds that all lines take together
-    finalizing: float  # when its last line has run; infinite when some never run
-    ended: float  # when it ends; infinite when it is stuck
+    finalizing: float  # when its last line has run; infinite if some never run
+    ended: float  # when it ends; infinite if it is stuck
     expires: float  # when the lines that have not run expire
     total: int  # number of its lines
     runs: int  # how many of them run at most
@@ -137,7 +137,7 @@ def timeline(
         turnaround: seconds from then to its end.
         total: number of its lines.
         faults: its faults.
-        failing: True when its validation fails.
+        failing: its validation fails.
     """
     validated = created + settings.batch_validating
     started = validated + settings.batch_queueing

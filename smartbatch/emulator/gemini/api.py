@@ -307,7 +307,7 @@ class GeminiApi(Api):
         return ServerReply(429, _exhausted(*quota, str(exceeded.limit), model, f"{exceeded.wait or 0:.9f}s"))
 
     def quota_exhausted(self, model: str) -> ServerReply:
-        # The wait is that of the service, although the quota is available again only at midnight.
+        # The service names this wait, although the quota is available again only at midnight.
         quota = ("generate_requests", "GenerateRequestsPerDayPerProjectPerModel")
         return ServerReply(429, _exhausted(*quota, "250", model, "12.345678901s"))
 

@@ -205,7 +205,7 @@ ParseRequest = Callable[[Mapping[str, Any]], ModelCall]
 class ParsedCreate:
     """A parsed create; it has either a file or inline requests."""
 
-    display_name: str  # empty without one
+    display_name: str  # may be empty
     file: str | None  # the name of the input file, with its prefix ``files/``
     requests: list[Any] | None  # the inline requests
 
@@ -308,8 +308,8 @@ def create(
         parse_request: parses the request of a line, or raises ``ApiError``.
 
     Raises:
-        ApiError: for errors of the batch itself.
-        AnswerLost: when the answer never arrives.
+        ApiError: the batch itself is invalid.
+        AnswerLost: the answer never arrives.
     """
     creation, settings = parse_creation(body), context.settings
     label = {"displayName": creation.display_name} if creation.display_name else {}

@@ -1,4 +1,4 @@
-"""Parsing of Gemini's requests, in camel and in snake case, and the errors for what the API does not accept.
+"""Parsing of Gemini's requests, in camel and in snake case, and the errors for invalid ones.
 
 Source: the types of ``google-genai`` 3.4 and Google's API reference of November 2026.
 """

@@ -15,7 +15,7 @@ from attrs import field, frozen
 
 _CACHED_HEADS = 512
 _CACHED_SIZE = 4096  # bytes; larger heads are not cached
-_MAX_PARAMETERS = 100  # parameters of a query, of which no API has a tenth
+_MAX_PARAMETERS = 100  # parameters per query; no API has a tenth of that
 _cache: dict[bytes, Head] = {}
 
 

@@ -352,7 +352,7 @@ class Emulator:
         handler: answers the requests; it may be replaced before the start.
 
     Raises:
-        ConfigError: for a setting out of its range, a port in use, or an address that is not loopback.
+        ConfigError: a setting is out of range, a port in use, or an address that is not loopback.
     """
 
     ledger: Ledger
@@ -399,7 +399,7 @@ class Emulator:
         """Change settings while serving; requests in progress keep the old ones.
 
         Raises:
-            ConfigError: for an unknown name or a value out of its range; then nothing changes.
+            ConfigError: a name is unknown or a value out of range; then nothing changes.
         """
         self.handler.configure(**changes)
 
@@ -419,7 +419,7 @@ class Emulator:
         """Serve on a thread of its own; a second call changes nothing.
 
         Raises:
-            ConfigError: when it was stopped before.
+            ConfigError: it was stopped before.
         """
         if self._stopped:
             raise ConfigError("this emulator was stopped and cannot be started again; create a new one")

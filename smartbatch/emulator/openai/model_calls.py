@@ -159,7 +159,7 @@ def parse_call(path: str, head: Head, body: Mapping[str, Any], settings: Emulato
     """Parse a call to one of the paths of :data:`MODEL_CALLS`.
 
     Raises:
-        ApiError: for what the API, or a server with these settings, does not accept.
+        ApiError: the API, or a server with these settings, does not accept it.
     """
     check_rejected(body, settings.rejects)
     return MODEL_CALLS[path](head, body)

@@ -1,4 +1,4 @@
-"""Parsing of OpenAI's generation requests, and the errors for what the API does not accept.
+"""Parsing of OpenAI's generation requests, and the errors for invalid ones.
 
 Source: the types of the ``openai`` SDK and OpenAI's API reference of November 2026.
 """
@@ -44,8 +44,8 @@ def api_error(
     Args:
         status: HTTP status.
         message: for people.
-        code: for programs; ``None`` without one.
-        param: the invalid field; ``None`` when there is no single one.
+        code: for programs, if any.
+        param: the invalid field, if there is a single one.
         type_: OpenAI's class of the error.
     """
     return ApiError(status, message, error_body(message, type_=type_, code=code, param=param))
