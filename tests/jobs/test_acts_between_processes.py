@@ -58,9 +58,7 @@ hear()
 
 
 @pytest.mark.full
-def test_a_pause_reaches_a_process_that_runs_and_one_that_starts_after_all_were_killed(
-    bench: Bench, start: Start
-) -> None:
+def test_a_pause_reaches_running_processes_and_later_ones(bench: Bench, start: Start) -> None:
     client = start(ASKS)
     assert client.hear() == "ready"
     client.say("ask")
@@ -85,9 +83,7 @@ def test_a_pause_reaches_a_process_that_runs_and_one_that_starts_after_all_were_
 
 
 @pytest.mark.full
-def test_a_job_whose_process_is_killed_in_a_pause_waits_for_its_end_with_the_next_one(
-    bench: Bench, start: Start
-) -> None:
+def test_a_job_killed_in_a_pause_waits_for_its_end_in_the_next_process(bench: Bench, start: Start) -> None:
     first = start(CARRIES_ON)
     assert first.hear() == "ready"
     job_id = first.hear()

@@ -96,7 +96,7 @@ def test_a_request_keeps_its_time_out_while_its_model_is_paused(
     assert remote.asked == []
 
 
-def test_a_pause_outlives_those_who_were_told_and_holds_from_the_first_request(
+def test_a_pause_outlives_its_processes_and_applies_from_the_first_request(
     client_of: ClientOf, remote: Remote, place: str, elsewhere: StoredJobs, clock: VirtualClock
 ) -> None:
     """It ends while the client is stopping, which waits for what was submitted."""
@@ -170,7 +170,7 @@ def test_a_limit_that_is_none_is_refused(elsewhere: StoredJobs, wrong: object) -
 # -- pauses of jobs ------------------------------------------------------------------------------------------
 
 
-def test_no_batch_is_created_of_a_paused_model_and_those_that_run_are_collected(
+def test_a_paused_model_gets_no_batch_and_running_ones_are_collected(
     client_of: ClientOf, remote: Remote, place: str, elsewhere: StoredJobs, clock: VirtualClock
 ) -> None:
     assert remote.api is not None
@@ -189,7 +189,7 @@ def test_no_batch_is_created_of_a_paused_model_and_those_that_run_are_collected(
     assert len(remote.api.made) == 2
 
 
-def test_items_of_a_paused_model_are_taken_back_and_asked_once_when_it_goes_on(
+def test_items_of_a_paused_model_are_recalled_and_sent_once_after_it(
     client_of: ClientOf, place: str, elsewhere: StoredJobs, clock: VirtualClock
 ) -> None:
     """Items wait in the store, not in the queue: who dies meanwhile leaves none that may be paid for."""
@@ -360,7 +360,7 @@ def failed_batch(
     return client, api, job
 
 
-def test_rows_that_are_asked_again_spend_what_the_budget_of_the_client_has_left(
+def test_retried_rows_spend_what_the_client_s_budget_has_left(
     client_of: ClientOf,
     clock: VirtualClock,
     place: str,
@@ -430,7 +430,7 @@ def test_acts_on_many_jobs_are_done_by_those_who_carry_them_on(
     assert [act.name for act in elsewhere.acts()] == ["forget", "forget", "forget", "cancel"]
 
 
-def test_who_reads_results_as_they_come_gets_those_of_rows_that_were_asked_again(
+def test_a_reader_in_storage_order_gets_the_results_of_retried_rows(
     client_of: ClientOf, clock: VirtualClock, place: str
 ) -> None:
     """The reader has the first outcome of a row, and then the second, and misses none of the others."""

@@ -56,7 +56,7 @@ def test_of_two_stops_neither_closes_the_store_while_the_other_needs_it(
     assert client.job(job.id).is_unowned()
 
 
-def test_a_stop_without_time_leaves_the_store_to_an_earlier_one_that_waits_for_a_step(
+def test_a_stop_without_time_leaves_the_store_to_an_earlier_stop(
     client: BatchingClient, remote: Remote, clock: VirtualClock
 ) -> None:
     """What was started in between is ended, and uses the store that the earlier stop closes."""
@@ -78,7 +78,7 @@ def test_a_stop_without_time_leaves_the_store_to_an_earlier_one_that_waits_for_a
     assert client.job(job.id).is_unowned()
 
 
-def test_a_stop_ends_what_was_started_while_another_one_still_closes_the_store(
+def test_a_stop_ends_what_started_while_another_one_closes_the_store(
     client: BatchingClient, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store of the first hangs, and the second has no time of its own to wait for it."""
@@ -106,7 +106,7 @@ def test_a_stop_ends_what_was_started_while_another_one_still_closes_the_store(
     assert client.start().job(job.id).wait(LONG).state == "done"
 
 
-def test_a_start_while_a_stop_waits_for_a_step_keeps_the_store_open_up_to_the_next_stop(
+def test_a_start_during_a_stop_keeps_the_store_open_until_the_next_stop(
     client: BatchingClient, remote: Remote, clock: VirtualClock
 ) -> None:
     """The stop gives its jobs back, and both they and what was submitted after the start are carried on."""
@@ -139,7 +139,7 @@ def test_the_next_stop_closes_a_store_that_a_start_kept_open_for_nothing(
         store.jobs.get(job.id)
 
 
-def test_a_stop_leaves_the_store_to_a_later_one_whose_answers_are_still_to_come(
+def test_a_stop_leaves_the_store_to_a_later_one_that_awaits_answers(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
     """The later one waits for calls that end long after the step for which the earlier one waits."""
@@ -298,7 +298,7 @@ def test_results_are_post_processed_when_they_are_read(
 
 
 @pytest.mark.parametrize("durable", [False, True], ids=["of a job", "durable"])
-def test_a_child_that_is_forked_while_a_result_is_post_processed_has_no_copy_of_its_future(
+def test_a_fork_during_post_processing_copies_no_future(
     durable: bool, client_of: ClientOf, store: str, clock: VirtualClock
 ) -> None:
     """It would never end."""
@@ -433,7 +433,7 @@ def test_a_store_that_cannot_be_used_is_named_before_anything_is_sent(
     assert client.submit("a").result(PATIENCE).text == "re: a"
 
 
-def test_an_answer_whose_cost_is_told_counts_as_much_in_real_time_where_no_price_is_known(
+def test_a_reported_cost_counts_as_the_real_time_cost_without_a_price(
     client: BatchingClient, remote: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where it is told to have used no tokens, so that nothing else says that it was run."""

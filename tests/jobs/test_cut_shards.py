@@ -55,7 +55,7 @@ def test_a_shard_that_finds_no_room_in_the_budget_is_cut_anew_at_once(
 
 
 @pytest.mark.parametrize(("more", "fetched"), [(0, True), (1, False)])
-def test_results_take_what_two_copies_of_the_requests_and_4_mib_for_each_take(
+def test_results_take_two_copies_of_the_requests_and_4_mib_each(
     client: BatchingClient, remote: Remote, monkeypatch: pytest.MonkeyPatch, more: int, fetched: bool
 ) -> None:
     """What is larger by a byte is no result of the batch: it is fetched again."""

@@ -157,7 +157,7 @@ def test_results_come_while_others_are_still_out(
 
 
 @pytest.mark.full
-def test_a_job_of_a_stopped_client_can_be_looked_at_and_is_not_waited_for_in_vain(
+def test_a_job_of_a_stopped_client_has_a_status_and_no_endless_wait(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
     """A waiter is told at once that no client carries it on, and how to go on."""

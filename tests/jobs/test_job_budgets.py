@@ -125,7 +125,7 @@ def test_a_run_in_real_time_keeps_to_the_budget_of_its_plan(tmp_path: Path, own:
 
 
 @pytest.mark.full
-def test_what_waits_for_money_that_batches_hold_goes_when_the_last_of_them_ends(tmp_path: Path) -> None:
+def test_items_waiting_for_money_of_batches_go_when_the_last_one_ends(tmp_path: Path) -> None:
     """The first requests of a hybrid job, at once and not at their next try a minute later."""
     with market("gemini", tmp_path, batch_turnaround=10.0) as w:
         client = buyer(w, max_tokens=100)
@@ -161,7 +161,7 @@ def test_what_may_have_been_billed_counts_at_its_most(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_create_that_may_have_arrived_is_not_paid_for_from_the_same_money(tmp_path: Path) -> None:
+def test_a_create_that_may_have_arrived_keeps_its_reservation(tmp_path: Path) -> None:
     """A late create of Anthropic's cannot be fenced, so what it may cost stays reserved."""
     late = {"batch_late_seconds": HOUR, "batch_turnaround": 10 * MINUTE}
     named = {"batch_fault_for": lambda index, label: ("late_create",) if index == 0 else ()}

@@ -74,7 +74,7 @@ def test_a_result_that_cannot_be_read_fails_its_own_future_and_no_other(
 
 
 @pytest.mark.full
-def test_a_process_looks_at_a_job_it_took_over_as_often_as_its_own_settings_say(
+def test_a_process_polls_a_job_it_took_over_by_its_own_settings(
     client_of: ClientOf, clock: VirtualClock, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remote = Remote(clock, turnaround=10_000.0)
@@ -247,7 +247,7 @@ WAITS: dict[str, Callable[[BatchingClient, Job], Any]] = {
 
 
 @pytest.mark.parametrize("wait", sampled(WAITS))
-def test_an_interrupted_wait_for_a_job_has_what_is_stored_and_the_job_goes_on(
+def test_an_interrupted_wait_has_the_stored_results_and_the_job_continues(
     wait: str, client: BatchingClient, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It looks anew each time, so it has everything once the job has ended."""

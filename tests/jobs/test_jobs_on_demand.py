@@ -16,7 +16,7 @@ from smartbatch.jobs.jobs_engine import JobsEngine
 ClientOf = Callable[..., BatchingClient]
 
 
-def test_a_client_that_was_stopped_before_its_first_job_takes_none_until_it_is_started(
+def test_a_client_stopped_before_its_first_job_takes_none_until_started(
     client: BatchingClient,
 ) -> None:
     client.stop()
@@ -27,9 +27,7 @@ def test_a_client_that_was_stopped_before_its_first_job_takes_none_until_it_is_s
     assert result.ok
 
 
-def test_without_a_job_no_store_is_opened_and_there_is_nothing_to_give_back(
-    client_of: ClientOf, remote: Remote
-) -> None:
+def test_without_a_job_no_store_is_opened(client_of: ClientOf, remote: Remote) -> None:
     client = client_of(remote, store=None)
     assert client.submit("a").result(LONG).ok
     assert (client.uses_store, inside(client)._jobs) == (False, None)
@@ -37,7 +35,7 @@ def test_without_a_job_no_store_is_opened_and_there_is_nothing_to_give_back(
     assert client.spent == 0.0
 
 
-def test_a_signal_handler_that_needs_them_while_they_are_made_makes_those_that_stay(
+def test_a_signal_handler_that_needs_jobs_while_they_are_made_makes_them(
     client: BatchingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It runs on the very thread that makes them."""

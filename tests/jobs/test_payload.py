@@ -168,7 +168,7 @@ class TestRequests:
         ("one", "other"),
         [({"n": 1}, {"n": True}), ({"n": 1}, {"n": 1.0}), ({"a": 1, "b": 2}, {"b": 2, "a": 1})],
     )
-    def test_parameters_that_python_finds_equal_but_a_wire_does_not_are_kept_apart(
+    def test_parameters_equal_in_python_but_not_as_json_are_distinguished(
         self, one: dict[str, Any], other: dict[str, Any]
     ) -> None:
         back = there_and_back(Request("p", Generation(extra=one)), Shared(Generation(extra=other)))
@@ -216,7 +216,7 @@ class TestRequests:
             encode_params(Generation(extra={"x": object()}))
         assert caught.value.field == "extra"
 
-    def test_a_schema_made_of_a_class_travels_and_its_answers_become_plain_data(self) -> None:
+    def test_a_schema_made_from_a_class_is_stored_and_answers_are_plain_data(self) -> None:
         @define
         class City:
             name: str
@@ -309,7 +309,7 @@ results = st.builds(
 class TestResults:
     @pytest.mark.full
     @given(results)
-    def test_every_answer_comes_back_as_it_was_even_one_that_utf_8_cannot_carry(self, result: Result) -> None:
+    def test_every_answer_comes_back_unchanged_even_with_lone_surrogates(self, result: Result) -> None:
         assert fields(same(result)) == fields(result)
 
     @pytest.mark.full
@@ -421,7 +421,7 @@ class TestErrors:
         assert b"secret" not in data
         assert b"teapot" not in data
 
-    def test_an_error_of_another_librarys_class_comes_back_as_the_nearest_of_ours(self) -> None:
+    def test_an_error_of_a_foreign_class_comes_back_as_our_closest_one(self) -> None:
         class Odd(ProviderError):
             pass
 
@@ -431,7 +431,7 @@ class TestErrors:
         assert type(decode_error(encode_error(Odd("x", kind=ErrorKind.NO_MONEY)))) is ProviderError
         assert type(decode_error(encode_error(Unknown("x")))) is SmartbatchError
 
-    def test_classes_and_kinds_of_a_later_version_come_back_as_the_nearest_of_ours(self) -> None:
+    def test_classes_of_a_later_version_come_back_as_our_closest_ones(self) -> None:
         data = encode_error(ProviderError("x", kind=ErrorKind.TIMEOUT)).replace(b"ProviderError", b"NewError")
         assert type(decode_error(data)) is ProviderError
         error = decode_error(data.replace(b"timeout", b"novelty"))

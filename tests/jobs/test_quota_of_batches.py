@@ -59,7 +59,7 @@ def test_a_batch_above_the_limit_that_its_refusal_names_is_cut_at_once(
 
 
 @pytest.mark.full
-def test_a_batch_that_is_refused_again_and_again_while_it_is_alone_is_halved(
+def test_a_batch_refused_repeatedly_while_it_is_alone_is_halved(
     client: BatchingClient, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gemini names no limit: a batch above it would be refused for ever."""
@@ -86,7 +86,7 @@ def test_a_full_quota_that_others_use_halves_nothing(
 
 
 @pytest.mark.full
-def test_batches_that_validation_refuses_although_our_count_fits_become_smaller(
+def test_batches_refused_in_validation_although_they_fit_become_smaller(
     client: BatchingClient, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The provider's count of tokens may be above ours; refused batches cost nothing, but must end."""
@@ -131,7 +131,7 @@ def enqueued(api: Api) -> int:
 
 
 @pytest.mark.full
-def test_processes_with_different_stores_share_the_quota_of_enqueued_tokens(
+def test_processes_with_different_stores_share_enqueued_tokens(
     client_of: ClientOf,
     clock: VirtualClock,
     remote: Remote,

@@ -70,7 +70,7 @@ def test_an_item_is_marked_on_disk_before_it_is_asked(
 
 
 @pytest.mark.parametrize("how", ["list", pytest.param("requests", marks=pytest.mark.full)])
-def test_of_attended_work_no_more_is_marked_than_is_in_flight_or_comes_next(
+def test_of_attended_work_only_what_is_in_flight_or_next_is_marked(
     how: str, client_of: ClientOf, clock: VirtualClock, place: str
 ) -> None:
     """What is marked is named as perhaps paid twice when the process is killed."""
@@ -332,7 +332,7 @@ def test_a_write_that_hangs_counts_as_one_that_fails(
 
 
 @pytest.mark.catches("StoreError")
-def test_answers_that_could_never_be_stored_are_told_at_the_end_and_named_when_they_are_asked_again(
+def test_answers_never_stored_are_reported_and_named_when_sent_again(
     client_of: ClientOf,
     clock: VirtualClock,
     place: str,
@@ -464,7 +464,7 @@ def test_failures_of_an_items_own_end_it_and_the_others_go_on(
 
 
 @pytest.mark.parametrize("how", ["halted", "forgotten"])
-def test_of_a_halted_runner_and_of_a_forgotten_job_no_claimed_item_is_submitted(
+def test_a_halted_runner_and_a_forgotten_job_submit_no_claimed_item(
     how: str, clock: VirtualClock, place: str, tmp_path: Path
 ) -> None:
     """It comes while the second of fifty claimed items is submitted; the others stay open for later."""

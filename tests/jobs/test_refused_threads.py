@@ -30,7 +30,7 @@ def refuse_once(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("how", ["wait", "futures"])
-def test_a_job_is_carried_on_although_the_thread_for_that_was_refused_at_first(
+def test_a_job_runs_although_its_thread_was_refused_at_first(
     how: str, client_of: ClientOf, clock: VirtualClock, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever waits for the job has it tried again."""
@@ -47,7 +47,7 @@ def test_a_job_is_carried_on_although_the_thread_for_that_was_refused_at_first(
 
 @pytest.mark.catches("RuntimeError")
 @pytest.mark.parametrize("name", ["smartbatch-realtime", "smartbatch-results"])
-def test_items_run_in_real_time_although_a_thread_for_them_was_refused_at_first(
+def test_real_time_items_run_although_a_thread_was_refused_at_first(
     name: str, client_of: ClientOf, clock: VirtualClock, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next step of their job has it tried again."""

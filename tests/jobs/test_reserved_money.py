@@ -71,7 +71,7 @@ def test_a_bill_says_what_a_job_has_cost_and_what_it_can_still_cost(store: SqlSt
     assert bill(store, job.id) == JobBill(0.0, True, None)
 
 
-def test_a_batch_that_is_settled_while_its_bill_is_made_is_not_counted_twice(
+def test_a_batch_settled_while_its_bill_is_made_is_not_counted_twice(
     store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, lease = bounded(store, bench, 10.0, count=1)
@@ -139,9 +139,7 @@ def test_an_answer_counts_and_frees_at_once(store: SqlStore, bench: Bench) -> No
     assert [item.ix for item in store.items.in_state(job.id, state=ItemState.REALTIME)] == [1, 2]
 
 
-def test_an_answer_in_real_time_that_comes_after_an_orphan_s_stays_reserved_and_is_told(
-    store: SqlStore, bench: Bench
-) -> None:
+def test_a_real_time_answer_after_an_orphan_s_stays_reserved(store: SqlStore, bench: Bench) -> None:
     """It was paid for, and no result has it."""
     job, lease = started(store, bench, 3, policy=JobPolicy(budget=10.0))
     orphan = led(store, lease, store.shards.plan(lease, bench.shard(0, 1, 2)), ShardState.UNCERTAIN)
@@ -233,7 +231,7 @@ def test_a_try_that_was_billed_and_whose_answer_is_of_no_use_stays_paid(bench: B
     assert seen(store, job) == (0.0, 6.5)  # more is reserved for it than the first time
 
 
-def test_a_call_still_under_way_when_its_request_is_given_up_stays_reserved(bench: Bench) -> None:
+def test_a_call_in_flight_of_an_abandoned_request_stays_reserved(bench: Bench) -> None:
     store, job, lease, budget = realtime_budget(bench, 10.0, 1)
     assert budget.reserve(store.items.claim_realtime(lease, 1)) == {}
     budget.calls.reserve(3.0)

@@ -123,7 +123,7 @@ def test_files_on_their_way_are_for_their_owner_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("link", [True, False])
-def test_a_file_on_its_way_is_not_written_where_somebody_plants_one_at_the_last_moment(
+def test_a_file_planted_at_the_last_moment_is_not_written_to(
     link: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After what was left there is removed, and before the own file is made."""

@@ -117,7 +117,7 @@ def test_a_job_whose_route_nobody_chose_has_no_decision(client: BatchingClient, 
     assert other.summaries.decision(job.id) is None
 
 
-def test_a_list_of_a_client_that_names_no_store_is_written_soon_all_the_same(
+def test_a_list_of_a_client_that_names_no_store_is_written_soon_too(
     client_of: ClientOf, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It opens the user's own store because the list may go by batch; nothing carries jobs on there."""
@@ -179,7 +179,7 @@ def test_what_is_left_at_a_stop_is_written(client: BatchingClient, other: SqlSto
     assert len(other.summaries.decisions(limit=50)) == 1
 
 
-def test_a_request_of_a_job_is_counted_where_its_result_is_stored_and_nowhere_else(
+def test_a_request_of_a_job_is_counted_only_with_its_stored_result(
     client_of: ClientOf, clock: VirtualClock, place: str
 ) -> None:
     """It is asked in real time, like those that are no job's."""

@@ -157,7 +157,7 @@ def test_a_step_that_outlives_the_grace_cannot_write(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("outcome", [StepResult(finished=True), LeaseLost("taken over")])
-def test_a_step_that_outlives_the_grace_gives_back_nothing_that_the_stop_gave_back(
+def test_a_step_that_outlives_the_grace_releases_nothing_twice(
     outcome: StepResult | LeaseLost, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store may be closed by then, or the job be another process's."""
@@ -186,7 +186,7 @@ def test_a_step_that_outlives_the_grace_gives_back_nothing_that_the_stop_gave_ba
     assert given_back == [job_id]
 
 
-def test_a_step_that_outlives_the_grace_and_finds_the_store_closed_is_no_failure(scene: Scene) -> None:
+def test_a_step_that_finds_the_store_closed_after_the_grace_has_not_failed(scene: Scene) -> None:
     scene.accept("a")
     entered, leave = threading.Event(), threading.Event()
     threads: list[threading.Thread] = []

@@ -66,7 +66,7 @@ def test_a_job_whose_batch_has_vanished_ends_when_it_is_cancelled(job: Job, api:
     assert api.calls.count("create") == 1
 
 
-def test_a_batch_that_is_cancelled_before_it_is_seen_is_cancelled_all_the_same(
+def test_a_batch_cancelled_before_it_is_seen_is_cancelled(
     client_of: ClientOf, remote: Remote, api: Api, clock: VirtualClock, tmp_path: Path
 ) -> None:
     """Just after its create the provider may not know it yet: that is no reason to let it run."""

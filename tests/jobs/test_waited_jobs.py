@@ -65,7 +65,7 @@ def test_a_job_that_is_waited_for_takes_constraints(
         ({"budget": "5 USD"}, "the price of remote:default is unknown"),
     ],
 )
-def test_constraints_of_a_job_that_is_waited_for_are_checked_before_it_is_stored(
+def test_constraints_of_an_awaited_job_are_checked_before_it_is_stored(
     constraints: dict[str, Any], text: str, client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
     client = client_of(Remote(clock, priced="budget" in constraints), store=store)
@@ -81,7 +81,7 @@ def test_constraints_of_a_job_that_is_waited_for_are_checked_before_it_is_stored
         ("items.results", lambda job: len(list(job.results(timeout=1000.0)))),
     ],
 )
-def test_a_job_that_ends_in_time_while_the_store_is_read_is_looked_at_again(
+def test_a_job_that_ends_while_the_store_is_read_is_read_again(
     look: str,
     wait: Callable[[Job], int],
     client: BatchingClient,
