@@ -205,7 +205,7 @@ def test_ctrl_c_leaves_the_job_to_the_next_run(
         assert ended.process.returncode == 130
         (job,) = jobs()
         assert "interrupted: nothing is lost" in ended.printed
-        assert f"smartbatch jobs cancel {job.id} cancels it" in ended.printed
+        assert f"smartbatch jobs cancel {job.id} to cancel it" in ended.printed
         assert "40 rows not answered. Run the same command again to resume." in ended.printed
         assert not job.cancel_requested
 
