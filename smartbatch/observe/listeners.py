@@ -45,11 +45,12 @@ class EventBus:
         self._own.append(listener)
 
     def tell(self, event: Event) -> None:
-        """Call all listeners with an event. An observer's exception is logged, and the others are called.
+        """Call all listeners with an event. If an observer raises, its exception is logged, and the others
+        are still called.
 
         Raises:
-            BaseException: a signal handler raised it on the main thread while an observer happened to run:
-                the user wants to stop.
+            BaseException: a signal handler raised it on the main thread while an observer ran: the user wants
+                to stop.
         """
         for listener in self._own:
             listener(event)

@@ -120,7 +120,7 @@ MIN_LOGPROB = -9999.0  # written by servers for a probability of 0: JSON has no 
 
 def unmodelled(data: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
     """Return the non-empty fields of an answer that are not ``known``."""
-    return {name: value for name, value in data.items() if name not in known and says(value)}
+    return {name: value for name, value in data.items() if name not in known and has_value(value)}
 
 
 def unmodelled_usage(usage: Any, known: frozenset[str]) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def unmodelled_usage(usage: Any, known: frozenset[str]) -> dict[str, Any]:
     return found
 
 
-def says(value: Any) -> bool:
+def has_value(value: Any) -> bool:
     """Whether a field has a value; ``None`` and empty strings, lists and objects have none."""
     return bool(value) or isinstance(value, int | float)
 

@@ -149,7 +149,7 @@ def _reasons(value: Any, depth: int) -> Iterator[str]:
 
 
 def _decoded(text: str) -> Any:
-    """Return the value of JSON in a string, which gateways pass on that way; ``None`` for other text."""
+    """Return the JSON value in a string, a form used by gateways; ``None`` for other text."""
     if text.lstrip()[:1] not in ("{", "["):
         return None
     try:

@@ -10,9 +10,9 @@ from smartbatch.errors import ProviderError
 from smartbatch.providers.answer_parts import (
     add_piece,
     counted,
+    has_value,
     identified,
     listed,
-    says,
     spread,
     token_logprobs,
     tool_call,
@@ -157,7 +157,7 @@ _KNOWN_IN_USAGE = frozenset(
 def _call(part: Mapping[str, Any]) -> ToolCall | None:
     call = fields(part["functionCall"])
     extra = unmodelled(call, _KNOWN_IN_CALL)
-    if says(signature := part.get("thoughtSignature")):  # must be returned with the call
+    if has_value(signature := part.get("thoughtSignature")):  # must be returned with the call
         extra["thoughtSignature"] = signature
     return tool_call(call.get("id"), call.get("name"), call.get("args"), extra)
 

@@ -156,7 +156,7 @@ class PlainSocket(_Plain):
 
 
 class _TlsSocket(_Tls):
-    """The same over TLS, whose reads and writes end in ``read`` and ``send``."""
+    """The same over TLS, which reads with ``read`` and writes with ``send``."""
 
     deadline = 0.0
 
@@ -423,7 +423,7 @@ def _resolve(host: str, port: int | None, deadline: float) -> list[Any]:
 
 
 class _Lookup:
-    """One lookup; ``pending`` is locked until it ends."""
+    """One lookup; ``pending`` is locked until it finishes."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()

@@ -176,7 +176,7 @@ class LiveReply:
         try:
             body = joined(self.pieces())
         except ProviderError as error:
-            if not _is_told_by_status(self.status, error):
+            if not _is_clear_from_status(self.status, error):
                 raise
             body = b""
         return Reply(self.status, self.headers, body)
@@ -263,13 +263,13 @@ def read_whole(connection: Connection, response: IncomingResponse, *, cap: int) 
         whole = True
     except Exception as error:
         meaning = error if isinstance(error, ProviderError) else connection.meaning_of(error)
-        if not _is_told_by_status(response.status, meaning):
+        if not _is_clear_from_status(response.status, meaning):
             raise meaning from (error if isinstance(error, OSError) else None)
     finally:
         connection.give_back(reusable=whole and response.reusable)
     return Reply(response.status, headers, body)
 
 
-def _is_told_by_status(status: int, error: ProviderError) -> bool:
-    """Whether a refusal is understood although ``error`` prevented its body from being read."""
+def _is_clear_from_status(status: int, error: ProviderError) -> bool:
+    """Whether the status alone explains a refusal whose body could not be read because of ``error``."""
     return status >= 300 and error.code != "closed"

@@ -95,7 +95,7 @@ class IncomingResponse:
     # -- the head --------------------------------------------------------------------------------------------
 
     def _head(self) -> str:
-        """Return the head of an answer, without the empty line; further bytes are kept."""
+        """Return the head of an answer, without the empty line; further bytes stay in the buffer."""
         data = self._rest or self._received(_FIRST)
         found = _end_of_head(data)
         if found is None:
@@ -108,7 +108,7 @@ class IncomingResponse:
         return data[:end].decode("latin-1")
 
     def _long_head(self, start: bytes) -> tuple[bytes, tuple[int, int]]:
-        """Return a head that arrives in several parts, with the bytes after it, and where it ends."""
+        """Return a head that arrives in several parts, the bytes after it, and the position of its end."""
         data = bytearray(start)
         while True:
             if not data.startswith(b"HTTP/1."[: len(data)]):
@@ -220,11 +220,8 @@ class IncomingResponse:
 
 
 def _end_of_head(data: bytes | bytearray, start: int = 0) -> tuple[int, int] | None:
-    """Return where the last line of a head ends, and where the body begins; ``None`` if the head is
-    incomplete.
-
-    Line ends may be bare. A regular expression would take as long as the rest of reading a head.
-    """
+    """Return the end of a head's last line and the beginning of the body; ``None`` if the head is
+    incomplete."""
     at = data.find(b"\n\r\n", start)
     bare = data.find(b"\n\n", start, at + 1 if at >= 0 else None)
     if bare >= 0:

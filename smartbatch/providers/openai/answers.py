@@ -16,9 +16,9 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.answer_parts import (
     counted,
     gathered,
+    has_value,
     identified,
     listed,
-    says,
     spread,
     token_logprobs,
     tool_call,
@@ -162,7 +162,7 @@ def _reasoning(message: Mapping[str, Any], content: Any) -> str | None:
         return None
     # Mistral's models send it as a part of the content
     thoughts = (part.get("thinking") for part in content if isinstance(part, Mapping))
-    found = "".join(text_of(thought) or "" for thought in thoughts if says(thought))
+    found = "".join(text_of(thought) or "" for thought in thoughts if has_value(thought))
     return well_formed(found) or None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from attrs import evolve
 
-from smartbatch.providers.answer_parts import add_piece, joined, says, unmodelled
+from smartbatch.providers.answer_parts import add_piece, has_value, joined, unmodelled
 from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.foreign_text import fields
 from smartbatch.providers.http.event_stream import EventReader
@@ -99,7 +99,7 @@ class ChatReader(EventReader):
             call = {}
             self._calls.append(call)
         self._open[index if isinstance(index, int) else None] = call
-        add_piece(call, {name: value for name, value in item.items() if says(value)}, growing=True)
+        add_piece(call, {name: value for name, value in item.items() if has_value(value)}, growing=True)
 
     def finish(self, text: str, head: Reply) -> Answer:
         if not self._choices:
