@@ -1,4 +1,4 @@
-"""Results as columns, one row a request, and as the table that their prompts came from."""
+"""Results as columns, one row per request, and as the table that their prompts came from."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ _USAGE = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
 
 
 def answer_columns(results: Sequence[Result[Any]]) -> Columns:
-    """Return what results say, as columns: the text, the fields of parsed objects, vectors where there are
-    any, usage, cost, latency, route, attempts, model, the reason of the end, the error; calls of tools,
-    reasoning and log-probabilities where there are any.
+    """Return results as columns: text, fields of parsed objects, vectors if there are any, usage, cost,
+    latency,
+    route, attempts, model, finish reason and error; tool calls, reasoning and log-probabilities if there are
+    any.
 
-    A field of parsed objects that has the name of another column is called ``parsed_…``; an object without
+    A field of parsed objects with the name of another column is called ``parsed_…``; an object without
     fields is the column ``parsed``.
     """
     columns: Columns = {}
@@ -59,17 +60,16 @@ def answer_columns(results: Sequence[Result[Any]]) -> Columns:
 
 
 def has_samples(results: Sequence[Result[Any]]) -> bool:
-    """Whether results are several answers to their prompts."""
+    """Whether there are several answers per prompt."""
     return any(result.sample is not None for result in results)
 
 
 def rows_of(results: Sequence[Result[Any]]) -> list[int]:
-    """Return the position of each result's prompt."""
     return [at if result.row is None else result.row for at, result in enumerate(results)]
 
 
 def fits(table: Any, results: Sequence[Result[Any]]) -> bool:
-    """Whether each row of a table has a result; several, where there are several answers to a prompt."""
+    """Whether each row of a table has a result, or several if there are several answers per prompt."""
     size = row_count(table)
     if not has_samples(results):
         return size == len(results)
@@ -81,7 +81,7 @@ def _is_unknown(usage: Usage) -> bool:
 
 
 def parsed_columns(values: Sequence[Any]) -> Columns:
-    """Return the fields of parsed objects as columns, all objects together."""
+    """Return the fields of all parsed objects as columns."""
     names = dict.fromkeys(name for value in values if isinstance(value, dict) for name in value)
     columns: Columns = {
         column_name(name): [value.get(name) if isinstance(value, dict) else None for value in values]
@@ -94,7 +94,7 @@ def parsed_columns(values: Sequence[Any]) -> Columns:
 
 
 def renamed(columns: Columns, prefix: str, taken: Collection[str]) -> Columns:
-    """Return columns under names that are not taken: one that is gets the prefix, as often as it needs."""
+    """Return columns under free names: a taken name gets the prefix, several times if needed."""
     made: Columns = {}
     for name, values in columns.items():
         free = name
@@ -105,8 +105,9 @@ def renamed(columns: Columns, prefix: str, taken: Collection[str]) -> Columns:
 
 
 def plain(value: Any) -> Any:
-    """Return a parsed object as JSON would have it: records as dictionaries, moments and whatever else has no
-    JSON form as texts; never the object itself, so that nobody changes it."""
+    """Return a parsed object as JSON values: records as dictionaries, times and other types as strings. It
+    is always a copy.
+    """
     if value is None or (isinstance(value, str | int | float) and not isinstance(value, enum.Enum)):
         return value
     if isinstance(value, enum.Enum):
@@ -125,18 +126,17 @@ def plain(value: Any) -> Any:
 
 
 def row_count(table: Any) -> int:
-    """Return how many rows a table, a column or a list of rows has."""
     return int(table.num_rows) if hasattr(table, "num_rows") else len(table)
 
 
 def with_answers(table: Any, results: Sequence[Result[Any]]) -> Any:
-    """Return a table, or a list of rows, with the answers as further columns, in the kind that it has.
+    """Return a table, or a list of rows, of the same type with the answers as additional columns.
 
-    An answer whose name the table has already is called ``result_…``. With several answers to a prompt its
-    row comes once for each.
+    An answer with the name of an existing column is called ``result_…``. With several answers per prompt,
+    its row is repeated for each.
 
     Raises:
-        ValueError: the table has not one row a prompt, or is none that is known.
+        ValueError: the table does not have one row per prompt, or its type is unknown.
     """
     kind = kind_of_table(table)
     rows = isinstance(table, Sequence) and all(isinstance(row, Mapping) for row in table)
@@ -163,5 +163,4 @@ def with_answers(table: Any, results: Sequence[Result[Any]]) -> Any:
 
 
 def as_rows(columns: Columns) -> list[dict[str, Any]]:
-    """Return columns as one dictionary a row."""
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

@@ -36,17 +36,12 @@ _MAX_FIELDS: Final = 1000
 
 @frozen
 class Shape:
-    """What the values of a column have in common; ``None`` fits every shape.
+    """What the values of a column have in common; ``None`` fits every shape."""
 
-    Attributes:
-        kind: ``none`` where no value has been seen, ``mixed`` where the values have nothing in common.
-        inner: of the items of lists.
-        fields: of the values of records.
-    """
-
+    # none: no value was seen; mixed: the values have nothing in common
     kind: Literal["none", "bool", "int", "float", "float32", "text", "list", "record", "mixed"]
-    inner: Shape | None = None
-    fields: tuple[tuple[str, Shape], ...] = ()
+    inner: Shape | None = None  # of the items of lists
+    fields: tuple[tuple[str, Shape], ...] = ()  # of the values of records
 
 
 NONE: Final = Shape("none")
@@ -58,10 +53,10 @@ _WHOLE: Final = Shape("int")
 
 
 def shape_of(values: Iterable[Any], levels: int = _DEEPEST) -> Shape:
-    """Return what values have in common.
+    """Return the common shape of values.
 
     Args:
-        levels: of lists and records that are told; what is nested deeper is mixed.
+        levels: of lists and records; deeper values are mixed.
     """
     shape = NONE
     for value in values:
@@ -91,12 +86,11 @@ def shape_of_value(value: Any, levels: int = _DEEPEST) -> Shape:
 
 
 def column_name(name: str) -> str:
-    """Return the name of the column of a field: lone surrogates, which UTF-8 has not, are escaped."""
+    """Return the column name of a field: lone surrogates, which UTF-8 cannot contain, are escaped."""
     return name if name.isascii() else name.encode("utf-8", "backslashreplace").decode()
 
 
 def joined(one: Shape, other: Shape) -> Shape:
-    """Return the shape that values of both shapes fit."""
     if one == other or other is NONE:
         return one
     if one is NONE:
@@ -117,7 +111,9 @@ def joined(one: Shape, other: Shape) -> Shape:
 
 
 def fitted(value: Any, shape: Shape) -> Any:
-    """Return a value as its column holds it: whole numbers among others as such, what is mixed as text."""
+    """Return a value as its column stores it: whole numbers in a float column as floats, mixed values as
+    text.
+    """
     if value is None or shape.kind in ("bool", "int", "float32"):
         return value
     if shape.kind == "list" and shape.inner is not None:
@@ -142,10 +138,10 @@ def _extra(name: str) -> Iterator[None]:
 
 
 def to_pandas(columns: Columns, index: Any = None) -> pandas.DataFrame:
-    """Return a frame of pandas; nested and mixed values are Python's own.
+    """Return a pandas frame; nested and mixed values are Python objects.
 
     Args:
-        index: of its rows; numbered when ``None``.
+        index: of its rows; numbered if ``None``.
     """
     with _extra("pandas"):
         import pandas
@@ -165,7 +161,6 @@ def to_pandas(columns: Columns, index: Any = None) -> pandas.DataFrame:
 
 
 def to_polars(columns: Columns) -> polars.DataFrame:
-    """Return a frame of Polars."""
     with _extra("polars"):
         import polars
 
@@ -185,10 +180,10 @@ def to_polars(columns: Columns) -> polars.DataFrame:
 
 
 def to_arrow(columns: Columns, shapes: Mapping[str, Shape] | None = None) -> pyarrow.Table:
-    """Return a table of Arrow.
+    """Return an Arrow table.
 
     Args:
-        shapes: of the columns, where they are parts of longer ones.
+        shapes: of the columns, if these are parts of longer ones.
     """
     with _extra("arrow"):
         import pyarrow
@@ -202,7 +197,6 @@ def to_arrow(columns: Columns, shapes: Mapping[str, Shape] | None = None) -> pya
 
 
 def arrow_type(shape: Shape) -> Any:
-    """Return the type of Arrow for a shape."""
     import pyarrow
 
     if shape.kind == "list" and shape.inner is not None:
@@ -234,11 +228,9 @@ class TableKind:
     taken: Callable[[Any, list[int]], Any]
 
     def has(self, given: object) -> bool:
-        """Whether a value is a table of this library."""
         return _is_one(given, self.module, self.classes)
 
     def columns(self, table: Any) -> list[str]:
-        """Return the names of the columns of a table, as texts."""
         return [str(name) for name in self.names(table)]
 
 
@@ -317,28 +309,29 @@ _KINDS: Final = (
 
 
 def kind_of_table(given: object) -> TableKind | None:
-    """Return how a value is read as a table; ``None`` where it is none that is known."""
+    """Return how a value is read as a table; ``None`` if it is not a known table."""
     return next((kind for kind in _KINDS if kind.has(given)), None)
 
 
 def is_row_stream(given: object) -> bool:
-    """Whether a value is a dataset that is read row by row, as a stream."""
+    """Whether a value is a dataset that is streamed row by row."""
     return _is_one(given, "datasets", ("IterableDataset",))
 
 
 def is_arrow_column(given: object) -> bool:
-    """Whether a value is a column of Arrow, whose items are no values of Python."""
+    """Whether a value is an Arrow column, whose items are not Python values."""
     return _is_one(given, "pyarrow", ("Array", "ChunkedArray"))
 
 
 def index_of(table: Any) -> Any:
-    """Return the index of a frame of pandas; ``None`` for every other table."""
+    """Return the index of a pandas frame; ``None`` for other tables."""
     return table.index if _is_one(table, "pandas", ("DataFrame",)) else None
 
 
 def table_of(given: Any) -> Any:
-    """Return the table that prompts come from: a table, a column as one, or a list of rows; ``None`` where
-    they come from none."""
+    """Return the table of prompts: a table, a column as a table, or a list of rows; ``None`` for anything
+    else.
+    """
     if kind_of_table(given) is not None:
         return given
     if _is_one(given, "pandas", ("Series",)) or _is_one(given, "polars", ("Series",)):

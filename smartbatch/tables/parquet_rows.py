@@ -30,7 +30,7 @@ _ROWS_PER_BYTE: Final = 8
 
 
 def parquet_rows(file: IO[bytes]) -> Iterator[ParsedRow]:
-    """Yield the rows of a file of Parquet, numbered from 1; of a damaged one the rest is left out."""
+    """Yield the rows of a Parquet file, numbered from 1; the rest of a damaged file is left out."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -174,7 +174,7 @@ _DAMAGED: Final = "the header of a page is damaged"
 
 
 class TooLarge(ValueError):
-    """A column or page becomes larger than this process may hold; the text says so."""
+    """A column or page is larger than this process may hold; the error says so."""
 
 
 @define
@@ -195,9 +195,9 @@ class ColumnSizes:
 
 
 def column_chunks(file: IO[bytes]) -> list[list[dict[int, Any]]]:
-    """Return the metadata of each column of each row group, by the numbers of their fields in Thrift.
+    """Return the metadata of each column of each row group, by the Thrift numbers of their fields.
 
-    ``pyarrow`` has them too, but ends the process when it is asked for those of a damaged column.
+    ``pyarrow`` has them too, but crashes the process on a damaged column.
 
     Raises:
         ValueError: the footer is damaged.

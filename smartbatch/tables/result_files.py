@@ -1,7 +1,7 @@
 """Results as files: JSON lines, CSV or Parquet.
 
 A table has the fields of the input first, under their own names, then the answers. An answer whose name the
-input has already is called ``result_…``. Lines are read twice, once to find the columns, in constant memory.
+input already has is called ``result_…``. Lines are read twice, once to find the columns, in constant memory.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _GROUP: Final = 10_000
 
 
 class StoredPages(Protocol):
-    """A job, as far as its results are read."""
+    """The parts of a job that reading its results needs."""
 
     model: str
 
@@ -89,7 +89,7 @@ class StoredPages(Protocol):
 
 
 def stored_lines(job: StoredPages) -> Iterator[bytes]:
-    """Yield the lines of the stored results of a job, in order; any number of them in flat memory."""
+    """Yield the lines of a job's stored results, in order and in constant memory."""
     last = -1
     while page := job.stored(after=last):
         for stored in page:
@@ -98,8 +98,9 @@ def stored_lines(job: StoredPages) -> Iterator[bytes]:
 
 
 def encode_result(index: int, result: Result, model: str) -> bytes:
-    """Return the line of a job's result; ``index`` is the request's place in the job, from 0. With several
-    answers to a prompt the line also has the prompt's ``row`` and the number of the ``sample``."""
+    """Return the line of a job's result; ``index`` is the position of its request in the job, from 0. With
+    several answers per prompt, the line also has the prompt's ``row`` and the ``sample`` number.
+    """
     place = {name: value for name in _PLACE if (value := getattr(result, name)) is not None}
     line: dict[str, Any] = {
         "index": index,
@@ -113,7 +114,6 @@ def encode_result(index: int, result: Result, model: str) -> bytes:
 
 
 def outcome_fields(result: Result, model: str) -> dict[str, Any]:
-    """Return what a line says of a result."""
     line: dict[str, Any] = {"model": result.model or model, "text": result.text}
     if result.parsed is not None:
         line["parsed"] = result.parsed
@@ -144,7 +144,7 @@ def _usage_fields(usage: Usage) -> dict[str, Any]:
 
 
 def to_line(line: dict[str, Any]) -> bytes:
-    """Return a line, ASCII only."""
+    """Return a line in ASCII."""
     try:
         return _encode(line).encode("ascii") + b"\n"
     except (TypeError, ValueError, RecursionError):
@@ -155,11 +155,11 @@ def to_line(line: dict[str, Any]) -> bytes:
 
 
 def write_stored(format: str, job: StoredPages, target: IO[bytes], *, formulas: CsvFormulas = "keep") -> None:
-    """Write the stored results of a job as a table; their lines are kept in a temporary file meanwhile.
+    """Write the stored results of a job as a table; their lines are kept in a temporary file until then.
 
     Args:
         format: ``csv`` or ``parquet``.
-        formulas: as of :func:`write_table`.
+        formulas: as for :func:`write_table`.
 
     Raises:
         OSError, UnwritableTable: as :func:`write_table`.
@@ -178,7 +178,7 @@ def write_stored(format: str, job: StoredPages, target: IO[bytes], *, formulas: 
 
 
 class UnwritableTable(SmartbatchError):
-    """Lines have no form as a table; the text says why."""
+    """Lines cannot be written as a table; the error says why."""
 
 
 @define
@@ -233,7 +233,7 @@ def _input_of(line: Line) -> dict[str, Any]:
 
 
 def answers_of(line: Line) -> dict[str, Any]:
-    """Return the columns of a line's answer by their own names."""
+    """Return the columns of a line's answer under their own names."""
     error = line["error"] or {}
     own = {"error_kind": error.get("kind"), "error": error.get("message"), "index": line["index"]}
     if "key" in line:
@@ -261,12 +261,12 @@ def write_table(
 
     Args:
         format: ``csv`` or ``parquet``.
-        lines: yields them from the first on; called twice.
-        formulas: whether cells of CSV that a spreadsheet takes for formulas are escaped.
+        lines: yields them from the first one; called twice.
+        formulas: whether CSV cells that a spreadsheet would read as formulas are escaped.
 
     Raises:
-        OSError: the disk takes no more.
-        UnwritableTable: the format does not take the values.
+        OSError: the disk is full.
+        UnwritableTable: the format does not accept the values.
     """
     columns = _Columns.of(lines())
     shapes = columns.shapes()
@@ -314,7 +314,7 @@ def _write_parquet(shapes: Mapping[str, Shape], rows: Iterator[list[Any]], targe
     vectors = [at for at, shape in enumerate(shapes.values()) if shape == VECTOR]
 
     def packed(row: list[Any]) -> list[Any]:
-        """Have its vectors take 4 bytes a number, not 32: many rows are held."""
+        """Store vectors with 4 bytes per number instead of 32, as many rows are held."""
         for at in vectors:
             row[at] = None if row[at] is None else array("f", row[at])
         return row

@@ -29,7 +29,7 @@ MAX_ROW_BYTES: Final = 64 * 2**20
 
 @frozen
 class BadRow:
-    """A row that cannot be used: its one-based line, and what is wrong, without the row's content."""
+    """An unusable row: its one-based line and the problem, without the row's content."""
 
     line: int
     message: str
@@ -42,7 +42,7 @@ Reader: TypeAlias = "Callable[[IO[bytes]], Iterator[ParsedRow]]"
 
 
 def header_error(header: Sequence[str]) -> str | None:
-    """Return what is wrong with the names of columns; ``None`` if nothing is."""
+    """Return the problem with column names; ``None`` if there is none."""
     if any(not is_clean(name) for name in header):
         return "the header is not valid UTF-8; save the file as UTF-8"
     name, times = Counter(header).most_common(1)[0] if header else ("", 0)
@@ -50,7 +50,7 @@ def header_error(header: Sequence[str]) -> str | None:
 
 
 def is_clean(text: str) -> bool:
-    """Whether a text was valid UTF-8: what was not is a lone surrogate."""
+    """Whether a string was valid UTF-8: invalid bytes became lone surrogates."""
     if text.isascii():
         return True
     try:
@@ -61,7 +61,7 @@ def is_clean(text: str) -> bool:
 
 
 def missing(package: str, extra: str, purpose: str) -> InputError:
-    """Return the error for a library that is not installed, which says what to install."""
+    """Return the error for a missing library, with the command to install it."""
     return InputError(
         f"{purpose} needs {package}: pip install {package}, or the extra {extra!r} of smartbatch-llm"
     )
@@ -84,7 +84,7 @@ _BLOCK: Final = 1 << 20
 
 
 def lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
-    """Yield line numbers and lines without their ends; ``None`` for a line that is too long."""
+    """Yield line numbers and lines without line ends; ``None`` for a line that is too long."""
     number = 0
     while line := file.readline(MAX_ROW_BYTES + 1):
         number += 1
@@ -103,8 +103,9 @@ def line_rows(
     quick: Callable[[bytes], dict[str, Any] | None],
     file: IO[bytes],
 ) -> Iterator[ParsedRow]:
-    """Yield what ``quick`` makes of each line, and where that is ``None``, what ``parse`` makes of its text;
-    ``None`` is a blank line."""
+    """Yield the row of each line: from ``quick`` if it returns one, else from ``parse`` and the line's text;
+    ``None`` is a blank line.
+    """
     for number, line in lines(file):
         if line is None:
             yield BadRow(number, f"the row is longer than {MAX_ROW_BYTES >> 20} MiB")
@@ -123,10 +124,10 @@ def line_rows(
 
 
 def flat_row(line: bytes) -> dict[str, Any] | None:
-    """Return an object of texts and small whole numbers, as most rows are; ``None`` for any other line.
+    """Return an object of strings and small whole numbers, as most rows are; ``None`` for any other line.
 
-    Of these, ``orjson`` and the standard library make the same. It refuses what is no UTF-8, and makes floats
-    of whole numbers beyond 64 bits.
+    For these, ``orjson`` and the standard library agree; ``orjson`` rejects invalid UTF-8, and reads whole
+    numbers beyond 64 bits as floats.
     """
     try:
         value = None if _fast is None else _fast(line)
@@ -208,7 +209,7 @@ class _JsonText:
         self.line = 1
 
     def next(self) -> str:
-        """Skip white space and return the character after it, which stays; empty at the end."""
+        """Skip white space and return the next character without consuming it; empty at the end."""
         while True:
             space = _SPACE.match(self._held, self._place)
             self._advance(self._place if space is None else space.end())
@@ -218,7 +219,6 @@ class _JsonText:
                 return ""
 
     def skip(self) -> None:
-        """Pass over the next character."""
         self._advance(self._place + 1)
 
     def value(self) -> tuple[Any, str]:
@@ -307,11 +307,11 @@ _SEPARATOR_LINE: Final = "sep="
 
 
 def csv_rows(file: IO[bytes], *, delimiter: str | None = None, usual: str = ",") -> Iterator[ParsedRow]:
-    """Yield the rows of a file of CSV.
+    """Yield the rows of a CSV file.
 
     Args:
-        delimiter: one character; found by the first lines if ``None``.
-        usual: the delimiter where the first lines leave it open.
+        delimiter: one character; detected from the first lines if ``None``.
+        usual: the delimiter if the first lines are ambiguous.
     """
     # An invalid byte decodes to a lone surrogate, which valid UTF-8 cannot hold: it is found per row, and the
     # rest of the file stays readable.

@@ -32,21 +32,21 @@ Part: TypeAlias = "tuple[str, str | None, str]"
 
 
 class TemplateError(SmartbatchError, ValueError):
-    """The template cannot be used; the text says where."""
+    """The template is invalid; the error says where."""
 
 
 class BadField(SmartbatchError, ValueError):
-    """A field of a row cannot be used for its prompt or id; the text names the field, never its content."""
+    """A field of a row is unusable for its prompt or id; the error names the field, never its content."""
 
 
 def parse_template(template: str) -> tuple[Part, ...]:
-    """Cut a ``str.format``-like template into literals, plain field names and formats.
+    """Split a ``str.format``-like template into literals, plain field names and formats.
 
-    Attribute access, indexing, conversions and nested formats are refused: a template picks fields, it does
-    not run code. ``{{`` and ``}}`` stand for braces.
+    Attribute access, indexing, conversions and nested formats are rejected: a template selects fields, it
+    does not run code. ``{{`` and ``}}`` stand for braces.
 
     Raises:
-        TemplateError: the template cannot be used.
+        TemplateError: the template is invalid.
     """
     try:
         pieces = list(string.Formatter().parse(template))
@@ -78,16 +78,16 @@ def _is_date_format(spec: str) -> bool:
 
 
 def fields_of(parts: Iterable[Part]) -> list[str]:
-    """Return the fields that a template names, each once."""
+    """Return the fields of a template, each once."""
     return list(dict.fromkeys(name for _, name, _ in parts if name is not None))
 
 
 def fill(parts: Iterable[Part], fields: Mapping[str, Any]) -> str:
-    """Return the prompt of a row: text as it is, everything else as JSON, and formatted fields as their
-    formats say. A field that the row lacks is empty.
+    """Return the prompt of a row: strings unchanged, other values as JSON, formatted fields by their
+    formats. A missing field is empty.
 
     Raises:
-        BadField: the value of a field does not fit its format.
+        BadField: a value does not fit its format.
     """
     pieces: list[str] = []
     for literal, name, spec in parts:
@@ -142,7 +142,7 @@ def _is_numeric(spec: str) -> bool:
 
 
 def missing_fields(names: Iterable[str], fields: Mapping[str, Any]) -> list[str]:
-    """Return the fields that a row lacks: absent, null, or text that is blank."""
+    """Return the fields that a row lacks: absent, null, or blank strings."""
     values = ((name, fields.get(name)) for name in names)
     return [
         name for name, value in values if is_missing(value) or (isinstance(value, str) and not value.strip())
@@ -150,8 +150,7 @@ def missing_fields(names: Iterable[str], fields: Mapping[str, Any]) -> list[str]
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value stands for none: ``None``, a number or moment that is not equal to itself, or the
-    ``NA`` of pandas, which is neither equal nor unequal to anything."""
+    """Whether a value means none: ``None``, NaN or NaT, or the ``NA`` of pandas."""
     if value is None:
         return True
     if isinstance(value, str | int | list | tuple | dict):
@@ -165,15 +164,16 @@ def is_missing(value: Any) -> bool:
 
 
 def listed(names: Iterable[object]) -> str:
-    """Return names for an error: the first of them, in quotes."""
+    """Return the first names, quoted, for an error."""
     names = list(names)
     more = ", …" if len(names) > _MAX_NAMES else ""
     return ", ".join(repr(name) for name in names[:_MAX_NAMES]) + more if names else "no fields"
 
 
 def text_of(value: Any) -> str:
-    """Return a value as text: a text as it is, a moment in its ISO form, what JSON has as JSON, and all else,
-    such as a decimal number, as Python writes it."""
+    """Return a value as text: strings unchanged, times in ISO format, JSON values as JSON, and everything
+    else, such as decimals, by ``str``.
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, date | time):
@@ -192,41 +192,30 @@ _MAX_DEPTH: Final = 200
 
 
 class MissingFields(BadField):
-    """A row lacks fields of its prompt.
-
-    Attributes:
-        names: the fields that are absent, null or blank.
-    """
+    """A row lacks fields of its prompt: ``names`` are absent, null or blank."""
 
     names: Sequence[str] = ()
 
     @property
     def reason(self) -> str:
-        """The fields in words, without the row's content; equal for rows that lack the same."""
+        """The missing fields in words, without the row's content; equal for rows that lack the same
+        fields.
+        """
         return "blank " + ", ".join(f"`{name}`" for name in self.names)
 
 
 @frozen
 class SkippedRow:
-    """Stands for the prompt of a row that is skipped.
-
-    Attributes:
-        reason: as of :class:`MissingFields`.
-    """
+    """Stands for the prompt of a skipped row."""
 
     reason: str
 
 
 @frozen
 class RowPrompts:
-    """Makes the prompts of rows.
+    """Makes the prompts of rows."""
 
-    Attributes:
-        fields: the fields that a prompt is made of; empty if each row decides.
-        on_missing: what happens to rows that lack one.
-    """
-
-    fields: list[str]
+    fields: list[str]  # of which a prompt is made; empty if each row decides
     on_missing: OnMissing = "error"
     _parts: tuple[Part, ...] | None = None
 
@@ -235,7 +224,7 @@ class RowPrompts:
         """Return the maker for a template or, without one, for a column.
 
         Raises:
-            TemplateError: the template cannot be used.
+            TemplateError: the template is invalid.
         """
         if template is None:
             return cls([] if column is None else [column], on_missing)
@@ -243,11 +232,11 @@ class RowPrompts:
         return cls(fields_of(parts), on_missing, parts)
 
     def prompt(self, row: Mapping[str, Any]) -> Any:
-        """Return the prompt of a row, not validated yet: text, a list of messages, or something wrong.
+        """Return the prompt of a row, not validated yet: a string, a list of messages, or an invalid value.
 
         Raises:
             MissingFields: the row lacks a field, unless missing fields are left empty.
-            BadField: a value does not fit its format, or is a chat that cannot be read.
+            BadField: a value does not fit its format, or looks like a chat but cannot be read.
         """
         names = self.fields or [_only_text(row)]
         if self.on_missing != "empty" or self._parts is None:

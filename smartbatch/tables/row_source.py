@@ -57,17 +57,11 @@ _EVERY: Final = 4096
 
 @frozen
 class Row:
-    """One row of the input.
+    """One row of the input."""
 
-    Attributes:
-        index: zero-based position among the rows; blank lines do not count.
-        line: one-based line of the file the row begins on.
-        fields: the row's columns or keys; a line of text is the field ``prompt``.
-    """
-
-    index: int
-    line: int
-    fields: dict[str, Any]
+    index: int  # zero-based, without blank lines
+    line: int  # one-based line of the file on which the row begins
+    fields: dict[str, Any]  # columns or keys; a line of text is the field prompt
 
 
 class RowSource:
@@ -135,30 +129,30 @@ class RowSource:
         self._file.close()
 
     def place(self, row: Row | BadRow) -> str:
-        """Return where a row is, for messages: rows count from 0, as in results, and lines from 1."""
+        """Return the position of a row for messages: rows count from 0, as in results, and lines from 1."""
         if self.format == "parquet":
             return f"row {row.line - 1}"
         return f"line {row.line}" if isinstance(row, BadRow) else f"row {row.index} (line {row.line})"
 
     def same_file(self, path: str) -> bool:
-        """True when ``path`` is this very file."""
         with suppress(OSError):
             return os.path.samestat(os.fstat(self._file.fileno()), os.stat(path))
         return False
 
     def start_before(self, index: int) -> int:
-        """Return the row at or before another one from which :meth:`rows` can begin: some thousands before it
-        at most in a plain file of JSON lines that was read so far, else the first."""
+        """Return the latest row at or before ``index`` from which :meth:`rows` can start: for plain JSON
+        lines that were read before, at most some thousands of rows earlier; otherwise the first.
+        """
         return min(index // _EVERY, len(self.places) - 1) * _EVERY
 
     def rows(self, start: int = 0) -> Iterator[Row | BadRow]:
-        """Yield every row from one on. Only one iteration may be under way at a time.
+        """Yield every row from ``start`` on. Only one iteration may be active at a time.
 
         Args:
-            start: what :meth:`start_before` returned; lines are counted from there.
+            start: from :meth:`start_before`; lines are counted from there.
 
         Raises:
-            InputError: the file as a whole cannot be read on.
+            InputError: the rest of the file cannot be read.
         """
         seekable = self.format == "jsonl" and not self._compression
         read = self._guarded(self._reader, self.places[start // _EVERY])
@@ -225,7 +219,7 @@ ERRORS: Final = (OSError, EOFError, zlib.error)
 
 
 def decompressed(file: IO[bytes], compression: str) -> IO[bytes]:
-    """Return a file's content, read from where the file stands.
+    """Return a file's content from its current position.
 
     Args:
         compression: ``gz``, ``zst``, or empty for none.
