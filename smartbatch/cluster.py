@@ -32,36 +32,25 @@ from smartbatch.jobs.job import Job
 from smartbatch.plan import Plan
 from smartbatch.types import Request, Result
 
-UNIT = 100
-"""Rows of a unit. It is the same in every call, so that a call with the same key finds its units."""
-TIMES = 3
-"""How often a unit is sent whose worker died or was closed; Dask by itself sends it to three others."""
-GRACE = 5.0
-"""Seconds for calls under way when a worker closes, and for workers to hear that a call has ended."""
-AGAIN = "nothing is lost: the same call again goes on"
-STEP = 0.5
-"""Seconds between looks whether a wait was interrupted."""
-NO_WORKERS_SECONDS = 5.0
-"""Seconds without a worker after which a warning says that nothing is sent."""
+UNIT_ROWS = 100  # the same in every call, so that a call with the same key finds its units
+MAX_SENDS = 3  # of a unit whose worker was closed; if a worker dies, Dask tries three others each time
+GRACE_SECONDS = 5.0  # for calls in progress when a worker closes, and for workers to stop their clients
+RESUME_ADVICE = "nothing is lost: repeat the same call to resume"
+POLL_SECONDS = 0.5  # between two checks whether a wait was interrupted
+NO_WORKERS_SECONDS = 5.0  # without a worker, after which a warning is logged
 _LOGGER = logging.getLogger("smartbatch")
 _LOST = (CommClosedError, distributed.CancelledError)
-"""What a task ends with whose worker was closed, or whose scheduler is lost."""
+"""Errors of a task whose worker was closed or whose scheduler is lost."""
 Options: TypeAlias = Mapping[str, Any]
 
 
 @define(eq=False)
 class Unit:
-    """Some rows of a list.
+    """Some rows of a list."""
 
-    Attributes:
-        job: the rows, as they are stored.
-        future: of the worker's task; ``None`` where the unit had ended before.
-        sent: how often it was sent.
-    """
-
-    job: Job
-    future: distributed.Future | None = None
-    sent: int = 0
+    job: Job  # the stored rows
+    future: distributed.Future | None = None  # of the worker's task; ``None`` if the unit has ended
+    sent: int = 0  # times
 
 
 # -- the side of the workers ---------------------------------------------------------------------------------
@@ -69,11 +58,11 @@ class Unit:
 
 @final
 class _WorkerClient(WorkerPlugin):  # type: ignore[misc]
-    """The client of one call in a worker process, made by its first unit and stopped when the call ends, or
-    the worker closes.
+    """The client of one call in a worker process, made by its first unit and stopped when the call ends
+    or the worker closes.
 
-    Each call has its own: one that is found by its settings would have the key, or the budget, of an earlier
-    call, or nobody would know when to end it.
+    Each call has its own: a client found by its settings could have the key or the budget of an earlier call,
+    and it would be unclear when to stop it.
     """
 
     def __init__(self, model: str, config: BatchingConfig, options: Options | None) -> None:
@@ -83,11 +72,11 @@ class _WorkerClient(WorkerPlugin):  # type: ignore[misc]
         self._has_ended = False
 
     def setup(self, worker: distributed.Worker) -> None:  # noqa: ARG002 (its name is Dask's)
-        """Begin with no client: this must not block the worker's loop."""
+        """Start without a client, because this must not block the worker's loop."""
         self._lock = threading.Lock()
 
     async def teardown(self, worker: distributed.Worker) -> None:
-        """Give jobs back, once calls under way have ended; a worker that goes on is not held up by them."""
+        """Release the jobs after calls in progress complete, without blocking a worker that continues."""
         with self._lock:
             self._has_ended = True
             client = self._client
@@ -96,32 +85,32 @@ class _WorkerClient(WorkerPlugin):  # type: ignore[misc]
         if worker.status in (distributed.Status.running, distributed.Status.paused):
             threading.Thread(target=client.stop, name="smartbatch-end", daemon=True).start()
         else:
-            await asyncio.to_thread(client.stop, GRACE)
+            await asyncio.to_thread(client.stop, GRACE_SECONDS)
 
     def client(self) -> BatchingClient:
         """Return the client of this process.
 
         Raises:
-            ClientClosed: the call has ended, or the worker closes.
+            ClientClosed: the call has ended, or the worker is closing.
         """
         model, config, options = self._made
         with self._lock:
             if self._has_ended:
-                raise ClientClosed("the call has ended, or the worker closes")
+                raise ClientClosed("the call has ended, or the worker is closing")
             if self._client is None:
                 self._client = BatchingClient(model, config, provider_options=options)
             return self._client
 
 
-def _carry_on(plugin: str, key: str) -> int:
-    """Carry a unit on in this worker until it has ended; return how many rows it has.
+def _run_unit(plugin: str, key: str) -> int:
+    """Run a unit in this worker until it has ended, and return its number of rows.
 
-    Where another worker has its lease, wait for its end, or for the end of that lease.
+    If another worker has its lease, wait until the unit or that lease ends.
     """
     job = distributed.get_worker().plugins[plugin].client().job(key)
     if not job.has_account() and not job.is_done():
         raise ConfigError(
-            f"the worker {distributed.get_worker().name} has another account for {job.model} than the "
+            f"the worker {distributed.get_worker().name} uses a different account for {job.model} than the "
             "caller: set the same key in the environment of every worker"
         )
     return int(job.wait().total)
@@ -134,8 +123,8 @@ class Cluster:
     """The workers of a cluster.
 
     Args:
-        scheduler: a client, or an address; the default client when ``None``. A client that is made here is
-            closed here.
+        scheduler: a client or an address; Dask's default client if ``None``. A client made here is closed
+            here.
     """
 
     def __init__(self, scheduler: distributed.Client | str | None) -> None:
@@ -158,37 +147,37 @@ class Cluster:
                 self._dask.close()
 
     def _end_clients(self) -> None:
-        """Have each worker end the client that it made; waits for :data:`GRACE` seconds at most."""
+        """Stop the client of each worker; waits at most :data:`GRACE_SECONDS`."""
         if not self._plugin or self._dask.status != "running":
             return
         unregister = self._dask.scheduler.unregister_worker_plugin
-        with suppress(OSError, ValueError):  # workers or the scheduler are gone: the results are there
-            self._dask.sync(unregister, name=self._plugin, callback_timeout=GRACE)
+        with suppress(OSError, ValueError):  # workers or the scheduler are gone, but the results are stored
+            self._dask.sync(unregister, name=self._plugin, callback_timeout=GRACE_SECONDS)
 
     @property
     def processes(self) -> int:
-        """Workers, at least one: others may come."""
+        """Number of workers, at least one, because more may join."""
         return max(1, len(self._dask.nthreads()))
 
     @property
     def threads(self) -> int:
-        """Units that the workers carry on at a time."""
+        """Number of units that the workers run concurrently."""
         threads: int = sum(self._dask.nthreads().values())
         return max(1, threads)
 
     def compute(self, parts: Sequence[Any]) -> Sequence[Any]:
-        """Bring partitions of a collection here."""
+        """Bring the partitions of a collection to this process."""
         futures = self._dask.compute(list(parts))
         for future in futures:
             while not future.done():
                 with suppress(TimeoutError):
-                    future.exception(timeout=STEP)
+                    future.exception(timeout=POLL_SECONDS)
                 self._warn_without_workers()
         computed: Sequence[Any] = self._dask.gather(futures)
         return computed
 
     def _warn_without_workers(self) -> None:
-        """Log a warning once there have been no workers for a while; more may still join the scheduler."""
+        """Log a warning after some time without workers, which may still join."""
         with suppress(OSError, *_LOST):  # the scheduler is lost, which the next wait reports
             if self._dask.nthreads():
                 self._no_workers_since, self._has_warned = None, False
@@ -202,57 +191,56 @@ class Cluster:
                 "no Dask worker is connected to %s, so nothing is sent: start workers, or interrupt the call "
                 "(%s)",
                 self._dask.scheduler.address,
-                AGAIN,
+                RESUME_ADVICE,
             )
 
     def add_clients(self, model: str, config: BatchingConfig, options: Options | None) -> None:
-        """Have each worker make a client when it needs one; so do workers that come later."""
+        """Let each worker, including later ones, make a client when it needs one."""
         plugin = _WorkerClient(model, config, options)
         self._dask.register_plugin(plugin)
         self._plugin = plugin.name
 
     def begin(self, job: Job) -> Unit:
-        """Have some worker carry a job on, unless it has ended."""
+        """Send a job to a worker, unless it has ended."""
         unit = Unit(job)
         if not job.is_done():
             self._send(unit)
         return unit
 
     def _send(self, unit: Unit) -> None:
-        unit.future = self._dask.submit(_carry_on, self._plugin, unit.job.id, pure=False, retries=0)
+        unit.future = self._dask.submit(_run_unit, self._plugin, unit.job.id, pure=False, retries=0)
         unit.sent += 1
 
     def await_end(self, unit: Unit, stopped: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until a unit has ended; False where ``stopped`` became true before. The cases, in order:
-
-        1. Its worker has carried it on to its end, or another process has.
-        2. The scheduler is lost: nothing more comes through it.
-        3. Its worker was closed, or several died: it is sent again.
+        """Wait until a unit has ended; return False if ``stopped`` becomes true first.
 
         Raises:
             ConnectionError: the scheduler is lost.
-            distributed.KilledWorker: several workers died of it.
+            distributed.KilledWorker: several workers died while running it.
         """
         while unit.future is not None:
             try:
-                # unlike result() it brings nothing here, for which Dask asks scheduler and worker
-                unit.future.exception(timeout=STEP)
+                # unlike result(), this transfers nothing, which would take the scheduler and the worker
+                unit.future.exception(timeout=POLL_SECONDS)
                 if unit.future.status != "finished":
-                    unit.future.result(timeout=STEP)  # raises why
+                    unit.future.result(timeout=POLL_SECONDS)  # raises why
                 return True
             except TimeoutError:
                 if stopped():
                     return False
                 self._warn_without_workers()
             except (*_LOST, distributed.KilledWorker, ClientClosed) as error:
+                # 1. Another process has finished it.
                 if unit.job.is_done():
                     return True
+                # 2. The scheduler is lost.
                 if isinstance(error, CommClosedError) or self._dask.status != "running":
                     raise ConnectionError(
-                        f"the scheduler is lost: {AGAIN}, with another scheduler"
+                        f"the scheduler is lost: {RESUME_ADVICE}, with another scheduler"
                     ) from error
-                if unit.sent == TIMES:
-                    error.add_note(AGAIN)
+                # 3. Its worker was closed, or several died: send it again, a few times.
+                if unit.sent == MAX_SENDS:
+                    error.add_note(RESUME_ADVICE)
                     raise
                 self._send(unit)
         return True
@@ -267,16 +255,16 @@ def shared_config(
     """Return the settings of each worker's client.
 
     Args:
-        place: of the store, rather than the setting.
-        shared: where they share limits and the budget, rather than the setting, or where that is ``"auto"`` a
-            store on a server.
+        place: store, overriding the setting.
+        shared: where they share limits and the budget, overriding the setting. If that is ``"auto"``, a store
+            on a server is used.
 
     Raises:
         ConfigError: there is no store.
     """
     place = place or config.store
     if place is None:
-        raise ConfigError("store is none, and workers need one that all reach: set store='postgresql://…'")
+        raise ConfigError("the workers need a store that all of them reach: set store='postgresql://…'")
     remote = place.startswith(("postgresql://", "postgres://"))
     if not remote:
         place = os.path.abspath(os.path.expanduser(place))
@@ -286,14 +274,14 @@ def shared_config(
 
 
 def one_budget(config: BatchingConfig, key: str) -> BatchingConfig:
-    """Return settings by which all processes that ask the list of a key have one budget."""
+    """Return settings with which all processes that run the list of a key share one budget."""
     if config.budget is None or config.budget_scope != "client":
         return config
     return changed(config, budget_scope=f"shared:{key}")
 
 
 def digest(value: Any) -> str:
-    """Return a short digest of values as they are written."""
+    """Return a short digest of the JSON form of a value."""
     written = json.JSONEncoder(default=_plain, sort_keys=True).iterencode(value)
     digest = hashlib.blake2b(digest_size=16)
     for piece in written:
@@ -308,14 +296,10 @@ def _plain(value: Any) -> Any:
 
 @define(eq=False)
 class ClusterUnits:
-    """The units of one run.
-
-    Args:
-        stopped: once true, nothing more is waited for, and what was not asked is cancelled.
-    """
+    """The units of one run."""
 
     _cluster: Cluster
-    _stopped: Callable[[], bool]
+    _stopped: Callable[[], bool]  # once true, stop waiting and cancel unsent requests
     _units: dict[str, Unit] = field(factory=dict, init=False)
 
     @classmethod
@@ -329,12 +313,7 @@ class ClusterUnits:
         *,
         stopped: Callable[[], bool],
     ) -> ClusterUnits:
-        """Have the workers make clients for a run.
-
-        Args:
-            options: of the provider.
-            key: of the run; its budget is one for all workers.
-        """
+        """Let the workers make clients for the run of a key, which share its budget."""
         cluster.add_clients(model, one_budget(shared_config(config), key), options)
         return cls(cluster, stopped)
 
@@ -346,19 +325,19 @@ class ClusterUnits:
         key: str,
         metadata: Mapping[str, str],
     ) -> list[Job]:
-        """Store rows as units, and return their jobs."""
+        """Store rows as units and return their jobs."""
         jobs: list[Job] = []
-        while rows := list(islice(requests, UNIT)):
+        while rows := list(islice(requests, UNIT_ROWS)):
             name = f"{key}/{len(jobs)}"
             jobs.append(client.submit_run(rows, plan, key=name, metadata=metadata, carry_on=False))
         return jobs
 
     def begin(self, job: Job) -> None:
-        """Have some worker carry a unit on."""
+        """Send a unit to a worker."""
         self._units[job.id] = self._cluster.begin(job)
 
     def results(self, job: Job) -> Iterator[Result]:
-        """Wait for the end of a unit and yield its results; once interrupted, those that there are."""
+        """Wait until a unit has ended and yield its results; after an interrupt, yield those available."""
         if not self._cluster.await_end(self._units[job.id], self._stopped):
             job.cancel()
         for result in job.results(wait=False):

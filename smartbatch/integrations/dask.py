@@ -16,7 +16,7 @@ from attrs import define, field, frozen
 
 from smartbatch._clock import RealClock
 from smartbatch.client import BatchingClient
-from smartbatch.cluster import UNIT, Cluster, Options, Unit, digest, one_budget, shared_config
+from smartbatch.cluster import UNIT_ROWS, Cluster, Options, Unit, digest, one_budget, shared_config
 from smartbatch.config import BatchingConfig, changed
 from smartbatch.core.preparation.preparer import prompt_list
 from smartbatch.errors import InvalidRequest, JobNotFound, RequestCancelled
@@ -283,8 +283,8 @@ class _ListRun:
     def _in_real_time(self, rows: Sequence[Prompt], plan: Plan) -> Iterator[Result[Any]]:
         """Store units ahead of those being read, and yield the results of each after it has ended."""
         begun = (
-            self._begin(rows[at : at + UNIT], self._key_of_unit(number), plan)
-            for number, at in enumerate(range(0, len(rows), UNIT))
+            self._begin(rows[at : at + UNIT_ROWS], self._key_of_unit(number), plan)
+            for number, at in enumerate(range(0, len(rows), UNIT_ROWS))
         )
         waiting = self._units
         waiting.extend(islice(begun, UNITS_AHEAD_PER_THREAD * self._cluster.threads))

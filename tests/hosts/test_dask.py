@@ -29,7 +29,7 @@ distributed = pytest.importorskip("distributed", reason="distributed is not inst
 dask = pytest.importorskip("smartbatch.integrations.dask")
 cluster = pytest.importorskip("smartbatch.cluster")
 
-UNIT = cluster.UNIT
+UNIT = cluster.UNIT_ROWS
 
 MODEL = "openai:gpt-5-mini"
 PATIENCE = 120.0
@@ -287,7 +287,7 @@ def test_a_run_over_a_cluster_says_what_is_missing(
     assert main(line) == 2
     assert "give -o as well" in capsys.readouterr().err
     assert main([*line, "-o", str(tmp_path / "answers.jsonl")]) == 2
-    assert "workers need one that all reach" in capsys.readouterr().err
+    assert "workers need a store that all of them reach" in capsys.readouterr().err
 
 
 @contextlib.contextmanager
