@@ -77,7 +77,7 @@ def main(
         args.config = settings
     # 3. The command runs: return its exit code, also if the reader of a pipe ended; 130 after Ctrl-C; if an
     #    error ended the command, that error's code.
-    from smartbatch.cli.printing import NoteHandler, ReaderLeft, say  # late: --help needs none of it
+    from smartbatch.cli.printing import NoteHandler, ReaderLeft, say  # late: not needed for --help
 
     handler = NoteHandler(quiet=getattr(args, "quiet", False) and not getattr(args, "verbose", False))
     logger = logging.getLogger("smartbatch")

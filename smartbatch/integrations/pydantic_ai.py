@@ -155,7 +155,7 @@ class AgentProvider(Provider):
         _conversation(request)
 
     def close(self) -> None:
-        """Cancel the runs under way and close the connections of the agent's model."""
+        """Cancel the runs in progress and close the connections of the agent's model."""
         self._runs.tasks.cancel()
         model: Any = getattr(self._agent, "model", None)
 

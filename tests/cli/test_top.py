@@ -25,8 +25,6 @@ from smartbatch.cli.top_command import frame
 from smartbatch.dashboard.source import Source
 from smartbatch.views.model import Column
 from smartbatch.views.terminal import cells_of, fitted, table_lines
-from tests.hostile import HOSTILE
-from tests.levels import sampled
 
 SLOW = "sim:demo?batch_seconds=600"
 LEFT = "\x1b[?7h\x1b[?25h\x1b[?1049l"
@@ -89,26 +87,11 @@ def test_a_client_shows_its_live_queue() -> None:
     assert re.search(r"^\S+ \d+ +running +", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize("width", sampled([1, 20, 40, 80, 200], keep=2))
-def test_no_line_is_wider_than_the_terminal(client: BatchingClient, width: int) -> None:
-    client.submit_batch(["a"], key="見出し " * 20)
-    client.submit_batch(["b"], key="letters", deadline="2h")
-    lines = shown(width, 12)
-    assert max(map(cells_of, lines)) <= width
-    assert len(lines) <= 12
-
-
 def test_a_low_terminal_shows_how_many_lines_are_missing(client: BatchingClient) -> None:
     whole = shown()
     lines = shown(height=4)
     assert lines[1:3] == whole[1:3]
     assert lines[3] == f"… {len(whole) - 3} more lines: enlarge the window to see them"
-
-
-def test_no_name_reaches_the_terminal_as_a_control() -> None:
-    for text in HOSTILE.values():
-        columns = (Column("a"), Column("b"))
-        assert all(line.isprintable() for line in table_lines(columns, [(text[:500], "x")], 80))
 
 
 def test_a_narrow_table_loses_columns_before_its_first_one_is_unreadable() -> None:
