@@ -83,7 +83,7 @@ def test_each_page_loads_and_asks_no_other_host(page: Any, served: Served, name:
     page.goto(at(served, PAGES[name]))
     assert page.locator("main h1").inner_text() != ""
     assert page.locator("main section").count() >= 1
-    page.locator("#news", has_text="Renewed").wait_for()
+    page.locator("#news", has_text="Updates live").wait_for()
     assert all(url.startswith(f"http://{served.address}/") for url in page.asked)
     assert [told for told in page.wrong if "favicon" not in told] == []
     assert "token" not in page.url
@@ -110,7 +110,7 @@ def test_each_page_is_complete_without_javascript(chromium: Any, served: Served,
     tab.goto(f"http://{served.address}/?token={served.token}")
     tab.goto(at(served, PAGES[name]))
     assert tab.locator("main section").count() >= 1
-    assert "without it, reload it" in tab.locator("#news").inner_text()
+    assert "without it, reload the page" in tab.locator("#news").inner_text()
     context.close()
 
 
@@ -175,7 +175,7 @@ def test_what_happens_in_another_process_is_on_the_page_within_two_seconds(
 ) -> None:
     """By the browser's own clock. The median of five: one late look of a busy machine is not the page's."""
     page.goto(at(served, path))
-    page.locator("#news", has_text="Renewed").wait_for()
+    page.locator("#news", has_text="Updates live").wait_for()
     delays = []
     command = (sys.executable, "-c", OTHER, place)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
@@ -194,7 +194,7 @@ def test_what_happens_in_another_process_is_on_the_page_within_two_seconds(
 
 def test_a_hidden_page_asks_nothing(page: Any, served: Served) -> None:
     page.goto(at(served, "/jobs"))
-    page.locator("#news", has_text="Renewed").wait_for()
+    page.locator("#news", has_text="Updates live").wait_for()
     hide = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true});"
     show = "document.dispatchEvent(new Event('visibilitychange'))"
     page.evaluate((hide % "true") + show)
@@ -306,7 +306,7 @@ def test_pictures(page: Any, served: Served, tmp_path: Path, scheme: str) -> Non
         page.set_viewport_size({"width": width, "height": 900})
         for name in names:
             page.goto(base + pages[name])
-            page.locator("#news", has_text="Renewed").wait_for()
+            page.locator("#news", has_text="Updates live").wait_for()
             file = f"dashboard-{name}-{scheme}{'-narrow' if width < 500 else ''}.png"
             kept = PICTURES / file
             wanted = other is not None and kept.exists()
