@@ -597,6 +597,14 @@ def ends_with_blanks(text: bytes) -> bool:
     return b" \n" in text or b"\t\n" in text
 
 
+def test_each_class_has_a_name_of_its_own() -> None:
+    """A search for a class finds one; a leading underscore does not tell two apart."""
+    names = Counter(
+        node.name.lstrip("_") for file in files() for node in nodes(file) if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def test_no_line_ends_with_blanks() -> None:
     """As the hook before a commit has it; what is recorded or made by a program is no exception."""
     texts = {".py", ".md", ".txt", ".toml", ".cfg", ".yaml", ".yml", ".sql", ".lua", ".css", ".js", ".html"}

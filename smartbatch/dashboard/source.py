@@ -44,7 +44,7 @@ _HOUR = 3600.0
 
 
 @define(eq=False, repr=False)
-class _Counts:
+class _TimedCounts:
     lock: threading.RLock
     groups: dict[tuple[str, str], ErrorGroup]
     spent: dict[tuple[float, str, str], Spending]
@@ -64,7 +64,7 @@ class LiveSummaries:
     def __init__(self, wall: Callable[[], float], is_stored: Callable[[], bool]) -> None:
         self._wall = wall
         self._is_stored = is_stored
-        self._counts = PerProcess(lambda: _Counts(threading.RLock(), {}, {}))
+        self._counts = PerProcess(lambda: _TimedCounts(threading.RLock(), {}, {}))
 
     def __call__(self, event: Event) -> None:
         """Count a finished request unless a store has it."""

@@ -49,7 +49,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 @define(eq=False)
-class _Call:
+class _LoopCall:
     """A coroutine passed to the loop, where it may start before its future is known here.
 
     ``cancel`` sets the flag and then reads the future; ``begin`` sets the future and then reads the flag. So
@@ -74,7 +74,7 @@ class Tasks:
     """Coroutines that belong together and can be cancelled together."""
 
     def __init__(self) -> None:
-        self._calls: set[_Call] = set()
+        self._calls: set[_LoopCall] = set()
 
     def run(self, main: Callable[[], Coroutine[Any, Any, _T]], timeout: float) -> _T:
         """Run the coroutine of ``main()`` on the loop, and block until its result is available.
@@ -93,7 +93,7 @@ class Tasks:
             async with asyncio.timeout(timeout):
                 return await main()
 
-        call = _Call()
+        call = _LoopCall()
         self._calls.add(call)
         try:
             loop = _threads.get().loop()

@@ -128,7 +128,7 @@ _COUNTED = {metric.name: metric for metric in METRICS if metric.counts}
 
 
 @frozen
-class _Row:
+class _MetricRow:
     metric: Metric
     amount: Callable[[Any], Any] | None
 
@@ -136,7 +136,7 @@ class _Row:
 @frozen
 class _EventGroup:
     only: Callable[[Any], Any] | None
-    by_label: dict[Callable[[Any], str] | None, list[_Row]] = field(factory=dict)
+    by_label: dict[Callable[[Any], str] | None, list[_MetricRow]] = field(factory=dict)
 
 
 def _groups() -> dict[type[Event], list[_EventGroup]]:
@@ -144,7 +144,7 @@ def _groups() -> dict[type[Event], list[_EventGroup]]:
     for metric in _COUNTED.values():
         for count in metric.counts:
             group = found.setdefault(count.event, {}).setdefault(count.only, _EventGroup(count.only))
-            group.by_label.setdefault(count.label, []).append(_Row(metric, count.amount))
+            group.by_label.setdefault(count.label, []).append(_MetricRow(metric, count.amount))
     return {event: list(groups.values()) for event, groups in found.items()}
 
 
@@ -199,7 +199,7 @@ class MetricValues:
                 for row in rows:
                     self._add(row, label, part)
 
-    def _add(self, row: _Row, label: str, events: Sequence[Event]) -> None:
+    def _add(self, row: _MetricRow, label: str, events: Sequence[Event]) -> None:
         amounts: Iterable[Any] = repeat(1, len(events)) if row.amount is None else map(row.amount, events)
         metric = row.metric
         values = self._values[metric.name]

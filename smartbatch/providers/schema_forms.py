@@ -115,7 +115,7 @@ class _DialectWriter:
             if schema is False:
                 raise NotExpressible("a part of it allows no value at all")
             schema = {}
-        merged = _Merged(self._root, self._open)
+        merged = _MergedSchema(self._root, self._open)
         merged.add(schema)
         depth = len(self._open)
         self._open += merged.inlined
@@ -292,7 +292,7 @@ class _DialectWriter:
                 _made_optional(root, back)
 
 
-class _Merged:
+class _MergedSchema:
     """A schema without ``allOf``, and without references next to other keywords."""
 
     def __init__(self, root: Mapping[str, Any], open_targets: Sequence[str]) -> None:

@@ -27,7 +27,7 @@ per customer has ever more of them."""
 
 
 @frozen(eq=False, repr=False)
-class _Owner:
+class _LeaseOwner:
     """A client that uses a quota."""
 
     max_rpm: float | None  # requests per minute
@@ -104,7 +104,7 @@ class SharedQuota:
         self.lock = threading.Lock()  # guards the next two; taken after a client's monitor, never before it
         self.quota = Quota()
         self.flex = FlexHealth()  # of the model's slower tier
-        self._owners: weakref.WeakKeyDictionary[object, _Owner] = weakref.WeakKeyDictionary()
+        self._owners: weakref.WeakKeyDictionary[object, _LeaseOwner] = weakref.WeakKeyDictionary()
         self._share: _QuotaShare | None = None
 
     def attach(
@@ -125,7 +125,7 @@ class SharedQuota:
         is shared. If there is an account, an unknown limit is approached slowly.
         """
         with self.lock:
-            self._owners[owner] = _Owner(max_rpm, max_tpm, wake, sharing is not None)
+            self._owners[owner] = _LeaseOwner(max_rpm, max_tpm, wake, sharing is not None)
             self._configure_locked(now)
             if has_account:
                 self.quota.approach()

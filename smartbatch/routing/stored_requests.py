@@ -60,7 +60,7 @@ SHORTEST = 0.001
 
 
 @frozen
-class _Lane:
+class _GatheringLane:
     """What requests have in common that are stored together; ``timed`` ones have a timeout."""
 
     durable: bool
@@ -98,7 +98,7 @@ class StoredRequests:
     _window: GatherWindow = field(init=False)
     _threads: OwnThreads = field(init=False)
     _monitor: Monitor = field(init=False)
-    _groups: dict[_Lane, _Group] = field(factory=dict, init=False)
+    _groups: dict[_GatheringLane, _Group] = field(factory=dict, init=False)
     _sending: list[StoredRequest] = field(factory=list, init=False)  # the group that was taken last
     _open_jobs: dict[Kind, str] = field(factory=dict, init=False)  # which durable requests may join
     _running: bool = field(default=False, init=False)
@@ -133,7 +133,7 @@ class StoredRequests:
         future = stored_future(self._callbacks)
         future.withdraw = self._places.withdraw
         stored = StoredRequest(prepared, self._name_of(prepared, key, durable=True), future)
-        self._put(_Lane(True, kind_of(prepared)), stored)
+        self._put(_GatheringLane(True, kind_of(prepared)), stored)
         with self._monitor:
             self._monitor.wait_for(lambda: stored.placed or future.done())
         if not stored.placed:
@@ -160,7 +160,7 @@ class StoredRequests:
         future = ResultFuture(self._callbacks.run_later, self._cancelled, self.cancel_pending)
         deadline = math.inf if prepared.timeout is None else self._clock.now() + prepared.timeout
         name = self._name_of(prepared, None, durable=False) if admission.shares(prepared) else None
-        lane = _Lane(False, kind_of(prepared), prepared.model, timed=deadline < math.inf)
+        lane = _GatheringLane(False, kind_of(prepared), prepared.model, timed=deadline < math.inf)
         self._put(lane, StoredRequest(prepared, name, future, deadline))
         return future
 
@@ -207,7 +207,7 @@ class StoredRequests:
                 return True
         return False
 
-    def _put(self, lane: _Lane, stored: StoredRequest) -> None:
+    def _put(self, lane: _GatheringLane, stored: StoredRequest) -> None:
         now = self._clock.now()
         with self._monitor:
             if self._closing:
@@ -266,7 +266,7 @@ class StoredRequests:
                 )
                 fail(group, error, problem)
 
-    def _next(self) -> tuple[_Lane, list[StoredRequest]] | None:
+    def _next(self) -> tuple[_GatheringLane, list[StoredRequest]] | None:
         """Wait for the next group that is due and take it; ``None``, which ends the thread, if none waits."""
         with self._monitor:
             self._sending = []
@@ -285,7 +285,7 @@ class StoredRequests:
             self._monitor.notify_all()
             return None
 
-    def _closes(self, lane: _Lane, group: _Group) -> float:
+    def _closes(self, lane: _GatheringLane, group: _Group) -> float:
         if lane.durable or group.flushed or self._closing:
             return -math.inf
         deadline = min(each.deadline for each in group.waiting.values())

@@ -203,7 +203,7 @@ class Calibration:
     def __init__(self, outputs_for: Calibration | None = None) -> None:
         self._outputs_for = outputs_for
         self._known = _KnownTokens()
-        self._shapes: dict[str, _AnswerLengths] = {}
+        self._shapes: dict[str, _LatestLengths] = {}
         self._shape_bases: dict[str, int] = {}  # answers per shape already in the store
         self._base = 0  # answers already in the store
 
@@ -291,11 +291,11 @@ class Calibration:
         known = self._shapes.get(shape)
         if known is None and len(self._shapes) >= MAX_SHAPES:
             self._shapes = dict(list(self._shapes.items())[MAX_SHAPES // 2 :])
-        self._shapes[shape] = (known or _AnswerLengths()).after(tokens)
+        self._shapes[shape] = (known or _LatestLengths()).after(tokens)
 
     def levels(self, shape: str) -> tuple[float, ...]:
         """Return the earlier mean lengths of answers of one shape, if they differed from the present one."""
-        known = self._shapes.get(shape) or _AnswerLengths()
+        known = self._shapes.get(shape) or _LatestLengths()
         return tuple(mean for mean, last in known.levels if known.seen - last < MEAN_KEPT_ANSWERS)
 
     def state(self) -> dict[str, Any]:
@@ -332,7 +332,7 @@ class Calibration:
         self._base, here = found.seen, own.seen - self._base
         factor, excess = max(found.factor, own.factor), max(found.excess, own.excess)
         for shape, each in _read_shapes(state.get("shapes")).items():
-            mine, before = self._shapes.get(shape, _AnswerLengths()), self._shape_bases.get(shape, 0)
+            mine, before = self._shapes.get(shape, _LatestLengths()), self._shape_bases.get(shape, 0)
             self._shape_bases[shape] = each.seen
             for tokens in mine.latest[before - mine.seen :] if mine.seen > before else ():
                 each = each.after(tokens)
@@ -343,7 +343,7 @@ class Calibration:
         return True
 
 
-def _read_shapes(state: Any) -> dict[str, _AnswerLengths]:
+def _read_shapes(state: Any) -> dict[str, _LatestLengths]:
     """Return the stored shapes of answers, ignoring anything of another form."""
     found = {}
     for shape, figures in state.items() if isinstance(state, dict) else ():
@@ -353,7 +353,7 @@ def _read_shapes(state: Any) -> dict[str, _AnswerLengths]:
         seen, alike, mean, *latest = figures
         outputs = tuple(int(each) for each in latest)
         if 0 < alike <= seen:
-            found[str(shape)] = _AnswerLengths(int(seen), int(alike), float(mean), outputs)
+            found[str(shape)] = _LatestLengths(int(seen), int(alike), float(mean), outputs)
     return found
 
 
@@ -422,7 +422,7 @@ class _KnownTokens:
 
 
 @frozen
-class _AnswerLengths:
+class _LatestLengths:
     """The lengths of ``seen`` answers of one shape."""
 
     seen: int = 0
@@ -432,10 +432,10 @@ class _AnswerLengths:
     # earlier means that differ, each with the number of answers when it was last seen
     levels: tuple[tuple[float, int], ...] = ()
 
-    def after(self, output: int) -> _AnswerLengths:
+    def after(self, output: int) -> _LatestLengths:
         latest = (*self.latest[1 - Calibration.REMEMBERED :], output)
         alike, mean, levels = self._with(output, latest[-Calibration.LATEST :])
-        return _AnswerLengths(self.seen + 1, alike, mean, latest, levels)
+        return _LatestLengths(self.seen + 1, alike, mean, latest, levels)
 
     def _levels_with(self, mean: float) -> tuple[tuple[float, int], ...]:
         """Return the earlier means plus ``mean``, without those close to it and old ones, so they stay

@@ -149,7 +149,7 @@ def rescue(
         late_penalty: the cost of a missed deadline, see :func:`late_penalty`.
     """
     movable = [at for at, shard in enumerate(shards) if not shard.stuck]
-    outlook = _Outlook(left - margin, backlog, shards, [shards[at] for at in movable], speed, late_penalty)
+    outlook = _Prospect(left - margin, backlog, shards, [shards[at] for at in movable], speed, late_penalty)
     needs = outlook.needs(MIN_RESCUE_ODDS)
     late = left < needs
     # 1. No shard can be withdrawn: nothing to decide.
@@ -235,7 +235,7 @@ def _back(
     return tuple(back)
 
 
-class _Outlook:
+class _Prospect:
     """Probabilities and times of a rescue that begins now or later, within ``left`` seconds."""
 
     def __init__(

@@ -87,10 +87,10 @@ def _in_pieces(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str,
 
 def parse_message(head: Head, fields: Mapping[str, Any]) -> ModelCall:
     """Parse a request for a message, or raise :class:`ApiError`."""
-    return _Message(with_tools(parse_messages(head, fields), fields))
+    return _MessageCall(with_tools(parse_messages(head, fields), fields))
 
 
-class _Message(ModelCall):
+class _MessageCall(ModelCall):
     """A message to generate."""
 
     def __init__(self, request: GenerationRequest) -> None:

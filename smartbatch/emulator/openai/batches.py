@@ -53,7 +53,7 @@ def read_input(data: bytes, endpoint: str, head: Head, settings: EmulatorSetting
         head: the head of the create.
         settings: limits of lines and bytes, and the existing models.
     """
-    reader = _Reader(endpoint, head, settings)
+    reader = _InputReader(endpoint, head, settings)
     if len(data) > (most := settings.batch_max_bytes or MAX_BYTES):
         reader.add_problem(
             "file_too_large", f"The file has {len(data)} bytes, at most {most} are taken.", None
@@ -64,7 +64,7 @@ def read_input(data: bytes, endpoint: str, head: Head, settings: EmulatorSetting
 
 
 @define
-class _Reader:
+class _InputReader:
     endpoint: str
     head: Head
     settings: EmulatorSettings
