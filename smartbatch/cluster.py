@@ -1,7 +1,7 @@
 """Workers of a Dask cluster that run jobs of a store.
 
-A worker is sent the id of a unit: some rows, stored as a job. Prompts and answers are only in the store, and
-a unit's lease decides which worker sends its rows.
+A worker is sent the id of a unit: some rows, stored as a job. Prompts and answers stay in the store, and a
+unit's lease decides which worker sends its rows.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from smartbatch.plan import Plan
 from smartbatch.types import Request, Result
 
 UNIT_ROWS = 100  # the same in every call, so that a call with the same key finds its units
-MAX_SENDS = 3  # of a unit whose worker was closed; if a worker dies, Dask tries three others each time
+MAX_SENDS = 3  # per unit, if its workers are closed; if one dies, Dask itself tries three others each time
 GRACE_SECONDS = 5.0  # for calls in progress when a worker closes, and for workers to stop their clients
 RESUME_ADVICE = "nothing is lost: repeat the same call to resume"
-POLL_SECONDS = 0.5  # between two checks whether a wait was interrupted
-NO_WORKERS_SECONDS = 5.0  # without a worker, after which a warning is logged
+POLL_SECONDS = 0.5  # between checks for an interrupt
+NO_WORKERS_SECONDS = 5.0  # without workers before a warning is logged
 _LOGGER = logging.getLogger("smartbatch")
 _LOST = (CommClosedError, distributed.CancelledError)
-"""Errors of a task whose worker was closed or whose scheduler is lost."""
+"""Errors of a task after its worker was closed or the connection to the scheduler was lost."""
 Options: TypeAlias = Mapping[str, Any]
 
 
@@ -49,8 +49,8 @@ class Unit:
     """Some rows of a list."""
 
     job: Job  # the stored rows
-    future: distributed.Future | None = None  # of the worker's task; ``None`` if the unit has ended
-    sent: int = 0  # times
+    future: distributed.Future | None = None  # the worker's task; ``None`` if the unit has ended
+    sent: int = 0  # how many times it was sent
 
 
 # -- the side of the workers ---------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ class _WorkerClient(WorkerPlugin):  # type: ignore[misc]
 def _run_unit(plugin: str, key: str) -> int:
     """Run a unit in this worker until it has ended, and return its number of rows.
 
-    If another worker has its lease, wait until the unit or that lease ends.
+    If another worker holds its lease, wait until the unit has ended or the lease is released.
     """
     job = distributed.get_worker().plugins[plugin].client().job(key)
     if not job.has_account() and not job.is_done():
@@ -195,7 +195,7 @@ class Cluster:
             )
 
     def add_clients(self, model: str, config: BatchingConfig, options: Options | None) -> None:
-        """Let each worker, including later ones, make a client when it needs one."""
+        """Let each worker, including those that join later, create a client when it needs one."""
         plugin = _WorkerClient(model, config, options)
         self._dask.register_plugin(plugin)
         self._plugin = plugin.name
@@ -220,10 +220,10 @@ class Cluster:
         """
         while unit.future is not None:
             try:
-                # unlike result(), this transfers nothing, which would take the scheduler and the worker
+                # unlike result(), this transfers no value, so it needs neither the scheduler nor the worker
                 unit.future.exception(timeout=POLL_SECONDS)
                 if unit.future.status != "finished":
-                    unit.future.result(timeout=POLL_SECONDS)  # raises why
+                    unit.future.result(timeout=POLL_SECONDS)  # raises the reason
                 return True
             except TimeoutError:
                 if stopped():
@@ -238,7 +238,7 @@ class Cluster:
                     raise ConnectionError(
                         f"the scheduler is lost: {RESUME_ADVICE}, with another scheduler"
                     ) from error
-                # 3. Its worker was closed, or several died: send it again, a few times.
+                # 3. Its worker was closed, or several died: send it again, up to a limit.
                 if unit.sent == MAX_SENDS:
                     error.add_note(RESUME_ADVICE)
                     raise
@@ -255,9 +255,9 @@ def shared_config(
     """Return the settings of each worker's client.
 
     Args:
-        place: store, overriding the setting.
-        shared: where they share limits and the budget, overriding the setting. If that is ``"auto"``, a store
-            on a server is used.
+        place: the store; overrides the setting.
+        shared: where the clients share limits and the budget; overrides the setting. If that is ``"auto"``,
+            they share them in a store on a server.
 
     Raises:
         ConfigError: there is no store.
@@ -274,7 +274,7 @@ def shared_config(
 
 
 def one_budget(config: BatchingConfig, key: str) -> BatchingConfig:
-    """Return settings with which all processes that run the list of a key share one budget."""
+    """Return settings that make all processes running the list with this key share one budget."""
     if config.budget is None or config.budget_scope != "client":
         return config
     return changed(config, budget_scope=f"shared:{key}")
@@ -313,7 +313,7 @@ class ClusterUnits:
         *,
         stopped: Callable[[], bool],
     ) -> ClusterUnits:
-        """Let the workers make clients for the run of a key, which share its budget."""
+        """Let the workers create clients for the run with this key; the clients share its budget."""
         cluster.add_clients(model, one_budget(shared_config(config), key), options)
         return cls(cluster, stopped)
 

@@ -1,11 +1,11 @@
 """The price of a request: from the user's own table, then from the bundled one of ``genai-prices``.
 
 Requests are cheaper in a batch. If the table lists a model's batch rates, they apply; otherwise the discount
-that the provider documents for all models (:data:`BATCH_SHARES`); without either, the price is unknown. In
-the provider's flex tier, which not every model has, only rates in the table apply.
+that the provider documents for all models does (:data:`BATCH_SHARES`); without either, the price is unknown.
+In the provider's flex tier, which not every model has, only rates in the table apply.
 
-Tiered prices depend on the size of a single request, so the cost of each request is computed separately and
-costs are added, never usages.
+Tiered prices depend on the size of a single request. So each request is priced separately, and the costs are
+added; token counts of several requests are never added before pricing.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ __all__ = ["Price", "PriceBook", "Processing", "RateCard", "listed_models"]
 MILLION = 1_000_000
 
 MIN_CACHED_TOKENS = 1024
-"""Shortest prompt that OpenAI's models write to the cache by themselves (its prompt caching guide). From
-gpt-5.6 on a write costs 1.25 times the price of input.
+"""Shortest prompt that OpenAI's models cache automatically (source: its prompt caching guide). From gpt-5.6
+on, writing to the cache costs 1.25 times the price of input.
 """
 
 Processing: TypeAlias = Literal["standard", "batch", "flex"]
@@ -48,11 +48,11 @@ _CONTEXTS: Mapping[str, dict[str, str]] = {
     "batch": {"processing": "batch"},
     "flex": {"service_tier": "flex"},
 }
-"""The bundled table's names of the other kinds of processing."""
+"""The bundled table's names for processing other than standard."""
 
 _KEPT = "prices.json"
-"""The file that stores prices of the bundled table for later processes, in the user's state folder. Without
-it each process imports genai-prices, which takes 0.3 s.
+"""The file in the user's state folder that stores prices of the bundled table for later processes. Without
+it, each process has to import genai-prices, which takes 0.3 s.
 """
 
 BATCH_SHARES: Mapping[str, tuple[float, float]] = {
@@ -60,13 +60,13 @@ BATCH_SHARES: Mapping[str, tuple[float, float]] = {
     "anthropic": (0.5, 0.5),
     "google": (0.5, 1.0),
 }
-"""Share of the standard price, and of the price of cached input, in a batch, for models without batch rates
-in the table: ``text-embedding-3-*``, ``gemini-embedding-001``, and all of them before 2026-10-14.
+"""What share of the standard price, and of the price of cached input, a batch costs for models without batch
+rates in the table: ``text-embedding-3-*``, ``gemini-embedding-001``, and all models before 2026-10-14.
 
-OpenAI's guide to the Batch API: half the price of synchronous calls; cached input differs from model to
-model, so its price is left whole. Anthropic's page on batch processing: half of all standard prices, those of
-cache reads too. Google's page on the Gemini Batch API and its price list: half, embeddings too; cached tokens
-cost the same as outside."""
+OpenAI's guide to the Batch API: half the price of synchronous calls; for cached input it depends on the
+model, so no discount is assumed. Anthropic's page on batch processing: half of all standard prices, including
+cache reads. Google's page on the Gemini Batch API and its price list: half, including embeddings; cached
+tokens cost the same as in real time."""
 
 
 def _number(value: Any) -> bool:
@@ -92,17 +92,17 @@ class Price:
     Args:
         input: prompt tokens.
         output: answer tokens.
-        cached_input: prompt tokens read from the provider's cache; the price of ``input`` when ``None``.
-        cache_write: prompt tokens written to the provider's cache; the price of ``input`` when ``None``.
-        cache_write_1h: those cached for an hour, which Anthropic prices separately; ``cache_write`` when
-            ``None``.
-        batch_discount: share of the price saved in a batch; by default half, as with OpenAI, Anthropic and
-            Gemini. Cached tokens cost the same as elsewhere, but no more than other input.
+        cached_input: prompt tokens read from the provider's cache; ``None`` for the price of ``input``.
+        cache_write: prompt tokens written to the provider's cache; ``None`` for the price of ``input``.
+        cache_write_1h: prompt tokens cached for an hour, which Anthropic prices separately; ``None`` for the
+            price of ``cache_write``.
+        batch_discount: share of the price saved in a batch; half by default, as with OpenAI, Anthropic and
+            Gemini. Cached tokens cost the same as in real time, but no more than other input.
         batch_input: prompt tokens in a batch, if it is not the discounted ``input``.
         batch_output: answer tokens in a batch, if it is not the discounted ``output``.
-        flex_input: prompt tokens in the provider's slower tier; ``None`` if it has none for the model. Cached
-            tokens cost the same as elsewhere, but no more than this.
-        flex_output: answer tokens in the slower tier; given together with ``flex_input``.
+        flex_input: prompt tokens in the provider's slower tier; ``None`` if the model is not available there.
+            Cached tokens cost the same as in the standard tier, but no more than this.
+        flex_output: answer tokens in the slower tier; required with ``flex_input``.
 
     Raises:
         ConfigError: a price is negative or not a number, the discount is not a share, or only one price of
@@ -136,7 +136,7 @@ class Price:
         known = [a.name for a in fields(cls)]
         if not isinstance(table, Mapping) or not {"input", "output"} <= set(table) <= set(known):
             others = ", ".join(known[2:])
-            raise ConfigError(f"prices[{model!r}] needs input and output; optional are {others}")
+            raise ConfigError(f"prices[{model!r}] needs input and output; {others} are optional")
         try:
             return cls(**table)
         except ConfigError as error:
@@ -153,34 +153,34 @@ class Band:
     output: float
     reasoning: float
     written: float
-    """Of input written to the provider's cache."""
+    """Input written to the provider's cache."""
     written_1h: float
-    """Of input written for an hour."""
+    """Input written to the cache for an hour."""
 
 
 @frozen
 class RateCard:
-    """The present price of one model; fast enough to be used for every request."""
+    """The current price of one model; fast enough to be used for every request."""
 
-    source: str  # its table, such as genai-prices 0.2.3 or user
+    source: str  # the table with this price, such as genai-prices 0.2.3 or user
     bands: tuple[Band, ...]  # rates by size of the request, smallest first
     per_request: float = 0.0  # additional USD per request
     valid_until: float = math.inf  # Unix seconds after which to ask the price book again
-    writes_by_itself: bool = False  # writes long prompts to its cache unasked, at a price above that of input
-    # returns the USD of one request, slowly, if bands cannot express it
+    writes_by_itself: bool = False  # caches long prompts automatically, at a higher price than other input
+    # slowly computes the USD of one request, if bands cannot express the price
     exact: Callable[[Usage], float] | None = None
 
     def expected_usage(self, input_tokens: int, output_tokens: int) -> Usage:
-        """Return the tokens to price for a request that is not sent yet.
+        """Return the tokens to price for a request that has not been sent.
 
-        A model that writes its cache by itself is assumed to write every prompt that is long enough, since
-        the end of each prompt is new.
+        A model that caches automatically is assumed to cache every prompt that is long enough, because the
+        end of each prompt is new.
         """
         written = input_tokens if self.writes_by_itself and input_tokens >= MIN_CACHED_TOKENS else 0
         return Usage(input_tokens, output_tokens, cache_write_tokens=written)
 
     def cost(self, usage: Usage) -> float:
-        """Return the USD of one request that used ``usage``; never pass the total of several requests."""
+        """Return the cost of one request in USD; never pass the total usage of several requests."""
         if self.exact is not None:
             return self.exact(usage)
         tokens = usage.input_tokens
@@ -193,7 +193,7 @@ class RateCard:
         cached = usage.cached_tokens
         if cached > tokens:  # some servers do not count cached tokens as prompt tokens
             cached = tokens
-        thought = min(usage.reasoning_tokens, usage.output_tokens)  # as with cached tokens
+        thought = min(usage.reasoning_tokens, usage.output_tokens)  # some do not count these as output
         extra = 0.0
         if usage.cache_write_tokens:
             written = min(usage.cache_write_tokens, tokens - cached)
@@ -214,8 +214,8 @@ class PriceBook:
     """Finds rate cards. Thread-safe.
 
     Args:
-        user: prices by ``provider:model`` or by model; they win over the bundled table and may name models it
-            does not list.
+        user: prices by ``provider:model`` or by model; they take precedence over the bundled table and may
+            include models that it does not list.
     """
 
     def __init__(self, user: Mapping[str, Price] | None = None) -> None:
@@ -233,7 +233,7 @@ class PriceBook:
         Args:
             provider: the prefix of the model's name, such as ``openai``.
             model: the name without the prefix.
-            wall: the time of the request, Unix seconds; prices change with date and time of day.
+            wall: the time of the request, Unix seconds; prices depend on the date and time of day.
             processing: ``batch`` for the price through the provider's Batch API, ``flex`` for its slower
                 tier.
         """
@@ -253,8 +253,8 @@ class PriceBook:
         """Check that a budget can be enforced.
 
         Args:
-            asked: models, as ``provider:model``, and how their requests are processed.
-            wall: Unix seconds, for prices that change.
+            asked: models, as ``provider:model``, with the way their requests are processed.
+            wall: the current time, Unix seconds, because prices change.
 
         Raises:
             ConfigError: a price is unknown.
@@ -299,7 +299,7 @@ def _card_of(price: Price, processing: Processing) -> RateCard | None:
     cached = entry if price.cached_input is None else price.cached_input
     if processing != "standard":
         cached = min(cached, entry)
-    # a cache write costs the same multiple of input in each kind of processing
+    # the ratio of the prices of cache writes and input is the same for each kind of processing
     written = entry if price.cache_write is None else price.cache_write * _share_of(entry, price.input)
     longer = written if price.cache_write_1h is None else price.cache_write_1h * _share_of(entry, price.input)
     usd = (entry, cached, output, output, written, longer)
@@ -311,18 +311,18 @@ def _share_of(price: float, standard: float) -> float:
 
 
 def _bundled(provider: str, model: str, wall: float, processing: Processing) -> RateCard | None:
-    # 1. The table is already imported, and may have been replaced: use it.
+    # 1. The table is already imported, and the user may have replaced it: use it.
     if "genai_prices" in sys.modules:
         return _found(provider, model, wall, processing)
     table, name = _table_on_disk(), f"{provider}:{model}"
     if table is None:
         return _found(provider, model, wall, processing)
-    # 2. An earlier process stored the prices of this very table, and they are still valid.
+    # 2. An earlier process stored prices from the same version of the table, and they are still valid.
     with suppress(
         TypeError, KeyError, ValueError, AttributeError
     ):  # written by another version of this library
         return _card_kept(_read_kept(table)[name][processing], wall)
-    # 3. Import the table, and store its prices of the model.
+    # 3. Import the table, and store its prices for the model.
     cards = {each: _found(provider, model, wall, each) for each in get_args(Processing)}
     if all(card is None or card.exact is None for card in cards.values()):
         shown = {each: None if card is None else asdict(card) for each, card in cards.items()}
@@ -331,7 +331,7 @@ def _bundled(provider: str, model: str, wall: float, processing: Processing) -> 
 
 
 def _table_on_disk() -> str | None:
-    """Return what identifies the table on the disk; ``None`` if it is not in a file."""
+    """Return an identifier of the table's version on disk; ``None`` if it is not in a file."""
     spec = find_spec("genai_prices")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -347,17 +347,17 @@ def _card_kept(kept: Mapping[str, Any], wall: float) -> RateCard | None:
     """Return a stored card.
 
     Raises:
-        ValueError: it is not valid at ``wall``.
-        TypeError, KeyError, AttributeError: it is not a card.
+        ValueError: the card is not valid at ``wall``.
+        TypeError, KeyError, AttributeError: the stored value is not a card.
     """
     card = kept["card"]
     if not kept["since"] <= wall < (math.inf if card is None else card["valid_until"]):
-        raise ValueError("prices of another time")
+        raise ValueError("the stored prices are not valid at this time")
     return card and RateCard(**{**card, "bands": tuple(Band(**band) for band in card["bands"])})
 
 
 _KEPT_MODELS = 256
-"""Models whose prices the state folder holds; the oldest are dropped."""
+"""Maximum number of models whose prices are stored in the state folder; the oldest are dropped."""
 
 
 def _read_kept(table: str) -> dict[str, Any]:
@@ -394,18 +394,18 @@ def _found(provider: str, model: str, wall: float, processing: Processing) -> Ra
     if processing == "standard":
         return standard.card
     own = _listed(provider, model, wall, _CONTEXTS[processing])
-    assert own is not None  # of the same model, whose rates fall back to the standard ones
+    assert own is not None  # the model is listed, and missing rates default to its standard ones
     if own.rates != standard.rates:
         return own.card
     shares = BATCH_SHARES.get(standard.provider)
-    if processing == "flex" or shares is None:  # not every model has the tier, so no discount applies to all
+    if processing == "flex" or shares is None:  # not every model has the tier, so no general discount applies
         return None
-    # the model may get rates of its own at some date: ask again then
+    # the table may have batch rates for this model from a later date: check again then
     return evolve(_cheaper(standard.card, *shares), valid_until=own.card.valid_until)
 
 
 def _cheaper(card: RateCard, share: float, cached_share: float) -> RateCard:
-    """Return ``card`` at a share of its rates; cached input never costs more than other input."""
+    """Return ``card`` with its rates times a share; cached input never costs more than other input."""
     bands = []
     for band in card.bands:
         rates = {name: rate * share for name, rate in asdict(band).items() if name != "above"}
@@ -425,7 +425,7 @@ class _Listed:
 
 
 def _listed(provider: str, model: str, wall: float, context: dict[str, str] | None = None) -> _Listed | None:
-    """Return a model of genai-prices, which is imported here because that takes 0.3 s."""
+    """Return the price of a model from genai-prices, which is imported here because that takes 0.3 s."""
     from datetime import UTC, datetime
 
     genai_prices = imported("genai_prices")
@@ -473,7 +473,7 @@ def _listed(provider: str, model: str, wall: float, context: dict[str, str] | No
 
 
 def _next_change(model: ModelInfo, wall: float, *, variants: bool) -> float:
-    """Return when conditional prices may change next, Unix seconds."""
+    """Return the next time at which conditional prices may change, in Unix seconds."""
     from datetime import UTC, datetime, time
 
     starts = imported("genai_prices.types").StartDateConstraint
@@ -483,7 +483,7 @@ def _next_change(model: ModelInfo, wall: float, *, variants: bool) -> float:
     for constraint in (each.constraint for each in asked if each.constraint is not None):
         if isinstance(constraint, starts):
             changes.append(datetime.combine(constraint.start_date, time(), UTC).timestamp())
-        else:  # by the hour
+        else:  # prices that depend on the time of day
             changes.append((wall // 60 + 1) * 60)
     return min(each for each in changes if each > wall)
 
@@ -513,7 +513,7 @@ def _bands(price: ModelPrice) -> tuple[Band, ...]:
 
 
 def _at(unit: Any, tokens: int) -> Decimal | None:
-    """Return the rate of a request of ``tokens`` input tokens: that of the last tier below."""
+    """Return the rate of a request with ``tokens`` input tokens: that of the highest tier it exceeds."""
     if not hasattr(unit, "tiers"):
         return unit  # type: ignore[no-any-return]
     passed = [tier.price for tier in unit.tiers if tokens > tier.start]
@@ -521,7 +521,7 @@ def _at(unit: Any, tokens: int) -> Decimal | None:
 
 
 def _agrees(card: RateCard, exact: Callable[[Usage], float]) -> bool:
-    """Whether the card gives the library's costs around every tier; if not, the library computes them."""
+    """Whether the card and the library compute the same costs on both sides of every tier boundary."""
     sizes = {0, 1000, *(size for band in card.bands[1:] for size in (band.above, band.above + 1))}
     usages = [
         Usage(size, 500, size // 3, 120, cache_write_tokens=size // 2, cache_write_1h_tokens=size // 4)

@@ -69,7 +69,8 @@ examples:
   smartbatch jobs
   smartbatch jobs results nightly --wait -o results.csv
 """
-    "exit codes: 0 fine, 1 no such job, or failed or missing requests, 2 bad usage or store, 130 interrupted"
+    "exit codes: 0 success, 1 no such job, or failed or missing requests, 2 bad usage or store, "
+    "130 interrupted"
 )
 _USAGE = "%(prog)s INPUT --model PROVIDER:MODEL [option ...]"
 _INPUT = """

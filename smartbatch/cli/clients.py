@@ -1,4 +1,4 @@
-"""From the arguments of a command to a client, with the options of its provider."""
+"""Builds the client of a command from its arguments, including the provider options."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _TYPE_NAMES: Final = {str: "a string", int: "a whole number", float: "a number",
 
 
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the provider options from ``K=V`` pairs, with the type that each option has.
+    """Return the provider options given as ``K=V`` pairs, each converted to the type of its option.
 
-    A value that is JSON of that type is parsed; anything else is kept as a string, so a key made of digits
-    stays a string. If the type is unknown, all JSON is parsed.
+    A value that is JSON of that type is parsed; any other value stays a string, even an API key that consists
+    of digits. If the type is unknown, all JSON is parsed.
 
     Raises:
         ConfigError: a pair lacks ``=``, or a value has the wrong type. The value is not repeated.
@@ -74,7 +74,7 @@ def _words(kind: Any) -> str:
         return " or ".join(_words(each) for each in inner if each is not NoneType)
     if origin is Mapping:
         return f"a JSON object whose values are each {_words(inner[1])}"
-    return _TYPE_NAMES.get(kind, "a value that only a program can pass")
+    return _TYPE_NAMES.get(kind, "a value that can only be passed in Python")
 
 
 _PARAMETERS: Final = ("system", "max_tokens", "temperature", "seed")
@@ -83,7 +83,7 @@ _EMBEDDING_OPTIONS: Final = ("task_type", "dimensions")
 
 
 def config_of(args: argparse.Namespace) -> BatchingConfig:
-    """Return the settings of a command, from the options with the names of settings.
+    """Return the settings of a command; options that have the name of a setting override it.
 
     Raises:
         ConfigError: a setting is invalid.
@@ -98,10 +98,10 @@ def params_of(args: argparse.Namespace) -> Generation:
 
 
 def embedding_of(args: argparse.Namespace) -> Embedding | None:
-    """Return the embedding that ``--embed`` requests; ``None`` for texts.
+    """Return the embedding that ``--embed`` requests; ``None`` without it.
 
     Raises:
-        ConfigError: an option has no effect on what is requested.
+        ConfigError: an option would have no effect.
     """
     why = "applies to answers and has no effect with --embed: leave it out" if args.embed else "needs --embed"
     for name in (*_PARAMETERS, "n") if args.embed else _EMBEDDING_OPTIONS:
@@ -120,10 +120,10 @@ def answers_each(args: argparse.Namespace) -> int:
 
 
 def client_of(args: argparse.Namespace, **options: str) -> BatchingClient:
-    """Return the client of a run, not started.
+    """Return the client of a run, without starting it.
 
     Args:
-        options: for the provider; ``--provider-option`` overrides them.
+        options: provider options, which ``--provider-option`` overrides.
 
     Raises:
         ConfigError: a setting is invalid, such as an unknown model or a missing key.
@@ -145,7 +145,7 @@ def missing_store(place: str | None) -> str | None:
     """Return the path of a store that does not exist yet; ``None`` if it exists or is on a server.
 
     Args:
-        place: the setting ``store``.
+        place: the value of the setting ``store``.
 
     Raises:
         StoreError, ConfigError: the setting is invalid.
@@ -155,7 +155,7 @@ def missing_store(place: str | None) -> str | None:
 
 
 def prompt_maker(args: argparse.Namespace) -> PromptMaker:
-    """Return what makes the prompts of rows.
+    """Return the maker that turns rows into prompts.
 
     Raises:
         InputError: the template is invalid.

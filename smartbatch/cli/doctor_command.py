@@ -188,7 +188,8 @@ def _place(config: BatchingConfig) -> str:
 
 
 def _limits(config: BatchingConfig) -> Iterator[Finding]:
-    """Yield the limits that processes publish where they share them."""
+    """Yield the limits that processes share."""
+    from smartbatch._words import plural
     from smartbatch.errors import SmartbatchError
     from smartbatch.sharing.publication import participants
 
@@ -200,7 +201,7 @@ def _limits(config: BatchingConfig) -> Iterator[Finding]:
     except SmartbatchError as error:
         yield Finding("limits", error.message, wrong=True)
         return
-    yield Finding("limits", f"shared at {found.place}; {len(found.living)} processes")
+    yield Finding("limits", f"shared at {found.place}; {plural(len(found.living), 'process', 'processes')}")
     seen: set[str] = set()
     for lane in (lane for one in found.processes for lane in one.realtime.lanes):
         figures = {

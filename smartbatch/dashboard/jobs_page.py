@@ -1,4 +1,4 @@
-"""*Jobs*: all jobs by page, state, model or name; and jobs as rows of a table, with the time left."""
+"""The page *Jobs*: a paged table of jobs with the time left, filtered by state, model or name."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from smartbatch.views.model import (
 )
 
 JOBS_PER_PAGE = 40
-REFRESH_SECONDS = 1.75  # so many jobs cost less than a hundredth of a core; changes show within two seconds
-MAX_FORECAST_BATCHES = 40  # unfinished batches whose ends are forecast: the youngest, which end last
+REFRESH_SECONDS = 1.75  # changes show within two seconds, and a full page takes less than 1 % of a core
+MAX_FORECAST_BATCHES = 40  # unfinished batches to forecast: the youngest, which end last
 _STATES = (("", "all"), ("unfinished", "running"), *((state.value, state.value) for state in JobState))
 _EMPTY = "No jobs found. Show all of them, or submit one: client.submit_batch(prompts, key=…)."
 _COLUMNS = "job, model/4, state, requests, route/6, time, cost:money, deadline/5"
@@ -62,12 +62,12 @@ def page(source: Source, query: Query) -> Page:
 
 
 def filter_of(query: Query) -> JobFilter:
-    """Return which jobs the address asks for; an unknown state means all."""
+    """Return the filter in the address of the page; an unknown state means all states."""
     state, model = query.values.get("state", ""), query.values.get("model", "")
     return JobFilter(
         state=JobState(state) if state in {each.value for each in JobState} else None,
         unfinished=state == "unfinished",
-        model=model.replace("\0", " ") or None,  # a text column refuses NUL
+        model=model.replace("\0", " ") or None,  # text columns of a database cannot store NUL
         name=query.values.get("name") or None,
     )
 
@@ -103,7 +103,7 @@ def _search_field(name: str, label: str, hint: str, query: Query) -> Field:
 
 
 def jobs_table(caption: str, lines: Sequence[JobRow], source: Source, query: Query) -> DataTable | None:
-    """Return a table of jobs; it takes two queries, however many jobs there are."""
+    """Return a table of jobs, using two queries for any number of jobs."""
     store = source.store
     if store is None or not lines:
         return None
@@ -202,22 +202,22 @@ class Outlook:
     """When a job is expected to end, in Unix seconds."""
 
     median: float
-    late: float  # the 95 % bound
+    late: float  # 95th percentile
 
 
 def outlook(line: JobRow, shards: Sequence[ShardRow], times: Times, now: float) -> Outlook | None:
-    """Return when a job is expected to end, from its batches rather than its rows, so that a large job costs
-    no more than a small one; ``None`` if nothing can be said.
+    """Return when a job is expected to end; ``None`` if that cannot be estimated. It is computed from batches
+    rather than rows, so large jobs take no longer than small ones.
     """
-    # 1. It has ended, is held, or has no requests.
+    # 1. The job has ended, is held, or has no requests: no estimate.
     if line.state is JobState.HELD or line.total == 0 or (line.finished_at or now + 1) <= now:
         return None
     known = [shard for shard in shards if shard.submitted_at is not None and shard.submitted_at <= now]
-    # 2. In real time: at the throughput so far.
+    # 2. The job is sent in real time: assume its throughput so far.
     if not known and not any(shard.state in UNSENT_SHARDS for shard in shards):
         return _by_throughput(line, now)
-    # 3. By batch: when the last batch ends. Batches of a model are slow together, so the bound of the job is
-    #    that of its slowest batch. Requests in no batch yet take one more.
+    # 3. The job is sent in batches: it ends with the last batch. Batches of one model tend to be slow at the
+    #    same time, so the job's bound is that of its slowest batch. Requests without a batch need one more.
     running = [shard for shard in known if (_ended_at(shard) or now + 1) > now]
     unsent = max(0, line.total - sum(shard.size for shard in known))
     ages = [(now - (shard.submitted_at or now), shard.size) for shard in running]
@@ -232,8 +232,8 @@ def outlook(line: JobRow, shards: Sequence[ShardRow], times: Times, now: float) 
 
 
 def risk_of(line: JobRow, shards: Sequence[ShardRow], times: Times, now: float) -> float | None:
-    """Return the probability that a job's batches miss its deadline if none is sent in real time instead;
-    ``None`` without a deadline or a forecast.
+    """Return the probability that a job's batches miss its deadline if no requests are withdrawn and sent in
+    real time; ``None`` without a deadline or a forecast.
     """
     deadline = line.policy.deadline
     if deadline is None or line.state is JobState.DONE:
@@ -256,7 +256,7 @@ def _ended_at(shard: ShardRow) -> float | None:
 
 
 def _seconds_left(times: Times, age: float, size: int, part: float) -> float:
-    """Return the seconds within which a part of the batches of this age end."""
+    """Return the remaining seconds within which the share ``part`` of batches of this age end."""
     done = times.chance(age, size)
     return max(0.0, times.quantile(min(_MAX_SHARE, done + part * (1 - done)), size) - age)
 

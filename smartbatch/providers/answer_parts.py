@@ -49,8 +49,8 @@ def tool_call(
 
 
 def decoded_arguments(text: str) -> Any:
-    """Return the value of JSON arguments; ``None`` for anything else, including ``NaN``, which a file could
-    not hold.
+    """Return the value of JSON arguments; ``None`` for anything else, including ``NaN``, which JSON files
+    cannot contain.
     """
     try:
         return _DECODER.decode(text) if text.strip() else {}
@@ -74,15 +74,15 @@ def identified(calls: Iterable[ToolCall | None], prefix: str | None = None) -> t
     """Return the calls of an answer, each with a unique id.
 
     Args:
-        calls: of the answer; ``None`` is left out.
-        prefix: of new ids where they are missing or repeated: the id of the answer.
+        calls: the calls of the answer; ``None`` is left out.
+        prefix: the id of the answer; new ids, for calls whose id is missing or repeated, begin with it.
     """
     found = [call for call in calls if call is not None]
     given = {call.id for call in found}
     named: dict[str, ToolCall] = {}
     for number, call in enumerate(found):
         if not call.id or call.id in named:
-            # all APIs take such an id: OpenAI takes 40 characters, Anthropic takes these
+            # every API accepts such ids: OpenAI allows 40 characters, Anthropic only these characters
             safe = "".join(sign if sign in _ID_SIGNS else "-" for sign in (prefix or "call")[:32])
             free = f"{safe}-{number}"
             while free in given or free in named:
@@ -196,7 +196,7 @@ def joined(value: Any) -> Any:
     return {name: joined(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
-# string fields of a message's pieces that are not continued
+# string fields that each piece of a message repeats completely
 _REPEATED = ("id", "type", "role", "format", "name", "index")
 
 
@@ -212,7 +212,8 @@ def vector(raw: Any, dimensions: int | None) -> array[float]:
         dimensions: the expected length; ``None`` for any.
 
     Raises:
-        ProviderError: anything else, another length, or a number that is not finite (``INVALID_RESPONSE``).
+        ProviderError: the value has another type or length, or a number that is not finite
+            (``INVALID_RESPONSE``).
     """
     if isinstance(raw, str):
         try:
@@ -227,18 +228,18 @@ def vector(raw: Any, dimensions: int | None) -> array[float]:
     else:
         raise unusable("the vector is neither base64 nor a list of numbers")
     if not values or (dimensions is not None and len(values) != dimensions):
-        raise unusable(f"the vector has {len(values)} numbers instead of {dimensions or 'some'}")
-    if not math.isfinite(sum(values)):  # 32-bit floats cannot overflow it; opposite infinities make it nan
+        raise unusable(f"the vector has {len(values)} numbers instead of {dimensions or 'at least one'}")
+    if not math.isfinite(sum(values)):  # a sum of 32-bit floats cannot overflow; opposite infinities give NaN
         raise unusable("the vector has a number that is not finite")
     return values
 
 
 @contextmanager
 def counted(tokens: int | None) -> Iterator[None]:
-    """Add the billed tokens to an error: an unusable answer is still paid for.
+    """Add the billed tokens to an error, because an unusable answer still has to be paid for.
 
     Args:
-        tokens: of all texts of the call; ``None`` if the answer does not report them.
+        tokens: tokens of all texts in the call; ``None`` if the answer does not report them.
     """
     try:
         yield
@@ -248,12 +249,12 @@ def counted(tokens: int | None) -> Iterator[None]:
 
 
 def to_base64(values: array[float]) -> str:
-    """Return 32-bit floats, little-endian, in base64: exact to the bit."""
+    """Return 32-bit floats, little-endian, in base64, without any loss."""
     return base64.b64encode(_little(values).tobytes()).decode()
 
 
 def from_base64(text: str) -> array[float]:
-    """Return the vector of :func:`to_base64`; ``ValueError`` for anything else."""
+    """Return the vector that :func:`to_base64` encoded; raise ``ValueError`` for anything else."""
     return _little(array("f", base64.b64decode(text, validate=True)))
 
 

@@ -1,4 +1,4 @@
-"""The results of a list in real time: requests are submitted as results are read, a bounded number ahead."""
+"""Answers a list in real time: requests are submitted as results are read, up to a limit ahead of reading."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from smartbatch.types import Request, Result, Route
 _T = TypeVar("_T")
 
 _MAX_AHEAD = 64
-"""Items read and not yet taken: enough to keep the reader busy."""
+"""Maximum number of items read but not yet taken: enough to keep the reader busy."""
 
 
 class ReadAhead(Iterator[_T], Generic[_T]):
-    """Reads items on one thread, in the caller's context, and never more than were requested.
+    """Reads items on a thread of its own, in the caller's context, and never more than were requested.
 
-    The thread starts with the first request for items and ends with the items, or after :meth:`close`. It
-    cannot be interrupted within an item; it is a daemon, so the interpreter does not wait for it.
+    The thread starts when items are first requested and ends after the last item or :meth:`close`. It cannot
+    be interrupted while it reads an item; it is a daemon, so the interpreter does not wait for it.
 
     Args:
         items: read and closed by the thread.
-        given: the iterable behind them; closed as well if it is a generator.
+        given: the iterable that the items come from; also closed if it is a generator.
     """
 
     def __init__(self, items: Iterator[_T], given: object, clock: Clock) -> None:
@@ -61,7 +61,7 @@ class ReadAhead(Iterator[_T], Generic[_T]):
         return bool(self._read) or self._ended
 
     def ask(self, room: int, wake: Callable[[], None]) -> None:
-        """Have items read, at most ``room`` including those not taken yet.
+        """Request items, so that up to ``room`` of them are ready to be taken.
 
         Args:
             wake: called by the thread whenever there is something to take.
@@ -85,14 +85,14 @@ class ReadAhead(Iterator[_T], Generic[_T]):
         raise StopIteration
 
     def close(self) -> None:
-        """Stop reading; the thread closes the items. Returns at once."""
-        if os.getpid() != self._process:  # a forked child has no such thread, and may not take its lock
+        """Stop reading, without waiting; the thread closes the items."""
+        if os.getpid() != self._process:  # a forked child has no such thread, and must not take its lock
             return
         with self._monitor:
             self._closed, self._granted = True, 0
             self._read.clear()
             self._monitor.notify()
-        if self._wake is None:  # no thread has begun
+        if self._wake is None:  # no thread was started
             self._close_items()
 
     def _run(self) -> None:
@@ -114,7 +114,7 @@ class ReadAhead(Iterator[_T], Generic[_T]):
             self._clock.ended()
 
     def _may_read(self) -> bool:
-        """Wait until an item is requested; False once this is closed."""
+        """Wait until an item is requested; return False after :meth:`close`."""
         with self._monitor:
             self._monitor.wait_for(lambda: self._granted or self._closed)
             self._granted -= 1
@@ -144,44 +144,44 @@ class ReadAhead(Iterator[_T], Generic[_T]):
 
 
 _MAX_RESULTS_PER_WAKE = 64
-"""Results that wake a reader who wants all results of a list, and none before the others."""
+"""Maximum number of results collected before the reader is woken."""
 
 _WAKES_PER_QUEUE = 4
-"""While requests remain to be submitted, the reader is woken this many times per queue behind the calls under
-way: each wake-up takes the interpreter from a worker."""
+"""How many times the reader is woken while the queue drains, if more requests remain to be submitted. Each
+wake-up takes the interpreter from a worker."""
 
 _MAX_UNREAD_RATIO = 10
-"""Results that may wait behind a slow first request before reading pauses, as a multiple of the read-ahead.
-"""
+"""Maximum number of results that may wait behind a slow request, as a multiple of the read-ahead; no further
+requests are read until some are taken."""
 
 
 @frozen
 class ListOptions:
-    """How a list is answered in real time."""
+    """Options for answering a list in real time."""
 
     own_budget: Budget | None = None  # what the list may spend, within the client's budget; None for no limit
-    route: Route | None = None  # None leaves it to the settings
+    route: Route | None = None  # None to use the settings
     raising: bool = False  # whether a failed request raises instead of being yielded
     ordered: bool = True  # whether results are yielded in the order of the requests
     ahead: int | None = None  # maximum requests under way; None for the queue's capacity
     calls: int = 1  # maximum calls under way
-    stop: EqualFailures | None = None  # stops the list if its first requests fail alike; None to send all
-    whole: bool = False  # whether the reader wants all results, and none before the others
+    stop: EqualFailures | None = None  # stops the list if its first requests all fail alike; None to send all
+    whole: bool = False  # whether the reader waits for all results rather than for the next one
     display: ListDisplay | None = None  # shows and counts each result, on the thread that reads the list
 
 
 class BoundedMap(Iterator[Result]):
-    """Submits requests as results are read, and yields the results; one thread reads it.
+    """Submits requests as results are read, and yields the results. Only one thread may read it.
 
-    If the requests end with an error, or one cannot be submitted, the results of those before it come first.
-    If the queue is full of other requests, it waits as long as results of its own are outstanding.
+    If reading or submitting a request fails, the results of earlier requests are yielded before the error is
+    raised. If other requests fill the queue, it waits while results of its own are outstanding.
 
     Args:
         requests: checked requests; read lazily, on this thread or ahead of it.
-        submit: queues a request; its second argument gets the result.
-        options: with ``ahead`` set.
-        abandon: cancels futures that have no reader any more, later; called by the finaliser, so it runs no
-            user code and waits for no lock.
+        submit: queues a request; its second argument is called with the result.
+        options: ``ahead`` must be set.
+        abandon: cancels, at a later time, futures that are no longer read. The finaliser calls it, so it must
+            not run user code or wait for a lock.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class BoundedMap(Iterator[Result]):
         return result
 
     def close(self) -> None:
-        """Cancel requests that have not started, and stop reading. Called when the loop is left early."""
+        """Cancel requests that have not started, and stop reading. Called if a loop is left early."""
         self._exhausted = True
         self._failure = self._next_request = None
         self._unread.update(self._finished)
@@ -246,26 +246,26 @@ class BoundedMap(Iterator[Result]):
         self._under_way.clear()
 
     def end(self) -> None:
-        """Submit nothing more; any thread may call it, and cancels the submitted requests.
+        """Stop submitting requests; any thread may call this, and must cancel those already submitted.
 
-        If all requests are known, the rest get cancelled results. Otherwise the list ends with the submitted
-        ones.
+        If the number of requests is known, each remaining one gets a cancelled result; otherwise the list
+        ends after the submitted ones.
         """
         self._cancelled = True
         self._inbox.wake()
 
     def unread(self) -> dict[int, Result]:
-        """Return, after :meth:`close`, the results that arrived and were not read, by position.
+        """Return, after :meth:`close`, the results that arrived but were not read, by position.
 
-        Includes calls that were in flight then and have finished since, and a result that an interrupt kept
-        from its reader.
+        This includes calls that were in flight when the list was closed and have since finished, and a result
+        that the reader missed because of an interrupt.
         """
         ended = {at: future.outcome for at, future in list(self._in_flight.items())}
         came = {at: result for at, result in ended.items() if result is not None}
         return {at: self._placed(at, one) for at, one in {**came, **self._unread, **self._handed}.items()}
 
     def was_sent(self, position: int) -> bool:
-        """Whether, after :meth:`close`, a request without a result was sent: its call was in flight."""
+        """Whether a request without a result was sent, so that its call was in flight at :meth:`close`."""
         future = self._in_flight.get(position)
         return future is not None and not future.cancelled()
 
@@ -274,7 +274,7 @@ class BoundedMap(Iterator[Result]):
         return self._yielded - len(self._handed) + len(self.unread())
 
     def __del__(self) -> None:
-        if getattr(self, "_under_way", None):  # Ctrl-C may come before it is set
+        if getattr(self, "_under_way", None):  # Ctrl-C may interrupt the constructor
             self._abandon(list(self._under_way.values()))
         if (source := getattr(self, "_source", None)) is not None and not self._exhausted:
             run_after_collection(source.close)
@@ -301,26 +301,26 @@ class BoundedMap(Iterator[Result]):
                 self._receive(*arrival)
 
     def _worth_waking(self, *, is_watched: bool) -> float:
-        """Return how many results wake the reader, if not its next one."""
+        """Return how many results must arrive to wake the reader before its next result does."""
         under_way = len(self._under_way)
-        # 1. Each result is reported, or results are read in order of arrival: each.
+        # 1. Progress is shown, or results are read in order of arrival: wake it for each result.
         if is_watched or not (self._ordered or self._whole):
             return 1
-        # 2. Requests remain to be submitted: a few, so that all workers have work.
+        # 2. Requests remain to be submitted: wake it for a few results, so that all workers stay busy.
         if not self._exhausted:
             return max(1, min(_MAX_RESULTS_PER_WAKE, (under_way - self._calls) // _WAKES_PER_QUEUE))
-        # 3. The reader wants all: some, so that the last ones leave little to do. Else only the next one
-        #    counts.
+        # 3. The reader waits for all results: wake it for a group of them, so that little is left to do after
+        #    the last one. Otherwise wake it for the next result only.
         return min(_MAX_RESULTS_PER_WAKE, under_way) if self._whole else math.inf
 
     def _feed(self) -> None:
-        """Submit until enough is under way; results that arrive meanwhile make room at once."""
+        """Submit requests until enough are under way, taking results that arrive in the meantime."""
         while not self._exhausted and len(self._under_way) < self._ahead:
             if len(self._finished) >= _MAX_UNREAD_RATIO * self._ahead:
                 return
             readable = self._finished and (not self._ordered or self._yielded in self._finished)
             if readable and len(self._under_way) + len(self._finished) >= self._ahead // 2:
-                return  # enough is under way or unread: the reader gets its result first
+                return  # enough requests are under way or unread: return the reader's result first
             try:
                 submitted = self._submit_next()
             except Exception as error:
@@ -336,7 +336,7 @@ class BoundedMap(Iterator[Result]):
                     self._receive(*arrival)
 
     def _submit_next(self) -> bool:
-        """Submit the next request; False if there is none, or no room for it now."""
+        """Submit the next request; return False if there is none, or no room for it."""
         if self._cancelled and not self._is_whole:
             self._exhausted, self._next_request = True, None
             if self._source is not None:
@@ -377,15 +377,15 @@ class BoundedMap(Iterator[Result]):
         if request.row is not None:
             self._places[position] = request
         self._under_way[position] = future
-        if self._cancelled:  # by another thread, while this request was submitted
+        if self._cancelled:  # by another thread, while this one submitted the request
             future.cancel()
         return True
 
     def _reason_not_to_send(self, request: Request) -> SmartbatchError | None:
-        """Return the error of a request whose list stopped or was cancelled.
+        """Return the error for a request if the list has stopped or was cancelled.
 
         Raises:
-            ListStopped: the list stopped, and its number of requests is unknown.
+            ListStopped: the list has stopped, and its number of requests is unknown.
         """
         if self._cancelled:
             return RequestCancelled("the request was cancelled before it was sent", request_id=request.id)
@@ -396,7 +396,7 @@ class BoundedMap(Iterator[Result]):
         return self._stop.error(request.id)
 
     def _can_submit(self) -> bool:
-        """Whether a request that was waited for has been read."""
+        """Whether a request has been read ahead and there is room to submit it."""
         waits = self._source is not None and not self._exhausted and self._next_request is None
         has_places = len(self._finished) < _MAX_UNREAD_RATIO * self._ahead
         has_room = len(self._under_way) < self._ahead and has_places
@@ -404,7 +404,7 @@ class BoundedMap(Iterator[Result]):
 
     def _receive(self, position: int, result: Result) -> None:
         if position in self._under_way:
-            self._finished[position] = result  # first: after an interrupt it is in one of the two
+            self._finished[position] = result  # before it is removed: an interrupt must not lose it
             del self._under_way[position]
             self._tell(result)
 
@@ -426,7 +426,7 @@ class _Arrivals:
 
     Args:
         stop: decides whether a result stops the list.
-        on_stop: called then, with no lock held; its list may have been collected before.
+        on_stop: called when one does, without a lock; its list may already have been garbage-collected.
     """
 
     def __init__(
@@ -441,7 +441,7 @@ class _Arrivals:
         self._waited = False
 
     def put(self, position: int, result: Result) -> None:
-        """Deliver a result; called by workers, never blocks."""
+        """Deliver a result. Workers call this; it never blocks."""
         stops = False
         with self._monitor:
             if self._stop is not None:
@@ -464,8 +464,8 @@ class _Arrivals:
     def take(
         self, wanted: int = -1, enough: float = 1, is_ready: Callable[[], bool] = lambda: False
     ) -> list[tuple[int, Result]]:
-        """Return what has arrived. If nothing has, wait for the result of position ``wanted``, for ``enough``
-        results, or for :meth:`wake`, unless ``is_ready`` already.
+        """Return the results that have arrived. If there are none and ``is_ready`` returns False, first wait
+        for the result at position ``wanted``, for ``enough`` results or for :meth:`wake`.
         """
         with self._monitor:
             self._wanted, self._enough = wanted, enough

@@ -47,7 +47,7 @@ class PromptMaker:
             field ``prompt``, else ``messages``, else the only text field.
         id_field: the field that is the row's id, ``-`` for none; else the field ``id`` if there is one, else
             the index.
-        on_missing: what happens to rows that lack a field of their prompts.
+        on_missing: what to do with rows that lack a field that their prompts need.
 
     Raises:
         InputError: the template is invalid; the error says where.

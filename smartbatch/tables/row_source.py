@@ -44,41 +44,42 @@ READERS: Final[dict[str, Reader]] = {
     "tsv": partial(csv_rows, usual="\t"),
     "parquet": parquet_rows,
 }
-"""The reader of each format, by its name on the command line and the ending of a file."""
+"""The reader of each format; the names are those of ``--format`` and of file extensions."""
 
 _Read = TypeVar("_Read")
 
 _OTHER_NAMES: Final = {"ndjson": "jsonl"}
-"""Endings that are not the name of their format."""
+"""File extensions that differ from the name of their format."""
 _PARQUET_MAGIC: Final = b"PAR1"
 _EVERY: Final = 4096
-"""Rows between two places of a file that are remembered, so that it can be read on from there."""
+"""Number of rows between the positions of a file that are remembered to resume reading there."""
 
 
 @frozen
 class Row:
     """One row of the input."""
 
-    index: int  # zero-based, without blank lines
+    index: int  # zero-based; blank lines do not count
     line: int  # one-based line of the file on which the row begins
-    fields: dict[str, Any]  # columns or keys; a line of text is the field prompt
+    fields: dict[str, Any]  # values by column or key; a line of text has one field, prompt
 
 
 class RowSource:
-    """An input that can be read from the beginning again and again.
+    """An input that can be read from the beginning any number of times.
 
     Args:
         path: a file name, or ``-`` for standard input, which is copied to a temporary file first, as is
             any other stream that cannot be read twice.
-        format: a key of :data:`READERS`; by the name when ``None``. A stream is taken for Parquet or JSON
-            lines when it begins so, else for text.
-        delimiter: of CSV, one character; found by the first lines if ``None``.
+        format: a key of :data:`READERS`; ``None`` to derive it from the file name. A stream is read as
+            Parquet or JSON lines if it begins like one, and otherwise as text.
+        delimiter: the one character between CSV columns; ``None`` to detect it from the first lines.
 
     Attributes:
-        places: bytes at which every so many rows begin, as far as the file was read.
+        places: positions, in bytes, of rows at regular intervals in the part of the file that was read.
 
     Raises:
-        InputError: the file cannot be opened, its format is unknown, or has no delimiter.
+        InputError: the file cannot be opened, its format is unknown, or a delimiter is given for a format
+            without one.
     """
 
     def __init__(self, path: str, format: str | None = None, delimiter: str | None = None) -> None:
@@ -108,8 +109,8 @@ class RowSource:
         if not self.format and not stream:
             *others, last = (f".{name}" for name in READERS)
             raise InputError(
-                f"{self.name}: cannot tell the format from the name; name it {', '.join(others)} or {last} "
-                f"(and .gz or .zst), or say --format {'|'.join(READERS)}"
+                f"{self.name}: cannot tell the format from the name; rename it to {', '.join(others)} or "
+                f"{last} (optionally with .gz or .zst), or use --format {'|'.join(READERS)}"
             )
         if stream and not self._compression:
             begins = self._file.read(4)
@@ -129,7 +130,7 @@ class RowSource:
         self._file.close()
 
     def place(self, row: Row | BadRow) -> str:
-        """Return the position of a row for messages: rows count from 0, as in results, and lines from 1."""
+        """Return the position of a row for messages: rows count from 0, as in results; lines count from 1."""
         if self.format == "parquet":
             return f"row {row.line - 1}"
         return f"line {row.line}" if isinstance(row, BadRow) else f"row {row.index} (line {row.line})"
@@ -140,8 +141,10 @@ class RowSource:
         return False
 
     def start_before(self, index: int) -> int:
-        """Return the latest row at or before ``index`` from which :meth:`rows` can start: for plain JSON
-        lines that were read before, at most some thousands of rows earlier; otherwise the first.
+        """Return the last row at or before ``index`` from which :meth:`rows` can start.
+
+        In uncompressed JSON lines that were already read, it is at most a few thousand rows earlier;
+        otherwise it is the first row.
         """
         return min(index // _EVERY, len(self.places) - 1) * _EVERY
 
@@ -162,7 +165,7 @@ class RowSource:
                 self.places.append(self._file.tell())
 
     def _guarded(self, reader: Callable[[IO[bytes]], Iterator[_Read]], place: int = 0) -> Iterator[_Read]:
-        """Read the file from a position on; errors name the file."""
+        """Read the file from a position; errors name the file."""
         try:
             self._file.seek(place)
             yield from reader(decompressed(self._file, self._compression))
@@ -178,7 +181,7 @@ def _format_of(file: IO[bytes]) -> Iterator[str]:
 
 
 def _open_twice_readable(path: str) -> tuple[IO[bytes], bool]:
-    """Return the open file, and whether it is the copy of a stream."""
+    """Return the open file, and whether it is a copy of a stream."""
     if path == "-":
         if sys.stdin is None:
             raise InputError("standard input: is closed")
@@ -202,27 +205,27 @@ def _spooled(stream: IO[bytes]) -> IO[bytes]:
 
 
 MAGIC: Final = {"gz": b"\x1f\x8b", "zst": b"\x28\xb5\x2f\xfd"}
-"""How compressed files begin, by their endings."""
+"""The first bytes of compressed files, by file extension."""
 _BLOCK: Final = 1 << 9
-"""Compressed bytes read at a time: four of Zstandard may stand for 128 kB."""
+"""Compressed bytes to read at a time: four bytes of Zstandard can expand to 128 kB."""
 _MAX_RATIO: Final = 1000
-"""Bytes that a compressed byte may stand for on average; text is rarely over 100."""
+"""Maximum compression ratio in bytes; that of text rarely exceeds 100."""
 _FREE_BYTES: Final = 2**30
-"""Bytes that a file may unpack to however small it is."""
+"""Unpacked size in bytes that is allowed at any compression ratio."""
 _MAX_LINES_PER_BYTE: Final = 8
-"""Lines that a compressed byte may stand for on average; equal lines aside, each takes some bytes."""
+"""Maximum number of lines per compressed byte; unless lines are equal, each takes several bytes."""
 _FREE_LINES: Final = 2_000_000
-"""Lines that a file may have however small it is."""
+"""Number of lines that is allowed at any compression ratio."""
 
 ERRORS: Final = (OSError, EOFError, zlib.error)
-"""What reading raises where a file is damaged or ends too early."""
+"""Errors raised by reading a damaged or truncated file."""
 
 
 def decompressed(file: IO[bytes], compression: str) -> IO[bytes]:
     """Return a file's content from its current position.
 
     Args:
-        compression: ``gz``, ``zst``, or empty for none.
+        compression: ``gz``, ``zst``, or an empty string for none.
 
     Raises:
         InputError: ``zstandard`` is not installed.
@@ -237,9 +240,9 @@ def decompressed(file: IO[bytes], compression: str) -> IO[bytes]:
 
 
 class _Bounded(io.RawIOBase):
-    """The content of a compressed file of ``packed`` bytes, within reasonable proportions.
+    """The content of a compressed file of ``packed`` bytes, with limits on its size and number of lines.
 
-    Reading takes time per byte, and each line may be a row that is kept in memory.
+    Each byte takes time to read, and each line may be a row that is kept in memory.
 
     Raises, while it is read:
         OSError: the content has too many bytes or lines.
@@ -259,22 +262,22 @@ class _Bounded(io.RawIOBase):
         if self._bytes < 0:
             raise OSError(
                 f"the content is longer than {self._most_bytes:,} bytes, over {_MAX_RATIO:,} times the size "
-                "of the compressed file; unpack it first if that is right"
+                "of the compressed file; if that is expected, unpack it first"
             )
         with memoryview(buffer) as view:
             read = bytes(view[:size])
-        self._lines -= read.count(b"\n") + read.count(b"}")  # a list of JSON may have no lines
+        self._lines -= read.count(b"\n") + read.count(b"}")  # a JSON list may be a single line
         if self._lines < 0:
             raise OSError(
                 f"the content has more than {self._most_lines:,} lines or objects, far more than so small a "
-                "compressed file should have; unpack it first if that is right"
+                "compressed file should have; if that is expected, unpack it first"
             )
         return size
 
 
 class _ZstandardFile(io.RawIOBase):
-    """The content of Zstandard frames. A stream that ends within a frame is an error here; the readers of
-    ``zstandard`` take that for the end.
+    """The content of Zstandard frames. A stream that ends within a frame raises an error here; the readers of
+    ``zstandard`` treat it as complete.
     """
 
     def __init__(self, file: IO[bytes]) -> None:

@@ -64,7 +64,7 @@ def test_an_option_is_read_in_its_type(pair: str, model: str, value: Any) -> Non
         ("headers=secret", "openai:m", "a JSON object whose values are each a string"),
         ('headers={"a": 5, "b": "secret"}', "openai:m", "a JSON object whose values are each a string"),
         ("faults=secret", "sim:demo", "a number or a JSON object whose values are each a number"),
-        ("many=secret", "call:json:dumps", "a value that only a program can pass"),
+        ("many=secret", "call:json:dumps", "a value that can only be passed in Python"),
     ],
 )
 def test_a_value_of_another_type_is_refused_and_not_repeated(pair: str, model: str, needs: str) -> None:

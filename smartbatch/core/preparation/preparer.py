@@ -1,5 +1,4 @@
-"""Checked requests from what callers pass: prompts, lists and tables; parameters merged, hooks run, fields
-checked."""
+"""Turns prompts, lists and tables into checked requests: merges parameters, runs hooks and checks fields."""
 
 from __future__ import annotations
 
@@ -24,9 +23,10 @@ from smartbatch.tables.row_prompts import (
 from smartbatch.types import Answer, Generation, Kind, Message, OnMissing, Prompt, Prompts, Request
 
 Preprocess: TypeAlias = "Callable[[Request], Request | Answer | str | None]"
-"""A hook before the queue: returns the request (changed or not) or a local answer, or raises to reject it."""
+"""A hook that runs before a request is queued: it returns the request, a changed one or a local answer, or
+raises an error to reject the request."""
 
-# names of the parameters of generation, as opposed to those of a request
+# names of the generation parameters, as opposed to the fields of a request
 GENERATION = frozenset(fields_dict(Generation))
 _REQUEST_FIELDS = fields_dict(Request).keys()
 
@@ -40,9 +40,9 @@ class RequestPreparer:
     _defaults: Generation  # the client's generation parameters, checked
     _hooks: Sequence[Preprocess]  # run on each request, in order
     _request_timeout: float | None  # seconds, for requests without a timeout of their own
-    check: Callable[[Request], None]  # raises ``InvalidRequest`` for what the provider cannot do
+    check: Callable[[Request], None]  # raises ``InvalidRequest`` if the provider cannot handle it
     _deduplicate: bool | None = None  # the setting
-    # returns the model name as requests carry it, see ``providers.registry.OpenedModel.named``
+    # returns the model name to store in a request; see ``providers.registry.OpenedModel.named``
     _named: Callable[[str], str | None] | None = None
 
     def request(self, prompt: Prompt, params: Mapping[str, Any]) -> Request:
@@ -56,14 +56,14 @@ class RequestPreparer:
 
     def samples(self, request: Request) -> tuple[Request, ...]:
         """Return one request per answer that ``request`` asks for. Each has its own id and, unless
-        ``deduplicate`` is True, shares no answer."""
+        ``deduplicate`` is True, gets its own answer."""
         n = request.params.n
         if n is None:
             return (request,)
         once = evolve(request, params=evolve(request.params, n=None))
         if n == 1:
             return (once,)
-        if request.deduplicate is None:  # each of them carries what they share, wherever it is sent
+        if request.deduplicate is None:  # set in each of them, because they may be sent separately
             once = evolve(once, deduplicate=self._deduplicate or None)
         return tuple(evolve(once, id=_numbered(once.id, number), sample=number) for number in range(n))
 
@@ -82,10 +82,11 @@ class RequestPreparer:
         return requests
 
     def admitted(self, prompts: Iterable[Prompt], params: Mapping[str, Any]) -> Iterator[Request]:
-        """Yield the requests of a list, each checked as it is read, without skipped rows.
+        """Yield the requests of a list, checking each as it is read and leaving out skipped rows.
 
         Raises:
-            InvalidRequest: for a row, when it is read; at once for a parameter that would have no effect.
+            InvalidRequest: a row is invalid (raised when it is read), or a parameter would have no effect
+                (raised at once).
         """
         if params.get("embedding") is not None:
             validation.refuse_for_vectors(params)
@@ -98,7 +99,7 @@ class RequestPreparer:
         unnamed = {name: value for name, value in others.items() if name != "model"}
 
         def normalise(prompt: Prompt) -> Request:
-            own = isinstance(prompt, Request) and prompt.model is not None  # it wins, like its parameters
+            own = isinstance(prompt, Request) and prompt.model is not None  # it takes precedence
             return self._with_model(validation.normalise(prompt, defaults, **(unnamed if own else others)))
 
         def read() -> Iterator[Request]:
@@ -120,7 +121,7 @@ class RequestPreparer:
         return n if isinstance(n, int) else 1
 
     def defaults_of(self, params: Mapping[str, Any]) -> Generation:
-        """Return the client's generation parameters overridden by ``params``, as sent requests have them."""
+        """Return the generation parameters of sent requests: the client's, overridden by ``params``."""
         return _once(self._defaults_with(params))
 
     def _defaults_with(self, params: Mapping[str, Any]) -> Generation:
@@ -172,14 +173,14 @@ class RequestPreparer:
         return prepared
 
     def rows_for_job(self, requests: Iterable[Request], *, attended: bool = False) -> Iterator[Request]:
-        """Yield admitted requests as a job stores them: hooks run and checked, each as it is read.
+        """Yield admitted requests in the form that a job stores, running hooks and checks as each is read.
 
         Args:
-            attended: all are sent in real time while someone waits, so each may have a timeout.
+            attended: requests are sent in real time while someone waits, so they may have timeouts.
 
         Raises:
-            InvalidRequest: a hook answered one, a job cannot keep its timeout, or the provider cannot take
-                it; the error names the row.
+            InvalidRequest: a hook answered a request, a job cannot keep its timeout, or the provider cannot
+                handle it; the error names the row.
         """
         return (
             row_named(row_of(at, one), partial(self._for_job, one, attended))
@@ -200,12 +201,12 @@ def kind_of(request: Request) -> Kind:
 
 
 def row_of(position: int, request: Request) -> int:
-    """Return the row of the prompt of the request at a position in a list."""
+    """Return the row that a request belongs to, given its position in the list of requests."""
     return position if request.row is None else request.row
 
 
 def row_named(row: int, act: Callable[[], _T]) -> _T:
-    """Return what ``act`` returns; an ``InvalidRequest`` from it gets the row, counted from 0."""
+    """Return the value of ``act()``; an ``InvalidRequest`` that it raises names the row, counted from 0."""
     try:
         return act()
     except InvalidRequest as error:
@@ -229,21 +230,21 @@ def prompt_list(
     column: str | None = None,
     on_missing: OnMissing | None = None,
 ) -> Iterable[Any]:
-    """Return prompts that can be read one by one: a sequence if their number is known, otherwise as they are.
+    """Return prompts in a form that can be read one by one: a sequence if their number is known.
 
-    Ordered collections, such as a table column or an array, are read whole; iterators, generators and
-    anything without a length stay lazy. A table that comes in parts is read part by part.
+    Ordered collections, such as a table column or an array, are read completely; iterators, generators and
+    anything else without a length stay lazy. A table in parts is read part by part.
 
     Args:
         prompts: also a table or rows (mappings), if ``template`` or ``column`` is given.
         template: text with ``{column}`` placeholders, filled from each row.
         column: the column that contains the prompts.
-        on_missing: for a row in which a field of its prompt is absent, null or blank: ``"error"`` (the
-            default) rejects the row, ``"skip"`` puts a :class:`SkippedRow` in its place, ``"empty"`` leaves
-            the field empty.
+        on_missing: what to do with a row in which a field that the prompt needs is absent, null or blank:
+            ``"error"`` (the default) rejects the row, ``"skip"`` replaces it by a :class:`SkippedRow`,
+            ``"empty"`` leaves the field empty.
 
     Raises:
-        InvalidRequest: ``prompts`` can be iterated, but not prompt by prompt.
+        InvalidRequest: ``prompts`` cannot be read prompt by prompt, such as a single string.
     """
     if template is None and column is None:
         if on_missing is not None:
@@ -262,7 +263,7 @@ def prompt_list(
 @frozen
 class _TablePrompts:
     rows: RowPrompts  # makes the prompt of a row
-    argument: str  # the one that was given, ``template`` or ``column``
+    argument: str  # the caller's argument: ``template`` or ``column``
 
     @classmethod
     def of(cls, template: str | None, column: str | None, on_missing: OnMissing) -> Self:
@@ -285,7 +286,7 @@ class _TablePrompts:
                 raise self._refusal(number, f"{error.message}; {_MISSING_HINT}") from error
 
     def all_prompts(self, rows: Iterable[Any]) -> list[Any]:
-        """Return the prompts of all rows; all rows that lack a field are counted before they are rejected."""
+        """Return the prompts of all rows; if rows are rejected, the error says how many lack a field."""
         made: list[Any] = []
         lacking: dict[int, MissingFields] = {}
         absent = set(self.rows.fields)
@@ -302,7 +303,7 @@ class _TablePrompts:
             first, missing = next(iter(lacking.items()))
             rows = ", ".join(map(str, list(lacking)[:_MAX_SHOWN_ROWS]))
             rows += ", …" if len(lacking) > _MAX_SHOWN_ROWS else ""
-            count = f"{len(lacking):,} of {len(made):,} rows lack a field of their prompt"
+            count = f"{len(lacking):,} of {len(made):,} rows lack a field that their prompt needs"
             raise self._refusal(first, f"{missing.message}; {count} (rows {rows}); {_MISSING_HINT}")
         return made
 
@@ -326,7 +327,7 @@ class _TablePrompts:
 
 
 def _rows_of(kind: TableKind, table: Any, maker: _TablePrompts) -> Iterator[dict[str, Any]]:
-    """Return the rows of a table, with the columns that are needed."""
+    """Return the rows of a table, with the needed columns only."""
     names = kind.columns(table)
     for name in maker.rows.fields:
         if (found := names.count(name)) != 1:
@@ -340,14 +341,14 @@ def _rows_of(kind: TableKind, table: Any, maker: _TablePrompts) -> Iterator[dict
 
 
 def _unchunked(rows: Iterable[Any], maker: _TablePrompts) -> Iterator[Any]:
-    """Yield rows; those of a table in parts, such as the batches of a large file, part by part."""
+    """Yield rows; if they are parts of a table, such as batches of a large file, yield the rows of each."""
     for row in rows:
         kind = None if isinstance(row, Mapping) else kind_of_table(row)
         yield from (row,) if kind is None else _rows_of(kind, row, maker)
 
 
 def _in_order(prompts: Any) -> Iterable[Any]:
-    """Return prompts or rows that can be read one by one."""
+    """Return prompts or rows in a form that can be read one by one."""
     if isinstance(prompts, Sequence) and not isinstance(prompts, str | bytes | bytearray):
         return prompts
     kind = type(prompts).__name__
@@ -356,7 +357,7 @@ def _in_order(prompts: Any) -> Iterable[Any]:
     if isinstance(prompts, str | Mapping | Message | Request):
         _refuse(f"must be a list of prompts, not a single prompt ({kind}): put it in a list, or use submit()")
     if (table := kind_of_table(prompts)) is not None or is_row_stream(prompts):
-        # A stream of rows may know its columns only when it is read.
+        # The columns of a stream of rows may be unknown until it is read.
         names = cast("Any", prompts).column_names or () if table is None else table.columns(prompts)
         _refuse(
             f"is a table ({kind}) with the columns {listed(names)}: choose the one with the prompts, as in "
@@ -385,7 +386,7 @@ def _is_table(value: object) -> bool:
 
 
 def _has(value: Any, name: str) -> bool:
-    """Whether the class of a value has an attribute; a property of a lazy table is not run."""
+    """Whether a value has an attribute, without evaluating properties of a lazy table."""
     return hasattr(type(value), name) or name in getattr(value, "__dict__", ())
 
 

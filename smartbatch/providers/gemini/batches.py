@@ -1,13 +1,13 @@
 """The Gemini API's batches and files, through the ``google-genai`` SDK.
 
-The input is always a file, uploaded under a name chosen here, so a second upload finds the first. The SDK's
-own upload method repeats pieces after a pause, and reads only the last answer. Inline requests could not be
-fenced, their answers arrive in another order, and their keys are not always returned. Batches are read
-without the SDK's typed models, which drop counts, the reason of a failure and results under ``response``, and
-cannot read error details.
+The input is always a file, uploaded under a name chosen here, so that a second upload finds the first. The
+SDK's own upload method is not used, because it resends parts of the file after a pause and reads only the
+last response. Inline requests are not used, because a second submission could not be detected, answers arrive
+in a different order, and their keys are not always returned. Batches are read without the SDK's typed models,
+which drop counts, the reason for a failure and results under ``response``, and cannot read error details.
 
-Source: Google's guides and references of the Batch API and the Files API (November 2026), and the requests of
-``google-genai`` 3.4.
+Sources: Google's guides and references for the Batch API and the Files API (November 2026), and the requests
+that ``google-genai`` 3.4 sends.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _PAGE = 100
 _TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
 _METHODS = {Kind.GENERATE: "batchGenerateContent", Kind.EMBED: "asyncBatchEmbedContent"}
-# states without ``BATCH_STATE_`` or ``JOB_STATE_``; all others are those of a running batch
+# states without the prefix ``BATCH_STATE_`` or ``JOB_STATE_``; a batch in any other state is running
 _STATES = {
     "SUCCEEDED": RemoteState.COMPLETED,
     "PARTIALLY_SUCCEEDED": RemoteState.COMPLETED,
@@ -70,7 +70,7 @@ _MAX_DISPLAY_NAME = 512  # characters
 class GeminiBatches(BatchApi):
     """See :class:`~smartbatch.providers.batch_api.BatchApi`; made by ``GeminiProvider.batches()``.
 
-    ``sdk`` returns this process's SDK client, over a transport for batches.
+    ``sdk`` returns this process's SDK client, which uses a transport for batches.
     """
 
     name = "gemini"
@@ -89,10 +89,10 @@ class GeminiBatches(BatchApi):
         self._calls = BatchCalls(errors, _is_own, self._read, _refine)
 
     def encode(self, request: Request, *, model: str, wire_id: str) -> bytes:
-        """Return ``request`` as a line with its key; the request itself is the same as in real time."""
+        """Return a line with the key and the request, which is encoded as in real time."""
         if request.embedding is not None:
             body = embed_body([request], model)["requests"][0]
-            del body["model"]  # a batch has one model, which its path names
+            del body["model"]  # a batch has one model, which is part of its path
         else:
             body = generate_body(request)
         return encode_json({"key": wire_id, "request": body})
@@ -100,13 +100,13 @@ class GeminiBatches(BatchApi):
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:
         """Upload ``source``; see :meth:`BatchApi.upload <smartbatch.providers.batch_api.BatchApi.upload>`.
 
-        It takes two calls within ``timeout``, neither of which is repeated. An error in between leaves a file
-        that the service never shows; a second upload starts again.
+        It takes two calls within ``timeout``, and neither is repeated. An error between them leaves a file
+        that the service never shows; a second upload starts from the beginning.
         """
         deadline = time.monotonic() + timeout
         content = SpooledBody(source)
         file_id = file_id_of(name)
-        # 1. The upload is announced; if the name is taken, its file is returned.
+        # 1. Announce the upload; if the name is taken, return the existing file.
         headers = {
             "X-Goog-Upload-Protocol": "resumable",
             "X-Goog-Upload-Command": "start",
@@ -126,7 +126,7 @@ class GeminiBatches(BatchApi):
         address = reply.headers.get("x-goog-upload-url")
         if address is None or not _ADDRESS.fullmatch(address):
             raise unusable("the service did not return an upload address", status=200)
-        # 2. The file is sent, read from disk meanwhile; the answer must confirm that it arrived complete.
+        # 2. Send the file while reading it from disk; the response must confirm that all of it arrived.
         headers = {"X-Goog-Upload-Command": "upload, finalize", "X-Goog-Upload-Offset": "0"}
         reply = self._sdk().ask("post", address, _left(deadline), headers=headers, spooled=content)
         if self._calls.checked(reply).headers.get("x-goog-upload-status") != "final":
@@ -135,7 +135,7 @@ class GeminiBatches(BatchApi):
         return _read_file(self._calls.decoded(reply).get("file"), name)
 
     def find_file(self, name: str, timeout: float) -> RemoteFile | None:
-        """Return the file of that name; its id follows from the name, so this is one call."""
+        """Return the file with that name; its id is derived from the name, so one call is enough."""
         return self._look(file_id_of(name), name, timeout)
 
     def delete_file(self, file_id: str, timeout: float) -> None:
