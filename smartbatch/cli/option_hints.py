@@ -60,7 +60,7 @@ FOREIGN: Final = (*_NATIVE, *_NOTES)
 
 
 def option_hint(word: str, command: str, options: Mapping[str, Collection[str]]) -> str:
-    """Return the end of an error about an unknown option: what to write instead, or an empty string.
+    """Return the suggestion that ends an error about an unknown option, or an empty string.
 
     Args:
         command: the command that was called.
@@ -93,7 +93,7 @@ def option_hint(word: str, command: str, options: Mapping[str, Collection[str]])
 
 
 def command_hint(word: str, commands: Iterable[str], actions: Iterable[str]) -> str:
-    """Return the end of an error about an unknown command.
+    """Return the suggestion that ends an error about an unknown command.
 
     Args:
         commands: all commands.

@@ -1,4 +1,4 @@
-"""Threads of jobs, and waiting with a time limit, by a clock's time."""
+"""Threads for jobs, and waiting with a time limit that is measured by a given clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from smartbatch._fork import run_after_collection
 from smartbatch.types import T
 
 MAX_HUNG_READS = 8
-"""Maximum number of abandoned reads whose source does not answer."""
+"""Maximum number of abandoned reads that are still waiting for their source."""
 
 
 class OwnThreads:
@@ -42,7 +42,7 @@ class OwnThreads:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Treat the caller's thread as one of these for a while: it runs code of the user."""
+        """Treat the caller's thread as one of these for a while, because it runs user code."""
         before = self.has_current()
         self._mine.here = True
         try:
@@ -90,7 +90,7 @@ def run_within(run: Callable[[], object], seconds: float, clock: Clock, name: st
 
     try:
         OwnThreads(clock).start(act, name)
-    except RuntimeError:  # no thread is available here, but there may be another one
+    except RuntimeError:  # no thread can be started, but an existing one may take it
         if not run_after_collection(act):
             run()
             return True
@@ -104,8 +104,8 @@ def run_within(run: Callable[[], object], seconds: float, clock: Clock, name: st
 class TimedReads:
     """Reads that may hang, each on a thread of its own. Thread-safe.
 
-    At most :data:`MAX_HUNG_READS` threads are left behind while nothing answers: further reads wait for one
-    of them to end.
+    At most :data:`MAX_HUNG_READS` abandoned threads may be running: further reads wait for one of them to
+    end.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -114,7 +114,8 @@ class TimedReads:
         self._hung = 0
 
     def read(self, read: Callable[[], T], seconds: float, name: str) -> list[T]:
-        """Return what ``read`` returns within ``seconds``, in a list; an empty list if it did not return.
+        """Return a list with the value that ``read`` returns, or an empty list if it does not return within
+        ``seconds``.
 
         Raises:
             BaseException: what ``read`` raised in time.

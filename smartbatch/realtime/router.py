@@ -1,7 +1,7 @@
 """The router: decides what happens to each request of a call.
 
-A request is done, is tried again at some time, alone, or in another lane, or has failed. The router loops
-over the requests, never over the answers: a request without an answer is sent again, alone.
+A request is done, has failed, or is tried again: later, alone or in another lane. The router loops over the
+requests, never over the answers: a request without an answer is sent again, alone.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ from smartbatch.types import Answer, Request, Result
 
 _USUAL_FAILURE_SHARE = 0.05
 _RECENT_SUCCESS_SECONDS = 10.0
-"""If a larger share of requests fails, calls are passing as long as one succeeded this recently."""
+"""If a larger share of requests fails, calls still count as passing if one succeeded this recently."""
 _STOP_SECONDS = 30.0
-"""Pause after a failure that every request would meet; then one request may try."""
+"""Pause after a failure that every request would meet; after it, one request is sent as a trial."""
 
 
 class ResponseRouter:
@@ -128,9 +128,9 @@ class ResponseRouter:
     def route_locked(self, call: InFlightCall, readings: Sequence[Reading], effects: DeferredEffects) -> None:
         """Decide what happens to every ticket of ``call``.
 
-        First the call as a whole: the permit ends (and limits, breaker, budget and token estimates learn from
-        it), packing is judged, and the call may be sent again: unchanged if the server rejects a parameter,
-        which is now omitted, or in two halves if one of its requests may have made it fail.
+        First the call as a whole is handled: its permit ends, so that limits, breaker, budget and token
+        estimates learn from it, and packing is judged. If the server rejected a parameter, the call is sent
+        again without it; if one of its requests may have made it fail, it is sent again in two halves.
         """
         batch, lane = call.batch, call.permit.lane
         outcomes = batch.outcomes
@@ -148,17 +148,17 @@ class ResponseRouter:
             any_answer = any_answer or not isinstance(reading, ProviderError)
             if ticket.state is not TicketState.IN_FLIGHT:
                 continue  # it timed out during the call, or is sent again with its half
-            # 1. Its answer does not fit its schema: again, or fail.
+            # 1. Its answer does not fit its schema: send it again, or fail it.
             if isinstance(reading, Repair):
                 self._repair_or_fail(ticket, reading, effects)
-            # 2. It has an error: again, in another lane, or fail.
+            # 2. It has an error: send it again, perhaps in another lane, or fail it.
             elif isinstance(reading, ProviderError):
                 self._again_or_fail(call, ticket, reading, effects)
-            # 3. Each waiter has a result of its own, some of which a hook may have failed.
+            # 3. Each waiter has its own result, which a hook may have turned into a failure.
             elif isinstance(reading, Shares):
                 waiters = self._queue.end_locked(ticket, ok=True, refused=reading.refused())
                 effects.answer_each(ticket, waiters, reading.results)
-            # 4. It has a result that its schema made a failed one, or a good one.
+            # 4. It has one result: failed by its schema, or successful.
             elif reading.error is not None:
                 self.fail_locked(ticket, reading.error, effects, reading)
             else:
@@ -182,10 +182,11 @@ class ResponseRouter:
                 effects.tell(PackingChanged(at=effects.now, model=lane.label, enabled=False, reason=reason))
 
     def _bisect(self, batch: Batch[Ticket, Outcome], error: ProviderError, effects: DeferredEffects) -> None:
-        """Send the two halves of a shared call again, separately: one of its requests made it fail for all.
+        """Send the two halves of a shared call again, separately, because one of its requests made the whole
+        call fail.
 
-        A call of n requests with one bad one takes at most 2 log2 n further calls, and no request is charged
-        a try for the failure of another.
+        A call of n requests with one bad one takes at most 2 log2 n further calls, and no request loses a try
+        because another one failed.
         """
         middle = (len(batch) + 1) // 2
         for half in (batch.items[:middle], batch.items[middle:]):
@@ -198,7 +199,7 @@ class ResponseRouter:
     ) -> None:
         """Send the requests of a call again at once, together.
 
-        Nothing was run, and the provider now omits the parameter that the server rejected.
+        The server ran nothing, and the provider object now omits the parameter that the server rejected.
         """
         for ticket in self._grouped(tickets):
             self._again(ticket, error, "parameter", effects)
@@ -226,7 +227,7 @@ class ResponseRouter:
         return again
 
     def _repair_or_fail(self, ticket: Ticket, repair: Repair, effects: DeferredEffects) -> None:
-        """Send a request whose answer does not fit again, with the reason, through all gates."""
+        """Send a request whose answer does not fit its schema again, with the reason, through all gates."""
         if ticket.final:
             self.fail_locked(ticket, repair.error, effects)
             return
@@ -237,7 +238,7 @@ class ResponseRouter:
         self._again(ticket, repair.error, "validation", effects)  # uncounted: not the provider's fault
 
     def give_up_locked(self, call: InFlightCall, error: ProviderError, effects: DeferredEffects) -> None:
-        """Fail what an internal error left in flight, and end its permit."""
+        """Fail the requests that an internal error left in flight, and end the call's permit."""
         if not call.permit.ended:
             self._gates.end(call.permit, Ending.IGNORED, effects.now, end_of(call).used)
         if not call.batch.ended:
@@ -272,7 +273,7 @@ class ResponseRouter:
         effects: DeferredEffects,
         refused: Result | None = None,
     ) -> None:
-        """End ``ticket`` with ``error``; ``refused`` is an unusable answer."""
+        """End ``ticket`` with ``error``; ``refused`` is its unusable answer, if there is one."""
         waiters = self._queue.end_locked(ticket, ok=False)
         effects.fail(ticket, waiters, error, refused)
 
@@ -280,8 +281,8 @@ class ResponseRouter:
         self, call: InFlightCall, ticket: Ticket, error: ProviderError, effects: DeferredEffects
     ) -> None:
         lane = call.permit.lane
-        # 1. The slower tier refused it: move to the standard lane; at once and uncounted, unless the tier
-        #    worked on it until the timeout.
+        # 1. The slower tier refused the request: move it to the standard lane, at once and without counting a
+        # try, unless the tier worked on it until the timeout.
         refusal = flex_refusal(lane, error)
         if refusal is not None:
             assert lane.standard is not None  # the reservation is at its price
@@ -290,17 +291,18 @@ class ResponseRouter:
             if refusal is not FlexRefusal.LATE and not ticket.final:
                 self._again(ticket, error, "flex", effects)
                 return
-        # 2. A shared answer lacks it: again at once, alone. Only a provider that shares calls itself is to
-        #    blame for that; for a packed prompt no try is counted.
+        # 2. A shared answer lacks this request: send it again at once, alone. A try is counted only if the
+        # provider itself shares calls, not for a packed prompt.
         if isinstance(error, MissingAnswer) and not ticket.alone and not ticket.final:
             ticket.alone = True
             self._again(ticket, error, error.kind.value, effects, counted=lane.packing_health is None)
             return
         stream = ticket.stream
         last = ticket.final or (stream is not None and stream.final)
-        # 3. It met the refusal, or the web page, that stopped the lane for all, and another model takes over:
-        #    again, there, and uncounted. Other failures in a stopped lane may have been billed, and count. A
-        #    request that keeps going would be sent here once more, so 4 decides.
+        # 3. The request met the refusal or the web page that stopped the lane for all, and another model
+        # takes over: send it again, to that model, without counting a try. Other failures in a stopped lane
+        # may have been billed, so they count. A request that keeps going would be sent to this lane again, so
+        # step 4 decides about it.
         met_by_all = is_for_all(error) or is_page(error)
         stopped = lane.breaker.stopped(effects.now) is not None and not ticket.keeps_going
         if self._falls_back and not last and met_by_all and stopped:
@@ -317,11 +319,11 @@ class ResponseRouter:
             and ticket.down_for(health.open_since, effects.now) > self._patience
         )
         health.answered = health.answered or (stream is not None and stream.begun)
-        # 4. No further try is allowed, or an outage has lasted too long: to the fallback model, with tries of
-        #    its own, if there is one.
-        # 5. There is none, or the request must not be sent again (cancelled, or partly streamed): fail. If
-        #    the provider never answered at all, the address may be wrong, and the lane stops so that others
-        #    do not wait for it.
+        # 4. No further try is allowed, or an outage has lasted too long: send the request to the fallback
+        # model, if there is one, with tries of its own.
+        # 5. There is no fallback model, or the request must not be sent again (cancelled, or partly
+        # streamed): fail it. If the provider has never answered at all, the address may be wrong: stop the
+        # lane, so that other requests do not wait for it.
         if retry is None or too_long or last:
             other = None if last else self._fallback_for(ticket, error)
             if other is None:
@@ -333,11 +335,11 @@ class ResponseRouter:
             if is_network(error) and not health.answered:
                 self._stop(lane, error, effects)
             return
-        # 6. Again after its delay; from its second failure on alone, in case it causes the failures.
+        # 6. Send it again after its delay; from its second failure on alone, in case it causes the failures.
         if count.failures > 1:
             ticket.alone = ticket.alone or ticket.lane.shares
         if health.answered and (count.failures > 1 or lane.breaker.state is not BreakerState.CLOSED):
-            # behind the others: a request that always fails must not delay them or be every probe
+            # behind the others: a request that always fails must not delay them or serve as every probe
             ticket.key = latest_start(effects.now, ticket.request.priority, ticket.deadline)
         self._again(ticket, error, error.kind.value, effects, retry.delay, counted=retry.counted)
 
@@ -395,7 +397,8 @@ class ResponseRouter:
         lane = call.permit.lane
         breaker = lane.breaker
         passing = breaker.passed_at >= call.started
-        if breaker.failure_share > _USUAL_FAILURE_SHARE:  # then a moment without a success is normal
+        if breaker.failure_share > _USUAL_FAILURE_SHARE:
+            # with so many failures, a moment without a success is normal
             passing = passing or breaker.passed_at >= now - _RECENT_SUCCESS_SECONDS or breaker.run_is_usual
         return Circumstances(
             unavailable=is_unavailable(error, answered=lane.provider_health.answered, passed=breaker.passed),
@@ -412,12 +415,13 @@ class ResponseRouter:
         worst = end.worst
         if end.ending is not Ending.DROPPED and (worst is None or worst.status is not None):
             lane.provider_health.answered = True
-        # 1. The gates: limits and budget by the actual use, the breaker by how the call ended.
+        # 1. Update the gates: limits and budget by the actual use, the breaker by how the call ended.
         changes = self._gates.end(call.permit, end.ending, effects.now, end.used)
-        # 2. An error that every request would meet stops the lane, unless a call passed meanwhile.
+        # 2. An error that every request would meet stops the lane, unless a call has succeeded in the
+        # meantime.
         if worst is not None and is_for_all(worst) and lane.breaker.passed_at < call.started:
             self._stop(lane, worst, effects)
-        # 3. A web page in place of an answer before any call has passed: the address may be wrong.
+        # 3. A web page was returned before any call has succeeded: the address may be wrong.
         if worst is not None and is_page(worst) and not lane.breaker.passed:
             self._check_address(lane, worst, effects)
         for change in changes:
@@ -425,11 +429,12 @@ class ResponseRouter:
         _judge_flex(lane, worst, effects)
 
     def _check_address(self, lane: Lane, error: ProviderError, effects: DeferredEffects) -> None:
-        # 1. The first page: only probes are sent for now; an answer to a call in flight shows it is right.
+        # 1. The first web page: send only probes for now; an answer to a call in flight shows that the
+        # address is right.
         if lane.breaker.state is BreakerState.CLOSED:
             reason = "a web page came instead of the first answer"
             self.note_change(lane, lane.breaker.open(reason, effects.now, self._rng), effects)
-        # 2. A probe got a page as well: no other request would fare better.
+        # 2. A probe was answered with a web page as well: no other request would fare better.
         elif lane.breaker.state is BreakerState.HALF_OPEN:
             self._stop(lane, error, effects)
 
@@ -495,7 +500,7 @@ def _judge_flex(lane: Lane, error: ProviderError | None, effects: DeferredEffect
 
 
 def _resize(ticket: Ticket, request: Request) -> None:
-    """Let ``ticket`` send ``request`` from now on, which needs more tokens and money."""
+    """Make ``ticket`` send ``request``, which needs more tokens and money."""
     before = ticket.input_tokens
     ticket.request = request
     ticket.input_tokens = estimate_request(request)

@@ -17,10 +17,10 @@ from smartbatch.jobs.watching import PAGE_RESULTS
 from smartbatch.types import DEFECTS, Result
 
 GRACE_SECONDS: Final = 10.0
-"""For calls in flight to finish after Ctrl-C, also those that create batches: a create that is cut off has to
-be searched for later. A second Ctrl-C does not wait."""
-WAIT_STEP_SECONDS: Final = 0.5  # after which a wait checks whether it was interrupted
-REFRESH_SECONDS: Final = 0.25  # between two reads of the statuses that are shown
+"""Time for calls in flight to finish after Ctrl-C, including those that create batches: a batch whose
+creation is cut off has to be searched for later. A second Ctrl-C does not wait."""
+WAIT_STEP_SECONDS: Final = 0.5  # between two checks whether a wait was interrupted
+REFRESH_SECONDS: Final = 0.25  # between two reads of the displayed statuses
 
 _ACTIVE_STATES: Final = frozenset({"submitting", "submitted", "ended", "ingesting"})
 """States of a batch whose results still arrive although its job is held."""
@@ -38,11 +38,11 @@ class FollowedJobs:
     _jobs: Sequence[Job]
     _show: Callable[[JobStatus], object]  # called with the status of all jobs together
     _clock: Clock
-    _stopped: Callable[[], bool] = lambda: False  # once true, nothing more is waited for
+    _stopped: Callable[[], bool] = lambda: False  # waiting stops once it returns true
     _ending: Callable[[], object] = lambda: None  # called after the wait, before stored results are read
     _on_status: Callable[[JobStatus], object] = lambda _: None  # called with each new status, before ``show``
     _forecast: bool = True  # whether the statuses include the remaining time
-    statuses: dict[str, JobStatus] = field(factory=dict, init=False)  # the latest one by job id
+    statuses: dict[str, JobStatus] = field(factory=dict, init=False)  # latest status by job id
     _next_refresh: float = field(default=0.0, init=False)
 
     def wait_for_ends(self) -> None:
@@ -84,14 +84,14 @@ class FollowedJobs:
     def results_as_stored(
         self, job: Job, before: int, is_known: Callable[[int], bool]
     ) -> Iterator[list[Result]]:
-        """Yield the results of ``job`` in the order in which they are stored, in groups; none waits for
-        another.
+        """Yield the results of ``job`` in groups, in the order in which they are stored, without waiting for
+        earlier positions.
 
-        Once interrupted, what is stored by then.
+        Once interrupted, yield only what is stored by then.
 
         Args:
             before: number of results that were stored earlier.
-            is_known: whether the earlier result at a position is left out; it is not read then.
+            is_known: whether to skip the earlier result at a position, without reading it.
         """
         last = count = 0
         for number, (sequence, index) in enumerate(islice(job.sequences(), before), 1):
@@ -126,7 +126,7 @@ class FollowedJobs:
             self._show(_combined(list(self.statuses.values())))
 
     def held(self, advice: str = "") -> list[str]:
-        """Return a line for each held job, with ``advice`` besides resuming it."""
+        """Return a line for each held job that says how to resume it, followed by ``advice``."""
         return [
             f"smartbatch: job {status.id} is held: {status.note or 'it waits for a person'}. "
             f"smartbatch jobs resume {status.id} goes on with it{advice}"

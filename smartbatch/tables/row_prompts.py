@@ -18,7 +18,7 @@ _MAX_NAMES = 12
 """Field names listed in an error."""
 _HINT = "write {field} or {field:.2f} for a field, {{ and }} for braces"
 _MAX_WIDTH: Final = 1000
-"""Widest field and most digits that a format may ask for."""
+"""Maximum width and maximum number of digits in a format."""
 _SPEC: Final = re.compile(
     r"(?:(?P<fill>.)?(?P<align>[<>=^]))?(?P<sign>[-+ ])?(?P<flags>z?#?0?)(?P<width>\d+)?(?P<group>[_,])?"
     r"(?:\.(?P<digits>\d+))?(?P<type>[bcdeEfFgGnosxX%])?"
@@ -83,8 +83,8 @@ def fields_of(parts: Iterable[Part]) -> list[str]:
 
 
 def fill(parts: Iterable[Part], fields: Mapping[str, Any]) -> str:
-    """Return the prompt of a row: strings unchanged, other values as JSON, formatted fields by their
-    formats. A missing field is empty.
+    """Return the prompt of a row: strings unchanged, other values as JSON, and fields with a format in that
+    format. A missing field is empty.
 
     Raises:
         BadField: a value does not fit its format.
@@ -109,7 +109,7 @@ def fill(parts: Iterable[Part], fields: Mapping[str, Any]) -> str:
 
 
 def _formatted(value: Any, spec: str) -> str:
-    """Return a formatted value. Strings are read as the number or ISO date that the format needs.
+    """Return a formatted value. Strings are parsed as numbers or ISO dates if the format needs that.
 
     Raises:
         TypeError, ValueError, OverflowError: the value does not fit the format.
@@ -186,9 +186,9 @@ def text_of(value: Any) -> str:
 ON_MISSING: Final[tuple[OnMissing, ...]] = get_args(OnMissing)
 
 _CHAT: Final = re.compile(r"""\s*(\[\s*)?\{\s*(\\?["'])(role|messages|content)\2\s*:""")
-"""How a chat begins that was written as text."""
+"""The beginning of a chat that was written as text."""
 _MAX_DEPTH: Final = 200
-"""Deepest nesting of a chat that is written as text."""
+"""Maximum nesting depth of a chat that is written as text."""
 
 
 class MissingFields(BadField):
@@ -215,7 +215,7 @@ class SkippedRow:
 class RowPrompts:
     """Makes the prompts of rows."""
 
-    fields: list[str]  # of which a prompt is made; empty if each row decides
+    fields: list[str]  # the fields used in a prompt; empty if each row decides
     on_missing: OnMissing = "error"
     _parts: tuple[Part, ...] | None = None
 
@@ -232,7 +232,7 @@ class RowPrompts:
         return cls(fields_of(parts), on_missing, parts)
 
     def prompt(self, row: Mapping[str, Any]) -> Any:
-        """Return the prompt of a row, not validated yet: a string, a list of messages, or an invalid value.
+        """Return the unvalidated prompt of a row: a string, a list of messages, or an invalid value.
 
         Raises:
             MissingFields: the row lacks a field, unless missing fields are left empty.

@@ -68,11 +68,11 @@ def is_unavailable(error: ProviderError, *, answered: bool, passed: bool) -> boo
         answered: whether the provider ever answered, with a success or an error.
         passed: whether a call to the model ever succeeded.
     """
-    if is_network(error):  # 1. the connection to a provider that has answered before failed
+    if is_network(error):  # 1. the connection failed, but the provider has answered before
         return answered
-    if is_page(error):  # 2. a web page was returned where calls have succeeded before
+    if is_page(error):  # 2. a web page was returned, but calls to the model have succeeded before
         return passed
-    # 3. the status says so
+    # 3. the HTTP status describes the provider's state
     return error.kind is ErrorKind.SERVER_ERROR and error.status in _UNAVAILABLE
 
 
@@ -87,8 +87,8 @@ def caused_by_one(outcomes: Sequence[object]) -> ProviderError | None:
 
 
 Classifier: TypeAlias = "Callable[[Exception, ProviderError], ErrorKind | ProviderError | None]"
-"""Given an exception and the provider's verdict, returns another kind or verdict, or ``None`` to leave it
-to the next classifier."""
+"""Classifies an exception: takes it and the provider's verdict, and returns another kind or verdict, or
+``None`` to let the next classifier decide."""
 
 
 def _callables(_: object, __: object, chain: tuple[object, ...]) -> None:
@@ -153,7 +153,7 @@ def _note(error: ProviderError, classifier: Classifier, what: str) -> None:
 
 
 MAX_PATTERN_CHARACTERS = 200
-"""Maximum characters of a message that distinguish groups of errors."""
+"""Maximum length of the pattern by which the messages of errors are grouped."""
 OTHER_MESSAGES = "(further messages)"
 """The message under which further errors of a kind are counted once there are too many groups."""
 _IDS = re.compile(
@@ -179,9 +179,9 @@ def pattern_of(message: str) -> str:
 
 
 STOPPING_FAILURES: Final = 20
-"""Completed requests that have to fail in the same way."""
+"""Number of completed requests that must all fail in the same way for a list to stop."""
 _REPEATING: Final = _PERMANENT | {ErrorKind.CLIENT_ERROR}
-"""Kinds of errors that the next request of a list meets as well if all requests before it did."""
+"""Kinds of errors that the other requests of a list will meet too if the first ones all did."""
 _REASONS: Final = {
     401: "the API key was rejected (401)",
     402: "the account has no credit (402)",
@@ -193,8 +193,9 @@ class EqualFailures:
     """Whether a list stops because its first requests all fail with the same error. Not thread-safe.
 
     Args:
-        total: requests in the list; ``None`` if unknown. The first :data:`STOPPING_FAILURES` decide, or all.
-        decided: whether one was answered earlier, so that the list never stops.
+        total: requests in the list; ``None`` if unknown. The first :data:`STOPPING_FAILURES` requests decide,
+            or all of them if there are fewer.
+        decided: whether a request has already been answered, in which case the list never stops.
     """
 
     def __init__(self, total: int | None, *, decided: bool = False) -> None:
@@ -205,7 +206,7 @@ class EqualFailures:
         self.reason: str | None = None  # why the list stops, such as "the API key was rejected (401)"
 
     def stops_with(self, result: Result) -> bool:
-        """Count a completed request; return whether the list stops with it, which is true once."""
+        """Count a completed request; return whether the list stops with it, which is true at most once."""
         error = result.error
         if self._decided or isinstance(error, RequestCancelled | ClientClosed):
             return False
@@ -224,8 +225,8 @@ class EqualFailures:
         return True
 
     def unsent(self, result: Result) -> Result:
-        """Return the result of a request that was withheld after the list stopped, with the list's error;
-        return any other result unchanged."""
+        """Return a result with the list's error if its request was withheld because the list stopped;
+        otherwise return it unchanged."""
         withheld = isinstance(result.error, RequestCancelled | ClientClosed | ProviderUnavailable)
         if self.reason is None or result.attempts or not withheld:
             return result

@@ -1,21 +1,22 @@
-"""Which route a list takes: time and money of every open route are forecast; the cheapest feasible route
-wins.
+"""The choice of a route for a list: forecast the time and cost of every open route, and take the cheapest
+feasible one.
 
 The rules, in order:
 
 1. A forced strategy leaves one route; ``threshold`` decides by the number of requests alone. A forced hybrid
-   sends its first few requests in real time, which is the whole list if it has at most ``at_once`` requests.
-2. Lists of fewer requests than ``threshold`` (10), or of at most ``at_once`` (3), are sent in real time,
-   however fast batches were before. For longer lists every route is considered.
-3. With a deadline: the cheapest route that meets it in 95 of 100 cases; among routes of about the same cost,
-   the soonest. A batch, including its ``late_cost`` (the cost assigned to the risk of being late), must cost
-   less than real time. A batch meets every deadline that leaves time to cancel it and to answer all of its
-   requests in real time; the expected cost of that is part of its cost. If there is too little time for all
-   of them, the first few are sent in real time at once (hybrid). If no route is that safe, the likeliest is
-   chosen, provided its probability of being in time is at least one half.
-4. Without a deadline: the smallest ``weight``, which is the cost plus the value of the expected wait.
-   ``prefer="cost"`` ignores the wait, ``prefer="speed"`` the cost. As long as no batch has been observed, one
-   is tried if it is cheaper and its median is no later.
+   sends its first few requests in real time; a list of at most ``at_once`` requests is sent in real time as a
+   whole.
+2. Lists of fewer requests than ``threshold`` (10), or of at most ``at_once`` (3), are sent in real time, even
+   if earlier batches were fast. For longer lists every route is considered.
+3. With a deadline: the cheapest route whose probability of meeting it is at least 95 %; among routes of about
+   the same cost, the soonest. A batch, including its ``late_cost`` (the cost assigned to the risk of being
+   late), must cost less than real time. A batch counts as meeting any deadline that leaves enough time to
+   cancel it and answer all of its requests in real time; the expected cost of doing so is part of its cost.
+   If there is too little time for all of them, some are sent in real time at once (hybrid). If no route is
+   that safe, the one most likely to be on time is chosen, provided its probability is at least one half.
+4. Without a deadline: the route with the smallest ``weight``, which is the cost plus the value of the
+   expected wait. ``prefer="cost"`` ignores the wait, ``prefer="speed"`` the cost. As long as no batch has
+   been observed, one is tried if it is cheaper and its median time is not longer.
 5. A budget rules out routes that will almost surely exceed it. If every route will probably exceed it, the
    cheapest is chosen and stopped at the budget.
 """
@@ -46,9 +47,8 @@ from smartbatch.core.routing.rescue import HIGHEST_LEVEL, Speed, chance_within, 
 from smartbatch.core.routing.workload import Load, expected_usd
 from smartbatch.types import Route, Strategy
 
-MAX_P95_SECONDS = 2 * EXPIRY_SECONDS  # seconds: longest feasible 95 % quantile with prefer="cost"
-# share of the price below which a saving justifies neither waiting until the deadline nor the risk of a
-# rescue
+MAX_P95_SECONDS = 2 * EXPIRY_SECONDS  # largest feasible 95 % quantile with prefer="cost"
+# share of the price; a smaller saving is not worth waiting until the deadline or risking a rescue
 CLOSE_PRICE_SHARE = 0.003
 MAX_LIST_REQUESTS = 1_000_000  # requests of the longest list considered by break_even
 MIN_ODDS = 0.5  # minimum probability of meeting the deadline
@@ -68,7 +68,7 @@ class Decision:
     chosen: Option
     reason: str
     alone: Option = field(repr=False)  # the option of sending everything individually
-    # the option of sending everything by batch; None if there is no Batch API, or it was excluded
+    # the option of sending everything by batch; None if there is no Batch API or it was excluded
     batch: Option | None = field(repr=False)
     # routes that were not open, with the reason; empty for a forced strategy
     closed: tuple[tuple[Route, str], ...] = field(default=(), repr=False)
@@ -90,7 +90,7 @@ class Decision:
 
 
 class Infeasible(ValueError):
-    """No route meets the constraints; the message names the nearest ones that would be met."""
+    """No route meets the constraints; the message names the nearest constraints that can be met."""
 
 
 def choose(
@@ -103,7 +103,7 @@ def choose(
         batch: ``None`` if no Batch API can be used.
 
     Raises:
-        Infeasible: no option is feasible, and none is likely enough to meet the deadline.
+        Infeasible: no option meets the constraints, and none is likely enough to meet the deadline.
     """
 
     def judged(asked: Constraints) -> tuple[Option, ...]:
@@ -130,8 +130,7 @@ def choose(
 def break_even(
     load: Load, offers: Sequence[Offer], batch: BatchOffer, constraints: Constraints
 ) -> int | None:
-    """Return the smallest number of requests, each an average one of ``load``, that is sent by batch or as a
-    hybrid.
+    """Return the smallest number of average requests of ``load`` that is sent by batch or as a hybrid.
 
     Deadline and budget are ignored, because they belong to one list; the costs in the offers are those of
     ``load``.
@@ -140,7 +139,7 @@ def break_even(
 
     def pays(requests: int) -> bool:
         share = requests / load.requests
-        scaled = Load(requests)  # its tokens are in the costs
+        scaled = Load(requests)  # its tokens are included in the costs
         priced = [
             evolve(offer, cost=None if offer.cost is None else offer.cost.of(share)) for offer in offers
         ]
@@ -183,7 +182,7 @@ def _judged(option: Option, constraints: Constraints) -> Option:
 
 
 def _ruled_out(options: Sequence[Option], constraints: Constraints) -> tuple[Option, ...]:
-    """Return the options; feasible ones that are not to be chosen are marked."""
+    """Return the options, with feasible ones that must not be chosen marked."""
     # 1. A forced strategy leaves no choice.
     if constraints.strategy is not Strategy.AUTO:
         return tuple(options)
@@ -194,7 +193,7 @@ def _ruled_out(options: Sequence[Option], constraints: Constraints) -> tuple[Opt
         options = _marked(
             options, lambda each: not _fits(each, budget), "is expected to cost more than the budget"
         )
-    # 3. Batches whose savings are not worth the risk of being late, unless speed is preferred.
+    # 3. Batches whose savings do not outweigh the risk of being late, unless speed is preferred.
     if constraints.deadline is not None and constraints.prefer != "speed":
         surer = (each for each in options if each.feasible and not each.ruled_out and not each.batches)
         surely = min((price(each)[0] for each in surer), default=math.inf)
@@ -233,8 +232,7 @@ def _timed(
 ) -> Option:
     """Return the option with the start of its rescue.
 
-    The start in the forecast is the best of a few; a job decides again at each step, as its batches grow
-    older.
+    The forecast start is the best of a few; as its batches grow older, a job decides again at each step.
     """
     deadline, rest = constraints.deadline, load.by_job - option.first
     if not option.batches or deadline is None or batch.cancelling is None:
@@ -280,8 +278,8 @@ def _best(feasible: Sequence[Option], load: Load, constraints: Constraints) -> t
         return min(feasible, key=price), (
             f"the cheapest of {_counted(feasible)}, none of which is expected to stay within the budget"
         )
-    # 3. prefer="speed": the soonest, or the cheapest of equal ones; never one that another beats both on
-    # average and in 95 of 100 cases.
+    # 3. prefer="speed": the soonest, or the cheapest of equally fast ones; never an option that another one
+    # beats both in mean and in 95 % quantile.
     if constraints.prefer == "speed":
         chosen = min(_soonest_ones(feasible), key=lambda option: (option.p50, *price(option)))
         reason = f"the soonest of {_counted(feasible)}, as prefer='speed' asks"
@@ -311,8 +309,8 @@ def _best(feasible: Sequence[Option], load: Load, constraints: Constraints) -> t
 
 
 def _soonest_ones(options: Sequence[Option]) -> list[Option]:
-    """Return the options that no other option beats both in mean and in 95 % quantile: a batch that was never
-    observed may have a low median and still take a day."""
+    """Return the options that no other option beats both in mean and in 95 % quantile: if no batch has been
+    observed, its assumed median may be low although it can take a day."""
 
     def is_beaten(option: Option) -> bool:
         return any(
@@ -326,16 +324,17 @@ def _soonest_ones(options: Sequence[Option]) -> list[Option]:
 
 
 def _rescued(chosen: Option) -> str:
-    """Return the probability that a batch is not withdrawn, in words."""
+    """Return the probability that a batch finishes before its rescue, in words."""
     if chosen.rescue_at is None:
         return ""
     return f"; ends by itself before its rescue begins with a chance of {chosen.chance:.0%}"
 
 
 def _trial(chosen: Option, feasible: Sequence[Option]) -> Option | None:
-    """Return the batch to try because none was observed: it is cheaper, and its median is no later.
+    """Return the batch to try because none has been observed: it is cheaper, and its median time is not
+    longer.
 
-    Without trials, a client that expects slow batches would never learn that they are fast.
+    Without trials, a client that expects batches to be slow would never learn that they are fast.
     """
     better = (each for each in feasible if each.untried and each.p50 <= chosen.p50)
     return min((each for each in better if price(each) < price(chosen)), key=price, default=None)
@@ -404,8 +403,8 @@ def _soonest(options: Sequence[Option]) -> Option | None:
 def _infeasible(requests: int, constraints: Constraints, judged: _Judge) -> Infeasible:
     """Return the error with the nearest constraints that can be met.
 
-    They are, in order: real time, if a batch was forced, with this or a later deadline; another deadline;
-    another budget.
+    In this order: real time with this or a later deadline, if a batch was forced; another deadline; another
+    budget.
     """
 
     def met(eased: Constraints) -> list[Option]:

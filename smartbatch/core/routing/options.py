@@ -1,7 +1,7 @@
 """The constraints of a list, and a forecast of time and cost for each route that is open to it.
 
-With a deadline, a batch is cut into a few pieces, which can be withdrawn one after the other when real time
-has capacity for each: that costs less than withdrawing all of it as soon as one piece has to be.
+With a deadline, a batch is cut into a few pieces, which can be withdrawn one by one as real time has capacity
+for them: that costs less than withdrawing everything as soon as one piece has to be withdrawn.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from smartbatch.core.routing.workload import Cost, Load, expected_usd
 from smartbatch.errors import ConfigError
 from smartbatch.types import Deadline, Prefer, Route, Strategy
 
-# shares of requests sent in real time at once that are compared for a hybrid
+# the shares of requests sent in real time at once among which a hybrid is chosen
 SPLIT_SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 MAX_EARLY_SHARE = 0.1
 """Maximum share that a forced hybrid sends in real time at once, so that it costs at most a tenth more than a
 batch at half price."""
 # maximum number of batches for a list with a deadline, and minimum requests per batch
 MAX_PIECES, MIN_PIECE_REQUESTS = 12, 10
-FORECAST_PIECES = 4  # pieces, evenly spread, whose chance to finish before their withdrawal is forecast
+FORECAST_PIECES = 4  # evenly spread pieces whose chance of finishing before their withdrawal is forecast
 CANCEL_LEAD_ODDS = 0.8  # probability that a cancel is done before the first calls of a hybrid are
 EQUAL_ODDS = 0.01  # probabilities that differ by at most this are equal
 RARE_ODDS = 0.05  # below this probability, the batch's price is not the lowest cost
-MIN_PIECES_GAIN = 0.005  # cutting into pieces pays from this additional share of requests answered by batch
+MIN_PIECES_GAIN = 0.005  # cutting into pieces is worthwhile if it raises the share answered by batch by this
 
 
 @frozen(kw_only=True)
 class Constraints:
     """What a decision has to meet."""
 
-    strategy: Strategy = Strategy.AUTO  # forces a route, or leaves the choice
-    # "balanced" weighs money against time, "speed" takes the soonest, "cost" the cheapest
+    strategy: Strategy = Strategy.AUTO  # forces a route, or leaves the choice open
+    # "balanced" weighs money against time; "speed" chooses the soonest, "cost" the cheapest
     prefer: Prefer = "balanced"
     deadline: float | None = None  # seconds from now
     budget: float | None = None  # USD
     # USD per hour of waiting: compared with the cost if there is no deadline, and part of the late penalty
     time_value: float = 5.0
     threshold: int = 10  # minimum requests of a pure batch
-    at_once: int = 3  # lists of at most so many requests are always sent in real time
+    at_once: int = 3  # lists of at most this many requests are always sent in real time
     keep_going: bool = False  # send all requests even if the first ones all fail
 
 
@@ -145,7 +145,8 @@ def open_routes(
 
 
 def of_job(load: Load, standard: Offer, batch: BatchOffer) -> Offer:
-    """Return the real-time offer for the requests that a job sends: equal rows of a job are paid once."""
+    """Return the real-time offer for the requests that a job sends: identical rows of a job are paid for
+    once."""
     return evolve(standard, cost=batch.alone) if load.repeats else standard
 
 
@@ -264,7 +265,7 @@ def _rescue(
     alone, share = batch.part(start.at, rest), part(start.at, start.sure)
     if share < alone + MIN_PIECES_GAIN:
         pieces, share = 1, alone
-    # 4. The batch is nearly certain to be in time, and waiting for it is worth more than any start.
+    # 4. The batch is nearly certain to be on time, and waiting for it is worth more than any start.
     if chance >= HIGHEST_LEVEL and saving * whole - penalty * (1 - chance) > start.worth:
         return evolve(never, pieces=pieces)  # if it is late all the same, pieces are withdrawn one by one
     chance = batch.chance(start.at, rest)

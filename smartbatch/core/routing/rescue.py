@@ -1,10 +1,11 @@
-"""Which batches of a running job are withdrawn now, so that every request is answered before its deadline.
+"""The rescue of a running job: which batches to withdraw now so that every request is answered before the
+deadline.
 
-The time that real time needs for all open requests can be forecast. While more than that is left, batches
-keep running because they are cheaper; so do batches that are nearly certain to be in time. After that,
-batches are withdrawn one by one, largest number of open requests first, and each only when real time has
-capacity for its requests: real time stays busy until the deadline, and a batch that finishes in the meantime
-still saves money. If real time would probably be late and the batches less so, they keep running.
+How long all open requests would take in real time can be forecast. While more time than that is left, batches
+keep running because they are cheaper; so do batches that are nearly certain to be on time. After that,
+batches are withdrawn one by one, those with the most open requests first. Each is withdrawn only when real
+time has capacity for its requests, so that a batch that finishes in the meantime still saves money. If real
+time would probably be late and the batches are more likely to be on time, they keep running.
 """
 
 from __future__ import annotations
@@ -21,19 +22,20 @@ from smartbatch.core.routing.offers import Throughput, normal_quantile
 MAX_RISK = 0.05  # largest accepted risk of missing a deadline: P(batch late) * P(rescue late)
 LATE_PENALTY = 0.5  # cost of a missed deadline, as a share of the price of the whole list in real time
 WAITED_SECONDS = 60.0
-"""Seconds of waiting that a missed deadline costs in addition, so that no deadline is missed to save a cent.
-With both, about one list in a hundred is late, over all kinds of deadlines (``docs/reference/routing.md``).
+"""Additional cost of a missed deadline, as seconds of waiting, so that no deadline is missed to save a cent.
+With both costs, about one list in a hundred is late, over all kinds of deadlines
+(``docs/reference/routing.md``).
 """
-# probabilities of being in time that are compared for a rescue
+# the probabilities of being on time that are compared for a rescue
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.96, 0.98, 0.99)
 HIGHEST_LEVEL = LEVELS[-1]  # quantiles beyond it are seldom known
-MARGIN_SHARE = 0.005  # share of the deadline that is kept free for delays that no forecast covers
+MARGIN_SHARE = 0.005  # share of the deadline kept free for delays that no forecast covers
 _NORMAL = NormalDist()
 MIN_WAIT_SECONDS = 0.5  # seconds; a shorter wait could round to 0 in Unix time
-MIN_RESCUE_ODDS = 0.8  # below this probability that real time is in time, the deadline counts as missed
-MIN_ODDS_GAIN = 0.01  # how much likelier in time batches must be than real time to keep running after that
+MIN_RESCUE_ODDS = 0.8  # if real time is less likely to be on time, the deadline counts as missed
+MIN_ODDS_GAIN = 0.01  # batches keep running then if they are this much more likely to be on time
 BATCH_SAVING_SHARE = 0.5  # share of the real-time price that a batch saves, at all providers
-RECHECK_SHARE = 0.05  # share of the remaining time after which such a decision is repeated
+RECHECK_SHARE = 0.05  # share of the remaining time after which that decision is repeated
 MAX_LOOKS, BISECTION_STEPS = 40, 12
 """Search for the start of a rescue: maximum number of simulated decisions, and of bisection steps afterwards.
 """
@@ -42,7 +44,7 @@ MAX_LOOKS, BISECTION_STEPS = 40, 12
 @frozen
 class RescueStart:
     at: float  # seconds from now
-    sure: float  # probability that the rescue is in time
+    sure: float  # probability that the rescue is on time
     needs: float  # seconds within which the rescue is done with that probability
     risk: float  # probability that the deadline is missed
     # savings of batches until then minus the cost of the risk, as a share of the real-time list price
@@ -71,10 +73,10 @@ def rescue_starts(
 
     Args:
         left: until the deadline.
-        needs: duration of a rescue, given the probability with which it is done by then.
-        late: probability that the batch withdrawn last has not finished by itself at a given time.
-        saved: savings of batches until a rescue, as a share of the price of the whole list in real time,
-            given the time and the probability.
+        needs: given a probability, the duration within which a rescue is done with that probability.
+        late: given a time, the probability that the batch withdrawn last has not finished by then.
+        saved: given the time and the probability, the savings of batches until a rescue, as a share of the
+            price of the whole list in real time.
         floor: earliest start of a rescue.
     """
     found = []
@@ -89,8 +91,8 @@ def rescue_starts(
 
 
 def best_start(found: Sequence[RescueStart]) -> RescueStart | None:
-    """Return the start with the highest worth among those within :data:`MAX_RISK`; of equal ones, the
-    surest."""
+    """Return the start with the highest worth among those within :data:`MAX_RISK`; among equals, the
+    safest."""
     safe = (start for start in found if start.risk <= MAX_RISK)
     return max(safe, key=lambda start: (round(start.worth, ndigits=6), start.sure), default=None)
 
@@ -157,18 +159,18 @@ def rescue(
         return Rescue((), math.inf, needs, late)
     later, (sure, worth) = outlook.later(), outlook.now()
     run_on = Rescue((), max(MIN_WAIT_SECONDS, left * RECHECK_SHARE), needs, late)
-    # 2. No rescue is worth more than a rescue now or later, and the batches are nearly certain to be in time:
-    # they keep running for a while.
+    # 2. The batches are nearly certain to be on time, and letting them run is worth more than a rescue now or
+    # later: they keep running for a while.
     if outlook.never() > max(worth, -math.inf if later is None else later.worth):
         return run_on
     # 3. A later start is worth more than one now: wait for it.
     if later is not None and later.at > MIN_WAIT_SECONDS and later.worth > worth:
         return Rescue((), later.at, later.needs, late)
-    # 4. Real time would probably be late, and the batches are likelier in time: they keep running for a
-    # while.
+    # 4. Real time would probably be late, and the batches are more likely to be on time: they keep running
+    # for a while.
     if late and outlook.hopeful(left):
         return run_on
-    # 5. Withdraw as many shards as keep real time busy until more could be cancelled.
+    # 5. Withdraw just enough shards to keep real time busy until more can be cancelled.
     back = _back(movable, backlog, shards, speed, sure if later is None else later.sure, margin)
     wait = max(MIN_WAIT_SECONDS, margin / 2) if len(back) < len(movable) else math.inf
     return Rescue(back, wait, needs, late)
@@ -186,7 +188,8 @@ def first_rescue(
     """Return the seconds after which the first batch of a job that starts now is withdrawn; ``None`` for
     never.
 
-    This predicts the decision of :func:`rescue` if no batch has finished by then and nothing else is learned.
+    This predicts the decision of :func:`rescue` if no batch has finished by then and the forecasts stay the
+    same.
 
     Args:
         deadline: seconds until the deadline.
@@ -224,7 +227,7 @@ def _back(
     sure: float,
     margin: float,
 ) -> tuple[int, ...]:
-    """Return the shards that keep real time busy until more could be cancelled."""
+    """Return just enough shards to keep real time busy until more can be cancelled."""
     busy = backlog + sum(shard.left for shard in shards if shard.stuck)
     enough = speed.cancelling.quantile(sure, 1) + margin
     back: list[int] = []
@@ -254,7 +257,7 @@ class _Prospect:
         self._working = self._speed.throughput.finish(backlog, 0.5)
         self._ages = {(shard.age, shard.size) for shard in movable}
         pieces = max(1, len(movable))
-        # until the last is withdrawn
+        # seconds until the last shard is withdrawn
         self._before = speed.throughput.finish(self._all, 0.5) * (pieces - 1) / pieces
 
     def needs(self, sure: float) -> float:
@@ -275,7 +278,7 @@ class _Prospect:
         return best_start(found)
 
     def now(self) -> tuple[float, float]:
-        """Return the probability that a rescue that begins now is in time, clamped to the levels, and its
+        """Return the probability, clamped to the levels, that a rescue that begins now is on time, and its
         worth."""
         chance = self._chance()
         sure = max(LEVELS[0], min(HIGHEST_LEVEL, chance))
@@ -290,7 +293,7 @@ class _Prospect:
         return BATCH_SAVING_SHARE * (now - then) - self._late_penalty * then
 
     def hopeful(self, left: float) -> bool:
-        """Whether batches that keep running are likelier to be in time than real time."""
+        """Whether running batches are more likely to be on time than real time."""
         now, then = self._late(0.0), self._late(left)
         return self._running and now > 0 and 1 - then / now > self._chance() + MIN_ODDS_GAIN
 

@@ -2,9 +2,9 @@
 
 No provider has an idempotency key for batches, so a create whose response was lost is never repeated. Its
 batch is searched for by its label. If batches have no labels, it is searched for by its size and then
-verified by its results. If it is not found for long enough, its input file is deleted so that a late create
-must fail (the fence), and the list is read again. Only then do its items go into a new shard, and the list is
-still searched for the old nonce.
+verified by its results. If it has still not been found after long enough, its input file is deleted so that a
+late create must fail (the fence), and the list is read again. Only then are its items put into a new shard,
+and the list is still searched for the old nonce.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def resume_if_known(step: Step) -> bool:
     """Resume a job held because of uncertain creates, once the outcome of each is known.
 
     Their shards are marked with ``held_job``. The marks are removed after the job is resumed, so that a job
-    held later for another reason waits for a person.
+    held later for another reason is not resumed automatically.
 
     Returns:
         True if anything changed.
@@ -70,27 +70,27 @@ def search(step: Step, shard: ShardRow) -> ShardRow:
     # 2. batches have no labels: search by size
     if not step.api.abilities.labels:
         return _search_unlabelled(step, shard, newer)
-    # 3. one or more batches have the shard's label: adopt the oldest. A proxy that repeats creates made the
-    # others: cancel them
+    # 3. one or more batches have the shard's label: adopt the oldest, and cancel the others, which a proxy
+    # made by repeating the create
     mine = [batch for batch in newer.batches if has_label(batch, shard)]
     if mine:
         oldest = min(reversed(mine), key=lambda batch: batch.created_at or math.inf)
         with step.provider_calls():
             orphans.cancel_duplicates(step, shard, [batch for batch in mine if batch.id != oldest.id])
         return adopt(step, shard, oldest, "found in the list")
-    # 4. it was not absent for long enough: search again
+    # 4. it has not been absent for long enough: search again
     if (rest := _rest(step, shard, newer.at)) > 0:
         return _search_again(step, shard, rest, newer.at)
-    # 5. deleting its input file makes a late create fail: set this fence. A batch created before is listed
-    # afterwards
+    # 5. if deleting the input file makes a late create fail, delete it (the fence); a batch created before
+    # that will be in the list afterwards
     if shard.state is ShardState.UNCERTAIN and _can_fence(step, shard):
         return _fence(step, shard, newer.at)
-    # 6. it was absent for the settle time: the items go into a new shard
+    # 6. it has been absent for the settle time: put the items into a new shard
     return _send_again(step, shard)
 
 
 def verify(step: Step, shard: ShardRow) -> ShardRow:
-    """``PROVISIONAL``: a batch without a label could be the shard's; its results show whether it is."""
+    """``PROVISIONAL``: a batch without a label may be the shard's; its results show whether it is."""
     assert shard.candidate is not None
     with step.provider_calls():
         batch = step.api.get(shard.candidate, step.limits.call_timeout)
@@ -112,15 +112,15 @@ def verify(step: Step, shard: ShardRow) -> ShardRow:
     # 3. its results carry the shard's ids: adopt it
     if shard.nonce in nonces:
         return adopt(step, shard, batch, "its results carry this shard's ids")
-    # 4. they do not: read them again a few times. The download may be cut, too early, or contain foreign
-    # lines
+    # 4. they do not: read them again a few times. The download may have been cut off or too early, or it may
+    # contain lines of other batches
     if (pause := step.reread_pause(shard.tries)) is not None:
         return step.reschedule(shard, pause, tries=shard.tries + 1)
-    # 5. no line can be read: record an incident, since the requests may be paid for twice
+    # 5. no line can be read: record an incident, because the requests may be paid for twice
     if not nonces:
         orphans.report_unreadable(step, shard, batch)
     # 6. the batch is foreign: remember that, and go back to UNCERTAIN. If it belongs to a dead shard of the
-    # job, note it there: that shard's step handles it
+    # job, note it there, so that the shard's next step handles it
     for nonce in nonces:
         other = None if nonce is None else step.store.shards.with_nonce(nonce)
         if other is not None and other.state is ShardState.DEAD and other.job_id == step.job.id:
@@ -145,7 +145,7 @@ def _search_unlabelled(step: Step, shard: ShardRow, newer: NewerBatches) -> Shar
         # 2. there are such batches: the oldest becomes the candidate, to be verified by its results
         reason, remote = "a batch of its size appeared", _dated(shard, newer.at)
         return step.advance(shard, ShardState.PROVISIONAL, reason, candidate=oldest.id, remote=remote)
-    # 3. there was none for long enough: the items go into a new shard; otherwise search again
+    # 3. there has been none for long enough: put the items into a new shard; otherwise search again
     rest = _rest(step, shard, newer.at)
     return _search_again(step, shard, rest, newer.at) if rest > 0 else _send_again(step, shard)
 
@@ -182,7 +182,8 @@ def _search_again(step: Step, shard: ShardRow, rest: float, listed: float | None
 
 
 def _search_pause(step: Step, shard: ShardRow) -> float:
-    """Return the seconds to the next search: few at first, when a batch is likely to appear, then more."""
+    """Return the seconds until the next search: few at first, while a batch is likely to appear, then
+    more."""
     return backoff(shard.tries + 1, step.runtime.rng, first=1.0, longest=max(1.0, step.limits.poll_interval))
 
 
@@ -196,7 +197,8 @@ def _dated(shard: ShardRow, listed: float | None) -> RemoteProgress:
 
 
 def _rest(step: Step, shard: ShardRow, listed: float | None) -> float:
-    """Return the seconds for which a batch must still be absent before anything is concluded from it."""
+    """Return for how many more seconds a batch must be absent before anything is concluded from its
+    absence."""
     waited = _waited(step, shard, listed)
     if shard.state is not ShardState.FENCED:
         return _until(step, shard) - waited
@@ -215,15 +217,16 @@ def _waited(step: Step, shard: ShardRow, listed: float | None) -> float:
 def _elapsed(step: Step, since: float | None, recorded: float | None, listed: float | None) -> float:
     """Return the seconds since a moment that another process may have recorded.
 
-    Both our clock and the provider's must agree, since ours may have been set in between and a server may
-    report a wrong date: the shorter time counts. If our clock was set back behind that moment, or the
-    provider reports no time, the other one counts.
+    The shorter of the times by our clock and by the provider's counts, because our clock may have been set in
+    the meantime and a server may report a wrong date. If our clock was set back to before that moment, only
+    the provider's counts; if the provider reports no time, only ours.
 
     Args:
         since: the moment by our clock.
-        recorded: the moment by the provider's clock; ``None`` if it reports its time for the first time now.
-        listed: the provider's clock now. It has whole seconds, so one second too many may seem to have
-            passed.
+        recorded: the moment by the provider's clock; ``None`` if the provider had not reported its time
+            before.
+        listed: the provider's clock now; it reports whole seconds, so the difference may be one second too
+            long.
     """
     ours = step.wall - (since or step.wall)
     if listed is None:
@@ -237,18 +240,18 @@ def _can_fence(step: Step, shard: ShardRow) -> bool:
 
 
 def _until(step: Step, shard: ShardRow) -> float:
-    """Return the total seconds for which a batch must be absent while there is no fence."""
+    """Return for how many seconds in total a batch must be absent while there is no fence."""
     # 1. the job is held because of it: until every batch that could exist has ended
     if _holds(step, shard):
         return step.limits.orphan_watch
     settle = step.settle_time
-    # 2. a fence is possible: until an existing batch is visible, or the settle time if that is shorter;
-    # without a fence, the settle time
+    # 2. with a fence: until an existing batch must be visible, at most the settle time; without: the settle
+    # time
     return min(settle, step.limits.visibility) if _can_fence(step, shard) else settle
 
 
 def _holds(step: Step, shard: ShardRow) -> bool:
-    """Whether the job's policy is to wait for a person, and it has not been resumed since."""
+    """Whether the job's policy is to wait for a person, and nobody has resumed it since."""
     if step.policy.on_unknown != "hold" or shard.state is ShardState.FENCED:
         return False
     return not (shard.remote.held_job and step.job.state is JobState.ACTIVE)

@@ -1,8 +1,9 @@
 """Actions of users from any process: actions on jobs, and pauses and limits of models.
 
-No action needs a lease, and each is recorded in the transaction that performs it. Processes learn of actions
-by their consecutive numbers: whoever has read up to a number has missed none before it; see
-:mod:`smartbatch.jobs.actions`. The owner of a job reads its row again wherever a decision depends on it.
+No action needs a lease, and each is recorded in the transaction that performs it. Actions have consecutive
+numbers, by which processes notice new ones: a process that has read one has missed none before it; see
+:mod:`smartbatch.jobs.actions`. The owner of a job reads the job's row again before each decision that depends
+on it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _COPY_RESULTS = """INSERT INTO earlier_result (no, seq, outcome, digest, cost, b
     SELECT no, seq, outcome, digest, cost, body, ? FROM result WHERE no IN {numbers}"""
 _RESUME = """UPDATE job SET state = CASE WHEN state = {done} THEN {active} ELSE state END, finished_at = NULL,
     failed = failed - ?, cancel_requested = 0, policy = ? WHERE no = ?"""
-TRIM_INTERVAL = 50  # actions after which older ones are deleted
+TRIM_INTERVAL = 50  # old actions are deleted each time this many have been added
 _ACTS = "SELECT no, at, who, name, target, job_id, count, left_out, detail FROM act "
 
 
@@ -110,12 +111,12 @@ class JobActs:
         return self.db.write(work)
 
     def finished(self, chosen: JobSelection) -> tuple[list[str], int]:
-        """Return the ids of finished jobs, and the number of further ones."""
+        """Return the ids of finished jobs, and how many more there are."""
         return self._ids(chosen, "state = {done}")
 
     def with_failed_rows(self, chosen: JobSelection) -> tuple[list[str], int]:
-        """Return the ids of jobs with failed rows that are not being cancelled, and the number of further
-        ones.
+        """Return the ids of jobs that have failed rows and are not being cancelled, and how many more there
+        are.
         """
         return self._ids(chosen, "failed > 0 AND (state = {done} OR cancel_requested = 0)")
 
@@ -173,12 +174,12 @@ class JobActs:
     ) -> tuple[int, int]:
         """Run failed rows, and rows that share their results, again; in one transaction.
 
-        Their results are kept next to the current ones, their cost is still counted, and their tries begin
-        anew: in a batch if they were in one, otherwise in real time. A deadline that has passed is removed.
-        Incidents list rows that may be paid for twice.
+        Their results are kept next to the current ones, their cost is still counted, and their tries start
+        from zero: in a batch if they were in one, otherwise in real time. A deadline that has passed is
+        removed. Incidents list rows that may be paid for twice.
 
         Args:
-            rows: positions, with the cost of their results if anything was billed.
+            rows: positions, each with the cost of its result if anything was billed.
             billed: positions of rows that were, or may have been, billed.
             change: changes the job's policy.
 
@@ -194,7 +195,7 @@ class JobActs:
             no, row = _locked(tx, self.db.place, job_id)
             if row.cancel_requested and row.state is not JobState.DONE:
                 raise StoreError(f"job {job_id} is being cancelled; send its rows again once it has ended")
-            # rows that have not failed or whose batch is being read are left out
+            # rows that have not failed, or whose batch is being read, are left out
             found = tx.rows(_REOPENABLE, no, [number(no, ix) for ix in rows])
             if not found:
                 return 0, row.failed
@@ -242,7 +243,7 @@ class JobActs:
 def _chosen(
     reader: Database | Transaction, chosen: JobSelection, eligible: str
 ) -> tuple[list[tuple[int, str]], int]:
-    """Return numbers and ids of jobs, oldest first, and the number of further ones."""
+    """Return the numbers and ids of jobs, oldest first, and how many more there are."""
     conditions = {
         "id IN {texts}": list(chosen.ids) or None,
         "state = ?": chosen.state,
@@ -275,8 +276,8 @@ def _locked(tx: Transaction, place: str, job_id: str) -> tuple[int, JobRow]:
 
 
 def _reopen(tx: Transaction, found: Sequence[Row], at: float) -> int:
-    """Reset rows, given by number and shard, and their followers to before their first try; return their
-    count.
+    """Reset rows, given as pairs of number and shard, and their followers to the state before their first
+    try; return how many were reset.
     """
     leaders = [no for no, _ in found]
     failed = """SELECT f.no FROM follower f JOIN result r ON r.no = f.no
@@ -388,7 +389,7 @@ class ControlTable:
 
 def note_act(tx: Transaction, act: Act) -> Act:
     """Record an action, at the end of the transaction that performs it; return it with its number."""
-    tx.lock("acts")  # so that numbers become visible in order
+    tx.lock("acts")  # makes the numbers visible in order
     [(number,)] = tx.rows(
         """INSERT INTO act (at, who, name, target, job_id, count, left_out, detail)
         VALUES (?, ?, ?, ?, ?, ?, ?, ?) RETURNING no""",
