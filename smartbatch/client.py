@@ -636,8 +636,8 @@ class BatchingClient:
 
     @property
     def unconfirmed_cost(self) -> float:
-        """USD that may have been billed beyond :attr:`spent`: calls whose answer was lost, or without usage,
-        count at their maximum cost. A budget reserves it permanently.
+        """USD that may have been billed in addition to :attr:`spent`: a call whose answer was lost, or whose
+        usage was not reported, counts at its maximum cost. A budget reserves it permanently.
         """
         return self._running.realtime.budget.unconfirmed
 

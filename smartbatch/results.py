@@ -1,4 +1,4 @@
-"""The results of a list, in the order of the requests, with totals; and Ctrl-C with the results so far."""
+"""The results of a list, in the order of its requests and with totals, and the interrupt of a call."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class DefectCounts(Protocol):
 
 
 def defects_in_words(counts: DefectCounts) -> str:
-    """Return how many answers have which defect; an empty string if none has any."""
+    """Return the number of answers with each defect; an empty string if there are none."""
     each = ((getattr(counts, name), name) for name in DEFECTS)
     return ", ".join(f"{number:,} {name}" for number, name in each if number)
 
@@ -135,14 +135,14 @@ class ResultList(list[Result[T]]):
 
     @property
     def unconfirmed_cost(self) -> float:
-        """USD that may have been billed beyond :attr:`cost`: calls whose answer was lost, or without usage,
-        count at their maximum cost.
+        """USD that may have been billed in addition to :attr:`cost`: a call whose answer was lost, or whose
+        usage was not reported, counts at its maximum cost.
         """
         return sum(result.unconfirmed_cost for result in self)
 
     @property
     def paid_now(self) -> float:
-        """The part of :attr:`cost` paid by this call or run, USD; the rest was paid earlier, for stored
+        """USD, the part of :attr:`cost` that this call or run paid; the rest was paid earlier, for stored
         answers.
         """
         return sum((each.cost for each in self if each.cost is not None and not each.paid_before), 0.0)
@@ -169,18 +169,18 @@ class ResultList(list[Result[T]]):
 
     @property
     def mean_latency(self) -> float:
-        """Mean seconds per answer: of its call or, in a batch, since the batch's submission; 0 without
-        answers.
+        """Mean latency per answer in seconds: of its call or, for batches, since the submission of the batch;
+        0 without answers.
         """
         return self.total_latency / self.succeeded if self.succeeded else 0.0
 
     @property
     def speed_up(self) -> float | None:
         """How many times faster the list was than its calls one after another: the sum of their latencies,
-        divided by the seconds of the whole list.
+        divided by the duration of the list.
 
-        ``None`` if a request was answered in a batch, where waiting together says nothing about a loop, or if
-        nothing was timed.
+        ``None`` if a request was answered in a batch, whose latency does not compare with that of a call, or
+        if nothing was timed.
         """
         if self.wall <= 0 or any(result.route is Route.BATCH for result in self):
             return None
@@ -245,7 +245,7 @@ class ResultList(list[Result[T]]):
         return to_arrow(answer_columns(self))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return everything but the maker of the report, which belongs to its process."""
+        """Return the state without ``reporter``, which works only in its own process."""
         return {name: value for name, value in vars(self).items() if name != "reporter"}
 
     def __repr__(self) -> str:
@@ -299,7 +299,7 @@ def of_prompts(results: ResultList[T], prompts: object) -> ResultList[T]:
 
 
 SHOWN = 5
-"""Results at each end of a list that a notebook shows."""
+"""Number of results that a notebook shows from each end of a list."""
 
 
 def _summary(results: ResultList[T]) -> str:
@@ -351,7 +351,7 @@ def tokens_in_words(usage: Usage) -> str:
 
 
 def as_kept(result: Result) -> Result:
-    """Return a result that was stored earlier: without a call, and already paid for."""
+    """Return a stored result, marked as paid for earlier and with no call of its own."""
     kept = evolve(result, latency=0.0, queued=0.0, attempts=0, paid_before=True)
     return evolve(kept, route=Route.CACHED) if result.ok else kept
 
@@ -361,13 +361,13 @@ _FRAMES = 3
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, or the interrupt of a notebook cell, while a call of this library waited for results.
+    """Ctrl-C, or an interrupted notebook cell, while a call of this library was waiting for results.
 
-    In a notebook or a shell, ``sys.last_value`` is the last uncaught one.
+    In a notebook or a shell, ``sys.last_value`` is the last uncaught exception.
 
     Args:
         message: how many results there are, and how to continue.
-        results: returns the results, each time they are read.
+        results: called each time the results are read.
     """
 
     def __init__(self, message: str = "", results: Callable[[], ResultList] = ResultList) -> None:
@@ -378,9 +378,9 @@ class Interrupted(KeyboardInterrupt):
     def results(self) -> ResultList:
         """The answers so far, looked up at each access: calls in flight may have finished since.
 
-        For a list, in the order of the requests, with a ``RequestCancelled`` for each without an answer. For
-        the loops over ``map`` and ``as_completed``, only answers that were not yielded yet; for a job, the
-        stored ones.
+        For a list, they are in the order of the requests, with a ``RequestCancelled`` for each request
+        without an answer. For loops over ``map`` and ``as_completed``, they are the answers not yielded yet,
+        and for a job, the stored ones.
         """
         return self._results()
 
@@ -399,10 +399,10 @@ class Interrupted(KeyboardInterrupt):
 
 
 def as_interrupted(error: KeyboardInterrupt, results: ResultList | None = None) -> Interrupted:
-    """Return the interrupt that a public call raises ``from None`` for one raised inside it.
+    """Return the interrupt that a public call raises ``from None`` in place of one raised inside it.
 
-    It has the frames of the caller only. It keeps results already counted, perhaps before a second Ctrl-C,
-    and otherwise says whether everything had arrived or nothing had been sent.
+    Its traceback has only the caller's frames. It is the ``Interrupted`` in the context of ``error``, such as
+    that of a first Ctrl-C, if there is one.
 
     Args:
         results: of the whole list, if all had arrived.

@@ -1,4 +1,4 @@
-"""The table of metrics, and a snapshot of their figures, with its plain form for JSON.
+"""All metrics, and a snapshot of their figures, which converts to JSON.
 
 Each metric is declared once, as an attribute: its meaning, the events it counts with their amounts, and its
 family in Prometheus. Counting, snapshots and Prometheus all read :data:`METRICS`.
@@ -71,7 +71,7 @@ _failed_call = Events(CallFinished, attrgetter("error"))
 _finished = Events(RequestFinished)
 _uncancelled = Events(RequestFinished, lambda request: not request.cancelled)
 _failed = Events(RequestFinished, lambda request: not request.ok and not request.cancelled)
-_called = Events(  # with their own call
+_called = Events(  # sent in a call of their own
     RequestFinished,
     lambda request: request.attempts > 0 and not request.deduplicated and request.route is not _LOCAL,
 )
@@ -105,13 +105,13 @@ _ROUTE_TOKENS = Family("route_tokens", "Tokens of requests, by route.", "route")
 _RETRIES = Family("retries", "Retries, by whether they count as an attempt.", "tries")
 _TOKENS = Family("tokens", "Tokens of all calls and batches.", "type")
 _DEADLINES = Family("deadlines", "Lists with a deadline, by whether it was met.", "outcome")
-_FORECASTS = Family("forecasts", "Finished lists, by the forecast they kept.", "within")
+_FORECASTS = Family("forecasts", "Finished lists, by the forecast they met.", "within")
 
 
 @documented
 @frozen
 class DecisionFigures:
-    """The choices of routes of a session."""
+    """Routes chosen by a client, and their outcome."""
 
     chosen: dict[str, int] = counter(
         "Lists and jobs, by the chosen route.",
@@ -119,9 +119,9 @@ class DecisionFigures:
         named="routes",
         label="route",
     )
-    forecasts_moved: int = counter("Changes of forecasts by more than 25 %.", Events(ForecastMoved)())
+    forecasts_moved: int = counter("Forecast changes of more than 25 %.", Events(ForecastMoved)())
     thresholds_moved: int = counter(
-        "Changes of the number of requests from which lists are sent by batch.", Events(ThresholdMoved)()
+        "Changes of the number of requests from which a batch pays off.", Events(ThresholdMoved)()
     )
     scored: int = metric(
         "Finished lists and jobs, the basis of the figures below.",
@@ -134,7 +134,7 @@ class DecisionFigures:
         _choice(lambda choice: _difference(choice.individual_cost, choice.cost)),
     )
     extra_usd: float = balance(
-        "USD spent beyond the cost of the same tokens by batch.",
+        "USD spent in excess of the cost of the same tokens in a batch.",
         _choice(lambda choice: _difference(choice.cost, choice.batch_cost)),
     )
     saved_seconds: float = balance(
@@ -229,15 +229,15 @@ class RouteFigures:
 @documented
 @frozen(kw_only=True)
 class MetricsSnapshot:
-    """All figures of a client at one moment, which are consistent. Events are counted since its start or the
-    last ``reset()``.
+    """A consistent snapshot of all figures of a client. Events are counted since its start or the last
+    ``reset()``.
 
     ``submitted == waiting + in_flight + succeeded + failed + cancelled`` always holds.
 
-    A job's request that was not sent in real time counts when this process stores its result, as submitted
-    and as finished. The routes are ``individual``, ``shared`` (including packed ones), ``flex``, ``batch``,
-    ``cached``, ``local``, or ``none`` for requests without an answer in real time and those of jobs that were
-    not sent.
+    A job's request that was not sent in real time is counted, both as submitted and as finished, when this
+    process stores its result. The routes are ``individual``, ``shared`` (including packed calls), ``flex``,
+    ``batch``, ``cached``, ``local``, or ``none`` for requests that were never sent or not answered in real
+    time.
     """
 
     # requests
@@ -250,7 +250,7 @@ class MetricsSnapshot:
     failed: int = metric("Requests that failed for good.", family=_ENDED, value="failed")
     cancelled: int = metric("Requests that were cancelled.", family=_ENDED, value="cancelled")
     by_priority: dict[str, int] = counter(
-        "Requests accepted, by priority; job for those of jobs that were not sent in real time.",
+        "Requests accepted, by priority; job: requests of jobs that were not sent in real time.",
         _submitted(label=_priority),
         _batch_results(
             lambda stored: stored.succeeded + stored.failed + stored.cancelled, label=lambda _: "job"
@@ -389,7 +389,7 @@ class MetricsSnapshot:
         "USD that jobs saved compared with the same tokens in real time.",
         _results(lambda stored: stored.realtime_cost - stored.cost),
     )
-    decisions: DecisionFigures = metric("Outcome of the choices of routes.", start=DecisionFigures)
+    decisions: DecisionFigures = metric("Outcomes of the chosen routes.", start=DecisionFigures)
 
     # the client
     elapsed: float = metric("Seconds the client has been running.")

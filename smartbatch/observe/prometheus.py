@@ -104,14 +104,14 @@ def _of_client(s: MetricsSnapshot) -> Iterator[Metric]:
         yield _metric(family, figures)
     for family, times in times_of(s):
         seen = dict(times.octaves)
-        # bounds below the smallest duration have none, those above the largest have all
+        # no durations are below the smallest one; all of them are below the bounds above the largest one
         smallest = min(seen, default=0.0)
         counts = [seen.get(b, times.count if b >= smallest else 0) for b in BOUNDS]
         yield _histogram(family, counts, times.count, times.total)
 
 
 def _of_participants(found: Participants) -> Iterator[Metric]:
-    """Yield figures that add up, from the sums of all processes, and current ones, from live processes."""
+    """Yield totals as sums over all processes, and current values as those of the live processes."""
     yield _metric(REACHABLE, {"": 1.0})
     sums: dict[str, dict[str, float]] = {}
     for key, value in found.sums.items():

@@ -32,7 +32,7 @@ class ConsoleReporter:
 
     Args:
         metrics: the figures.
-        stream: the target; standard output when ``None``.
+        stream: where to print; standard output when ``None``.
         json: whether a line of JSON is printed instead of a table.
     """
 
@@ -81,12 +81,12 @@ class LogReporter:
 class PeriodicReporter:
     """Lets a reporter report at intervals, and once more at the end; used in a ``with`` block.
 
-    The reporter's exceptions are logged, and the next report is made all the same. A forked child has none.
+    The reporter's exceptions are logged and do not prevent the next report. A forked child makes no reports.
 
     Args:
         reporter: such as a :class:`ConsoleReporter`.
         every: time between two reports, such as ``"60s"``, or seconds.
-        clock: time and waiting, for tests.
+        clock: the source of time and waits, which tests replace.
     """
 
     def __init__(self, reporter: Reporter, every: Duration, clock: Clock | None = None) -> None:

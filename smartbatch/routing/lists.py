@@ -203,9 +203,9 @@ class ListRouter:
         read.
         """
         if key is not None:
-            return f"The same call with key={key!r} goes on, and pays only what is missing"
+            return f"The same call with key={key!r} continues, and pays for only what is missing"
         if self._config.cache is not None and not (decision is not None and decision.chosen.route.by_batch):
-            return "Their answers are in the cache: the same call again pays only what is missing"
+            return "Their answers are in the cache: the same call again pays for only what is missing"
         return (
             "The same call again pays all of them once more; "
             'with key="..." or cache="..." it would pay only what is missing'

@@ -1,4 +1,4 @@
-"""From the rows of an input to requests: the prompt, the id and the key of a row.
+"""Turns the rows of an input into requests, each with a prompt, an id and a key.
 
 Every row is checked before the first request is sent; then the input is read again, row by row.
 """
@@ -43,11 +43,11 @@ class PromptMaker:
 
     Args:
         template: text with ``{field}`` placeholders.
-        prompt_field: the field that is the prompt (a string or a list of chat messages). Without either, the
-            field ``prompt``, else ``messages``, else the only text field.
-        id_field: the field that is the row's id, ``-`` for none; else the field ``id`` if there is one, else
-            the index.
-        on_missing: what to do with rows that lack a field that their prompts need.
+        prompt_field: the field with the prompt (a string or a list of chat messages). Without this and a
+            template, it is the field ``prompt``, otherwise ``messages``, otherwise the only text field.
+        id_field: the field with the row's id, or ``-`` to number the rows; by default the field ``id`` if
+            there is one, otherwise the rows are numbered.
+        on_missing: what to do with rows that lack a field their prompt needs.
 
     Raises:
         InputError: the template is invalid; the error says where.
@@ -67,7 +67,7 @@ class PromptMaker:
             self._prompts = RowPrompts.of(template, prompt_field, on_missing)
         except TemplateError as error:
             raise InputError(f"--template: {error.message}") from error
-        self.fields = self._prompts.fields  # of which a prompt is made; empty if each row decides
+        self.fields = self._prompts.fields  # fields a prompt is made from; empty if each row decides
         self._may_name_models = template is None and prompt_field in (None, *_REQUEST_FIELDS)
 
     @property
@@ -75,11 +75,11 @@ class PromptMaker:
         return self._id_field != NO_ID_FIELD
 
     def prompt(self, row: Row) -> Any:
-        """Return the prompt, not validated yet: a string, a list of messages, an invalid value, a request
-        with one of these and the model that the row names, or a :class:`SkippedRow`.
+        """Return the prompt of a row or a :class:`SkippedRow`. The prompt is not validated yet; if the row
+        names a model, it is returned as a request with that model.
 
         Raises:
-            MissingFields: the row lacks a field, and is not to be skipped.
+            MissingFields: the row lacks a field and must not be skipped.
             BadField: a field is unusable.
         """
         try:
@@ -115,11 +115,11 @@ class PromptMaker:
 
 
 def _model_of(row: Row) -> str | None:
-    """Return the model of a row that is written as a request: it has the field ``prompt`` or ``messages``,
-    and neither a template nor another field makes its prompt. In other rows ``model`` is just a column.
+    """Return the model of a row that has the form of a request, with a field ``prompt`` or ``messages``; in
+    other rows ``model`` is just a column.
 
     Raises:
-        BadField: it is not a string.
+        BadField: the model is not a string.
     """
     if "model" not in row.fields or row.fields.keys().isdisjoint(_REQUEST_FIELDS):
         return None
@@ -199,7 +199,7 @@ class InputRequests:
                 continue
             first = seen.setdefault(str(id), row)
             if first is not row:
-                bad.add(row, BadField(f"has the id of {self._source.place(first)}; {_OTHER_ID}"))
+                bad.add(row, BadField(f"has the same id as {self._source.place(first)}; {_OTHER_ID}"))
 
     def read(
         self,
@@ -207,7 +207,7 @@ class InputRequests:
         stopped: Callable[[], bool],
         context: Callable[[KeyedRow], Any] = lambda row: row,
     ) -> Iterator[Request]:
-        """Read the input again and yield its requests, without parameters, which the client has.
+        """Read the input again and yield its requests without parameters, which the client adds.
 
         Args:
             context: returns the context of a row's request.
@@ -229,7 +229,7 @@ class InputRequests:
             yield row, request
 
     def first_prompt(self) -> tuple[str, str] | None:
-        """Return the place of the first row that is not skipped, and the beginning of its prompt as text;
+        """Return the position of the first row that is not skipped, and the beginning of its prompt as text;
         ``None`` if every row is skipped.
         """
         for row in self._rows():
@@ -259,8 +259,8 @@ class InputRequests:
     ) -> Iterator[tuple[KeyedRow, Any]]:
         """Yield rows with their prompts, once for each answer that is needed; raises as :meth:`read`.
 
-        What has the key of a row that was checked needs no further check. Where all of the first rows are to
-        be skipped, most of them are not read.
+        A row whose key is unchanged since :meth:`check` is not validated again. If all of the first rows are
+        to be skipped, most of them are not even read.
         """
         keys, n = self.keys, self.keys.n
         needed = (place for place in range(len(keys)) if not skip(place))
@@ -295,7 +295,8 @@ class InputRequests:
             raise self._changed()
 
     def row_lookup(self, skip: Callable[[int], bool], *, ordered: bool) -> Callable[[int], KeyedRow]:
-        """Return a function that returns the row at a place, once each; the input is read up to that row.
+        """Return a function that looks up the row at a place. It reads the input up to that row; each row can
+        be looked up once.
 
         Unless rows are looked up in order, the rows in between are kept in memory.
         """
@@ -318,11 +319,11 @@ class InputRequests:
         return islice(self._source.rows(start), None if self._limit is None else self._limit - start)
 
     def _changed(self) -> InputError:
-        return InputError(f"{self._source.name}: changed while it was being read; run the same line again")
+        return InputError(f"{self._source.name}: changed while it was being read; run the same command again")
 
     def _checked_prompt(self, row: Row) -> Any:
         prompt = self._maker.prompt(row)
-        # The parameters are part of the settings digest, so what is checked here is the prompt alone.
+        # Only the prompt is checked here: the parameters are part of the settings digest.
         if isinstance(prompt, Request):
             validation.check_prompt(prompt.prompt, self.embedding)
         elif not isinstance(prompt, SkippedRow):
@@ -331,7 +332,7 @@ class InputRequests:
 
 
 class _BadRows:
-    """Counts unusable rows, and keeps the errors of the first ones."""
+    """Counts unusable rows and keeps the errors of the first few."""
 
     def __init__(self, source: RowSource) -> None:
         self._source = source
@@ -362,7 +363,7 @@ class _BadRows:
             )
         rows = "1 row" if self.count == 1 else f"{self.count:,} rows"
         raise InputError(
-            "\n  ".join([f"{self._source.name}: {rows} cannot be asked; nothing was sent", *lines])
+            "\n  ".join([f"{self._source.name}: {rows} cannot be used; nothing was sent", *lines])
         )
 
 

@@ -20,13 +20,11 @@ _USAGE = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
 
 
 def answer_columns(results: Sequence[Result[Any]]) -> Columns:
-    """Return results as columns: text, fields of parsed objects, vectors if there are any, usage, cost,
-    latency,
-    route, attempts, model, finish reason and error; tool calls, reasoning and log-probabilities if there are
-    any.
+    """Return results as columns: text, fields of parsed objects, usage, cost, latency, route, attempts,
+    model, finish reason and error; vectors, tool calls, reasoning and log-probabilities if there are any.
 
-    A field of parsed objects with the name of another column is called ``parsed_…``; an object without
-    fields is the column ``parsed``.
+    A field of parsed objects with the name of another column is called ``parsed_…``; objects without fields
+    are in the column ``parsed``.
     """
     columns: Columns = {}
     if has_samples(results):
@@ -94,7 +92,7 @@ def parsed_columns(values: Sequence[Any]) -> Columns:
 
 
 def renamed(columns: Columns, prefix: str, taken: Collection[str]) -> Columns:
-    """Return columns under free names: a taken name gets the prefix, several times if needed."""
+    """Return columns under unused names: the prefix is added to used names, several times if needed."""
     made: Columns = {}
     for name, values in columns.items():
         free = name
@@ -105,8 +103,8 @@ def renamed(columns: Columns, prefix: str, taken: Collection[str]) -> Columns:
 
 
 def plain(value: Any) -> Any:
-    """Return a parsed object as JSON values: records as dictionaries, times and other types as strings. It
-    is always a copy.
+    """Return a copy of a parsed object as JSON values: records as dictionaries, times and other types as
+    strings.
     """
     if value is None or (isinstance(value, str | int | float) and not isinstance(value, enum.Enum)):
         return value
@@ -142,8 +140,8 @@ def with_answers(table: Any, results: Sequence[Result[Any]]) -> Any:
     rows = isinstance(table, Sequence) and all(isinstance(row, Mapping) for row in table)
     if kind is None and (not rows or isinstance(table, str)):
         raise ValueError(
-            "the prompts did not come from a table: give it, as to_table(table), or ask for a kind, such as "
-            "to_pandas()"
+            "the prompts did not come from a table: pass one, as in to_table(table), or use a method for one "
+            "type, such as to_pandas()"
         )
     if not fits(table, results):
         prompts = len(set(rows_of(results))) if has_samples(results) else len(results)

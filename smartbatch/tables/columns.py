@@ -1,7 +1,7 @@
-"""Columns of plain values, and the tables of pandas, Polars, Arrow and Datasets they come from or become.
+"""Columns of plain values, and their conversion from and to tables of pandas, Polars, Arrow and Datasets.
 
-The libraries accept different types, so the shape of a column is found once and given to each. A column whose
-values have no common shape becomes text.
+The libraries accept different types, so the shape of a column is determined here. A column whose values have
+no common shape becomes text.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 Columns: TypeAlias = "dict[str, list[Any]]"
-"""The values of each column, by its name; all have as many."""
+"""The values of each column, by its name; all columns have the same length."""
 
 _SMALLEST, _ABOVE = -(2**63), 2**63
-"""The whole numbers that a column of numbers holds."""
+"""Range of the whole numbers that a column can store."""
 _DEEPEST: Final = 30
-"""Levels of lists and records in a column. Readers of Parquet refuse a hundred, of which a list takes two."""
+"""Maximum levels of lists and records in a column. Parquet readers reject a hundred; a list counts as two."""
 _MAX_FIELDS: Final = 1000
-"""Different fields in the records of a column; with more, as if keys are data, the column is text."""
+"""Maximum fields in the records of a column. With more, as when keys are data, the column becomes text."""
 
 
 @frozen
@@ -47,7 +47,7 @@ class Shape:
 NONE: Final = Shape("none")
 _MIXED: Final = Shape("mixed")
 VECTOR: Final = Shape("list", Shape("float32"))
-"""What vectors have in common."""
+"""The shape of a vector."""
 _SCALARS: Final = {str: Shape("text"), bool: Shape("bool"), float: Shape("float")}
 _WHOLE: Final = Shape("int")
 
@@ -56,7 +56,7 @@ def shape_of(values: Iterable[Any], levels: int = _DEEPEST) -> Shape:
     """Return the common shape of values.
 
     Args:
-        levels: of lists and records; deeper values are mixed.
+        levels: maximum levels of lists and records; deeper values are mixed.
     """
     shape = NONE
     for value in values:
@@ -77,7 +77,7 @@ def shape_of_value(value: Any, levels: int = _DEEPEST) -> Shape:
         return Shape("list", shape_of(value, levels - 1)) if levels else _MIXED
     if isinstance(value, dict):
         named = {str(name): inner for name, inner in value.items()}
-        # One without fields, or with a name that is no UTF-8, is none that a file could hold.
+        # No file can store a record without fields, or a field whose name is not UTF-8.
         if not (named and levels and all(name == column_name(name) for name in named)):
             return _MIXED
         fields = tuple((name, shape_of_value(inner, levels - 1)) for name, inner in named.items())
@@ -141,7 +141,7 @@ def to_pandas(columns: Columns, index: Any = None) -> pandas.DataFrame:
     """Return a pandas frame; nested and mixed values are Python objects.
 
     Args:
-        index: of its rows; numbered if ``None``.
+        index: the index of its rows; numbers if ``None``.
     """
     with _extra("pandas"):
         import pandas
@@ -183,7 +183,7 @@ def to_arrow(columns: Columns, shapes: Mapping[str, Shape] | None = None) -> pya
     """Return an Arrow table.
 
     Args:
-        shapes: of the columns, if these are parts of longer ones.
+        shapes: the shapes of whole columns, if ``columns`` has only a part of their rows.
     """
     with _extra("arrow"):
         import pyarrow
@@ -212,12 +212,12 @@ class TableKind:
     """How the tables of a library are read and extended.
 
     Attributes:
-        module: where its classes stand.
-        classes: of its tables, by name.
-        names: of the columns of a table, in order.
-        values: of a column, by its position, as Python's own; ``None`` where one is missing.
-        extended: a table with further columns.
-        taken: the rows of a table at some positions, which may repeat.
+        module: name of the module with its classes.
+        classes: names of its table classes.
+        names: returns the names of a table's columns, in order.
+        values: returns the values of the column at a position, as Python values; missing ones are ``None``.
+        extended: returns a table with additional columns.
+        taken: returns the rows of a table at some positions, which may repeat.
     """
 
     module: str

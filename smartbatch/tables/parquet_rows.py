@@ -1,7 +1,7 @@
-"""Parquet: its rows in bounded memory, whatever their size.
+"""Reader of rows from Parquet, in bounded memory.
 
-The footer states how long a column is in the file. What a page becomes is stated in the page's own header, by
-which the reader allocates memory: a few hundred bytes may stand for a gigabyte. So headers are read first.
+A page of a few hundred bytes may unpack to a gigabyte, and ``pyarrow`` allocates memory for the size in the
+page's header. So the headers are read and checked first.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from smartbatch.tables.answer_columns import plain
 from smartbatch.tables.row_formats import BadRow, ParsedRow, header_error, missing
 
 _BLOCK: Final = 1 << 20
-"""Bytes of a column that are read at a time."""
+"""Bytes of a column read at a time."""
 _ROWS: Final = 1000
-"""Most rows that are held at a time."""
+"""Maximum number of rows in memory."""
 _HELD_BYTES: Final = 16 * 2**20
-"""Bytes of rows that are held at a time, if a row is not longer by itself."""
+"""Maximum bytes of the rows in memory, unless a single row is longer."""
 _FREE_ROWS: Final = 10_000_000
-"""Rows that a file may have however short it is."""
+"""Rows that a file of any size may have."""
 _ROWS_PER_BYTE: Final = 8
-"""Rows for each byte of a longer file."""
+"""Additional rows per byte of the file."""
 
 
 def parquet_rows(file: IO[bytes]) -> Iterator[ParsedRow]:
@@ -38,7 +38,7 @@ def parquet_rows(file: IO[bytes]) -> Iterator[ParsedRow]:
         raise missing("pyarrow", "arrow", "reading Parquet") from error
     number = 0
     try:
-        # A column is read in blocks: a file may well be one group of a million rows.
+        # Columns are read in blocks, because a file may consist of one group of a million rows.
         source = pyarrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=_BLOCK)
         names: list[str] = source.schema_arrow.names
         if message := header_error(names):
@@ -59,7 +59,7 @@ def parquet_rows(file: IO[bytes]) -> Iterator[ParsedRow]:
         yield BadRow(
             number + 1, f"the file cannot be read in bounded memory: {error}; write it with smaller pages"
         )
-    except (pyarrow.ArrowException, OSError, ValueError) as error:  # damage comes as any of them
+    except (pyarrow.ArrowException, OSError, ValueError) as error:  # raised for damaged files
         text = str(error).splitlines() or [type(error).__name__]
         yield BadRow(number + 1, f"not a whole Parquet file: {text[0]}")
 
@@ -74,13 +74,13 @@ def _check_rows(file: IO[bytes], rows: int) -> None:
 def _plan(
     kinds: Any, file: IO[bytes], source: Any, chunks: list[dict[int, Any]], group: int
 ) -> tuple[list[str], int]:
-    """Return which columns of a group stay in their dictionaries, and how many rows fit into memory.
+    """Return the columns of a group to read as dictionaries, and the number of rows that fit into memory.
 
-    A text that repeats is then held once. The reader never forgets a text it has put into such a column, so
-    one with texts outside the dictionary of the file would grow with its rows.
+    In a dictionary, a repeated text is stored once. But the reader keeps every text of such a column, so a
+    column with texts outside the file's dictionary would grow with its rows.
 
     Raises:
-        TooLarge, ValueError: as :func:`column_sizes`.
+        TooLarge, ValueError: like :func:`column_sizes`.
     """
     texts = {each.name for each in source.schema_arrow if _is_text(kinds, each.type)}
     rows = max(1, source.metadata.row_group(group).num_rows)
@@ -103,7 +103,7 @@ def _is_text(kinds: Any, kind: Any) -> bool:
 
 
 def _row(number: int, fields: dict[str, Any]) -> ParsedRow:
-    # Characters are counted, of which each is a byte or more: a quick look that most rows pass.
+    # Counting characters is fast, and each has at least one byte.
     size = sum(len(value) for value in fields.values() if isinstance(value, str))
     if size > row_formats.MAX_ROW_BYTES:
         return BadRow(number, f"the row is longer than {row_formats.MAX_ROW_BYTES >> 20} MiB")
@@ -131,7 +131,7 @@ def _is_string(kinds: Any, kind: Any) -> bool:
 
 
 def _as_json(value: Any) -> Any:
-    """Return a value that JSON can hold: NaN as null, bytes as text or base 64, times as text."""
+    """Return a value that JSON can represent: NaN as null, bytes as text or Base64, times as text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, bytes):
@@ -147,12 +147,12 @@ def _as_json(value: Any) -> Any:
 
 
 MAX_PAGE_BYTES: Final = 256 * 2**20
-"""Largest page, bytes, unpacked: a writer cuts pages at 1 MB, but at least after 1,024 rows."""
+"""Maximum bytes of an unpacked page. Writers start a new page after 1 MB, but not before 1,024 rows."""
 _MAX_HEADER_BYTES: Final = 16 * 2**20
 _FREE_VALUES: Final = 10_000_000
-"""Values that a column may have however short it is."""
+"""Values that a column of any size may have."""
 _VALUES_PER_BYTE: Final = 8
-"""Values for each byte of a longer column: each takes at least a bit."""
+"""Additional values per byte of the column: each takes at least one bit."""
 
 _DICTIONARY_PAGE: Final = 2
 _TYPE, _UNPACKED, _PACKED = 1, 2, 3
@@ -161,9 +161,9 @@ _DATA, _DICTIONARY, _NEWER_DATA = 5, 7, 8
 is the number of values."""
 _ENCODING: Final = {_DATA: 2, _NEWER_DATA: 4}
 _IN_DICTIONARY: Final = (2, 8)
-"""Encodings of pages that hold places in the dictionary instead of values."""
+"""Encodings of pages that contain dictionary positions instead of values."""
 _GROUPS, _COLUMNS, _COLUMN, _BYTES = 4, 1, 3, 6
-"""Fields on the way from the footer to a column, and the type of texts."""
+"""Fields on the path from the footer to a column, and the type of texts."""
 _KIND, _VALUES, _COLUMN_UNPACKED, _COLUMN_PACKED, _FIRST_PAGE, _DICTIONARY_PLACE = 1, 5, 6, 7, 9, 11
 """Fields of a column."""
 _BOOLEANS: Final = (1, 2)
@@ -182,10 +182,10 @@ class ColumnSizes:
     """The largest sizes in a column of a row group, in bytes of memory.
 
     Attributes:
-        values: their number.
-        value: mean of a value, on the page where they are largest.
-        dictionary_value: the most that one value of its dictionary may take, 0 for no dictionary.
-        in_dictionary: no page holds values outside the dictionary.
+        values: number of values.
+        value: mean size of a value, on the page with the largest values.
+        dictionary_value: maximum size of a value in the dictionary; 0 if there is no dictionary.
+        in_dictionary: no page has values outside the dictionary.
     """
 
     values: int = 0
@@ -195,9 +195,9 @@ class ColumnSizes:
 
 
 def column_chunks(file: IO[bytes]) -> list[list[dict[int, Any]]]:
-    """Return the metadata of each column of each row group, by the Thrift numbers of their fields.
+    """Return the metadata of each column of each row group, by the Thrift numbers of its fields.
 
-    ``pyarrow`` has them too, but crashes the process on a damaged column.
+    ``pyarrow`` can read it too, but crashes the process on a damaged column.
 
     Raises:
         ValueError: the footer is damaged.
@@ -236,7 +236,7 @@ def column_sizes(file: IO[bytes], column: dict[int, Any]) -> ColumnSizes:
             continue
         values = _number(header[kind], 1)
         if header.get(_TYPE) == _DICTIONARY_PAGE:
-            # Of texts one may be as long as all together; other values are equally long.
+            # One text may take up the whole page; values of other types have equal sizes.
             largest = unpacked if column.get(_KIND) == _BYTES else unpacked / max(1, values)
             sizes.dictionary_value = max(sizes.dictionary_value, largest)
         elif values:
@@ -286,8 +286,8 @@ class _Compact:
         """Return the values of a struct, by the numbers of their fields.
 
         Raises:
-            IndexError: the data end before it does.
-            ValueError: it is damaged.
+            IndexError: the data ends within the struct.
+            ValueError: the struct is damaged.
         """
         found: dict[int, Any] = {}
         number = 0

@@ -24,7 +24,7 @@ from attrs import frozen
 from smartbatch.errors import InputError
 
 MAX_ROW_BYTES: Final = 64 * 2**20
-"""Longest row, bytes: above any request body the providers take, and small enough to hold in memory."""
+"""Maximum bytes of a row: more than any request body the providers accept, and small enough for memory."""
 
 
 @frozen
@@ -36,7 +36,7 @@ class BadRow:
 
 
 ParsedRow: TypeAlias = "tuple[int, dict[str, Any]] | BadRow"
-"""What a reader yields: a line and its fields, or the error there."""
+"""What a reader yields: a line number and its fields, or the error in that line."""
 
 Reader: TypeAlias = "Callable[[IO[bytes]], Iterator[ParsedRow]]"
 
@@ -74,13 +74,13 @@ except ImportError:  # the extra "fast" is not installed
     _fast = None
 
 MAX_DEPTH: Final = 200
-"""Deepest nesting of a JSON row: the parser's own limit (near 1,000) depends on who calls it."""
+"""Maximum nesting of a JSON row; the parser's own limit, about 1,000, depends on the caller's stack."""
 
 _FLAT: Final = frozenset({str, int, bool, type(None)})
 _BOM: Final = b"\xef\xbb\xbf"
 _SPACE: Final = re.compile("[ \t\r\n]*")
 _BLOCK: Final = 1 << 20
-"""Characters of a JSON array that are read at a time."""
+"""Characters of a JSON array read at a time."""
 
 
 def lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
@@ -180,7 +180,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _whole(text: str) -> int:
-    if len(text) > 4000:  # Python refuses to convert beyond 4,300 digits, to and fro
+    if len(text) > 4000:  # Python converts at most 4,300 digits, in either direction
         raise ValueError("a number is too long")
     return int(text)
 
@@ -200,7 +200,7 @@ def json_rows(file: IO[bytes]) -> Iterator[ParsedRow]:
 
 
 class _JsonText:
-    """The text of a JSON array; only one value and the block after it are held in memory."""
+    """The text of a JSON array; only one value and the block after it are kept in memory."""
 
     def __init__(self, file: io.TextIOWrapper) -> None:
         self._file = file
@@ -231,7 +231,7 @@ class _JsonText:
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._held, self._place)
-            except json.JSONDecodeError:  # perhaps only cut off
+            except json.JSONDecodeError:  # the block may just end inside the value
                 held = len(self._held) - self._place
                 if held > MAX_ROW_BYTES:
                     raise ValueError(f"the row is longer than {MAX_ROW_BYTES >> 20} MiB") from None
@@ -255,7 +255,7 @@ class _JsonText:
 def _array_rows(text: _JsonText) -> Iterator[ParsedRow]:
     """Yield the objects of an array; invalid JSON ends it."""
     if text.next() != "[":
-        yield BadRow(text.line, "not a JSON array of objects; one object a line is --format jsonl")
+        yield BadRow(text.line, "not a JSON array of objects; for one object per line, use --format jsonl")
         return
     text.skip()
     between = text.next() != "]"
@@ -290,20 +290,20 @@ def _object_row(line: int, value: Any, written: str) -> ParsedRow:
         return BadRow(line, "not valid UTF-8; save the file as UTF-8")
     if not isinstance(value, dict):
         return BadRow(line, 'not a JSON object; each row must look like {"prompt": "…"}')
-    # A deep value has at least as many brackets as levels: few rows need the walk.
+    # A value has at least as many brackets as levels, so few rows need the full check.
     if written.count("[") + written.count("{") > MAX_DEPTH and _deeper_than(value, MAX_DEPTH):
         return BadRow(line, f"nested deeper than {MAX_DEPTH} levels")
     return line, value
 
 
 DELIMITERS: Final = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
-"""The delimiters that are detected, by the names under which ``--delimiter`` takes them."""
+"""The delimiters that are detected, by their names in ``--delimiter``."""
 
 _SAMPLE_LINES: Final = 50
 _SAMPLE_CHARACTERS: Final = 1 << 18
-"""The beginning of a file by which its delimiter is found."""
+"""Size of the sample from which a file's delimiter is detected."""
 _SEPARATOR_LINE: Final = "sep="
-"""How the first line of some spreadsheets begins, which names the delimiter and is no row."""
+"""Beginning of the first line of some spreadsheets, which names the delimiter and is not a row."""
 
 
 def csv_rows(file: IO[bytes], *, delimiter: str | None = None, usual: str = ",") -> Iterator[ParsedRow]:
@@ -313,8 +313,8 @@ def csv_rows(file: IO[bytes], *, delimiter: str | None = None, usual: str = ",")
         delimiter: one character; detected from the first lines if ``None``.
         usual: the delimiter if the first lines are ambiguous.
     """
-    # An invalid byte decodes to a lone surrogate, which valid UTF-8 cannot hold: it is found per row, and the
-    # rest of the file stays readable.
+    # Invalid bytes decode to lone surrogates, which valid UTF-8 never contains, so the affected rows are
+    # found and the rest of the file can be read.
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
     before = csv.field_size_limit(MAX_ROW_BYTES)
     try:
@@ -382,8 +382,9 @@ def _sample(lines: Iterator[str]) -> list[str]:
 
 
 def _detected(sample: Sequence[str], usual: str) -> str:
-    """Return the delimiter that splits the first lines into most columns, with the same number of cells in
-    all rows, or else in at least half of them. Ties, and files that none fits, get the usual one.
+    """Return the delimiter that splits the first lines into the most columns. One that gives all rows the
+    same number of cells comes first, then one that does so for at least half of them. The usual one is
+    returned for ties and if none fits.
     """
     candidates = [usual, *(each for each in DELIMITERS.values() if each != usual)]
     fits = {each: _fit(sample, each) for each in candidates}
@@ -396,7 +397,7 @@ def _fit(sample: Sequence[str], delimiter: str) -> tuple[bool, int]:
     """
     records = csv.reader(iter(sample), strict=True, delimiter=delimiter)
     sizes: list[int] = []
-    with suppress(csv.Error):  # perhaps only the sample ends within quotes
+    with suppress(csv.Error):  # the sample may just end inside quotes
         sizes.extend(len(cells) for cells in records if cells)
     if not sizes or sizes[0] == 1:
         return False, 0
@@ -409,8 +410,8 @@ def _csv_row(number: int, header: list[str], cells: list[str], delimiter: str) -
         shown = next((name for name, each in DELIMITERS.items() if each == delimiter), repr(delimiter))
         return BadRow(
             number,
-            f"{len(cells)} fields where the header names {len(header)} (the delimiter is the {shown}); quote "
-            "fields that hold it, or name another with --delimiter",
+            f"{len(cells)} fields, but the header has {len(header)} (the delimiter is the {shown}); quote "
+            "fields that contain it, or choose another with --delimiter",
         )
     fields = dict(zip(header, cells, strict=True))
     for name, value in fields.items():

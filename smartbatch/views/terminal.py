@@ -84,7 +84,7 @@ def table_lines(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], width
 
     1. Cells with several values keep the first one only, column by column: the highest ``drop`` first.
     2. The first column is cut, down to :data:`_MIN_FIRST_COLUMN` cells.
-    3. Columns are left out, by ``drop``.
+    3. Whole columns are left out, the highest ``drop`` first.
     4. The first column is cut further.
     """
     listed = [tuple(row) for row in rows]

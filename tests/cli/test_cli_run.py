@@ -214,7 +214,7 @@ def test_of_many_bad_rows_ten_are_named(calls: Any, capfd: pytest.CaptureFixture
     Path("in.jsonl").write_text('{"prompt": "secret"}\n' + '{"text": 1, "secret": 2}\n' * 30)
     assert run(input="in.jsonl") == 2
     message = capfd.readouterr().err
-    assert "30 rows cannot be asked; nothing was sent" in message
+    assert "30 rows cannot be used; nothing was sent" in message
     assert message.count("\n  row ") == 10
     assert "and 20 more" in message
 

@@ -152,7 +152,7 @@ def test_the_option_wins_and_a_wrong_row_names_the_delimiter(capfd: pytest.Captu
     assert cells("a;b,c\n1;2,3\n", delimiter=",") == [["1;2", "3"]]
     assert cells("a,b\n1\t2,3\n", usual="\t") == [["1\t2", "3"]]
     (message,) = cells("a;b\n1;2;3\n4;5\n6;7\n")[0]
-    assert "3 fields where the header names 2 (the delimiter is the semicolon)" in message
+    assert "3 fields, but the header has 2 (the delimiter is the semicolon)" in message
     semicolons = ("--delimiter", "semicolon", "--prompt-field", "b", "-o", "out.jsonl")
     assert run("a,x;b\n1;2\n", *semicolons) == 0
     assert [row["text"] for row in written()] == ["answer to 2"]
@@ -259,8 +259,8 @@ def test_equal_ids_are_refused_with_both_rows(capfd: pytest.CaptureFixture[str])
     )
     assert run(rows, name="in.jsonl") == 2
     error = capfd.readouterr().err
-    assert "row 2 (line 3): has the id of row 0 (line 1)" in error
-    assert "row 3 (line 4): has the id of row 1 (line 2)" in error
+    assert "row 2 (line 3): has the same id as row 0 (line 1)" in error
+    assert "row 3 (line 4): has the same id as row 1 (line 2)" in error
     assert run(rows, "--id-field", "-", "-o", "out.jsonl", name="in.jsonl") == 0
     assert [row["id"] for row in written()] == [0, 1, 2, 3]
 

@@ -108,7 +108,7 @@ def test_the_same_call_pays_what_its_message_says(
     assert client.generate(prompts, strategy="individual", **params).succeeded == 30
     assert (len(remote.asked) == 30) == bool(kept)
     words = str(caught.value)
-    assert ("pays only what is missing" in words) == bool(kept)
+    assert ("pays for only what is missing" in words) == bool(kept)
     assert ('with key="..." or cache="..." it would pay' in words) == (not kept)
     assert "of 30 results had come" in words
 

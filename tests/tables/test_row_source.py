@@ -130,8 +130,8 @@ def test_csv_keeps_quoted_commas_and_newlines_and_forgets_the_byte_order_mark(tm
             b"a,b\n1,2\n1,2,3\n",
             (
                 3,
-                "3 fields where the header names 2 (the delimiter is the comma); quote fields that hold it, "
-                "or name another with --delimiter",
+                "3 fields, but the header has 2 (the delimiter is the comma); quote fields that contain "
+                "it, or choose another with --delimiter",
             ),
         ),
         (b"a,b\n1,\xff\n", (2, "field 'b' is not valid UTF-8; save the file as UTF-8")),

@@ -42,15 +42,16 @@ def compiled(pattern: str) -> Callable[[str], bool]:
     return found_in
 
 
-MAX_COMPARED_PARTS = 1_000  # parts per value up to which unevaluated parts are looked up
+MAX_COMPARED_PARTS = 1_000  # of a value, for the keywords about unevaluated parts
 
 MAX_FLAWS = 3  # reported per answer
 
 
 class KnownFlaws:
-    """Flaws that the references of a schema found in the parts of one answer.
+    """The flaws found by the references of a schema in the parts of one answer.
 
-    It replaces the format checker, which a validator passes on to those it creates; formats are not checked.
+    It takes the place of the format checker, because a validator passes that on to the validators it creates;
+    formats are not checked.
     """
 
     def __init__(self) -> None:
@@ -64,7 +65,7 @@ def bounded(kind: Any, *, remembers: bool) -> Any:
     """Return the validator class ``kind`` with the keywords below.
 
     Args:
-        remembers: the result of a reference does not depend on the path to it.
+        remembers: reuse the result of a reference, because it does not depend on the path to it.
     """
     own = {name: keyword for name, keyword in _BOUNDED_KEYWORDS.items() if name in kind.VALIDATORS}
     for name in ("unevaluatedItems", "unevaluatedProperties"):
@@ -76,8 +77,8 @@ def bounded(kind: Any, *, remembers: bool) -> Any:
 
 
 def _found(pattern: str, text: str) -> bool:
-    """Whether a pattern matches. A pattern that the engine rejects is left to the class that has it: a plain
-    schema with such a pattern is rejected before anything is sent."""
+    """Whether a pattern matches. A pattern that the engine rejects counts as a match: the class it belongs to
+    checks it, and a plain schema with such a pattern is rejected before anything is sent."""
     try:
         return compiled(pattern)(text)
     except PatternError:
@@ -127,12 +128,12 @@ def _unique_items(validator: Any, unique: Any, value: Any, _schema: Any) -> Iter
 def _limited(name: str, keyword: Any) -> Any:
     """Return a keyword for values of at most :data:`MAX_COMPARED_PARTS` parts; larger values fail it.
 
-    It looks up each part in a list, and runs the patterns of ``patternProperties`` itself.
+    ``keyword`` looks up each part in a list, and matches the patterns of ``patternProperties`` itself.
     """
 
     def limited(validator: Any, schema_of_rest: Any, value: Any, schema: Any) -> Iterator[Any]:
         if isinstance(value, dict | list) and len(value) > MAX_COMPARED_PARTS:
-            yield _flaw(f"has more than {MAX_COMPARED_PARTS} parts, which {name} is not applied to")
+            yield _flaw(f"has more than {MAX_COMPARED_PARTS} parts, too many for {name}")
             return
         yield from keyword(validator, schema_of_rest, value, schema)
 
@@ -149,7 +150,7 @@ def _once(keyword: Any) -> Any:
             flaws = list(islice(keyword(validator, reference, value, schema), MAX_FLAWS))
             known.found[id(schema), id(value)] = flaws
         for flaw in flaws:
-            yield flaw.create_from(flaw)  # whoever receives it adds its own path
+            yield flaw.create_from(flaw)  # the receiver adds its own path
 
     return once
 
@@ -244,8 +245,8 @@ class PlainSchema:
     def __call__(self, value: Any) -> Any:
         """Return ``value``.
 
-        If a type of this process has this very schema, it judges instead, because it may accept more: a job
-        stores only the schema of a type.
+        If this process has a type with exactly this schema, the type checks the value, because it may accept
+        more: a job stores only the schema of a type.
 
         Raises:
             Misfit: the value does not follow the schema.
@@ -256,8 +257,7 @@ class PlainSchema:
         validator = _validator(self._text).evolve(format_checker=KnownFlaws())
         flaws = list(islice(validator.iter_errors(value), MAX_FLAWS))
         if flaws:
-            # The path within the schema comes from the caller; the path within the answer may contain its
-            # keys.
+            # An error may name a place in the schema, but not in the answer, whose keys are private.
             where = "/".join(str(part) for part in flaws[0].absolute_schema_path)
             advice = "; ".join(f"at {flaw.json_path}: {flaw.message[:500]}" for flaw in flaws)
             raise Misfit(f"the answer breaks the schema at {where}", f"{advice}.")
@@ -268,7 +268,7 @@ _judges: WeakValueDictionary[str, Callable[[Any], Any]] = WeakValueDictionary()
 
 
 def judged_by(schema: Mapping[str, Any], judge: Callable[[Any], Any]) -> None:
-    """Let ``judge`` check the answers to ``schema`` for as long as it exists."""
+    """Have ``judge`` check the answers to ``schema`` as long as ``judge`` exists."""
     _judges[json.dumps(schema)] = judge
 
 
@@ -301,7 +301,7 @@ def _validator(schema: str) -> Any:
         where = "".join(f"[{part!r}]" for part in error.absolute_path)
         problem = f"is not a JSON schema: at {where or 'the top'} it violates {error.validator!r}"
         raise ValueError(problem) from None
-    # jsonschema itself runs these
+    # jsonschema runs these patterns itself
     if '"unevaluatedProperties": ' in schema and '"patternProperties": ' in schema:
         raise ValueError(
             "has both patternProperties and unevaluatedProperties; use additionalProperties with patterns"
@@ -317,13 +317,13 @@ def _validator(schema: str) -> Any:
 
 
 _DATA_KEYWORDS = ("enum", "const", "default", "examples")  # keywords whose values are data, not schemas
-# keywords whose values are schemas by name; the names are not keywords
+# keywords whose values map names to schemas; the names are not keywords
 _NAMED_SCHEMA_KEYWORDS = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 
 
 def _without_dialects(schema: Any) -> Any:
-    """Return a schema in which no part names a dialect: for one that does, ``jsonschema`` would use that
-    dialect's own validator, whose keywords are not bounded."""
+    """Return the schema without the names of dialects in its parts. For a part with a name, ``jsonschema``
+    would use the validator of that dialect, whose keywords are not bounded."""
     if isinstance(schema, list):
         return [_without_dialects(item) for item in schema]
     if not isinstance(schema, Mapping):
@@ -338,7 +338,7 @@ def _without_dialects(schema: Any) -> Any:
 
 
 def keywords(schema: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the keywords of a schema and of its parts, with their values; data has none."""
+    """Yield the keywords of a schema and its parts with their values, but none from data."""
     if isinstance(schema, list):
         for item in schema:
             yield from keywords(item)

@@ -69,7 +69,7 @@ def fetch(step: Step, shard: ShardRow) -> ShardRow:
 
 def _not_fetched(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow:
     if error.code == TOO_LARGE_CODE:
-        _report_at_risk(step, shard, f"are larger than those of {shard.size:,} requests can be")
+        _report_at_risk(step, shard, f"are larger than {shard.size:,} requests can produce")
     # 1. the provider refuses, and may have deleted the results by now: they are gone
     if error.kind is ErrorKind.CLIENT_ERROR and results_may_be_deleted(step, shard):
         return _gone(step, shard)
@@ -303,8 +303,8 @@ def download_all(step: Step, shard: ShardRow, batch: RemoteBatch) -> list[Path]:
     """Download every output of a batch to a local file.
 
     Raises:
-        ProviderError: the outputs are larger than all answers of the batch can be. Nothing else limits what a
-            broken server makes us write.
+        ProviderError: the outputs are larger than all answers of the batch can be. Nothing else keeps a
+            broken server from filling the disk.
     """
     paths = _paths(step, shard, batch)
     most = 2 * shard.bytes + shard.size * MAX_ANSWER_BYTES  # a line may repeat its request
@@ -319,7 +319,7 @@ def _within(most: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
     for piece in pieces:
         most -= len(piece)
         if most < 0:
-            text = "the results are larger than those of its requests can be; they are downloaded again"
+            text = "the results are larger than its requests can produce; they are downloaded again"
             raise ProviderError(text, kind=ErrorKind.INVALID_RESPONSE, code=TOO_LARGE_CODE)
         yield piece
 

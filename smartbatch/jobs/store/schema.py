@@ -47,7 +47,7 @@ _T = TypeVar("_T", bound=AttrsInstance)
 VERSION = 1  # of the tables below, recorded in each store
 
 TABLES = (
-    # numbers of jobs; a row exists while items belong to no job: during storage and deletion
+    # jobs being stored or deleted, whose items belong to no row of the table job
     "CREATE TABLE incomplete_job (no {serial}, owner TEXT NOT NULL)",
     # reserved: USD that may be spent in addition to the cost; truncated, empty, refused: counts of answers
     """CREATE TABLE job (
@@ -132,7 +132,7 @@ TABLES = (
     )""",
     "CREATE INDEX shard_scope ON shard (scope, state)",
     "CREATE INDEX shard_batch ON shard (batch_id)",
-    # the positions in the job of a shard's items, four bytes each, little end first
+    # the positions in the job of a shard's items, four bytes each, little-endian
     "CREATE TABLE shard_items (id TEXT NOT NULL PRIMARY KEY, job {int} NOT NULL, positions {bytes} NOT NULL)",
     """CREATE TABLE result (
         no {key},
