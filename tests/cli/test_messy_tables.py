@@ -269,7 +269,7 @@ def test_a_million_ids_take_eight_bytes_each(monkeypatch: pytest.MonkeyPatch) ->
     """Also where they are compared part by part."""
     from smartbatch.runs import row_keys as unique_ids
 
-    monkeypatch.setattr(unique_ids, "_AT_ONCE", 10)
+    monkeypatch.setattr(unique_ids, "_MAX_IDS_PER_SET", 10)
     ids = unique_ids.UniqueIds()
     for id in [*range(100), "7", "x", "x"]:
         ids.add(id)
