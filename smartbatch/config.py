@@ -506,7 +506,7 @@ _MAX_DEPTH = 50
 
 
 def _table(path: Path) -> Mapping[str, Any]:
-    import tomllib  # late: most programs have no such file
+    import tomllib  # imported late: most programs have no such file
 
     form = "YAML" if path.suffix in (".yaml", ".yml") else "TOML"
     try:

@@ -82,7 +82,7 @@ class Plan(Generic[T]):
         return f"<Plan {requests}, {self.route.value}, about {duration(self.p50)}, {cost}>"
 
     def _repr_html_(self) -> str:
-        from smartbatch.views.html import notebook  # late: only a notebook shows it
+        from smartbatch.views.html import notebook  # imported late: only a notebook shows it
 
         parts = tuple(decision_parts(self.decision, voice=IN_PYTHON))
         return notebook(View(repr(self).strip("<>"), (Section("routes", "Routes", parts),)))
@@ -92,7 +92,7 @@ class Plan(Generic[T]):
 
         Args:
             details: adds the forecast of each route (``p50``: half of such lists are done by then, ``p95``:
-                95 of 100 are), the constraints, and the figures that decided.
+                95 of 100 are), the constraints, and the figures behind the decision.
         """
         return explain(self.decision, details=details)
 

@@ -123,7 +123,7 @@ class ClientSettings:
         """
         check_address(config.shared, clock.now)
         if config.store is not None:
-            from smartbatch.jobs.store import check_place  # late: most programs have no store
+            from smartbatch.jobs.store import check_place  # imported late: most programs have no store
 
             check_place(config.store)
         fallback = None

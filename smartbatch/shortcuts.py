@@ -199,7 +199,7 @@ def paused(*, store: str | None = None) -> list[Pause]:
 
 
 def _stored(store: str | None) -> StoredJobs:
-    from smartbatch.jobs.store import resolved_place  # late: most programs have no jobs
+    from smartbatch.jobs.store import resolved_place  # imported late: most programs have no jobs
     from smartbatch.stored_jobs import StoredJobs
 
     config = BatchingConfig.load(store=store)

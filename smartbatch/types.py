@@ -18,13 +18,13 @@ from smartbatch.attempt import Attempt as Attempt
 from smartbatch.chats import Message, TokenLogprob, Tool, ToolCall
 from smartbatch.errors import SmartbatchError, did_you_mean
 
-if TYPE_CHECKING:  # defaults of type variables are no part of Python 3.11; type checkers know them
+if TYPE_CHECKING:  # Python 3.11 has no defaults for type variables, but type checkers support them
     from typing_extensions import TypeVar
 
     T = TypeVar("T", default=Any)
     T_co = TypeVar("T_co", default=Any, covariant=True)
     Vector: TypeAlias = array[float]
-    from typing import _SpecialForm as SpecialForm  # how checkers know Literal["a"] and the like
+    from typing import _SpecialForm as SpecialForm  # the type of Literal["a"] to type checkers
 else:
     SpecialForm = type(Literal["a"])
     from typing import TypeVar
@@ -80,14 +80,15 @@ OnError: TypeAlias = Literal["result", "raise"]
 SchemaMode: TypeAlias = Literal["auto", "json_schema", "json_object", "prompt", "tool"]
 
 Duration: TypeAlias = float | str | timedelta
-"""Seconds as a number or a text, a text with units such as ``"2s"``, ``"90m"``, ``"6h30min"``, or a span."""
+"""Seconds as a number or a string, a string with units such as ``"2s"``, ``"90m"`` or ``"6h30min"``, or a
+``timedelta``."""
 
 Deadline: TypeAlias = "Duration | datetime"
-"""A duration such as ``"2h"`` or ``"6h30min"``, or a moment with its time zone."""
+"""A duration such as ``"2h"`` or ``"6h30min"``, or a ``datetime`` with its time zone."""
 
 
 class Priority(enum.IntEnum):
-    """How urgent a request is. Names and numbers are accepted as well."""
+    """How urgent a request is. Names and numbers are accepted, too."""
 
     URGENT = 100
     HIGH = 75
@@ -100,7 +101,7 @@ class Priority(enum.IntEnum):
         """Return the priority named by ``value`` (``"high"``, ``75`` or a member).
 
         Raises:
-            ValueError: it is none of these; the message lists the names.
+            ValueError: ``value`` is not a priority; the message lists the names.
         """
         try:
             return cls[value.upper()] if isinstance(value, str) else cls(value)
@@ -120,17 +121,17 @@ class Route(enum.Enum):
     CACHED = "cached"
     """Answered from the cache, without a call."""
     PACKED = "packed"
-    """Of a list: several prompts packed into one call. Each result says :attr:`SHARED`."""
+    """Only for lists: several prompts packed into one call. The results have the route :attr:`SHARED`."""
     FLEX = "flex"
     """Answered in the provider's cheaper, slower tier."""
     BATCH = "batch"
     """Answered through the provider's Batch API."""
     HYBRID = "hybrid"
-    """Of a list: the first few individually, the rest in a batch. Each result says its own route."""
+    """Only for lists: the first few individually, the rest in a batch. Each result has its own route."""
 
     @property
     def by_batch(self) -> bool:
-        """Whether its requests are sent in batches, as in :attr:`BATCH` and the jobs of :attr:`HYBRID`."""
+        """Whether requests are sent in batches, as in :attr:`BATCH` and the jobs of :attr:`HYBRID`."""
         return self in (Route.BATCH, Route.HYBRID)
 
 
@@ -143,7 +144,7 @@ class Strategy(enum.Enum):
     BATCH = "batch"
     HYBRID = "hybrid"
     THRESHOLD = "threshold"
-    """By the number of requests alone."""
+    """The route that follows from the number of requests alone."""
 
 
 class Kind(enum.Enum):
@@ -151,16 +152,16 @@ class Kind(enum.Enum):
 
     GENERATE = "generate"
     EMBED = "embed"
-    """A vector for a text."""
+    """An embedding of a text."""
     CALL = "call"
-    """A work item: the request's own callable makes the call."""
+    """A work item: the request's callable makes the call."""
 
 
 Prompt: TypeAlias = "str | Sequence[Message | Mapping[str, Any]] | Request"
-"""What callers may pass as a prompt: a string, a list of chat messages, or a :class:`Request`."""
+"""A prompt: a string, a list of chat messages, or a :class:`Request`."""
 
 RunCallback: TypeAlias = Callable[[Callable[[], Any]], Any]
-"""Calls what it is given and returns its value, with something around it."""
+"""Calls the given function and returns its value; may do something before and after the call."""
 
 
 def call_now(fn: Callable[[], Any]) -> Any:
@@ -169,15 +170,15 @@ def call_now(fn: Callable[[], Any]) -> Any:
 
 
 class Table(Protocol):
-    """A frame of pandas or Polars, or an Arrow table: an object that exports its columns as Arrow does."""
+    """A pandas or Polars dataframe, or an Arrow table: an object that exports its columns to Arrow."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
 Prompts: TypeAlias = "Iterable[Prompt] | Iterable[Mapping[str, Any]] | Table"
-"""What list calls take: prompts; or a table, or rows as mappings, with a template or a column."""
+"""The input of list calls: prompts; or a table, or rows as mappings, with a template or a column."""
 Texts: TypeAlias = "Iterable[str] | Iterable[Mapping[str, Any]] | Table"
-"""What list calls take that ask for vectors."""
+"""The input of list calls for embeddings."""
 
 
 @frozen
@@ -227,14 +228,15 @@ NO_USAGE = Usage()
 
 Defect: TypeAlias = Literal["truncated", "empty", "refused"]
 DEFECTS: Final[tuple[Defect, ...]] = ("truncated", "empty", "refused")
-"""Flaws of answers that were paid for and may be of no use; the properties of :class:`Result`."""
+"""Defects that may make a paid answer unusable; each is a property of :class:`Result`."""
 _REFUSALS: Final = frozenset({"refusal", "content_filter"})
 
 
 def shares(total: int, weights: Sequence[int]) -> list[int]:
     """Split ``total`` by ``weights``, 0 or more, into whole numbers that add up to it exactly.
 
-    The rest after rounding down goes to the largest remainders; weights that are all 0 split evenly.
+    What is left after rounding down is given to the largest remainders; if all weights are 0, the parts are
+    equal.
     """
     whole = sum(weights)
     if whole <= 0:
@@ -247,11 +249,11 @@ def shares(total: int, weights: Sequence[int]) -> list[int]:
 
 
 WRAPPED = "answer"
-"""The property that holds an answer whose schema is no object, where an API takes objects only."""
+"""The property that wraps an answer whose schema is not an object, for APIs that accept only objects."""
 
 
 def _schema(value: Any) -> Mapping[str, Any] | None:
-    """Accept classes as well; admission turns them into schemas."""
+    """Accept classes, too, which are converted into schemas when the request is accepted."""
     schema: Mapping[str, Any] | None = value
     return schema
 
@@ -274,15 +276,15 @@ class Generation:
         seed: integer for repeatable sampling, if the provider supports it.
         n: answers to the prompt, 1 to 128: each is a separate request, with its own result.
         response_format: the provider's own ``response_format`` value.
-        schema: a JSON schema the answer must follow, or a class to create objects of, whose schema is derived
-            when the request is accepted (:func:`smartbatch.core.preparation.class_schemas.schema_of`);
-            excludes ``response_format``.
-        schema_mode: how a server gets the schema: ``json_schema``, ``json_object``, ``prompt``, ``tool``, or
-            ``auto``: the first of the first three that it has not rejected.
+        schema: a JSON schema the answer must follow, or a class to instantiate, whose schema is derived when
+            the request is accepted (:func:`smartbatch.core.preparation.class_schemas.schema_of`); cannot be
+            combined with ``response_format``.
+        schema_mode: how the schema is sent to the server: ``json_schema``, ``json_object``, ``prompt``,
+            ``tool``, or ``auto`` for the first of the first three that the server has not rejected.
         tools: functions the model may ask to call: Python functions with type hints, :class:`Tool`, or
-            dictionaries in the form of OpenAI or Anthropic.
+            dictionaries in the format of OpenAI or Anthropic.
         tool_choice: ``auto``, ``none``, ``required`` for at least one call, or the name of the tool to call.
-        logprobs: True for the log-probability of each token; 1 to 20 to add as many alternatives.
+        logprobs: True for the log-probability of each token; 1 to 20 to add that many alternatives.
         extra: additional fields of the request body, passed through unchanged.
     """
 
@@ -306,13 +308,13 @@ def _priority(value: Priority | str | int) -> Priority:
     return value if value.__class__ is Priority else Priority.parse(value)
 
 
-@frozen  # compared with each request: compiled is quicker
+@frozen  # compared for each request, for which the methods generated by attrs are faster
 class Embedding:
     """What kind of vector to return.
 
     Args:
         task_type: the purpose, in the provider's terms, such as ``RETRIEVAL_DOCUMENT``.
-        dimensions: length of the vector; the model's default when ``None``.
+        dimensions: length of the vector; ``None`` for the model's default.
     """
 
     task_type: str | None = None
@@ -324,25 +326,25 @@ class Request:
     """One request of the caller.
 
     Args:
-        prompt: a string, or chat messages; normalised when the client accepts it.
+        prompt: a string, or chat messages; normalized when the client accepts it.
         params: generation parameters; ``None`` fields are filled from the client's.
         priority: see :class:`Priority`.
-        max_wait: maximum seconds in the window; the client's setting when ``None``.
+        max_wait: maximum seconds in the window; ``None`` for the client's setting.
         timeout: seconds from submission after which the request fails with ``RequestTimeout``.
-        id: the caller's id, returned as ``Result.request_id``; generated when ``None``.
+        id: the caller's id, returned as ``Result.request_id``; generated if ``None``.
         context: any object, returned as ``Result.context`` unchanged.
         purpose: free label for reporting and routing rules.
         isolation_key: requests with different keys never share a call.
-        embedding: set for a vector instead of a text; the prompt is then the text to embed.
+        embedding: set to request a vector instead of a text; the prompt is then the text to embed.
         deduplicate: whether it shares the answer of an identical request in flight, in a list or in a job;
-            False also bypasses the cache. ``None`` follows the client's setting of that name.
+            False also bypasses the cache. ``None`` for the client's setting of that name.
         call: your own callable ``call(request, attempt)`` that makes the call itself, with the same queue,
             gates and retries. It returns an ``Answer``, a string, or any object (available as
             ``Result.parsed``), or one of these with its :class:`Usage`, as ``(value, usage)``. ``attempt`` is
             an :class:`Attempt`. The callable interprets the prompt; it cannot be combined with an embedding.
-        model: of the same provider, with or without its prefix; the client's when ``None``.
+        model: a model of the same provider, with or without its prefix; ``None`` for the client's.
         sample: number of the answer, from 0, if ``n`` requests several; set by the library.
-        row: position of its prompt in a list, from 0, if it differs from that of the request; set by the
+        row: position of the prompt in a list, from 0, if it differs from that of the request; set by the
             library.
     """
 
@@ -367,14 +369,14 @@ class Request:
 class LimitReport:
     """The limits reported with a provider's answer; ``None`` if not reported.
 
-    ``tokens`` are input and output together; a provider that limits them separately fills ``input`` and
+    ``tokens`` counts input and output together; providers that limit them separately report ``input`` and
     ``output``.
 
     Attributes:
         requests_limit, tokens_limit, input_limit, output_limit: allowed per minute.
         requests_remaining, tokens_remaining, input_remaining, output_remaining: left now.
         requests_reset, tokens_reset, input_reset, output_reset: seconds until the bucket is full again.
-        resets_rounded_to: seconds by which the resets may be too long, because they are rounded.
+        resets_rounded_to: seconds by which the resets may be too long because they are rounded.
     """
 
     requests_limit: int | None = None
@@ -403,10 +405,10 @@ class Answer:
             own term.
         model: the model that answered.
         provider_request_id: the provider's id of the call.
-        value: an object instead of a text, from the user's own callables.
+        value: an object instead of a text, returned by a user's callable.
         cost: USD, if the provider reports it.
         limits: the reported limits.
-        embedding: the vector; an ``array('f')`` with exactly the numbers that were sent.
+        embedding: the vector; an ``array('f')`` with exactly the numbers that were received.
         dropped: parameters omitted because the provider does not accept them, each with the reason.
         tier: the service tier that answered, in the provider's term; ``None`` if not reported.
         kept: whether it comes from the cache; see the setting ``cache``.
@@ -433,22 +435,22 @@ class Answer:
 
 @frozen(eq=False)
 class Result(Generic[T_co]):
-    """The result of one request. ``Result[City]`` is that of a request with ``schema=City``.
+    """The result of one request. ``Result[City]`` is the type for a request with ``schema=City``.
 
     Attributes:
         request_id: the request's id.
         text: the answer's text; ``None`` on failure, unless an answer arrived and was rejected afterwards, by
             its schema or by ``post_process``: then ``error`` says why.
-        parsed: the decoded object if a schema or JSON format was requested, or an own callable's value.
+        parsed: the decoded object if a schema or JSON format was requested, or what ``call`` returned.
         embedding: the vector, for embeddings.
         tool_calls: the tool calls the model requests.
         reasoning: the model's reasoning, or the provider's summary of it; never part of ``text``.
         logprobs: the log-probabilities of the answer's tokens, if ``logprobs`` was set.
         extra: other fields the provider returned, undecoded, under the provider's names; ``None`` if none.
         usage: tokens over all attempts, including failed ones if the provider reported them.
-        cost: USD over all attempts with a known bill, 0 if nothing was sent or billed; ``None`` if the
-            model's price is unknown, or no bill is known.
-        unconfirmed_cost: USD that attempts may have cost in addition, because their answer was lost or lacked
+        cost: USD over all attempts whose cost is known, 0 if nothing was sent or billed; ``None`` if the
+            model's price or the cost of every attempt is unknown.
+        unconfirmed_cost: USD that attempts may have cost in addition, because the answer was lost or lacked
             usage; 0 if the price is unknown.
         paid_before: whether the answer was stored and paid for by an earlier call or run, to which ``usage``
             and ``cost`` belong.
@@ -467,7 +469,7 @@ class Result(Generic[T_co]):
         deduplicated: whether the answer belongs to an identical request in flight, or of the same list or
             job; then ``cost`` is 0.
         answers: the result of each answer, if a single request asked for several with ``n``; then ``usage``,
-            ``cost`` and ``attempts`` are totals, and all else is that of the first success.
+            ``cost`` and ``attempts`` are totals, and all other fields are those of the first success.
         row: in a list or a job, the position of its prompt, from 0, if it differs from that of the result, as
             with several answers per prompt.
         sample: in a list or a job, the number of the answer, from 0, if ``n`` requested several.
@@ -518,7 +520,9 @@ class Result(Generic[T_co]):
 
     @property
     def empty(self) -> bool:
-        """Whether the answer has no text but white space, nothing else instead, and was not refused."""
+        """Whether the answer contains nothing but white space: no tool call, object or vector either, and no
+        refusal.
+        """
         if not self.ok or self.refused or (self.text is not None and self.text.strip()):
             return False
         calls = self.tool_calls or self.finish_reason == "tool_calls"
@@ -526,9 +530,7 @@ class Result(Generic[T_co]):
 
     @property
     def defects(self) -> tuple[Defect, ...]:
-        """Which of ``"truncated"``, ``"empty"`` and ``"refused"`` apply to the answer; possibly the first
-        two.
-        """
+        """Which of ``"truncated"``, ``"empty"`` and ``"refused"`` apply; the first two can occur together."""
         return tuple(name for name in DEFECTS if getattr(self, name))
 
     def message(self) -> Message:
@@ -543,8 +545,8 @@ class Result(Generic[T_co]):
 
 
 MESSAGE_BLOCKS = "message_blocks"
-"""Key of ``extra``: all blocks of an answer that has others than text and calls of tools, as received; its
-calls are not among them."""
+"""Key of ``extra``. If an answer has blocks other than text and tool calls, it contains all blocks as
+received, except the tool calls."""
 
 _COMMON = (
     *("text", "embedding", "finish_reason", "provider_request_id", "dropped"),
@@ -554,7 +556,7 @@ _values_of = attrgetter(*_COMMON)
 
 
 def own_parts(answer: Answer | Result) -> dict[str, Any]:
-    """Return copies of the mutable parts of an answer, for another receiver."""
+    """Return copies of the mutable parts of an answer, for another recipient."""
     parts: dict[str, Any] = {}
     if answer.embedding is not None:
         parts["embedding"] = answer.embedding[:]
@@ -573,7 +575,7 @@ def answer_fields(answer: Answer | Result) -> dict[str, Any]:
 class GenerationParams(TypedDict, Generic[T], total=False):
     """Parameters of a text generation, as keywords; see :class:`Generation`. ``None`` means "not given".
 
-    ``T`` is the class given as ``schema``, and so the type of :attr:`Result.parsed`.
+    ``T`` is the class given as ``schema``, which is also the type of :attr:`Result.parsed`.
     """
 
     system: str | None
@@ -601,10 +603,10 @@ class ConstraintParams(TypedDict, total=False):
         strategy: ``"auto"``, ``"individual"``, ``"batch"``, ``"hybrid"`` or ``"threshold"``.
         deadline: a string such as ``"2h"`` or ``"6h30min"``, seconds, a ``timedelta``, or a ``datetime`` with
             its time zone.
-        budget: maximum to spend on this list, in USD or as ``"5 USD"``; the setting covers everything the
-            client does.
+        budget: maximum to spend on this list, in USD or as ``"5 USD"``; the client's setting covers
+            everything that the client sends.
         prefer: ``"balanced"``, ``"speed"`` or ``"cost"``; used if there is no deadline.
-        time_value: the value of an hour of waiting, USD.
+        time_value: the value of an hour of waiting, in USD.
         keep_going: send all requests, even if the first 20 fail with the same error and none is answered.
     """
 
@@ -617,7 +619,8 @@ class ConstraintParams(TypedDict, total=False):
 
 
 OnMissing: TypeAlias = Literal["error", "skip", "empty"]
-"""What happens to a row that lacks a field of its prompt: it is refused, skipped, or sent without it."""
+"""What to do with a row that lacks a field of its prompt: reject the list, skip the row, or leave the field
+empty."""
 
 
 class TableParams(TypedDict, total=False):
@@ -627,7 +630,7 @@ class TableParams(TypedDict, total=False):
         template: prompt text with ``{column}`` or ``{column:.2f}`` placeholders.
         column: the column that contains the prompts.
         on_missing: what to do with a row that lacks a field of its prompt: ``"error"`` rejects the list,
-            ``"skip"`` gives it a result with :class:`~smartbatch.RowSkipped`, ``"empty"`` leaves it empty.
+            ``"skip"`` returns :class:`~smartbatch.RowSkipped` for it, ``"empty"`` leaves the field empty.
     """
 
     template: str | None
@@ -694,4 +697,6 @@ class SubmitParams(RequestParams[T], KeyParams, total=False):
 
 
 class ListParams(RequestParams[T], ConstraintParams, KeyParams, TableParams, ReadingParams, total=False):
-    """The keywords of lists: those of a request, for all of them, constraints, and how a table is read."""
+    """The keywords of lists: those of a request, which apply to all requests, constraints, and how a table is
+    read.
+    """

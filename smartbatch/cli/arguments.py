@@ -61,7 +61,7 @@ _PLAN_EPILOG = (
 examples:
   smartbatch plan questions.txt --model openai:gpt-5-mini --deadline 6h
 """
-    "exit codes: 0 a plan, 2 bad usage or input, or no route meets the constraints"
+    "exit codes: 0 success, 2 bad usage or input, or no route meets the constraints"
 )
 _JOBS_EPILOG = (
     """\
@@ -134,9 +134,9 @@ further:
                        tcp://host:8786; needs -o and a --store that all workers reach
 """
 _PLAN_OUTPUT = """
--o --output OUT.jsonl  leave out the rows already answered in this output of the run
+-o --output OUT.jsonl  leave out the rows already answered in this output file
 --json                 print JSON
--v --verbose           add the forecast of each route and the figures that decided
+-v --verbose           add the forecast of each route and the figures behind the decision
 further:
 --store PLACE          use this store of the run, for what it learned earlier
 """
@@ -238,7 +238,7 @@ def _positive(text: str) -> int:
 
 
 def _delimiter(text: str) -> str:
-    from smartbatch.tables.row_formats import DELIMITERS  # late: most commands read no CSV
+    from smartbatch.tables.row_formats import DELIMITERS  # imported late: most commands read no CSV
 
     found = DELIMITERS.get(text.lower(), "\t" if text == "\\t" else text)
     if len(found) != 1 or found in '"\r\n\0' or not found.isascii():

@@ -60,7 +60,7 @@ _MAX_STREAMS = 64  # one thread each; only the owner of the machine opens them
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM."""
-    # late: other subcommands do not pay for a server
+    # imported late: other subcommands do not pay for a server
     import webbrowser
 
     from smartbatch.cli.dashboard_command import LocalServer

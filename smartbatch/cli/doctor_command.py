@@ -73,7 +73,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _version(package: str) -> str | None:
-    from importlib import metadata  # late: it is rarely needed
+    from importlib import metadata  # imported late: it is rarely needed
 
     try:
         return metadata.version(package)

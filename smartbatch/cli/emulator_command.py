@@ -154,7 +154,7 @@ _SPECIAL: Mapping[str, Mapping[str, Any]] = {
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; return the exit code: 0, or 2 for bad usage."""
-    # late: other subcommands need no server
+    # imported late: other subcommands need no server
     from smartbatch.cli.printing import print_out, say
     from smartbatch.emulator.http.server import Emulator
 

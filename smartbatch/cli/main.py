@@ -77,7 +77,7 @@ def main(
         args.config = settings
     # 3. The command runs: return its exit code, also if the reader of a pipe ended; 130 after Ctrl-C; if an
     #    error ended the command, that error's code.
-    from smartbatch.cli.printing import NoteHandler, ReaderLeft, say  # late: not needed for --help
+    from smartbatch.cli.printing import NoteHandler, ReaderLeft, say  # imported late: not needed for --help
 
     handler = NoteHandler(quiet=getattr(args, "quiet", False) and not getattr(args, "verbose", False))
     logger = logging.getLogger("smartbatch")
@@ -141,7 +141,7 @@ class _Parser(CommandParser):
 
     def hint(self, word: str) -> str:
         """Return the "did you mean" ending of an error about an unknown option."""
-        from smartbatch.cli.option_hints import option_hint  # late: most commands report no error
+        from smartbatch.cli.option_hints import option_hint  # imported late: most commands report no error
 
         options = {name: parser.options for name, parser in self.commands.items()}
         return option_hint(word, self.prog.split()[-1], options)
@@ -159,7 +159,7 @@ class _Parser(CommandParser):
             raise argparse.ArgumentError(action, error.message + hint) from None
 
     def error(self, message: str) -> NoReturn:
-        from smartbatch._words import escape  # late: most commands report no error
+        from smartbatch._words import escape  # imported late: most commands report no error
 
         # a required option may only be misspelt, or the value of an unknown option taken for a choice
         if "are required" in message or "invalid choice" in message:

@@ -308,7 +308,7 @@ _MAX_SEARCHED_JOBS = 10_000  # the newest of the store, to find those of an outp
 
 def run(args: argparse.Namespace) -> int:
     """Write the report and return the exit code."""
-    # late: only needed when it is called
+    # imported late: only needed when it is called
     from smartbatch._words import escape
     from smartbatch.cli.printing import say
     from smartbatch.cli.report_command import browser, screenshot

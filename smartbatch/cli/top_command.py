@@ -133,7 +133,7 @@ _PIPE_WIDTH: Final = 120  # cells of a line if there is neither a terminal nor C
 
 def run(args: argparse.Namespace) -> int:
     """Show frames until q or Ctrl-C; without a terminal, print one."""
-    # late: only needed when it is called
+    # imported late: only needed when it is called
     from smartbatch.cli.clients import config_of
     from smartbatch.cli.printing import print_out
     from smartbatch.cli.top_command import FullScreen

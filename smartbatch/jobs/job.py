@@ -76,7 +76,7 @@ class Job:
             return self.status(NOTEBOOK_STATUS_SECONDS)._repr_html_()
         except SmartbatchError as error:
             from smartbatch.views.html import notebook
-            from smartbatch.views.model import View  # late: only a notebook shows it
+            from smartbatch.views.model import View  # imported late: only a notebook shows it
 
             return notebook(View(repr(self), (), subtitle=str(error)))
 
@@ -129,14 +129,14 @@ class Job:
             JobNotFound: the job was forgotten.
             StoreError: the store cannot be read.
         """
-        from smartbatch.jobs.job_report import job_report  # late: most programs make none
+        from smartbatch.jobs.job_report import job_report  # imported late: most programs make none
 
         engine = self._engine
         return job_report(engine.store, self._row(), engine.wall())
 
     def reported_run(self) -> ReportedRun:
         """Return the part of a report that concerns the whole job, for reports on files with its results."""
-        from smartbatch.jobs.job_report import reported_run  # late, as above
+        from smartbatch.jobs.job_report import reported_run  # imported late, as above
 
         engine = self._engine
         return reported_run(engine.store, self._row(), engine.wall())

@@ -167,7 +167,7 @@ class JobsEngine:
         Args:
             job_id: a job that somebody here waits for; attended jobs run for nobody else.
         """
-        from smartbatch.jobs.supervision import Supervision  # late: most clients run no job
+        from smartbatch.jobs.supervision import Supervision  # imported late: most clients run no job
 
         store = self.store
         with self.lock:

@@ -36,13 +36,13 @@ HOUR = 3600.0
 READ_SECONDS = 2.0
 """Seconds to read the results of batches that have ended."""
 _TINY_USD = 1e-9
-"""USD by which sums of floats may differ."""
+"""Tolerance, in USD, when sums of floats are compared."""
 MAX_NOTEBOOK_BATCHES, MAX_BATCHES = 10, 1_000
-"""Batches shown in a notebook, and in other views."""
+"""Maximum number of batches shown in a notebook, and in other views."""
 MAX_INCIDENTS = 20
-"""Incidents shown in a view; JSON has all of them."""
+"""Maximum number of incidents shown in a view; JSON has all of them."""
 MIN_SECONDS_LEFT = 1.0
-"""Minimum of the time left while the job is unfinished."""
+"""Minimum time left that is shown while the job is unfinished."""
 
 
 @frozen
@@ -50,15 +50,15 @@ class ShardStatus:
     """One batch of a job.
 
     Attributes:
-        no: from 1, in planning order.
+        no: number of the batch, from 1, in planning order.
         state: see :class:`~smartbatch.jobs.shard_records.ShardState`.
         batch_id: the provider's id; ``None`` before there is one.
-        size: requests in it.
-        done: requests completed according to the provider; ``None`` if it does not say.
+        size: number of requests.
+        done: requests completed according to the provider; ``None`` if not reported.
         age: seconds since it was sent; ``None`` before.
         word: the provider's own word for its state.
-        cost: USD, if prices are known; for the last batch of a job, a moment after the job is done.
-        note: what it waits for.
+        cost: USD, if prices are known; for the last batch, set shortly after the job is done.
+        note: what the batch is waiting for.
     """
 
     no: int
@@ -77,26 +77,26 @@ class JobStatus:
     """The status of a job. ``completed + failed + cancelled`` of ``total`` requests have results.
 
     Attributes:
-        id, key, model: of the job.
-        state: ``active``, ``held`` (waits for a person, see ``note``) or ``done``.
-        total: requests.
+        id, key, model: the job's.
+        state: ``active``, ``held`` (waiting for a person, see ``note``) or ``done``.
+        total: number of requests.
         submitted: requests that were sent, including those with results.
         completed, failed, cancelled: requests with each kind of result.
-        running: requests completed according to the provider whose results are not stored yet.
+        running: requests that the provider has completed, but whose results are not stored yet.
         remaining: forecast seconds until the end, from earlier batches and calls; ``None`` if unknown.
         elapsed: seconds since it was accepted, up to its end.
         cost: USD so far, of the results whose price is known.
         realtime_cost: USD the same results would have cost in real time.
         unpriced: results whose price is unknown; ``cost`` does not include them.
         truncated, empty, refused: answers with these defects, see :class:`~smartbatch.Result`.
-        wasted: USD in addition to ``cost`` for answers that no result contains, such as those of a batch that
-            was created twice, as far as its incidents show.
+        wasted: USD in addition to ``cost``, for answers that no result contains, such as those of a batch
+            that was created twice; the sum over ``incidents``.
         shards: its batches.
-        incidents: what should not have happened.
-        rescue: why requests of a batch were sent in real time instead; the first of several reasons.
-        note: what it waits for.
+        incidents: unexpected events, such as a batch that was created twice.
+        rescue: why requests of a batch were sent in real time instead; the first reason if there are several.
+        note: what the job is waiting for.
         created_at: Unix seconds at which it was accepted.
-        cancelling: whether it was cancelled and has not ended.
+        cancelling: whether it was cancelled but has not ended yet.
     """
 
     id: str
@@ -149,7 +149,7 @@ class JobStatus:
         return text_of(self.view())
 
     def _repr_html_(self) -> str:
-        from smartbatch.views.html import notebook  # late: only a notebook shows it
+        from smartbatch.views.html import notebook  # imported late: only a notebook shows it
 
         return notebook(self.view(batches=MAX_NOTEBOOK_BATCHES))
 
@@ -181,7 +181,7 @@ def status_of(
         wall: Unix seconds.
     """
     open_shards = [shard for shard in shards if shard.state in OPEN_SHARDS]
-    notes = [job.note, note, *(shard.note for shard in open_shards)]  # those of shards may be outdated
+    notes = [job.note, note, *(shard.note for shard in open_shards)]  # the notes of shards may be outdated
     return JobStatus(
         id=job.id,
         key=job.key,
@@ -222,7 +222,7 @@ def read_status(
     """Return the status of a stored job.
 
     Args:
-        speed: how fast requests are answered; ``None`` omits the time left, which requires counting rows.
+        speed: how fast requests are answered; ``None`` skips the time left, for which rows are counted.
         note: returns what keeps the job from continuing, as far as this process can tell.
         wall: Unix seconds.
     """
@@ -238,7 +238,7 @@ def read_status(
 
 
 def first_rescue(shards: Iterable[ShardRow]) -> str | None:
-    """Return why requests of a batch were sent in real time instead; the first reason."""
+    """Return the first reason why requests of a batch were sent in real time instead."""
     return next((shard.remote.rescue for shard in shards if shard.remote.rescue is not None), None)
 
 
@@ -359,10 +359,10 @@ def incident_parts(incidents: Sequence[IncidentRow]) -> Iterator[Part]:
 
 
 def cost_in_words(s: JobStatus) -> str:
-    """Return the cost compared with the real-time price, and how many prices are unknown."""
+    """Describe the cost compared with the real-time price, and how many prices are unknown."""
     words = money(s.cost)
     if s.wasted > _TINY_USD:
-        words += f" and {money(s.wasted)} for answers of no use"
+        words += f" and {money(s.wasted)} for unusable answers"
     if saved := _saved(s):
         words += f", {saved}"
     if s.unpriced:
@@ -383,7 +383,7 @@ def progress_chart(
 
     Args:
         wall: Unix seconds.
-        expected: Unix seconds of the end: median and 95 % bound.
+        expected: when the job will end, in Unix seconds: median and 95 % bound.
     """
     last = row.finished_at or wall
     ended = sorted((shard.ended_at, shard.size) for shard in shards if shard.ended_at is not None)
@@ -420,10 +420,10 @@ def time_left(
     """
     if job.state is JobState.DONE:
         return 0.0
-    if job.state is JobState.HELD or job.note is not None:  # it waits for a person or for money
+    if job.state is JobState.HELD or job.note is not None:  # waiting for a person or for budget
         return None
     waiting = [shard for shard in shards if shard.state in OPEN_SHARDS]
-    # rows that follow identical ones are in none of these states: they end together with them
+    # duplicates of other rows are in none of these states: they finish together with those rows
     to_ask = asking + store.items.count(job.id, ItemState.REALTIME)
     to_plan = 0 if job.cancel_requested else store.items.count(job.id, ItemState.OPEN)
     unplanned = [to_plan] if to_plan else []
@@ -433,7 +433,7 @@ def time_left(
         return None
     calls = 0.0
     if to_ask:
-        # not at the speed of the results so far: the wait for a batch says nothing about calls
+        # not from the results so far: how long a batch took says nothing about the speed of calls
         others = max(0, known.throughput.ahead - asking)
         calls = evolve(known.throughput, ahead=others).finish(to_ask, 0.5)
     return max(batches, calls, MIN_SECONDS_LEFT)

@@ -1,4 +1,4 @@
-"""Records of summaries: route decisions, groups of errors, hourly spending, and durations of batches."""
+"""Summary records: route decisions, groups of errors, hourly spending, and durations of batches."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from smartbatch.types import Route, Usage
 class StoredDecision:
     """A route decision with its forecast and, once known, the outcome. Costs are USD, ``None`` if unknown."""
 
-    no: int  # grows with every decision in the store; for reading page by page
+    no: int  # increases with every decision in the store; used for paging
     at: float  # Unix seconds
     model: str  # provider:model
     job_id: str | None  # None for a real-time list
-    route: str  # the chosen one
+    route: str  # the chosen route
     requests: int
-    deadline: float | None  # seconds the list had
+    deadline: float | None  # seconds from the decision
     p50: float  # forecast seconds until the last answer, by the chosen route
     p95: float
     cost: float | None
-    individual_p50: float  # forecast of always-individual
+    individual_p50: float  # forecast if every request were sent individually
     individual_cost: float | None
-    batch_p50: float | None  # forecast of always-batch; None if a batch was not possible or not allowed
+    batch_p50: float | None  # forecast if all were sent by batch; None if not possible or not allowed
     batch_cost: float | None
     measured: Measured | None  # None until the last answer has arrived
     decision: Decision | None = field(
@@ -105,18 +105,18 @@ _ROUTES = frozenset(route.value for route in Route)
 
 
 def late_name(model: str) -> str:
-    """Return the name for batches that were given up: the seconds until then."""
+    """Return the name under which the seconds until a batch was given up are stored."""
     return f"late {model}"
 
 
 def cancel_name(provider: str) -> str:
-    """Return the name for cancellations at a provider: the seconds until the batch had ended."""
+    """Return the name under which the seconds between cancelling a batch and its end are stored."""
     return f"cancel {provider}"
 
 
 @frozen
 class DurationTopic:
-    """What the durations stored under a name are about."""
+    """What the durations stored under a name measure."""
 
     model: str  # provider:model; for cancellations the provider
     route: Route | None  # of calls; BATCH for batches, None for cancellations
@@ -124,7 +124,7 @@ class DurationTopic:
 
 
 def topic_of(name: str) -> DurationTopic | None:
-    """Return what a name in the store is about; ``None`` for an unknown name."""
+    """Return what the durations under a name measure; ``None`` for an unknown name."""
     if name.startswith("late "):
         topic = topic_of(name.removeprefix("late "))
         return None if topic is None else evolve(topic, ended=False)
@@ -139,15 +139,16 @@ def topic_of(name: str) -> DurationTopic | None:
 def durations_of(ended: BatchEnded) -> Iterator[tuple[str, tuple[int, float, float]]]:
     """Yield the rows to store when a batch has ended: name, and size, seconds and Unix seconds."""
     size, at = ended.size, ended.ended_at
-    # 1. it was being cancelled: how long that took; uncancelled, it would have taken longer than until then
+    # 1. it was cancelled: store how long the cancellation took, and how long the batch had run before, as it
+    # would have taken longer
     if ended.cancelling is not None:
         provider = ended.model.partition(":")[0]
         yield cancel_name(provider), (size, ended.cancelling, at)
         ran = max(0.0, ended.seconds - ended.cancelling)
         yield late_name(ended.model), (size, ran, at - ended.cancelling)
-    # 2. it expired: it would have taken longer
+    # 2. it expired: store that it would have taken longer
     elif ended.state == RemoteState.EXPIRED.value:
         yield late_name(ended.model), (size, ended.seconds, at)
-    # 3. it was completed: how long it took
+    # 3. it was completed: store how long it took
     elif ended.state == RemoteState.COMPLETED.value:
         yield ended.model, (size, ended.seconds, at)

@@ -3,12 +3,12 @@
 A request has a span under the span of its submitter, and each call and retry has a child of that span, which
 is current during the call. A call that several requests share is a child of the first and linked to the
 others. Batches and jobs have their own spans, linked to the span that was current when the job was submitted,
-in whatever process: that span has usually ended long before. It is stored with the job, so a process that
+which has usually ended long before. That span's context is stored with the job, so another process that
 resumes the job continues the trace.
 
 Names follow the semantic conventions for generative AI as of November 2026, which are still in development;
-other names begin with ``smartbatch.``. Only :func:`record_content` records prompts and answers, if the user
-enables it.
+other names begin with ``smartbatch.``. Prompts and answers are recorded only by :func:`record_content`, which
+the user must enable.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ but those of the user's functions and providers, which may report themselves (``
 _SCOPE: Final = "smartbatch"
 _PROVIDERS: Final = {"gemini": "gcp.gemini"}
 _OPERATIONS: Final = {"gemini": "generate_content"}
-_SEARCH_SECONDS: Final = 0.1  # between two searches for an SDK
+_SEARCH_SECONDS: Final = 0.1  # minimum between two searches for an SDK
 _TOKENS: Final = tuple(4.0**power for power in range(14))
 _SECONDS: Final = tuple(0.01 * 2.0**power for power in range(14))
 _LONG: Final = (*_SECONDS, 300.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0, 28800.0, 57600.0, 86400.0)
@@ -72,8 +72,6 @@ _CALL: ContextVar[_TracedCall | None] = ContextVar("smartbatch_call", default=No
 
 @frozen
 class _Instruments:
-    """The measurements."""
-
     tokens: Histogram
     duration: Histogram
     wait: Histogram
@@ -90,23 +88,23 @@ class _Instruments:
             histogram("gen_ai.client.operation.duration", "s", "Duration of a call", _SECONDS),
             histogram("smartbatch.request.wait", "s", "From submission to the last call", _LONG),
             histogram("smartbatch.batch.turnaround", "s", "From a batch's creation to its end", _LONG),
-            meter.create_counter("smartbatch.saved", "{USD}", "Saved against real time by batches"),
+            meter.create_counter("smartbatch.saved", "{USD}", "Saved by batches compared with real time"),
         )
 
 
 class OpenTelemetryObserver:
     """An observer that reports requests, calls, batches and jobs to OpenTelemetry.
 
-    The setting ``telemetry`` adds one to a client. One among the client's own ``observers`` takes precedence.
+    The setting ``telemetry`` adds one to a client, unless the client's ``observers`` already contain one.
 
     Args:
         telemetry: which calls are reported as calls of a model, so that none is counted twice.
-        tracer_provider, meter_provider: the targets; those of the application when ``None``, and none until
-            it sets them up.
+        tracer_provider, meter_provider: where to report; ``None`` uses the application's providers, and
+            reports nothing until the application sets them up.
 
     Raises:
-        ConfigError: ``opentelemetry-api`` is not installed and ``telemetry`` is not ``"auto"``, or it is
-            unknown.
+        ConfigError: ``telemetry`` has an unknown value, or is not ``"auto"`` and ``opentelemetry-api`` is not
+            installed.
     """
 
     def __init__(
@@ -117,7 +115,7 @@ class OpenTelemetryObserver:
         meter_provider: MeterProvider | None = None,
     ) -> None:
         if telemetry not in get_args(Telemetry):
-            raise ConfigError(f"telemetry = {telemetry!r}; known are {', '.join(get_args(Telemetry))}")
+            raise ConfigError(f"telemetry = {telemetry!r} must be one of {', '.join(get_args(Telemetry))}")
         if telemetry != "auto" and not _is_installed():
             raise ConfigError(
                 f"telemetry = {telemetry!r} needs the extra 'otel': pip install 'smartbatch-llm[otel]'"
@@ -130,19 +128,19 @@ class OpenTelemetryObserver:
         self._requests: dict[str, Span] = {}
 
     def __call__(self, event: Event) -> None:
-        """Take one event."""
+        """Report one event."""
         handler = self._HANDLERS.get(type(event))
         if handler is not None and self._is_on(event.at):
             handler(self, event)
 
     def _is_on(self, now: float) -> bool:
-        """Whether there is an SDK for spans or measurements; searched for until both are found.
+        """Whether there is an SDK for spans or for measurements. The search continues until both are found.
 
-        The search is not repeated for each event, because it reads the environment.
+        It is not repeated for every event, because it reads the environment.
         """
         if self._tracer is None or self._instruments is None:
             trace = sys.modules.get("opentelemetry.trace")
-            if trace is None:  # setting up an SDK imports it
+            if trace is None:  # no SDK is set up: that would have imported it
                 return False
             if now < self._look_again:
                 return self._tracer is not None or self._instruments is not None
@@ -159,7 +157,7 @@ class OpenTelemetryObserver:
     # -- requests and calls ----------------------------------------------------------------------------------
 
     def _call_started(self, event: CallStarted) -> None:
-        """Start the spans of the call, and of its requests with their first call."""
+        """Start the span of the call, and the span of each request whose first call it is."""
         full = self._telemetry == "full" or (self._telemetry == "auto" and not event.own_code)
         model: Attributes = _model(event) if full else {"smartbatch.model": event.model}
         _CALL.set(_TracedCall(None if self._tracer is None else self._begin(event, model, full), model, full))
@@ -183,7 +181,7 @@ class OpenTelemetryObserver:
             },
             [trace.Link(one.get_span_context()) for one in asked[1:]],
         )
-        context.attach(trace.set_span_in_context(span))  # for this call, whose context ends with it
+        context.attach(trace.set_span_in_context(span))  # never detached: each call has its own context
         return span
 
     def _request_span(self, tracer: Tracer, request: CalledRequest, now: float) -> Span:
@@ -217,7 +215,7 @@ class OpenTelemetryObserver:
                 self._instruments.tokens.record(tokens, {**call.model, "gen_ai.token.type": kind})
 
     def _request_finished(self, event: RequestFinished) -> None:
-        """End the span of a request; record all of it if no call was made."""
+        """End the span of a request; if no call was made, record the whole span."""
         found: Attributes = {"smartbatch.model": event.model}
         if event.route is not None:
             found["smartbatch.route"] = event.route.value
@@ -229,7 +227,7 @@ class OpenTelemetryObserver:
         if span is None:
             start = time.time_ns() - int(1e9 * event.seconds)
             span = self._tracer.start_span("smartbatch.request", start_time=start)
-        found = {  # a copy: the measurement keeps the original
+        found = {  # a copy: the histogram keeps the original
             **found,
             "smartbatch.request.id": event.request_id,
             "smartbatch.request.attempts": event.attempts,
@@ -272,7 +270,7 @@ class OpenTelemetryObserver:
     def _linked(
         self, name: str, ended: BatchEnded | JobFinished, found: Attributes, failed: str | None
     ) -> None:
-        """Report a finished batch or job as a trace of its own, linked to the job's submitter."""
+        """Report a finished batch or job as a separate trace, linked to the job's submitter."""
         if self._tracer is None:
             return
         from opentelemetry import context, trace
@@ -297,16 +295,16 @@ class OpenTelemetryObserver:
 
 
 def with_telemetry(telemetry: Telemetry | Literal["off"], observers: Sequence[Observer]) -> list[Observer]:
-    """Return a client's observers with one of this kind, unless it has one or telemetry is off."""
+    """Return a client's observers, with one for OpenTelemetry added if there is none and telemetry is on."""
     if telemetry == "off" or any(isinstance(one, OpenTelemetryObserver) for one in observers):
         return list(observers)
     return [OpenTelemetryObserver(telemetry), *observers]
 
 
 def record_content(spec: Any, proceed: Callable[[Any], Sequence[Any]]) -> Sequence[Any]:
-    """Record prompts and answers of a call in its span: a middleware, for the setting ``telemetry_content``.
+    """Middleware for the setting ``telemetry_content``: record a call's prompts and answers in its span.
 
-    A call that several requests share has the messages of all of them, one request after the other.
+    If several requests share a call, the messages of all of them are recorded, one request after the other.
     """
     outcomes = proceed(spec)
     call = _CALL.get()
@@ -319,7 +317,7 @@ record_content.shareable = True  # type: ignore[attr-defined]  # requests may sh
 
 
 def _content(requests: Sequence[Request], outcomes: Sequence[object]) -> Attributes:
-    """Return messages in the conventions' form, as JSON; vectors have no text."""
+    """Return messages in the format of the conventions, as JSON; vectors are left out."""
     system = [_text(request.params.system) for request in requests if request.params.system]
     asked = [message for request in requests for message in _messages(request)]
     answered = [
@@ -357,7 +355,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def _parts(content: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the parts of a message; other parts than text, such as images, only have a type."""
+    """Return the parts of a message; of parts other than text, such as images, only the type."""
     if isinstance(content, str):
         return [_text(content)]
     return [_text(part["text"]) if "text" in part else {"type": part.get("type")} for part in content]
@@ -370,12 +368,12 @@ def _text(content: str) -> dict[str, str]:
 def _is_installed() -> bool:
     try:
         return find_spec("opentelemetry.trace") is not None
-    except ImportError:  # not even the package around it
+    except ImportError:  # the package ``opentelemetry`` itself is missing
         return False
 
 
 def _is_of_api(provider: object) -> bool:
-    """Whether a provider is the API's stand-in, which records nothing, and not an SDK's."""
+    """Whether a provider is the API's placeholder, which records nothing, rather than an SDK's."""
     return type(provider).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))
 
 
@@ -390,7 +388,7 @@ def _model(event: CallStarted) -> Attributes:
 
 
 def _usage(usage: Usage) -> Attributes:
-    """Return the tokens under the conventions' names; the input includes cache reads and writes."""
+    """Return token counts under the names of the conventions; the input includes cache reads and writes."""
     found: Attributes = {
         "gen_ai.usage.input_tokens": usage.input_tokens,
         "gen_ai.usage.output_tokens": usage.output_tokens,
@@ -416,7 +414,7 @@ _R = TypeVar("_R")
 
 
 def traceparent() -> str | None:
-    """Return the current span as the header ``traceparent`` of W3C Trace Context; ``None`` without one."""
+    """Return the current span as a W3C ``traceparent`` header; ``None`` if there is no span."""
     if "opentelemetry.trace" not in sys.modules:
         return None
     carrier: dict[str, str] = {}
@@ -425,7 +423,7 @@ def traceparent() -> str | None:
 
 
 def under(parent: str | None, call: Callable[[], _R]) -> _R:
-    """Return the result of ``call``, made with the span in ``parent`` as the current one."""
+    """Run ``call`` with the span from the header ``parent`` as the current span, and return its result."""
     if parent is None or "opentelemetry.trace" not in sys.modules:
         return call()
     context = imported("opentelemetry.context")

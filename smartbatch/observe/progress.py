@@ -347,7 +347,7 @@ class _Bar:
     every = BAR_EVERY
 
     def __init__(self, stream: SafeStream, total: int | None, initial: int) -> None:
-        # late: only if a bar is shown; tqdm.auto warns in a notebook without widgets
+        # imported late: only if a bar is shown; tqdm.auto warns in a notebook without widgets
         if in_notebook() and find_spec("ipywidgets") is not None:
             base: Any = import_module("tqdm.notebook").tqdm
         else:

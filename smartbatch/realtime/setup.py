@@ -1,4 +1,4 @@
-"""What the parts of real time share: settings, time, random numbers, the user's hooks, and observers."""
+"""Shared by all parts of the real-time path: settings, time, random numbers, user hooks, and observers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PostProcess = Callable[[Result], "Result | None"]
 
 
 class HookParams(TypedDict, total=False):
-    """What a client accepts besides settings, as keywords; see :class:`~smartbatch.BatchingClient`."""
+    """Keyword arguments of a client besides settings; see :class:`~smartbatch.BatchingClient`."""
 
     preprocess: Sequence[Preprocess]
     post_process: PostProcess | None
@@ -39,15 +39,15 @@ class HookParams(TypedDict, total=False):
 
 @frozen
 class UserHooks:
-    """What the user of a client adds to each call and result."""
+    """User code that is called for each call and result."""
 
     # called with each answered result on a worker; returns it, or a changed one
     post_process: PostProcess | None = None
     middleware: tuple[Middleware, ...] = ()  # layers around each call, the first one outermost
-    # own verdicts on errors, before the provider's
+    # the user's classification of errors, which precedes the provider's
     classifiers: Classifiers = field(factory=lambda: Classifiers(()))
     run_callback: RunCallback = call_now  # calls post_process and callbacks
-    # whether one call may answer equal requests: every middleware must say so
+    # whether one call may answer identical requests: every middleware must allow it
     shareable: bool = field(init=False)
 
     @shareable.default
@@ -85,25 +85,25 @@ class UserHooks:
 
 @define(eq=False, repr=False)
 class Parallelism:
-    """How many calls a client makes at once; may change while its parts run."""
+    """How many calls a client makes at once; may change while the client is running."""
 
     calls: int
 
 
 @frozen(eq=False, repr=False)
 class RealtimeSetup:
-    """What all parts and runs of real time share."""
+    """Dependencies that all real-time parts and runs share."""
 
     config: BatchingConfig
     clock: Clock
     rng: random.Random = field(factory=random.Random)
     tell: Callable[[Event], None] = lambda _: None  # passes an event to all observers; never raises
-    report: Callable[[BaseException], None] = lambda _: None  # gets what a user's callback raised
+    report: Callable[[BaseException], None] = lambda _: None  # receives exceptions from user callbacks
     hooks: UserHooks = field(factory=UserHooks)
-    # token counts of a model and kind of request; may read a file
+    # returns what is known about token counts, by model and kind of request; may read a file
     calibration: Callable[[str, Kind], Calibration] = lambda _model, _kind: Calibration()
     fallback: OpenedModel | None = None  # answers while the breaker of another model is open
     metrics: BatchMetrics | None = None  # the client's, for processes that share limits
-    # reads user settings of models again; may read a store, never raises
+    # reloads the user's settings for models; may read a store, never raises
     read_controls: Callable[[], object] = lambda: None
     parallelism: Parallelism = Factory(lambda self: Parallelism(self.config.parallelism), takes_self=True)

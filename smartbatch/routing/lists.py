@@ -358,6 +358,6 @@ class ListRouter:
 
 
 def _report(model: str, began: float, decided: ListDecision | None, results: ResultList[Any]) -> ReportFile:
-    from smartbatch.jobs.job_report import list_report  # late: most programs make none
+    from smartbatch.jobs.job_report import list_report  # imported late: most programs make none
 
     return list_report(model, began, decided, results)

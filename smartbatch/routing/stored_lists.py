@@ -76,7 +76,7 @@ class StoredLists:
         parts = self._parts(asked)
         jobs, earlier = self._jobs(), self.earlier(key)
         if earlier is not None:
-            from smartbatch.jobs.actions import has_stopped  # late: a new list reads no stored rows
+            from smartbatch.jobs.actions import has_stopped  # imported late: a new list reads no stored rows
 
             paid = jobs.engine.store.items.last_sequence(earlier.id)
             if has_stopped(jobs.engine.store, earlier):

@@ -1,4 +1,4 @@
-"""Shared limits on a Redis server, for any number of machines: changes between ``WATCH`` and ``EXEC``."""
+"""Shared limits on a Redis server, for any number of machines; each change is a ``WATCH`` transaction."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ _T = TypeVar("_T")
 _Command: TypeAlias = "tuple[str | float, ...]"
 
 UNUSED_SECONDS = 7 * 86_400
-"""Seconds after which the unused record of a rate is removed. A budget is kept."""
+"""Seconds after which an unused rate record is removed. Budgets are never removed."""
 
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.001, 0.032
-"""Maximum seconds of the pause before a transaction is repeated because another process came first. It
-doubles up to the second value; each pause is a random part of it."""
+"""Maximum pause, in seconds, before a transaction is repeated because another process changed its keys. The
+maximum doubles up to the second value; each pause is a random fraction of it."""
 
 _OPTIONS: dict[str, Any] = {
     "socket_timeout": TIMEOUT_SECONDS,
     "socket_connect_timeout": TIMEOUT_SECONDS,
-    "retry": Retry(NoBackoff(), 0),  # an exchange whose answer was lost may have been carried out
+    "retry": Retry(NoBackoff(), 0),  # an exchange whose answer was lost may have taken effect
 }
 
 _PREFIX = "smartbatch:"
@@ -56,11 +56,11 @@ _FACTS = f"{_PREFIX}shared"
 """Version and salt, joined by a colon."""
 _PUBLISHED = f"{_PREFIX}{{published}}:"
 _SEEN, _SUMS = f"{_PUBLISHED}seen", f"{_PUBLISHED}sums"
-"""When each process last published, and the totals. Each record has a key of its own."""
+"""When each process last published, and the totals. Each record has its own key."""
 
 
 class RedisBackEnd(BackEnd):
-    """Limits on one server. A record is one key, so it needs one slot of a cluster.
+    """Limits on one server. A record is a single key.
 
     Args:
         address: as for ``redis.Redis.from_url``.
@@ -94,8 +94,8 @@ class RedisBackEnd(BackEnd):
     def _replies(self, *commands: _Command) -> list[Any]:
         """Send commands together and return their replies, in one round trip.
 
-        The package's own transactions take a round trip per read, and report a lost connection as a change
-        by others, after which the same exchange would be made twice.
+        The transactions of the ``redis`` package need a round trip per read, and report a lost connection as
+        a conflict with another process, so the same exchange would be made twice.
         """
         connection = self._connected()
         connection.send_packed_command(connection.pack_commands(commands))
@@ -116,7 +116,7 @@ class RedisBackEnd(BackEnd):
 
         def step(found: Any, now: float) -> tuple[list[_Command], _T]:
             facts, stored = found
-            if facts != self._facts:  # with another salt, all records have other names
+            if facts != self._facts:  # a new salt changes the names of all records
                 raise self._lost("it has lost its data")
             text, decided = decide(None if stored is None else stored.decode(), now)
             return [("SET", record, text, *(() if is_durable else ("EX", UNUSED_SECONDS)))], decided
@@ -142,8 +142,8 @@ class RedisBackEnd(BackEnd):
     def _transact(
         self, keys: tuple[str, ...], read: _Command, step: Callable[[Any, float], tuple[list[_Command], _T]]
     ) -> _T:
-        """Read, let ``step`` decide on writes and a result, and write; again if another process changed
-        ``keys`` in between.
+        """Read, let ``step`` decide on writes and a result, and write; repeat this if another process changed
+        ``keys`` in the meantime.
         """
         until, pause = RealClock.now() + TIMEOUT_SECONDS, FIRST_PAUSE_SECONDS
         try:
@@ -154,7 +154,7 @@ class RedisBackEnd(BackEnd):
                 if executed is not None:
                     return result
                 if RealClock.now() >= until:
-                    raise BackEndBusy(f"others keep changing {keys[-1]} at {self.place}")
+                    raise BackEndBusy(f"other processes keep changing {keys[-1]} at {self.place}")
                 RealClock.sleep(random.uniform(0.0, pause))
                 pause = min(2.0 * pause, MAX_PAUSE_SECONDS)
         except redis.RedisError as error:

@@ -140,16 +140,16 @@ def test_the_doctor_knows_the_variables_that_providers_read(
 def test_the_doctor_finds_nothing_wrong_with_a_server_of_ones_own_that_needs_no_key(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over plain http a key would go in the clear, and so would headers that count as one."""
+    """Over plain http, a key would be sent unencrypted, and so would headers that count as one."""
     monkeypatch.setenv("OPENAI_BASE_URL", "http://10.0.0.5:8000/v1")
     told = "http://10.0.0.5:8000/v1 (OPENAI_BASE_URL)"
     assert found(capfd, "openai") == f"no key: OPENAI_API_KEY is not set; {told}"
     monkeypatch.setenv("ANTHROPIC_BASE_URL", "http://10.0.0.5:8000")
     assert "10.0.0.5:8000 (ANTHROPIC_BASE_URL)" in found(capfd, "anthropic")
     monkeypatch.setenv("ANTHROPIC_CUSTOM_HEADERS", "X-Team: search")
-    assert "in the clear" in found(capfd, "anthropic", 1)
+    assert "unencrypted" in found(capfd, "anthropic", 1)
     monkeypatch.setenv("OPENAI_API_KEY", "some-key-of-a-test")
-    assert "in the clear" in found(capfd, "openai", 1)
+    assert "unencrypted" in found(capfd, "openai", 1)
 
 
 @pytest.mark.full

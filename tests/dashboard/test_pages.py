@@ -339,7 +339,7 @@ def test_a_job_says_how_it_stands(visitor: Visitor, shelf: Bench, opened: SqlSto
     facts = text_of(answer, "job")
     assert "2 of 4" in facts
     assert "1 failed" in facts
-    assert "$1.00 and $0.50 for answers of no use, $0.50 less than in real time" in facts
+    assert "$1.00 and $0.50 for unusable answers, $0.50 less than in real time" in facts
     assert "Budget $4.00" in " ".join(re.sub(r"<[^>]*>", " ", answer.text).split())
     assert "label team é" in facts
     batches = text_of(answer, "batches")

@@ -252,7 +252,7 @@ def test_c11_of_two_answers_under_one_id_the_first_counts(
         status = job.status()
         assert status.wasted == incident.money
         assert status.saved == pytest.approx(status.realtime_cost - status.cost - status.wasted)
-        assert f"and {money(status.wasted)} for answers of no use" in str(status)
+        assert f"and {money(status.wasted)} for unusable answers" in str(status)
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
 

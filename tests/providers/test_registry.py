@@ -107,9 +107,7 @@ def test_a_missing_key_is_told_with_a_way_that_works(prefix: str, monkeypatch: p
     read = VARIABLES[prefix]
     for name in (*read.keys, read.address):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(
-        ConfigError, match=rf"set {prefix.upper()}_API_KEY .* the provider the option api_key$"
-    ):
+    with pytest.raises(ConfigError, match=rf"set {prefix.upper()}_API_KEY .* the provider option api_key$"):
         create(f"{prefix}:m", clock=VirtualClock())
     assert create(f"{prefix}:m", clock=VirtualClock(), options={"api_key": "k"})[1] == "m"
 

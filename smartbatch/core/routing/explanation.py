@@ -50,7 +50,7 @@ def explain(
     """Return a decision in a few sentences, one per line.
 
     Args:
-        details: adds the forecast of each route, the constraints and the figures that decided.
+        details: adds the forecast of each route, the constraints and the figures behind the decision.
         now: local time; without it, later moments are given as durations.
     """
     lines = [
@@ -235,7 +235,7 @@ def _moment(seconds: float, now: datetime | None) -> str:
 
 
 def decision_parts(decision: Decision, voice: Voice = IN_REPORTS) -> Iterator[Part]:
-    """Yield the parts of a view: the decision in words, the table of routes, and the figures that decided."""
+    """Yield the parts of a view: the decision in words, the table of routes, and the figures behind it."""
     yield Note(f"{load_in_words(decision)}.")
     yield from map(Note, plan_lines(decision, voice=voice))
     yield _table(decision)
@@ -243,7 +243,7 @@ def decision_parts(decision: Decision, voice: Voice = IN_REPORTS) -> Iterator[Pa
 
 
 def _detail_lines(decision: Decision) -> Iterator[str]:
-    from smartbatch.views.terminal import WIDE, table_lines  # late: only details need it
+    from smartbatch.views.terminal import WIDE, table_lines  # imported late: only details need it
 
     table = _table(decision)
     marked = [

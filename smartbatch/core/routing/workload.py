@@ -24,18 +24,18 @@ from smartbatch.core.preparation.tokens import Calibration, estimate_request, es
 from smartbatch.types import Kind, Request, Usage
 
 _LENGTH_DEVIATION = (
-    0.77  # standard deviation of answer lengths over their mean, in the Azure 2023 conversations
+    0.77  # standard deviation of answer lengths, divided by their mean, in the Azure 2023 conversations
 )
-_PRIOR_ANSWERS = 0.5  # answers that the prior of a model's answer length counts as
+_PRIOR_ANSWERS = 0.5  # number of answers whose weight the assumed answer length has
 _FIRST_INPUT_RATIOS = (0.6, 1.6)
-"""Billed tokens per estimated token before any answer is seen: the minimum for texts alone, the maximum for
-whole requests. In twelve kinds of prompts, four tokenizers count 0.61 (questions in Chinese) to 1.57 (JSON)
-tokens per estimated one, and 1.9 for tables of numbers."""
+"""Range of billed tokens per estimated token before any answer is seen; the minimum is applied to the texts
+alone, the maximum to the whole request. In twelve kinds of prompts, four tokenizers count 0.61 (questions in
+Chinese) to 1.57 (JSON) tokens per estimated one, and 1.9 for tables of numbers."""
 _INPUT_DEVIATION = 0.12  # standard deviation of billed tokens per estimated token, within one kind of prompt
-_SAMPLED_REQUESTS = 64  # requests from which the maximum tokens of all are extrapolated
+_SAMPLED_REQUESTS = 64  # requests from which the maximum tokens of all requests are extrapolated
 _MAX_KNOWN_COSTS = 4_096  # request lengths whose costs are remembered
 _SURE_DEVIATIONS = 1.645  # standard deviations around the mean that cover 90 of 100 sums
-NEAR_KEYS = 1_000  # distinct keys before one that are near it
+NEAR_KEYS = 1_000  # preceding distinct keys that count as near
 MAX_KEYS = 1_500_000
 """Maximum number of remembered distinct keys, about 7 MB; further keys are compared with these."""
 _PARTS = 0xFFF
@@ -71,15 +71,15 @@ class AnswerLengths:
 
 @frozen
 class Load:
-    """What a list needs from the provider, in expected tokens."""
+    """The expected load of a list on the provider."""
 
     requests: int
     tokens_in: float = 0.0
     tokens_out: float = 0.0
-    cached: int = 0  # further requests, answered by the cache
+    cached: int = 0  # additional requests, answered by the cache
     answers: AnswerLengths | None = None  # basis of ``tokens_out``; ``None`` if nothing is generated
-    duplicates: int = 0  # further requests, which share the answers of equal ones
-    # requests equal to another far away in the list: a job pays once, real time may pay twice
+    duplicates: int = 0  # additional requests, which share the answers of identical ones
+    # requests identical to a much earlier one: a job pays for them once, real time may pay twice
     repeats: int = 0
 
     @property
@@ -92,22 +92,22 @@ class Rates(Protocol):
     """The prices of a model; see :class:`smartbatch.prices.RateCard`."""
 
     def cost(self, usage: Usage) -> float:
-        """Return USD of one request."""
+        """Return the cost of one request in USD."""
 
     def expected_usage(self, input_tokens: int, output_tokens: int) -> Usage:
-        """Return the usage by which to price a request that has not been sent yet."""
+        """Return the usage for pricing a request that has not been sent yet."""
 
 
 @define
 class _PartialCosts:
-    """USD of requests that are processed in one way."""
+    """Cost in USD of requests that are processed the same way."""
 
     given: float = 0.0  # input
-    least: float = 0.0  # input, if lists are as small as the smallest 5 of 100
-    largest: float = 0.0  # input, if lists are as large as the largest 5 of 100
+    least: float = 0.0  # input; 5 of 100 lists cost less
+    largest: float = 0.0  # input; 5 of 100 lists cost more
     made: float = 0.0  # answers of expected length
-    low: float = 0.0  # answers, if lists are as short as the shortest 5 of 100
-    high: float = 0.0  # answers, if lists are as long as the longest 5 of 100
+    low: float = 0.0  # answers; 5 of 100 lists cost less
+    high: float = 0.0  # answers; 5 of 100 lists cost more
     most: float = 0.0  # answers of maximum length
 
     def add(self, n: int, each: _PartialCosts) -> None:
@@ -125,7 +125,7 @@ class _PartialCosts:
 
 @frozen
 class _RequestCosts:
-    """Tokens of one request, and USD per way of processing."""
+    """Tokens of one request, and its cost in USD for each way of processing."""
 
     given: float
     made: float
@@ -136,7 +136,7 @@ class _RequestCosts:
 
 @frozen
 class OtherModel:
-    """What is known about a model that single requests name instead of the list's model."""
+    """What is known about a model that some requests name instead of the list's model."""
 
     name: str
     calibration: Calibration
@@ -149,7 +149,7 @@ class Workload:
     Args:
         calibration: what has been learned about the model's tokens.
         rates: prices by way of processing, such as ``standard`` and ``batch``; ``None`` if unknown.
-        kept: answers are kept, so equal requests share one however far apart they are.
+        kept: whether answers are kept, so that identical requests share one however far apart they are.
     """
 
     def __init__(
@@ -172,11 +172,11 @@ class Workload:
         self._generating = False
         self.requests = 0
         self.cached = 0  # requests that the cache answers; the caller counts them
-        # Requests that share the answer of an equal request by every route: it is near, so that both wait at
-        # the same time, or answers are kept.
+        # Requests that share the answer of an identical one on every route, because it is near, so that both
+        # wait at the same time, or because answers are kept.
         self.duplicates = 0
-        # Added requests that are equal to one far before them. Real time may have answered that one by then,
-        # and pays twice; equal rows of a job are paid once.
+        # Requests identical to a much earlier one. In real time, that one may have been answered by then, so
+        # both are paid for; a job pays for identical rows once.
         self.repeats = 0
         self._keys = DistinctKeys()
         self.tokens_in = 0.0  # expected, of the requests added
@@ -189,8 +189,8 @@ class Workload:
         """Add a request.
 
         Args:
-            key: the same for equal requests; ``None`` for a request that shares no answer.
-            other: its model, if that is not the list's.
+            key: the same for identical requests; ``None`` for a request that shares no answer.
+            other: the request's model, if it is not the list's.
         """
         repeated = False
         if key is not None:
@@ -217,7 +217,7 @@ class Workload:
             self._sampled_most += learned.most_input(request)
 
     def add_alike(self, requests: int, tokens: int, kind: Kind) -> None:
-        """Add requests about which only their kind and the estimated input tokens of each are known."""
+        """Add requests of which only the kind and the estimated input tokens per request are known."""
         self._generating = self._generating or kind is Kind.GENERATE
         self._add(requests, self._each(tokens, tokens, None, None if kind is Kind.EMBED else FREE_TEXT))
 
@@ -240,10 +240,10 @@ class Workload:
         shape: AnswerShape | None,
         other: OtherModel | None = None,
     ) -> _RequestCosts:
-        """Return the costs of a request; many requests of a list have the same.
+        """Return the costs of a request; they are remembered, because many requests of a list cost the same.
 
-        ``texts`` are the estimated tokens of its texts alone; ``shape`` is that of its answer, ``None`` for a
-        vector.
+        ``texts`` is the number of estimated tokens in its texts alone; ``shape`` is the shape of its answer,
+        ``None`` for a vector.
         """
         name = None if other is None else other.name
         alike = (estimated, texts, limit, None if shape is None else shape.key, name)
@@ -274,16 +274,17 @@ class Workload:
         return each
 
     def _answer(self, shape: AnswerShape, limit: int | None, learned: Calibration) -> Length:
-        """Return the mean length of an answer and the range of the means of lists.
+        """Return the mean length of an answer, and the range of this mean over lists.
 
-        It follows from the observed answers of this shape or, without any, from the shape and the reasoning
-        that a model may put before the answer.
+        Both are derived from the observed answers of this shape or, if there are none, from the shape and the
+        reasoning that may precede the answer.
         """
         self._shape = shape
         seen, mean = learned.answers(shape.key)
         if seen:
             self._seen = seen
-            weight = min(seen, 2 * Calibration.SETTLED - 1)  # the mean fades with weight 1 / SETTLED
+            # the mean is a moving average, in which each answer has the weight 1 / SETTLED
+            weight = min(seen, 2 * Calibration.SETTLED - 1)
             unsure = 1 + _SURE_DEVIATIONS * _LENGTH_DEVIATION / math.sqrt(weight + _PRIOR_ANSWERS)
             levels = (mean, *learned.levels(shape.key))
             found = Length(min(levels) / unsure, mean, max(levels) * unsure)
@@ -316,12 +317,12 @@ class Workload:
         )
 
     def cost(self, processing: str, *, by_job: bool = False) -> Cost | None:
-        """Return USD of all requests, or with ``by_job`` of those that a job sends; ``None`` if the price is
-        unknown.
+        """Return the cost in USD of all requests, or with ``by_job`` of those that a job sends; ``None`` if
+        the price is unknown.
 
-        The range follows from the variation of answer lengths, and from the number of observed answers or,
-        without any, from the schema; it never exceeds what ``max_tokens`` allows. It also covers the
-        uncertainty about how the model counts tokens, unless answers have shown that.
+        The range depends on the variation of answer lengths, and on the number of observed answers or, if
+        there are none, on the schema; it never exceeds what ``max_tokens`` allows. It also covers the
+        uncertainty about how the model counts tokens, until answers have shown it.
         """
         if processing not in self._rates or processing in self._unpriced:
             return None
@@ -337,7 +338,7 @@ class Workload:
 
 
 def _input_range(estimated: int, texts: int, learned: Calibration) -> tuple[int, int]:
-    """Return the range of a request's mean input tokens, over 90 of 100 lists."""
+    """Return the range of a request's mean input tokens that covers 90 of 100 lists."""
     fewest, most = _FIRST_INPUT_RATIOS
     if not learned.observed:
         return math.floor(texts * fewest), math.ceil(estimated * most)
@@ -351,7 +352,7 @@ def _excess(larger: float, smaller: float) -> float:
 
 
 class DistinctKeys:
-    """Remembers 44 bits of each key: one in thirty lists of a million distinct keys has two that collide.
+    """Remembers 44 bits of each key: in one of thirty lists of a million distinct keys, two of them collide.
 
     Keys are digests of at least 6 bytes. They are spread over 4,096 sorted arrays, so a lookup or insertion
     takes less than a microsecond.

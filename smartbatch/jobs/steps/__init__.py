@@ -42,6 +42,6 @@ def run_step(runtime: JobRuntime, lease: JobLease) -> StepResult:
     ):
         return StepResult(None, has_realtime(runtime, job), finished=job.state is JobState.DONE)
     # 4. otherwise run a batch step
-    from smartbatch.jobs.steps.batch_step import run_batch_step  # late: real-time jobs never need it
+    from smartbatch.jobs.steps.batch_step import run_batch_step  # imported late: real-time jobs never need it
 
     return run_batch_step(Step(runtime=runtime, api=api, job=job, lease=lease))

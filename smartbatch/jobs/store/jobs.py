@@ -40,14 +40,14 @@ from smartbatch.jobs.store.leases import LeaseTable, Owner, leased
 from smartbatch.jobs.store.outcomes import delete_items, job_number
 from smartbatch.jobs.store.schema import JOBS, job_row
 
-MAX_KEY_BYTES = 1_024  # an index of PostgreSQL accepts 2,704
+MAX_KEY_BYTES = 1_024  # PostgreSQL allows 2,704 in an index entry
 PAGE_ITEMS = 5_000
 """Items are stored in pages of this size, or of :data:`.database.PAGE_BYTES`, so that a job of any size needs
 little memory and blocks other writers only briefly."""
-MAX_JOINED_ITEMS = 1_000  # named items that share a job, since each job has a lease and a thread
-PAGE_NAMES = 500  # names that are looked up at a time
-Digest = Callable[[], bytes] | None  # returns the digest of a job once all its items were read
-_NAMED = "named-item "  # prefix of the names of facts that hold the places of named items
+MAX_JOINED_ITEMS = 1_000  # per job; named items share jobs, since each job has a lease and a thread
+PAGE_NAMES = 500  # names looked up per query
+Digest = Callable[[], bytes] | None  # returns the job's digest once all items have been read
+_NAMED = "named-item "  # prefix of the facts that contain the places of named items
 _BY_ID = JOBS + "WHERE j.id = ?"
 _BY_KEY = JOBS + "WHERE j.user_key = ?"
 _JOINABLE = """SELECT no, total, seq FROM job
@@ -78,24 +78,25 @@ class JobTable:
         here, and nothing is stored.
 
         Args:
-            digest: called for the job's digest once all items were read; replaces ``job.digest``.
-            policy: called likewise, outside any transaction; replaces ``job.policy``.
+            digest: called once all items have been read; returns the value that replaces ``job.digest``.
+            policy: called at that time, outside any transaction; returns the value that replaces
+                ``job.policy``.
             decision: the route decision of a new job, stored along with it.
 
         Raises:
             InvalidRequest: the key is too long.
-            StoreError: this process lost its lock, and another one deletes the items of the unfinished job.
+            StoreError: this process lost its lock, and another one is deleting the job's items.
         """
         if len(encoded(job.key) or b"") > MAX_KEY_BYTES:
-            raise InvalidRequest(f"a job's key has at most {MAX_KEY_BYTES:,} bytes", field="key")
+            raise InvalidRequest(f"a job's key can have at most {MAX_KEY_BYTES:,} bytes", field="key")
         # 1. the key or the id is known: return that job, without reading the items
         if (found := _known(self.db, job)) is not None:
             return found, False
         pages = _pages_of(items)
         page, last = next(pages)
-        # 2. all items fit into one page: one transaction stores them and the job. More items are stored page
-        # by page and belong to no job until the last transaction creates it; if the process is killed before,
-        # another owner deletes them
+        # 2. if all items fit into one page, one transaction stores them and the job. More items are stored
+        # page by page and belong to no job until the last transaction creates it; if the process is killed
+        # before that, another owner deletes them
         owner, early, total = "", 0, 0
         if not last:
             owner = self.owner.enter()
@@ -108,8 +109,8 @@ class JobTable:
                 page, last = next(pages)
             if policy is not None:
                 job = evolve(job, policy=policy())
-            # 3. another process may have stored the same key or id meanwhile: return its job, delete the
-            # items
+            # 3. another process may have stored the same key or id in the meantime: return its job and delete
+            # the items
             stored, created = self.db.write(
                 lambda tx: _store_last(tx, early, owner, job, total, page, digest, decision)
             )
@@ -128,8 +129,8 @@ class JobTable:
     ) -> tuple[JobRow | None, list[NamedPlace]]:
         """Store the items whose names are new, in one transaction.
 
-        They are added to the job ``join`` while it is running and has fewer than :data:`MAX_JOINED_ITEMS`
-        items; otherwise they become ``job``.
+        They are added to the job ``join`` if it is running and has fewer than :data:`MAX_JOINED_ITEMS` items;
+        otherwise they are stored as the new job ``job``.
 
         Args:
             items: at most one page, each with a unique name.
@@ -168,16 +169,16 @@ class JobTable:
     def extend(
         self, job: JobRow, items: Sequence[NewItem], digest: bytes, policy: JobPolicy, *, at: float
     ) -> JobRow | None:
-        """Add items to a job, which runs again if it was done; in one transaction.
+        """Add items to a job in one transaction; a job that was done runs again.
 
-        New items that follow an item with a result get that result.
+        A new item that is identical to an item with a result gets that result.
 
         Args:
-            job: as it was read; its digest must still match.
+            job: the job as it was read; its digest must not have changed since.
             digest: of the job with the new items.
 
         Returns:
-            The changed job; ``None``, with nothing written, if it was changed or cancelled meanwhile.
+            The changed job; ``None``, with nothing written, if it has been changed or cancelled since.
         """
 
         def work(tx: Transaction) -> JobRow | None:
@@ -199,7 +200,7 @@ class JobTable:
 
     def get(self, id_or_key: str) -> JobRow | None:
         """Return a job by its id, else by its key."""
-        may_be_id = id_or_key.isascii() and id_or_key.isprintable()  # text columns reject some other keys
+        may_be_id = id_or_key.isascii() and id_or_key.isprintable()  # text columns reject some characters
         found = self.db.row(_BY_ID, id_or_key) if may_be_id else None
         found = found or self.db.row(_BY_KEY, encoded(id_or_key))
         return None if found is None else job_row(found)
@@ -217,7 +218,7 @@ class JobTable:
         return places
 
     def release(self, places: Mapping[str, NamedPlace]) -> None:
-        """Forget the names of items at the given places; a name with another place is not changed."""
+        """Forget the names of items at the given places; a name that has moved to another place is kept."""
         forget = "DELETE FROM fact WHERE name = ? AND value = ?"
 
         def work(tx: Transaction) -> None:
@@ -233,7 +234,7 @@ class JobTable:
 
         Args:
             by: the user to record, if any.
-            keep_decision: store its route decision under its key, among the decisions on lists.
+            keep_decision: keep its route decision under its key, with the decisions on lists.
 
         Raises:
             JobNotFound: the job does not exist.
@@ -279,13 +280,13 @@ class JobTable:
 
     @leased
     def note(self, tx: Transaction, job: int, note: str | None, *, hold: bool = False) -> None:
-        """Store what a job waits for; with ``hold`` it waits for a person."""
+        """Store what a job is waiting for; with ``hold``, it is waiting for a person."""
         held = ", state = {held} WHERE state <> {done} AND" if hold else " WHERE"
         tx.change(f"UPDATE job SET note = ?{held} no = ?", encoded(note), job)
 
     @leased
     def reserve(self, tx: Transaction, job: int, usd: float) -> None:
-        """Reserve ``usd`` of the job's budget before they may be spent; negative amounts are released.
+        """Reserve ``usd`` of the job's budget before it is spent; a negative amount is released.
 
         With :meth:`.ShardTable.plan`, this keeps the sum of cost and reservations within the budget, as long
         as nothing costs more than was reserved for it. Reservations survive a crash, because the billed
@@ -329,7 +330,7 @@ def _named_places(reader: Reader, names: Sequence[str]) -> dict[str, NamedPlace]
 
 
 def _new_number(tx: Transaction, owner: str) -> int:
-    """Return the number of a future job; until :func:`_store_job`, its items are incomplete."""
+    """Return the number of a future job, which is incomplete until :func:`_store_job`."""
     [(no,)] = tx.rows("INSERT INTO incomplete_job (owner) VALUES (?) RETURNING no", owner)
     return int(no)
 
@@ -337,7 +338,7 @@ def _new_number(tx: Transaction, owner: str) -> int:
 def _store_page(
     tx: Transaction, early: int, owner: str, job: JobRow, start: int, page: Sequence[NewItem]
 ) -> None:
-    # the row is locked, so that the number cannot be taken from its owner
+    # lock the row, so that no other owner can take the number
     held = "SELECT no FROM incomplete_job WHERE no = ? AND owner = ?{for_update}"
     if tx.row(held, early, owner) is None:
         raise _swept()
@@ -381,7 +382,7 @@ def _store_last(
     digest: Digest,
     decision: Decision | None,
 ) -> tuple[JobRow, bool]:
-    """Store the last page and create the job; return like :meth:`JobTable.accept`."""
+    """Store the last page and create the job; return what :meth:`JobTable.accept` returns."""
     tx.lock("accept")
     if (found := _known(tx, job)) is not None:
         return found, False
@@ -394,13 +395,13 @@ def _store_last(
 
 def _swept() -> StoreError:
     return StoreError(
-        "this process lost its lock in the store while it stored a job, so another process considers it dead"
-        " and deletes the rows; nothing of the job was stored: submit it again"
+        "this process lost its lock in the store while storing a job, so another process considers it dead"
+        " and deletes the rows; the job was not stored: submit it again"
     )
 
 
 def _store_job(tx: Transaction, no: int, owner: str, job: JobRow, digest: Digest, total: int) -> JobRow:
-    """Create the job of the ``total`` items that are stored under its number."""
+    """Create the job for the ``total`` items that are stored under its number."""
     if not tx.change("DELETE FROM incomplete_job WHERE no = ? AND owner = ?", no, owner):
         raise _swept()
     tx.change(

@@ -101,7 +101,7 @@ class AnthropicProvider(Provider):
         if not (key or token or known & {"authorization", "x-api-key"}) and url.host == "api.anthropic.com":
             raise ConfigError(
                 "no API key: set ANTHROPIC_API_KEY (or ANTHROPIC_AUTH_TOKEN) in the environment, "
-                "or give the provider the option api_key"
+                "or set the provider option api_key"
             )
         self._errors = evolve(
             ERRORS,
@@ -180,5 +180,5 @@ def _credentials(api_key: str | None, auth_token: str | None) -> tuple[str | Non
     token = setting(auth_token, "ANTHROPIC_AUTH_TOKEN") if key is None else None
     secret = key or token
     if secret is not None and not (secret.isascii() and secret.isprintable()):
-        raise ConfigError("the API key or token has characters HTTP does not allow; check its source")
+        raise ConfigError("the API key or token contains characters not allowed in HTTP; check its source")
     return key, token

@@ -1,8 +1,8 @@
 """Request bodies of the Gemini API as plain dictionaries, and its dialect of JSON Schema.
 
 Source of the fields: Google's reference of ``models.generateContent`` and ``models.batchEmbedContents``, and
-the requests of the ``google-genai`` SDK 3.4. The API takes camel and snake case alike. Source of the dialect:
-the reference of ``GenerationConfig.responseJsonSchema`` of November 2026.
+the requests of the ``google-genai`` SDK 3.4. The API accepts names in camel case and in snake case. Source of
+the dialect: the reference of ``GenerationConfig.responseJsonSchema`` of November 2026.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _FORMATS = (
 
 
 def resource(model: str) -> str:
-    """Return a model as the API's paths name it: ``models/gemini-3.8-flash``."""
+    """Return a model's name as used in API paths: ``models/gemini-3.8-flash``."""
     return model if "/" in model else f"models/{model}"
 
 
@@ -82,7 +82,7 @@ def generate_body(request: Request) -> dict[str, Any]:
     if isinstance(request.prompt, str):
         contents.append({"role": "user", "parts": [{"text": request.prompt}]})
     else:
-        names: dict[str, str] = {}  # tools called last, by the ids of the calls
+        names: dict[str, str] = {}  # call id -> tool, of the most recent calls
         for message in own_turns(request.prompt):
             if message.role in INSTRUCTIONS:
                 system += _parts(message)
@@ -129,7 +129,7 @@ def generate_body(request: Request) -> dict[str, Any]:
 
 
 def _add_result(contents: list[dict[str, Any]], message: Message, names: Mapping[str, str]) -> None:
-    """Add a tool result; those of one turn belong in one content, in the order of their calls."""
+    """Add a tool result; the results of one turn belong in one content, in the order of their calls."""
     text = text_of_result(message) or ""
     try:
         value = json.loads(text)
@@ -166,28 +166,29 @@ def embed_body(requests: Sequence[Request], model: str) -> dict[str, Any]:
 
 
 def check_request(request: Request, model: str) -> None:
-    """Reject requests that the API cannot take, or whose answers would have another shape.
+    """Reject requests that the API does not accept, or whose answers would have a different form.
 
     Raises:
         InvalidRequest: names the field.
     """
     if not _MODEL.fullmatch(model):
         raise InvalidRequest(
-            "the model's name may have letters, digits, '.', '_', '-' and a leading models/", field="model"
+            "a model name may contain only letters, digits, '.', '_', '-', '@' and a leading models/",
+            field="model",
         )
     if request.embedding is not None:
         return
     form = request.params.response_format
     if form is not None and form.get("type") not in ("text", "json_object"):
         raise InvalidRequest(
-            "Gemini takes the response_format json_object or text; pass a JSON schema as schema=",
+            "Gemini accepts only json_object or text as response_format; pass a JSON schema as schema=",
             field="response_format",
         )
     check_turns(request.prompt)
     for message in () if isinstance(request.prompt, str) else own_turns(request.prompt):
         if message.role == "tool" and text_of_result(message) is None:
             raise InvalidRequest(
-                "a tool result has parts that are not text; Gemini takes text or JSON", field="prompt"
+                "a tool result has parts that are not text; Gemini accepts only text or JSON", field="prompt"
             )
     _check_extra(request.params)
 
@@ -199,7 +200,8 @@ def _check_extra(params: Generation) -> None:
     for tool in params.tools or ():
         if not _TOOL.match(tool.name):
             raise InvalidRequest(
-                f"tools: {tool.name!r} must begin with a letter or _ at Gemini: rename it", field="tools"
+                f"tools: rename {tool.name!r}: for Gemini, a name must begin with a letter or _",
+                field="tools",
             )
     for name in _CONFIGS:
         config = extra.get(name, {})

@@ -191,8 +191,8 @@ class GeminiProvider(Provider):
 def _check_key(key: str | None) -> str:
     if key is None:
         raise ConfigError(
-            "no API key: set GEMINI_API_KEY in the environment (GOOGLE_API_KEY wins), or give the "
-            "provider the option api_key"
+            "no API key: set GEMINI_API_KEY in the environment (GOOGLE_API_KEY takes precedence), "
+            "or set the provider option api_key"
         )
     if not _KEY.fullmatch(key):
         raise ConfigError("the API key has characters that no key has; check its source")

@@ -30,7 +30,7 @@ _FRAMING = ("host", "content-length", "content-type", "transfer-encoding", "conn
 
 
 def setting(value: str | None, *variables: str) -> str | None:
-    """Return the argument, or else the first environment variable that is set; blank counts as missing."""
+    """Return the argument, or else the first environment variable that is set and not blank."""
     if value is not None and not isinstance(value, str):
         raise ConfigError(
             f"the argument for {' or '.join(variables)} must be a string, not {type(value).__name__}"
@@ -47,7 +47,7 @@ def checked_url(
     A key is sent over plain ``http`` to this machine only, unless the user allows it.
 
     Raises:
-        ConfigError: it is not a usable URL, or would send the key in the clear.
+        ConfigError: the URL is not usable, or the key would be sent unencrypted.
     """
     address = setting(value, variable) or default
     source = f"base_url= or {variable}"
@@ -57,20 +57,22 @@ def checked_url(
     except (LocationParseError, ValueError):
         raise ConfigError(f"the base URL ({source}) is not a URL") from None
     if url.auth:
-        raise ConfigError(f"the base URL ({source}) carries a name or password; pass them as key or headers=")
+        raise ConfigError(
+            f"the base URL ({source}) contains a user name or password; pass them as key or headers="
+        )
     if bare or url.scheme not in ("http", "https") or not url.host:
         scheme = "http" if is_loopback((url.host or "").strip("[]")) else "https"
         given = scrub(f"{url.netloc or ''}{url.path or ''}", limit=120)
         hint = f" (try {scheme}://{given})" if bare else ""
-        raise ConfigError(f"the base URL must be like {default}{hint}; check {source}")
+        raise ConfigError(f"the base URL must look like {default}{hint}; check {source}")
     if url.query or url.fragment:
-        raise ConfigError(f"the base URL ({source}) may not have a query or a fragment")
+        raise ConfigError(f"the base URL ({source}) must not have a query or a fragment")
     host = url.host.strip("[]")
     if _is_link_local(host):
-        raise ConfigError(f"the base URL points at {host}, a link-local address where no provider lives")
+        raise ConfigError(f"the base URL points to {host}, a link-local address, which no provider uses")
     if url.scheme == "http" and carries_secret and not allow_http and not is_loopback(host):
         raise ConfigError(
-            f"the key would go to {host} in the clear; use https, or allow_http=True in a private network"
+            f"the key would be sent to {host} unencrypted; use https, or allow_http=True in a private network"
         )
     return url
 
@@ -79,20 +81,20 @@ def own_headers(headers: Mapping[str, str] | None, reserved: Collection[str] = (
     """Return a user's headers; ``reserved`` are lower-case names that the client sets itself.
 
     Raises:
-        ConfigError: a header is not allowed; names the header, never its value.
+        ConfigError: a header is not allowed; the message names the header, never its value.
     """
     if not isinstance(headers or {}, Mapping):
         raise ConfigError(f"headers must be a dictionary, not {type(headers).__name__}")
     for name, value in (headers or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise ConfigError(f"headers must hold strings: {name!r} has a {type(value).__name__}")
+            raise ConfigError(f"headers must contain strings: {name!r} is of type {type(value).__name__}")
         if name.lower() in (*_FRAMING, *reserved):
             raise ConfigError(f"headers may not set {name!r}; the client sets it")
         if not _HEADER_NAME.fullmatch(name):
-            raise ConfigError("headers has a name that is not an HTTP header name")
+            raise ConfigError("headers contains an invalid HTTP header name")
         if not _HEADER_VALUE.fullmatch(value):
             raise ConfigError(
-                f"the value of the header {name} has characters HTTP does not allow; check its source"
+                f"the value of the header {name} contains characters not allowed in HTTP; check its source"
             )
     return dict(headers or {})
 
@@ -104,13 +106,13 @@ def scope_of(prefix: str, url: Url, *identity: Any) -> str:
 
 
 def secrets_of(*values: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Return the strings among ``values`` that are long enough to be removed from foreign texts."""
+    """Return the strings among ``values`` that are long enough to be removed from messages of others."""
     flat = [text for value in values for text in ([value] if isinstance(value, str) else value or ()) if text]
     return tuple(text for text in flat if len(text) >= 8)
 
 
 def not_pickled(provider: object) -> NoReturn:  # noqa: ARG001
-    """Refuse to be pickled; the ``__reduce__`` of every provider with a key."""
+    """Refuse to pickle a provider; this is the ``__reduce__`` of every provider with a key."""
     raise TypeError(
         "a provider holds connections and a key and cannot be pickled; create it where it is used"
     )
@@ -127,7 +129,7 @@ _T = TypeVar("_T")
 
 
 class HttpNetwork:
-    """The two transports to a provider's service; the URL and the headers are already checked."""
+    """The two transports to a provider's service, with a URL and headers that have been checked."""
 
     def __init__(
         self,
@@ -139,21 +141,21 @@ class HttpNetwork:
     ) -> None:
         self._sdk: PerProcess[Any] | None = None
         self._importing: threading.Thread | None = None
-        # keeps its connections, and sends the headers with every request
+        # reuses its connections, and sends the headers with every request
         self.realtime = Transport(url, headers, connect_timeout=connect_timeout, max_body=max_body)
         # uses each connection for one call; for files and batches
         self.batches = Transport(url, connect_timeout=connect_timeout, max_body=max_body, reuse=False)
 
     def through(self, make: Callable[[Transport], _T]) -> tuple[PerProcess[_T], PerProcess[_T]]:
-        """Return the SDK over each transport, made on first use; opening starts that of real time."""
+        """Return the SDK over each transport, created on first use; :meth:`open` starts the real-time one."""
         self._sdk = realtime = PerProcess(lambda: make(self.realtime))
         return realtime, PerProcess(lambda: make(self.batches))
 
     def open(self, workers: int) -> None:
         """Make room for ``workers`` concurrent calls; connections are made when first needed.
 
-        An SDK takes up to a second to be imported, which starts on a thread of its own. A fork waits for it:
-        the child would otherwise inherit a half-imported module whose lock is never released.
+        Importing an SDK takes up to a second, so it starts on a separate thread. A fork waits for it: the
+        child would otherwise inherit a half-imported module whose lock is never released.
         """
         self.realtime.open(workers)
         if self._sdk is None or self._sdk.peek() is not None or self._importing is not None:
@@ -167,7 +169,7 @@ class HttpNetwork:
         """Wait until calls can be made.
 
         Raises:
-            Exception: importing or making the SDK failed.
+            Exception: importing or creating the SDK failed.
         """
         if self._sdk is not None:
             self._sdk.get()
@@ -199,7 +201,7 @@ class HttpNetwork:
 
     def meaning_of(self, error: Exception) -> ProviderError | None:
         """Return the meaning of a network exception; ``None`` for any other."""
-        if isinstance(error, (HTTPError, OSError)):  # the progress of the call is unknown
+        if isinstance(error, (HTTPError, OSError)):  # how far the call got is unknown
             return failure(error, "receive", self.realtime.place, late=isinstance(error, TimeoutError))
         if "httpx2" not in sys.modules:  # no SDK is imported
             return None

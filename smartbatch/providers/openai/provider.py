@@ -139,7 +139,7 @@ class OpenAIProvider(Provider):
         official = url.host == "api.openai.com"
         if key is None and official and "authorization" not in {name.lower() for name in own}:
             raise ConfigError(
-                "no API key: set OPENAI_API_KEY in the environment, or give the provider the option api_key"
+                "no API key: set OPENAI_API_KEY in the environment, or set the provider option api_key"
             )
         self._errors = evolve(
             ERRORS, secrets=secrets_of(key, own.values()), address=ServiceAddress(url.url, versioned=True)
