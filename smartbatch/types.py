@@ -80,8 +80,7 @@ OnError: TypeAlias = Literal["result", "raise"]
 SchemaMode: TypeAlias = Literal["auto", "json_schema", "json_object", "prompt", "tool"]
 
 Duration: TypeAlias = float | str | timedelta
-"""Seconds as a number or a string, a string with units such as ``"2s"``, ``"90m"`` or ``"6h30min"``, or a
-``timedelta``."""
+"""Seconds as a number or a string, a string with units such as ``"6h30min"``, or a ``timedelta``."""
 
 Deadline: TypeAlias = "Duration | datetime"
 """A duration such as ``"2h"`` or ``"6h30min"``, or a ``datetime`` with its time zone."""
@@ -235,8 +234,7 @@ _REFUSALS: Final = frozenset({"refusal", "content_filter"})
 def shares(total: int, weights: Sequence[int]) -> list[int]:
     """Split ``total`` by ``weights``, 0 or more, into whole numbers that add up to it exactly.
 
-    What is left after rounding down is given to the largest remainders; if all weights are 0, the parts are
-    equal.
+    What is left after rounding down is given to the largest remainders; weights that are all 0 split evenly.
     """
     whole = sum(weights)
     if whole <= 0:
@@ -520,9 +518,7 @@ class Result(Generic[T_co]):
 
     @property
     def empty(self) -> bool:
-        """Whether the answer contains nothing but white space: no tool call, object or vector either, and no
-        refusal.
-        """
+        """Whether the answer was not refused, but is blank, without a tool call, object or vector."""
         if not self.ok or self.refused or (self.text is not None and self.text.strip()):
             return False
         calls = self.tool_calls or self.finish_reason == "tool_calls"
@@ -619,8 +615,7 @@ class ConstraintParams(TypedDict, total=False):
 
 
 OnMissing: TypeAlias = Literal["error", "skip", "empty"]
-"""What to do with a row that lacks a field of its prompt: reject the list, skip the row, or leave the field
-empty."""
+"""What to do with a row that lacks a field of its prompt; see :class:`TableParams`."""
 
 
 class TableParams(TypedDict, total=False):
@@ -697,6 +692,4 @@ class SubmitParams(RequestParams[T], KeyParams, total=False):
 
 
 class ListParams(RequestParams[T], ConstraintParams, KeyParams, TableParams, ReadingParams, total=False):
-    """The keywords of lists: those of a request, which apply to all requests, constraints, and how a table is
-    read.
-    """
+    """The keywords of lists: those of each request, constraints, and how a table is read."""

@@ -1,7 +1,7 @@
-"""Families of metrics with their values, the same for Prometheus and for shared records.
+"""Families of metrics with their values, used by Prometheus and in shared records.
 
-Labels come from closed sets, so the number of series is bounded. Only figures shared by all processes have
-models as labels.
+Labels come from closed sets, so the number of series is bounded. Only the figures of all processes together
+have models as labels.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _now(name: str, help_text: str, label: str = "") -> Family:
 
 
 OPERATIONS = Family("shared_operations", "Operations on the store of shared limits.", "operation")
-OPERATION_SECONDS = Family("shared_seconds", "Time taken by these operations.", "operation")
+OPERATION_SECONDS = Family("shared_seconds", "Time taken by operations on that store.", "operation")
 OPERATED = (OPERATIONS, OPERATION_SECONDS)
 
 REACHABLE = _now("shared_reachable", "Whether the store of shared limits responds: 1 or 0.")
@@ -61,13 +61,11 @@ _LIMITS = {
     "output_tokens_per_minute": _now(
         "limit_output_tokens_per_minute", "The same for output tokens.", "model"
     ),
-    "requests_left": _now(
-        "limit_requests_left", "The part of the limit that no process has leased.", "model"
-    ),
+    "requests_left": _now("limit_requests_left", "Part of the limit that no process has leased.", "model"),
     "tokens_left": _now("limit_tokens_left", "The same for all tokens.", "model"),
     "cooldown": _now("cooldown_left_seconds", "Time until the pause after a refusal ends.", "model"),
 }
-_MAX_MODELS = 100  # models that become labels, those with the most requests
+_MAX_MODELS = 100  # maximum number of models used as labels: those with the most requests
 
 
 def live_families(found: Participants) -> Iterator[tuple[Family, Values]]:
@@ -95,7 +93,7 @@ def live_families(found: Participants) -> Iterator[tuple[Family, Values]]:
 
 
 def _of_models(living: list[RealtimeStatus], models: set[str]) -> Iterator[tuple[Family, Values]]:
-    """Yield the figures by model; if processes know different limits, the tightest applies."""
+    """Yield the figures by model; if limits differ between processes, the lowest applies."""
     lanes = [lane for one in living for lane in one.lanes if lane.model in models]
     for name, family in _LIMITS.items():
         known: dict[str, list[float]] = {}
@@ -119,7 +117,7 @@ def times_of(s: MetricsSnapshot) -> Iterator[tuple[Family, TimeStats]]:
 def sums_of(s: MetricsSnapshot) -> dict[str, float]:
     """Return the figures that add up and are not 0, as ``family``, or ``family:label``.
 
-    Times have the number of durations in each doubling, by its upper end in seconds, and their ``sum``.
+    A family of times has the number of durations per octave, by its upper end in seconds, and their ``sum``.
     """
     sums = {
         key_of(family, label): float(value)

@@ -1,4 +1,4 @@
-"""How far a list is, as its caller is told with each result and shown while it reads."""
+"""Progress of a list, reported to its caller with each result and displayed while results are read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from smartbatch.types import Result
 
 @frozen
 class ListProgress:
-    """How far a list is.
+    """Progress of a list.
 
     Attributes:
         total: expected number of results; ``None`` if the prompts were given without a length.
@@ -35,12 +35,12 @@ class ListProgress:
 
     @property
     def succeeded(self) -> int:
-        """Results that are answers."""
+        """Results with an answer."""
         return self.finished - self.failed
 
     @property
     def remaining(self) -> float | None:
-        """Seconds until the last result, at the mean rate so far; ``None`` if that is unknown."""
+        """Seconds until the last result, at the mean rate so far; ``None`` if unknown."""
         if self.total is None or not self.finished:
             return None
         return self.elapsed / self.finished * (self.total - self.finished)
@@ -52,7 +52,8 @@ OnProgress = Callable[[ListProgress], object]
 class ProgressCounter:
     """Counts the results of one list and calls ``on_progress`` for each, on the thread that reads the list.
 
-    What ``on_progress`` raises is logged and does not end the list. ``now`` returns monotonic seconds.
+    An exception raised by ``on_progress`` is logged and does not stop the list. ``now`` returns monotonic
+    seconds.
     """
 
     def __init__(self, on_progress: OnProgress, total: int | None, now: Callable[[], float]) -> None:
@@ -91,15 +92,15 @@ class ListDisplays:
         self._shown.append(shown)
 
     def remove(self, shown: Progress) -> None:
-        with suppress(ValueError):  # removed before
+        with suppress(ValueError):  # already removed
             self._shown.remove(shown)
 
 
 class ListDisplay:
     """Shows and counts the results of one list from the first read on; used by the thread that reads it.
 
-    ``make`` makes the display, or returns ``None`` if nothing is to be shown; ``displays`` are those of the
-    client; ``count`` is called with each result.
+    ``make`` creates the display, or returns ``None`` if nothing is to be shown; ``displays`` are the
+    client's; ``count`` is called with each result.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class ListDisplay:
         return self._shown is not None
 
     def begin(self) -> Progress | None:
-        """Show the display unless that was done before, and return it."""
+        """Show the display, unless it is already shown, and return it."""
         make, self._make = self._make, None
         if make is not None and (shown := make()) is not None:
             self._shown = shown
@@ -126,7 +127,7 @@ class ListDisplay:
         return self._shown
 
     def is_watched(self) -> bool:
-        """Return whether anybody wants to see each result; shows the display."""
+        """Whether each result is displayed or counted; shows the display."""
         return self.begin() is not None or self._count is not None
 
     def advance(self, result: Result) -> None:

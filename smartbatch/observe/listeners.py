@@ -1,4 +1,4 @@
-"""The listeners to a client's events: the library's own, the user's observers, and warnings for the user."""
+"""The listeners for a client's events: the library's own, the user's observers, and warnings for the user."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class EventBus:
     """Calls all listeners with each event, on the calling thread. Takes no lock; safe from any thread.
 
     Args:
-        observers: the user's. The caller may append to the list: appending is atomic, so no observer is lost
-            if several threads add some at once.
+        observers: the user's observers. The caller may append to the list: appending is atomic, so no
+            observer is lost if several threads add one at the same time.
     """
 
     def __init__(self, observers: list[Observer]) -> None:
@@ -49,8 +49,8 @@ class EventBus:
         are still called.
 
         Raises:
-            BaseException: a signal handler raised it on the main thread while an observer ran: the user wants
-                to stop.
+            BaseException: a signal handler raised it on the main thread while an observer was running: the
+                user wants to stop.
         """
         for listener in self._own:
             listener(event)
@@ -59,7 +59,7 @@ class EventBus:
         for observer in self._observers:
             try:
                 observer(event)
-            except BaseException as error:  # SystemExit on a worker would only end the worker
+            except BaseException as error:  # SystemExit would end only the worker, not the program
                 if not isinstance(error, Exception) and on_main_thread():
                     raise
                 logs.warn("observer_raised", observed=event.name, error=type(error).__name__)
@@ -75,34 +75,35 @@ class UserWarnings:
     """Logs each long wait of a model, and each omitted parameter, once; safe from any thread.
 
     They are warnings of the standard logger ``smartbatch``, so they appear on standard error unless the
-    application configures its logging: a program that waits for an hour must not look as if it hung. They do
-    not use ``warnings``: they occur on a worker thread, without a line of the caller's to name, and a filter
-    that turns warnings into errors would break a request that is paid for.
+    application configures its logging: a program that waits for an hour must not seem to hang. They do not
+    use the module ``warnings``: they occur on a worker thread, where no line of the caller's code can be
+    named, and a filter that turns warnings into errors would break a request that has been paid for.
 
     Args:
-        bus: the events.
+        bus: the source of the events.
     """
 
     def __init__(self, bus: EventBus) -> None:
-        self._waits: dict[tuple[str, bool], float] = {}  # by model, and whether all calls wait: until when
+        # end of the last logged wait, by model, and whether all calls wait
+        self._waits: dict[tuple[str, bool], float] = {}
         self._dropped: dict[tuple[str, str], object] = {}
         bus.subscribe(lambda event: self.dropped(event.field, event.reason), ParameterDropped)
         bus.subscribe(self._paused, PauseChanged)
         bus.subscribe(self._waits_long, CooldownStarted, LongWait, RetryScheduled)
 
     def dropped(self, field: str, reason: str) -> None:
-        """Log a parameter that the provider does not take, unless it was logged before."""
+        """Log a parameter that the provider does not accept, unless it has been logged already."""
         mine = object()
         if self._dropped.setdefault((field, reason), mine) is not mine:  # one step, so no lock
             return
         _LOGGER.warning("parameter %s is left out: %s", field, reason)
 
     def lost(self, requests: int, grace: float) -> None:
-        """Log the number of requests that failed because the program ended and that are not retried, if any.
+        """Log that requests failed because the program ended, and are not retried.
 
         Args:
-            requests: their number.
-            grace: seconds that the interpreter's exit allows pending requests.
+            requests: the number of these requests; nothing is logged if it is 0.
+            grace: seconds for which the interpreter waits for pending requests at exit.
         """
         if requests:
             _LOGGER.warning(
@@ -145,7 +146,7 @@ def warn_of_batch(model: str, requests: int, first: int, times: tuple[float, flo
     Args:
         model: as ``provider:model``.
         requests: number in the batch.
-        first: number of further ones, which are sent in real time.
+        first: number of additional requests, which are sent in real time.
         times: seconds within which half and 95 % of such lists are answered.
         again: code that returns the answers later.
     """

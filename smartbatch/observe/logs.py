@@ -1,9 +1,9 @@
-"""Events as log lines, through structlog, off by default; exceptions of the user's code, and paid answers
-that are in danger, through the standard ``logging``, on by default.
+"""Logging: events through structlog, off by default; exceptions in the user's code, and paid answers that may
+be lost, through the standard ``logging``, on by default.
 
-No event is logged unless the user passes a logger, or calls :func:`enable`. Lines only contain the fields of
-:mod:`smartbatch.events`: ids, counts, seconds, tokens, USD. Texts pass :func:`~smartbatch.errors.scrub`, so
-one event is one line, and anything that looks like a key is removed.
+Events are logged only if the user passes a logger or calls :func:`enable`. Lines contain only the fields of
+:mod:`smartbatch.events`: ids, counts, seconds, tokens, USD. :func:`~smartbatch.errors.scrub` is applied to
+strings, so an event is a single line, and anything that looks like a key is removed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 
 class EventLogger(Protocol):
-    """A target of log lines, such as a structlog logger: its methods take an event's name and fields."""
+    """A target of log lines, such as a structlog logger; its methods take an event's name and fields."""
 
     def debug(self, event: str, /, **fields: Any) -> Any: ...
 
@@ -65,16 +65,17 @@ _enabled: EventLogger | None = None
 
 
 def enable(level: str | int = "info", stream: TextIO | None = None) -> None:
-    """Switch the library's log on, for all clients of the process.
+    """Turn on the library's log for all clients of the process.
 
-    Lines go to the application's own structlog configuration if there is one and no ``stream`` is given,
-    otherwise as one JSON object per line to ``stream``. The configuration of others is never changed.
+    Lines are logged through the application's structlog configuration if there is one and no ``stream`` is
+    given; otherwise, one JSON object per line is written to ``stream``. No other logging configuration is
+    changed.
 
     Args:
         level: the lowest level shown: ``"debug"``, ``"info"``, ``"warning"``, ``"error"`` or its number.
-            Failures and problems are warnings; limits, breaker changes, routes and the states of jobs are
-            infos; all else is debug.
-        stream: the target of the lines; standard error when ``None``.
+            Failures and problems are logged as warnings; limits, breaker changes, routes and the states of
+            jobs as info; everything else as debug.
+        stream: where the lines are written; ``None`` for standard error.
 
     Raises:
         ConfigError: the level is unknown.
@@ -104,17 +105,17 @@ def enable(level: str | int = "info", stream: TextIO | None = None) -> None:
 
 
 def disable() -> None:
-    """Switch the library's log off again."""
+    """Turn the library's log off again."""
     global _enabled
     _enabled = None
 
 
 def get_logger(logger: EventLogger | logging.Logger | None = None) -> EventLogger | None:
-    """Return the target of log lines; ``None`` when logging is off.
+    """Return the target of log lines; ``None`` if logging is off.
 
     Args:
-        logger: returned unchanged, but a standard library logger is wrapped to take fields; ``None`` stands
-            for the log that :func:`enable` switched on.
+        logger: returned unchanged, except that a standard library logger is wrapped so that it accepts
+            fields; ``None`` for the log turned on by :func:`enable`.
     """
     if logger is None:
         return _enabled
@@ -133,12 +134,12 @@ def get_logger(logger: EventLogger | logging.Logger | None = None) -> EventLogge
 def warn(name: str, /, **fields: str) -> None:
     """Log an error that no request and no job reports, if logging is on.
 
-    An exception of the log itself, as when its stream is closed or its disk is full, goes to the standard
-    logger, so that the caller continues.
+    If logging itself raises an exception, because its stream is closed or its disk is full, that exception is
+    logged to the standard logger, and the caller continues.
 
     Args:
-        name: of the entry.
-        fields: class names and ids; the text of a user's error may contain an answer.
+        name: the name of the log entry.
+        fields: class names and ids, but no error messages from user code, which may contain an answer.
     """
     log = get_logger()
     if log is not None:
@@ -150,20 +151,21 @@ def warn(name: str, /, **fields: str) -> None:
 
 _USER_LOGGER = logging.getLogger("smartbatch")
 _QUIET = 1.0
-"""Seconds in which the same error of the user's code is logged once: a hook may run for every request."""
+"""Seconds within which the same error of the user's code is logged only once: a hook may run for every
+request."""
 _last_logged: dict[tuple[str, str, int], tuple[float, int]] = {}
-"""Time of the last log entry of an error and number of repetitions since, by hook, file and line. It has no
-lock, which a fork or a signal handler could find taken, so simultaneous errors may be counted once."""
+"""Time of an error's last log entry and number of repetitions since, by hook, file and line. There is no
+lock, which might be held during a fork or in a signal handler, so simultaneous errors may be counted once."""
 
 
 def user_error(where: str, error: BaseException) -> None:
-    """Log an exception of a user's callback, observer or hook, with its traceback; it is reported nowhere
-    else.
+    """Log an exception of a user's callback, observer or hook with its traceback, because it is not reported
+    anywhere else.
 
-    It goes to the standard logger ``smartbatch`` as an error, as ``concurrent.futures`` logs failing
-    callbacks: on standard error unless the application configures its logging. The same error is logged at
-    most once per second, with the number of repetitions. The text of the exception is the user's own;
-    arguments are not logged. Safe from any thread.
+    It is logged as an error by the standard logger ``smartbatch``, so it appears on standard error unless the
+    application configures its logging; ``concurrent.futures`` logs failing callbacks the same way. The same
+    error is logged at most once per second, with the number of repetitions. The message of the exception
+    comes from the user's code; arguments are not logged. Safe from any thread.
 
     Args:
         where: the code that raised it, such as ``an observer``.
@@ -186,7 +188,7 @@ def user_error(where: str, error: BaseException) -> None:
 
 
 def user_errors_left() -> None:
-    """Log how many times errors were repeated since each was last logged, as no further one may occur."""
+    """Log how many times each error was repeated since it was last logged, because none may follow."""
     for place, (last, count) in list(_last_logged.items()):
         if count:
             _last_logged[place] = (last, 0)
@@ -195,9 +197,9 @@ def user_errors_left() -> None:
 
 
 def alarm(text: str, *, lost: bool = False) -> None:
-    """Report paid answers that are in danger, or lost; also if logging is off.
+    """Report that paid answers may be lost, or are lost, even if logging is off.
 
-    It goes to the standard logger ``smartbatch``: as a warning, or as an error if they are lost.
+    The standard logger ``smartbatch`` logs this as a warning, or as an error if they are lost.
     """
     _log(logging.ERROR if lost else logging.WARNING, "%s", scrub(text))
 
@@ -209,7 +211,9 @@ def _log(level: int, text: str, *values: object, cause: BaseException | None = N
 
 
 def job_error(job_id: str | None, error: BaseException) -> None:
-    """Log an error that stops jobs; of foreign errors only the class, as their text may contain an answer."""
+    """Log an error that stops jobs. For errors of other libraries, only the class is logged, because the
+    message may contain an answer.
+    """
     message = error.message if isinstance(error, StoreError) else ""
     warn("job_error", job_id=job_id or "", error=type(error).__name__, message=message)
 
@@ -219,8 +223,8 @@ class LogObserver:
 
     Args:
         logger: a structlog logger, a ``logging.Logger``, or any object whose ``debug``, ``info`` and
-            ``warning`` take an event and keyword fields. ``None``: the log that :func:`enable` switched on,
-            if any.
+            ``warning`` take an event and keyword fields; ``None`` for the log turned on by :func:`enable`, if
+            any.
     """
 
     def __init__(self, logger: EventLogger | logging.Logger | None = None) -> None:
@@ -267,7 +271,9 @@ def level_of(event: Event) -> str:
 
 
 def clean(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields fit for any renderer: texts scrubbed, numbers finite; nested mappings as well."""
+    """Return the fields in a form that any renderer accepts: strings scrubbed and numbers finite, also in
+    nested mappings.
+    """
     cleaned: dict[str, Any] = {}
     for key, value in fields.items():
         if isinstance(value, str):

@@ -1,10 +1,9 @@
-"""Metrics: their meaning, the events they count and their families in Prometheus; histograms of durations;
-and labels.
+"""Definitions of metrics, with counted events and Prometheus families; histograms of durations; and labels.
 
-A histogram takes constant memory: counts in buckets that grow by the same factor. A bucket spans a ninth of
-its value (an eighth of an octave), so a quantile read from it is off by 4.5 % at most, from 61 µs up to 36
-hours. Labels are closed sets, so that neither memory nor the number of series grows: no prompt, id or foreign
-text can become a label; other values become ``other``.
+A histogram uses constant memory: it counts durations in buckets whose bounds grow by a constant factor. Each
+bucket spans an eighth of an octave, 9 %, so quantiles are accurate to 4.5 % from 61 µs to 36 hours. Labels
+come from closed sets, so that neither memory nor the number of series grows: a prompt, an id or a provider's
+message never becomes a label; unknown values become ``other``.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from smartbatch.events import Event
 from smartbatch.types import NO_USAGE, Priority, Route, Usage
 
 STEPS = 8  # buckets per octave: 2 ** (1/8) = 1.09 between neighbours
-LOWEST = -14  # the first bucket ends at 2 ** -14 s = 61 µs, and takes shorter durations as well
+LOWEST = -14  # the first bucket ends at 2 ** -14 s = 61 µs, and includes all shorter durations
 HIGHEST = 17  # the last bucket ends at 2 ** 17 s = 36 hours, above the slowest batch job (24 h)
 
 _BUCKETS = (HIGHEST - LOWEST) * STEPS + 1
@@ -38,11 +37,11 @@ class TimeStats:
     Attributes:
         count: number of durations.
         total: their sum.
-        mean: ``total / count``; 0 without any.
+        mean: ``total / count``; 0 if there are none.
         p50, p95: quantiles, within 4.5 %.
         longest: the largest, exact.
-        octaves: pairs (upper end, number of durations up to it), from the smallest to the largest seen, one
-            per doubling.
+        octaves: pairs (upper end, number of durations up to it), one per octave, from the smallest to the
+            largest duration.
     """
 
     count: int = 0
@@ -56,7 +55,7 @@ class TimeStats:
 
 @define
 class Histogram:
-    """Counts of durations; not thread-safe, its owner holds a lock."""
+    """Counts of durations; not thread-safe: the owner holds a lock."""
 
     counts: list[int] = field(factory=lambda: [0] * _BUCKETS)
     count: int = 0
@@ -65,7 +64,7 @@ class Histogram:
     longest: float = 0.0
 
     def record(self, *seconds: float) -> None:
-        """Count durations; the first bucket takes those up to 61 µs, and NaN."""
+        """Count durations; the first bucket includes those up to 61 µs, and NaN."""
         counts = self.counts
         for each in seconds:
             index = 0
@@ -78,7 +77,7 @@ class Histogram:
         self.shortest = min(self.shortest, *seconds)
 
     def quantile(self, share: float) -> float:
-        """Return the duration that ``share`` (0 to 1) of the durations do not exceed, within 4.5 %."""
+        """Return the quantile for ``share`` (0 to 1), accurate to 4.5 %."""
         rank = max(1, math.ceil(share * self.count))
         seen = 0
         for index, count in enumerate(self.counts):
@@ -125,14 +124,14 @@ Kind: TypeAlias = Literal["Counter", "Gauge", "Histogram"]
 
 @frozen
 class Family:
-    """Values of one name in Prometheus.
+    """All values of one Prometheus metric.
 
     Attributes:
         name: without the prefix ``smartbatch_``.
         help: its meaning.
-        label: distinguishes its values; empty for a single value.
-        kind: as in Prometheus.
-        adds_up: whether values of several processes, including ended ones, are added.
+        label: the label that distinguishes its values; empty for a single value.
+        kind: its type in Prometheus.
+        adds_up: whether the values of several processes, including ended ones, are added.
     """
 
     name: str
@@ -143,10 +142,10 @@ class Family:
 
 
 Values = Mapping[str, float]
-"""The values of a family by the value of its label; the key is empty without a label."""
+"""The values of a family by label value; the key is empty if there is no label."""
 
 Fold: TypeAlias = Callable[[Any, Iterable[Any]], Any]
-"""Adds amounts of several events to a value; an amount of ``None`` is unknown and adds nothing."""
+"""Adds the amounts of several events to a value; ``None`` is an unknown amount and adds nothing."""
 
 
 @frozen
@@ -155,13 +154,13 @@ class Count:
 
     event: type[Event]
     only: Callable[[Any], Any] | None  # selects events; None for all
-    amount: Callable[[Any], Any] | None  # of an event; None for 1
-    label: Callable[[Any], str] | None  # in the metric's table; None without a table
+    amount: Callable[[Any], Any] | None  # returns an event's amount; None for 1
+    label: Callable[[Any], str] | None  # returns an event's label; None if the metric is no table
 
 
 @frozen
 class Events(Generic[_E]):
-    """The events of one class that ``only`` selects; all of them without it."""
+    """The events of one class that ``only`` selects; all if it is ``None``."""
 
     event: type[_E]
     only: Callable[[_E], Any] | None = None
@@ -169,7 +168,7 @@ class Events(Generic[_E]):
     def __call__(
         self, amount: str | Callable[[_E], Any] | None = None, *, label: Callable[[_E], str] | None = None
     ) -> Count:
-        """Return their contribution to a metric: 1 each, or an amount, which may be an attribute's name."""
+        """Return their contribution to a metric: 1 each, or ``amount``, a function or an attribute's name."""
         return Count(self.event, self.only, attrgetter(amount) if isinstance(amount, str) else amount, label)
 
 
@@ -205,12 +204,12 @@ class Metric:
     """One metric, declared as an attribute of a snapshot."""
 
     help: str  # its meaning
-    counts: tuple[Count, ...] = ()  # empty if it is calculated with the snapshot
+    counts: tuple[Count, ...] = ()  # empty if it is calculated when a snapshot is taken
     family: Family | None = None  # in Prometheus
-    value: str = ""  # of the family's label, if several metrics share a family
-    start: Callable[[], Any] = int  # makes its first value, or that of each label
+    value: str = ""  # its value of the family's label, if several metrics share a family
+    start: Callable[[], Any] = int  # returns the initial value, of each label if it is a table
     fold: Fold = _added  # adds amounts to its value
-    name: str = ""  # its attribute, after a dot in a part of the snapshot
+    name: str = ""  # its attribute, as ``part.attribute`` in a part of the snapshot
 
     @property
     def is_table(self) -> bool:
@@ -243,11 +242,11 @@ def metric(
     Args:
         help: its meaning.
         counts: its contributions from events.
-        start: makes its first value.
+        start: returns its initial value.
         fold: adds amounts to its value.
         family: its family in Prometheus.
         value: its value of the family's label.
-        kind: makes a family for this metric alone, named like its attribute unless ``named`` is given.
+        kind: creates a family for this metric alone, named like its attribute unless ``named`` is given.
         named: the name of that family.
         label, adds_up: as in :class:`Family`. A metric with a label is a table.
     """
@@ -259,7 +258,7 @@ def metric(
 
 
 counter = partial(metric, kind="Counter")
-balance = partial(metric, kind="Gauge")  # a sum that may fall
+balance = partial(metric, kind="Gauge")  # a sum that may decrease
 gauge = partial(metric, kind="Gauge", adds_up=False)
 times = partial(metric, start=TimeStats, kind="Histogram")
 
@@ -269,8 +268,8 @@ def metrics_of(snapshot: type, part: str = "", prefix: str = "") -> Iterator[Met
 
     Args:
         snapshot: the class.
-        part: the attribute of a whole snapshot that holds an instance, or instances by label.
-        prefix: of the names in Prometheus.
+        part: the attribute of a snapshot that contains an instance of the class, or instances by label.
+        prefix: the prefix of the names in Prometheus.
     """
     for attribute in fields(snapshot):
         declared: Metric | None = attribute.metadata.get(_KEY)
@@ -292,7 +291,7 @@ def documented(kind: _T) -> _T:
 
 
 def _failure_names() -> dict[str, str]:
-    """Map every error text of events to the one name under which it is counted."""
+    """Map every error name used in events to the name under which it is counted."""
     names = {kind.value: kind.value for kind in errors.ErrorKind}
     for cls in vars(errors).values():
         if isinstance(cls, type) and issubclass(cls, errors.SmartbatchError):

@@ -31,7 +31,7 @@ from smartbatch.observe.participants import CallCounts, MinuteOfCalls, RecentCal
 from smartbatch.types import NO_USAGE
 
 _SCOPES = 1024
-"""Maximum number of quotas for which overlapping pauses count once; pauses of further quotas are summed."""
+"""Maximum number of quotas for which overlapping pauses count once; for other quotas, pauses are summed."""
 
 
 @define
@@ -46,15 +46,15 @@ class ClientState:
     cooldown_seconds: float = 0.0
     recent: RecentCalls = field(factory=RecentCalls)
     _phase: Literal["new", "running", "stopped"] = "new"
-    _runs: int = 0  # active ones: one may start while another still stops
+    _runs: int = 0  # active runs: one may start while another is still stopping
     _busy: float = 0.0  # Σ ends - Σ starts of calls since the last reset
     _running: float = 0.0  # seconds of finished running periods since the last reset
-    _capacity: float = 0.0  # worker seconds of these
+    _capacity: float = 0.0  # worker seconds of these periods
     _pauses: dict[tuple[str, str], float] = field(factory=dict)
 
     def update(self, event: Event) -> None:
-        """Update the state from an event other than those of requests, which the table counts. Events of two
-        threads may arrive out of order."""
+        """Update the state from an event, unless it is one of a request, which :class:`MetricValues` counts.
+        Events from two threads may arrive out of order."""
         match event:
             case CallStarted():
                 self.calls += 1
@@ -121,7 +121,7 @@ class ClientState:
         self._runs += by
         self._phase, self.since = "running" if self._runs > 0 else "stopped", at
         if self._runs <= 0:
-            self.unshared = 0  # a stopped client shares none
+            self.unshared = 0  # a stopped client shares no limits
 
 
 _COUNTED = {metric.name: metric for metric in METRICS if metric.counts}
@@ -164,7 +164,7 @@ def _parts(events: Sequence[Event], label: Callable[[Any], str] | None) -> dict[
 class MetricValues:
     """The values of metrics since the last reset; not thread-safe.
 
-    Events are added in groups, which takes a fraction of the time.
+    Events are added in groups, which is many times faster.
     """
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ class MetricValues:
         self._values["pending_by_priority"] = self._values["by_priority"].copy()
 
     def after_reset(self) -> MetricValues:
-        """Return values that start with the unfinished requests, as if they were submitted anew."""
+        """Return new values that contain the unfinished requests, as if they had just been submitted."""
         fresh = MetricValues()
         for name in ("by_priority", "pending_by_priority"):
             # below 0 if an end was reported before its submission
@@ -183,7 +183,7 @@ class MetricValues:
         return fresh
 
     def add(self, events: Iterable[Event]) -> None:
-        """Add the contributions of events; unknown classes have none."""
+        """Add the contributions of events; events of unknown classes are ignored."""
         by_class: dict[type[Event], list[Event]] = {}
         for event in events:
             by_class.setdefault(type(event), []).append(event)
@@ -228,10 +228,10 @@ def _copied(value: Any) -> Any:
 
 
 _PENDING = 256
-"""Maximum of uncounted events per reporting thread."""
+"""Maximum number of uncounted events per reporting thread."""
 
 _FREQUENT = frozenset({RequestSubmitted, CallStarted, CallFinished, RequestFinished})
-"""The events of each request. After any other event, all are counted at once."""
+"""The events that occur for each request. After any other event, all pending events are counted at once."""
 
 
 class BatchMetrics:
@@ -289,7 +289,7 @@ class BatchMetrics:
         self._clear()
 
     def __call__(self, event: Event) -> None:
-        """Take one event. Unknown classes are ignored."""
+        """Count one event. Unknown classes are ignored."""
         notice_fork()
         pending = self._pending
         pending.append(event)
@@ -338,8 +338,8 @@ class BatchMetrics:
             return self._state.recent.last_minute(now), self._state.recent.minutes(wall, now)
 
     def reset(self) -> None:
-        """Set all figures except :meth:`sums` to zero. Unfinished requests remain, as if submitted anew, and
-        so do figures of the current state.
+        """Set all figures except :meth:`sums` to zero. Unfinished requests remain, as if they had just been
+        submitted, and so do the figures that describe the current state.
         """
         with self._lock.get():
             sums = self.sums()

@@ -1,4 +1,4 @@
-"""All metrics, and a snapshot of their figures, which converts to JSON.
+"""All metrics, and a snapshot of their figures, which can be converted to JSON.
 
 Each metric is declared once, as an attribute: its meaning, the events it counts with their amounts, and its
 family in Prometheus. Counting, snapshots and Prometheus all read :data:`METRICS`.
@@ -71,7 +71,7 @@ _failed_call = Events(CallFinished, attrgetter("error"))
 _finished = Events(RequestFinished)
 _uncancelled = Events(RequestFinished, lambda request: not request.cancelled)
 _failed = Events(RequestFinished, lambda request: not request.ok and not request.cancelled)
-_called = Events(  # sent in a call of their own
+_called = Events(  # sent in a call, not answered by the call of an identical request
     RequestFinished,
     lambda request: request.attempts > 0 and not request.deduplicated and request.route is not _LOCAL,
 )
@@ -347,7 +347,7 @@ class MetricsSnapshot:
         label="state",
     )
     parameters_dropped: int = counter(
-        "Parameters omitted because the provider does not take them.", Events(ParameterDropped)()
+        "Parameters omitted because the provider does not accept them.", Events(ParameterDropped)()
     )
 
     # tokens and money
@@ -433,7 +433,7 @@ class MetricsSnapshot:
         """Return :meth:`as_dict` as JSON text.
 
         Args:
-            indent: spaces per level; one line when ``None``.
+            indent: spaces per level; ``None`` for a single line.
         """
         return json.dumps(self.as_dict(), indent=indent)
 
