@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from numbers import Integral
@@ -49,18 +49,23 @@ def money(usd: float | None, *, rounded_up: bool = False) -> str:
     return f"{sign}${shown if digits == 2 else shown.rstrip('0')}"
 
 
-def duration(seconds: float) -> str:
-    """Return seconds in a suitable unit: ``350 ms``, ``4 min``, ``2.5 h``, ``3 d``."""
+def duration(seconds: float, *, rounded_up: bool = False) -> str:
+    """Return seconds in a suitable unit: ``350 ms``, ``4 min``, ``2.5 h``, ``3 d``.
+
+    Args:
+        rounded_up: so that a deadline of the time shown is enough.
+    """
     if not math.isfinite(seconds):
         return "forever"
     if seconds <= 0:
         return "0 s"
-    if seconds < 0.9995:
-        return f"{_significant(seconds * 1000)} ms"
+    shown = _rounded_up if rounded_up else _significant
+    if seconds < (0.999 if rounded_up else 0.9995):
+        return f"{shown(seconds * 1000)} ms"
     for unit, name, below in ((1.0, "s", 119.5), (_MINUTE, "min", 90 * _MINUTE), (_HOUR, "h", 2 * _DAY)):
         if seconds < below:
-            return f"{_significant(seconds / unit)} {name}"
-    return f"{_significant(seconds / _DAY)} d"
+            return f"{shown(seconds / unit)} {name}"
+    return f"{shown(seconds / _DAY)} d"
 
 
 def share(value: float) -> str:
@@ -82,11 +87,17 @@ def worded(value: float, unit: Unit) -> str:
     """Return a figure of a unit."""
     if unit == "money":
         return money(value)
-    return {"number": number, "duration": duration, "share": share}[unit](value)
+    shown: dict[Unit, Callable[[float], str]] = {"number": number, "duration": duration, "share": share}
+    return shown[unit](value)
 
 
 def _significant(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 9.95 else f"{value:.2g}"
+
+
+def _rounded_up(value: float) -> str:
+    digits = 0 if value > 9.9 else 1 - math.floor(math.log10(value))
+    return _significant(math.ceil(round(value * 10**digits, 6)) / 10**digits)
 
 
 DURATION_EXAMPLES = "'2s', '90m', '6h30min', seconds as a number or a timedelta"

@@ -269,7 +269,7 @@ class BatchingClient:
         Raises:
             InvalidRequest: names the row; also for a value that is not a list of prompts, such as a table
                 without a template.
-            ConfigError: no route meets the constraints; the message names the nearest that would be met.
+            ConfigError: no route meets the constraints; the message names the nearest that can be met.
             JobConflict, StoreError: as :meth:`submit_batch`, with a ``key``.
             Interrupted: Ctrl-C while waiting for a result; it has the results not yet yielded.
         """
@@ -412,7 +412,7 @@ class BatchingClient:
         Raises:
             InvalidRequest: names the row and the field.
             ConfigError: the provider has no Batch API for this, batches are switched off, or no route meets
-                the constraints; then the message names the nearest that would be met.
+                the constraints; then the message names the nearest that can be met.
             JobConflict: the key belongs to a job whose own rows, model or parameters differ.
             StoreError: the store cannot be used.
             ClientClosed: the client was stopped.

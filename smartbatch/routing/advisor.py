@@ -194,7 +194,7 @@ class Advisor:
             batchable: whether its requests may be sent as a batch.
 
         Raises:
-            ConfigError: no route meets the constraints; the error names the nearest that would be met.
+            ConfigError: no route meets the constraints; the error names the nearest that can be met.
         """
         load = workload.load
         api = self._api(kind, constraints, batchable) if load.requests else None

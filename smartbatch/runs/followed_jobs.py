@@ -129,7 +129,7 @@ class FollowedJobs:
         """Return a line for each held job that says how to resume it, followed by ``advice``."""
         return [
             f"smartbatch: job {status.id} is held: {status.note or 'it waits for a person'}. "
-            f"smartbatch jobs resume {status.id} goes on with it{advice}"
+            f"To resume it, run smartbatch jobs resume {status.id}{advice}"
             for status in self.statuses.values()
             if _is_stuck(status)
         ]

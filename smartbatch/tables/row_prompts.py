@@ -61,7 +61,7 @@ def parse_template(template: str) -> tuple[Part, ...]:
         if spec and not (_is_format(spec) or _is_date_format(spec)):
             raise TemplateError(f"{{{name}:{spec}}} has a format that cannot be used; {_HINT}")
     if all(name is None for _, name, _, _ in pieces):
-        raise TemplateError(f"no field is named, so every row would ask the same; {_HINT}")
+        raise TemplateError(f"the template names no field, so all prompts would be equal; {_HINT}")
     return tuple((literal, name, spec or "") for literal, name, spec, _ in pieces)
 
 
@@ -276,7 +276,7 @@ def _only_text(row: Mapping[str, Any]) -> str:
     if len(others) == 1 and row[others[0]] is None:
         return others[0]
     raise BadField(
-        f"cannot tell which field is the prompt; the row has {listed(row)}; say --prompt-field or --template"
+        f"cannot tell which field is the prompt; the row has {listed(row)}; use --prompt-field or --template"
     )
 
 

@@ -142,14 +142,14 @@ def test_quiet_says_nothing_of_routes(
     [
         (["--deadline", "1s"], "no route meets a deadline of 1 s for 40 requests; nothing was sent."),
         (["--deadline", "yesterday"], "deadline = 'yesterday' is not a positive duration"),
-        (["--budget", "0.00001"], "What would be met: a budget of $0.0"),
+        (["--budget", "0.00001"], "Constraints that can be met: a budget of $0.0"),
         (["--time-value", "-5"], "time_value = -5.0 is out of range"),
     ],
 )
 def test_constraints_that_cannot_be_met_end_the_run_before_anything_is_sent(
     constraints: list[str], printed: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 2, the nearest that would be met, no output, no job, no call."""
+    """Exit code 2, the nearest that can be met, no output, no job, no call."""
     prompts(40)
     with emulator(latency=0) as emu:
         use_emulator(emu, monkeypatch)
@@ -281,7 +281,7 @@ def test_the_time_an_input_takes_to_read_counts(
 
     monkeypatch.setattr(OutputFile, "recover", slowly)
     assert run("--deadline", "0.6s", model="sim:demo?latency=0") == 2
-    assert "no route meets a deadline of 0.001 s for" in capfd.readouterr().err
+    assert "no route meets a deadline of 1 ms for" in capfd.readouterr().err
 
 
 def test_ctrl_c_while_a_route_is_chosen_leaves_nothing(

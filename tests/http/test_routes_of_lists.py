@@ -103,7 +103,7 @@ def test_a_batch_is_chosen_if_real_time_would_miss_the_deadline(tmp_path: Path) 
             asked(w, client, [f"List {each}, row {n}" for n in range(12)], strategy="batch")
         plan = client.plan([f"Last list, row {n}" for n in range(30)], strategy="batch", deadline="45s")
         assert plan.decision.chosen.odds > 0.9
-        assert "could be late, and so could a rescue" in plan.explain(details=True)
+        assert "might be late even with a rescue" in plan.explain(details=True)
         assert routes(plan.run()) == {Route.BATCH: 30}
         assert not told(w, JobRescued)
 
@@ -268,7 +268,9 @@ def test_a_loop_that_is_left_early_cancels_its_batch(tmp_path: Path) -> None:
 def test_what_no_route_can_meet_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
     with world("openai", tmp_path) as w:
         client = w.process()
-        with pytest.raises(ConfigError, match=r"no route meets a deadline of 1 s .* a deadline of \d+ s"):
+        with pytest.raises(
+            ConfigError, match=r"no route meets a deadline of 1 s .* a deadline of [\d.]+ (s|min)"
+        ):
             client.generate(texts(500), deadline=1)
         with pytest.raises(ConfigError, match=r"a budget of \$0\.000001 .* a budget of \$0\.\d+"):
             client.generate(texts(500), budget="0.000001 USD")

@@ -109,7 +109,7 @@ def test_a_job_that_waits_says_what_for_and_sends_nothing(
     job, lost = start(None)
     with pytest.raises(JobTimeout, match="it is unknown whether its batch was created"):
         job.wait(MINUTE)
-    with pytest.raises(JobTimeout, match="By its policy the job waits 26 h"):
+    with pytest.raises(JobTimeout, match="According to its policy, the job waits 26 h"):
         job.wait(8 * MINUTE)
     assert job.status().state == "held"
     assert lost.sizes == [1, 1]

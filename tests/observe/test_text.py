@@ -22,6 +22,22 @@ def test_durations_are_no_powers_of_ten(seconds: float, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.0121, "13 ms"),
+        (0.9991, "1 s"),
+        (9.92, "10 s"),
+        (61.2, "62 s"),
+        (600.0, "10 min"),
+        (601.0, "11 min"),
+        (44_930, "13 h"),
+    ],
+)
+def test_a_suggested_deadline_is_rounded_up(seconds: float, shown: str) -> None:
+    assert duration(seconds, rounded_up=True) == shown
+
+
+@pytest.mark.parametrize(
     ("usd", "shown"),
     [(0, "$0"), (5, "$5.00"), (0.25, "$0.25"), (7.86e-05, "$0.000079"), (1e-12, "$0")],
 )

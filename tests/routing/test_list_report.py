@@ -41,7 +41,7 @@ def test_a_list_has_a_report_with_its_decision_and_the_alternatives(
     assert "requests 12 model remote:default kind generate" in words_of(page, "asked")
     route = words_of(page, "route")
     assert f"Route: {strategy}" in route
-    assert "was asked for" in route
+    assert "was requested" in route
     cost = words_of(page, "cost")
     assert re.search(
         r"as it was done \$[\d.]+ \(\$[\d.]+ to \$[\d.]+\) \$[\d.]+ .* always individual", cost

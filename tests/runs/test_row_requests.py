@@ -105,7 +105,7 @@ def test_without_a_word_from_the_user_the_prompt_is_the_plain_meaning(fields: An
 @pytest.mark.parametrize("fields", [{"question": "q", "answer": "a"}, {"n": 1}, {}])
 def test_an_unclear_row_is_refused_with_the_way_out(fields: Any) -> None:
     """Two texts or none: the error says which options decide."""
-    with pytest.raises(BadField, match="say --prompt-field or --template"):
+    with pytest.raises(BadField, match="use --prompt-field or --template"):
         PromptMaker().prompt(row(**fields))
 
 

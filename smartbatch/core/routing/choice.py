@@ -29,7 +29,7 @@ from typing import TypeAlias
 
 from attrs import evolve, field, frozen
 
-from smartbatch._words import money
+from smartbatch._words import duration, money, plural, share
 from smartbatch.core.forecast import EXPIRY_SECONDS
 from smartbatch.core.routing.offers import BatchOffer, Offer
 from smartbatch.core.routing.options import (
@@ -138,12 +138,10 @@ def break_even(
     free = evolve(constraints, deadline=None, budget=None, strategy=Strategy.AUTO)
 
     def pays(requests: int) -> bool:
-        share = requests / load.requests
+        part = requests / load.requests
         scaled = Load(requests)  # its tokens are included in the costs
-        priced = [
-            evolve(offer, cost=None if offer.cost is None else offer.cost.of(share)) for offer in offers
-        ]
-        cost = None if batch.cost is None else batch.cost.of(share)
+        priced = [evolve(offer, cost=None if offer.cost is None else offer.cost.of(part)) for offer in offers]
+        cost = None if batch.cost is None else batch.cost.of(part)
         try:
             decision = choose(scaled, priced, evolve(batch, cost=cost), free)
         except Infeasible:
@@ -170,7 +168,7 @@ def _judged(option: Option, constraints: Constraints) -> Option:
     if constraints.deadline is not None and option.p95 > constraints.deadline:
         problems.append("misses the deadline")
     elif constraints.deadline is not None and option.rescue_at is None and option.chance < HIGHEST_LEVEL:
-        problems.append("could be late, and so could a rescue")
+        problems.append("might be late even with a rescue")
     if _too_dear(option, constraints):
         problems.append("costs more than the budget")
     if constraints.prefer == "cost" and constraints.deadline is None and option.p95 > MAX_P95_SECONDS:
@@ -200,7 +198,7 @@ def _ruled_out(options: Sequence[Option], constraints: Constraints) -> tuple[Opt
         options = _marked(
             options,
             lambda each: bool(each.batches) and price(each)[0] + each.late_cost >= surely,
-            "with its late cost it saves nothing",
+            "saves nothing once its late cost is added",
         )
     return tuple(options)
 
@@ -222,7 +220,7 @@ def _closed(
     if batch is None:
         yield Route.BATCH, "no Batch API can be used for these requests"
     elif load.requests <= constraints.at_once:
-        yield Route.BATCH, f"so few requests as {constraints.at_once} never wait for a batch"
+        yield Route.BATCH, f"lists of up to {plural(constraints.at_once, 'request')} never wait for a batch"
     elif load.by_job < constraints.threshold:
         yield Route.BATCH, f"fewer requests than the threshold of {constraints.threshold}"
 
@@ -260,7 +258,7 @@ def _likeliest(
     if not tried:
         return None
     chosen = likeliest(tried)
-    reason = f"nothing is sure to meet the deadline, and this has the best chance of it, {chosen.odds:.0%}"
+    reason = f"no route is sure to meet the deadline; this one has the best chance, {share(chosen.odds)}"
     sooner = _in_real_time(constraints, judged)
     if sooner is not None:
         reason += f"; real time meets it ({_with_money(sooner)}, {_strategy_of(sooner)})"
@@ -282,7 +280,7 @@ def _best(feasible: Sequence[Option], load: Load, constraints: Constraints) -> t
     # beats both in mean and in 95 % quantile.
     if constraints.prefer == "speed":
         chosen = min(_soonest_ones(feasible), key=lambda option: (option.p50, *price(option)))
-        reason = f"the soonest of {_counted(feasible)}, as prefer='speed' asks"
+        reason = f"the soonest of {_counted(feasible)}, as prefer='speed' requires"
     elif constraints.deadline is not None:
         # 4. A deadline: the cheapest; among those of about the same cost, the soonest.
         cheapest = min(feasible, key=price)
@@ -293,11 +291,11 @@ def _best(feasible: Sequence[Option], load: Load, constraints: Constraints) -> t
         if chosen is not cheapest:
             reason = (
                 f"the soonest of {_counted(feasible)} that meet the deadline and cost at most "
-                f"{CLOSE_PRICE_SHARE:.1%} more than the cheapest"
+                f"{share(CLOSE_PRICE_SHARE)} more than the cheapest"
             )
     elif constraints.prefer == "cost":
         chosen = min(feasible, key=price)
-        reason = f"the cheapest of {_counted(feasible)}, as prefer='cost' asks"
+        reason = f"the cheapest of {_counted(feasible)}, as prefer='cost' requires"
     else:
         # 5. The smallest weight; but a batch is tried if none has been observed and one may be better.
         chosen = min(feasible, key=lambda option: (option.weight, option.expected))
@@ -327,7 +325,7 @@ def _rescued(chosen: Option) -> str:
     """Return the probability that a batch finishes before its rescue, in words."""
     if chosen.rescue_at is None:
         return ""
-    return f"; ends by itself before its rescue begins with a chance of {chosen.chance:.0%}"
+    return f"; the chance that it finishes before its rescue begins is {share(chosen.chance)}"
 
 
 def _trial(chosen: Option, feasible: Sequence[Option]) -> Option | None:
@@ -342,8 +340,8 @@ def _trial(chosen: Option, feasible: Sequence[Option]) -> Option | None:
 
 def _tried(trial: Option, chosen: Option) -> str:
     return (
-        f"no batch was seen yet, and of those assumed half are done within {trial.p50:.1f} s, sooner than "
-        f"{chosen.route.value} with {chosen.p50:.1f} s, and cost less: one is tried"
+        "no batch has been observed yet, so one is tried: it costs less, and half of all batches are assumed "
+        f"to finish within {duration(trial.p50)} ({chosen.route.value}: {duration(chosen.p50)})"
     )
 
 
@@ -353,28 +351,32 @@ def _fits(option: Option, budget: float) -> bool:
 
 def _forced(option: Option, load: Load, constraints: Constraints) -> str:
     if constraints.strategy is Strategy.THRESHOLD:
-        sign = "at least" if load.requests >= constraints.threshold else "fewer than"
-        return f"{load.requests} requests are {sign} the threshold of {constraints.threshold}"
+        return (
+            f"the list has {plural(load.requests, 'request')}, and the threshold is {constraints.threshold}"
+        )
     if constraints.strategy is Strategy.HYBRID and load.requests <= constraints.at_once:
-        return f"so few requests as {constraints.at_once} all go in real time, as the first of a hybrid do"
+        return (
+            f"lists of up to {plural(constraints.at_once, 'request')} are sent entirely in real time, like "
+            "the first requests of a hybrid"
+        )
     if option.route.value != constraints.strategy.value:
-        return f"strategy={constraints.strategy.value!r} was asked for, which is not to be had here"
-    return f"strategy={constraints.strategy.value!r} was asked for"
+        return f"strategy={constraints.strategy.value!r} was requested, but is not available here"
+    return f"strategy={constraints.strategy.value!r} was requested"
 
 
 def _weighed(chosen: Option, feasible: Sequence[Option], load: Load, constraints: Constraints) -> str:
     if len(feasible) == 1:
-        few = "so few requests" if load.requests <= constraints.at_once else "this"
-        return f"the only route for {few}"
+        few = load.requests <= constraints.at_once
+        return "the only route for so few requests" if few else "the only available route"
     second = min((o for o in feasible if o is not chosen), key=lambda option: option.weight)
     return (
-        f"with {constraints.time_value:g} USD for an hour of waiting it comes to {money(chosen.weight)}, "
-        f"{second.route.value} to {money(second.weight)}"
+        f"if an hour of waiting counts as {money(constraints.time_value)}, {chosen.route.value} comes to "
+        f"{money(chosen.weight)}, {second.route.value} to {money(second.weight)}"
     )
 
 
 def _counted(options: Sequence[Option]) -> str:
-    return f"{len(options)} route{'s' if len(options) > 1 else ''}"
+    return plural(len(options), "route")
 
 
 def _in_real_time(constraints: Constraints, judged: _Judge) -> Option | None:
@@ -420,25 +422,26 @@ def _infeasible(requests: int, constraints: Constraints, judged: _Judge) -> Infe
         later = soonest(evolve(constraints, deadline=None, budget=None))
     near = []
     if deadline is not None and (sooner := _in_real_time(evolve(constraints, deadline=None), judged)):
-        when = "that deadline" if sooner.p95 <= deadline else f"a deadline of {math.ceil(sooner.p95)} s"
+        when = "that deadline" if sooner.p95 <= deadline else _deadline_of(sooner)
         if later is None or sooner.p95 < later.p95:
             near.append(f"{when} in real time ({_with_money(sooner)}, {_strategy_of(sooner)})")
     if later is not None:
-        near.append(f"a deadline of {math.ceil(later.p95)} s ({_with_money(later)})")
+        near.append(f"{_deadline_of(later)} ({_with_money(later)})")
         if dearer is None and budget is not None and later.cost is not None and later.cost.low > budget:
-            near[-1] += ", which is above the budget as well"
+            near[-1] += ", which also exceeds the budget"
     if dearer is not None and dearer.cost is not None:
         near.append(f"a budget of {money(dearer.cost.expected, rounded_up=True)} ({dearer.route.value})")
-    wanted = [f"a deadline of {_seconds(deadline)}"] if deadline is not None else []
+    wanted = (
+        [f"a deadline of {duration(round(deadline) or max(deadline, 0.001))}"] if deadline is not None else []
+    )
     wanted += [f"a budget of {money(budget)}"] if budget is not None else []
     asked = " and ".join(wanted) or f"prefer={constraints.prefer!r}"
     forced = "" if constraints.strategy is Strategy.AUTO else f" with strategy={constraints.strategy.value!r}"
-    text = f"no route meets {asked} for {requests} requests{forced}; nothing was sent"
+    text = f"no route meets {asked} for {plural(requests, 'request')}{forced}; nothing was sent"
     if near:
-        text += ". What would be met: " + ", or ".join(near)
+        text += ". Constraints that can be met: " + ", or ".join(near)
     return Infeasible(text)
 
 
-def _seconds(deadline: float) -> str:
-    """Return a deadline in words; durations below a millisecond are rounded up to one."""
-    return f"{deadline:.0f} s" if round(deadline) else f"{max(deadline, 0.001):.3g} s"
+def _deadline_of(option: Option) -> str:
+    return f"a deadline of {duration(option.p95, rounded_up=True)}"

@@ -23,8 +23,8 @@ from smartbatch.jobs.steps.orphans import NewerBatches, has_label, newer_than_in
 from smartbatch.jobs.steps.step import Step
 
 HELD_NOTE = (
-    "held: it is unknown whether a batch was created. By its policy the job waits 26 h, or until you have "
-    "checked the provider's list of batches and resume it"
+    "held: it is unknown whether a batch was created. According to its policy, the job waits 26 h, or until "
+    "you have checked the provider's list of batches and resumed it"
 )
 _UNKNOWN = frozenset({ShardState.UNCERTAIN, ShardState.PROVISIONAL, ShardState.FENCED})
 SEARCH_NOTE = (
@@ -97,14 +97,17 @@ def verify(step: Step, shard: ShardRow) -> ShardRow:
         # 1. it is running: wait
         if batch is not None and not batch.state.ended:
             return step.reschedule(
-                shard, step.limits.poll_interval, tries=0, note="waits for the results of a batch of its size"
+                shard,
+                step.limits.poll_interval,
+                tries=0,
+                note="waiting for the results of a batch of its size",
             )
         # 2. it is in the list but not found by its id: back to UNCERTAIN
         if batch is None:
             return step.advance(
                 shard,
                 ShardState.UNCERTAIN,
-                "the batch that could be its own cannot be found",
+                "the batch that may be its own cannot be found",
                 candidate=None,
                 due_at=step.wall + _search_pause(step, shard),
             )
@@ -128,7 +131,7 @@ def verify(step: Step, shard: ShardRow) -> ShardRow:
     return step.advance(
         shard,
         ShardState.UNCERTAIN,
-        "the batch that could be its own belongs to somebody else",
+        "the batch that seemed to be its own belongs to something else",
         candidate=None,
         foreign_batches=(*shard.foreign_batches, shard.candidate),
     )
