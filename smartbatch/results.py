@@ -253,11 +253,7 @@ class ResultList(list[Result[T]]):
 
     def _repr_html_(self) -> str:
         from smartbatch.views.html import notebook
-        from smartbatch.views.model import (
-            DataTable,
-            Section,
-            View,
-        )  # imported late: few programs are notebooks
+        from smartbatch.views.model import DataTable, Section, View  # imported late: rarely needed
 
         places: list[int | None] = list(range(len(self)))
         if len(self) > 2 * SHOWN + 1:

@@ -218,7 +218,7 @@ def _add_jobs(add: _AddParser) -> None:
 
 
 def _add_request_options(parser: argparse.ArgumentParser) -> None:
-    """Add what run and plan share."""
+    """Add the arguments that run and plan share."""
     parser.add_argument("input", metavar="INPUT", help="file of prompts, or - for standard input")
     group = parser.add_argument_group("input")
     prompt = group.add_mutually_exclusive_group()

@@ -12,7 +12,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from smartbatch.errors import ConfigError
 
 HOST = "127.0.0.1"
-IDLE_TIMEOUT_SECONDS = 30.0  # of a connection
+IDLE_TIMEOUT_SECONDS = 30.0  # per connection
 
 
 @final
@@ -40,7 +40,7 @@ class LocalServer(socketserver.ThreadingMixIn, WSGIServer):
 
     def __init__(self, port: int, application: Callable[..., Any]) -> None:
         super().__init__((HOST, port), _Handler)
-        # the standard handler reports a single thread, whatever the server does
+        # the standard handler always reports a single thread
         self.set_app(lambda environ, start: application({**environ, "wsgi.multithread": True}, start))
 
     def server_bind(self) -> None:
@@ -55,12 +55,12 @@ class LocalServer(socketserver.ThreadingMixIn, WSGIServer):
             super().handle_error(request, client_address)
 
 
-_MAX_STREAMS = 64  # one thread each; only the owner of the machine opens them
+_MAX_STREAMS = 64  # one thread each; only the owner of the machine can open them
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM."""
-    # imported late: other subcommands do not pay for a server
+    # imported late: other subcommands need no server
     import webbrowser
 
     from smartbatch.cli.dashboard_command import LocalServer

@@ -73,7 +73,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _version(package: str) -> str | None:
-    from importlib import metadata  # imported late: it is rarely needed
+    from importlib import metadata  # imported late: rarely needed
 
     try:
         return metadata.version(package)
@@ -88,7 +88,7 @@ def _own_folder() -> str:
 def _imported() -> Iterator[Finding]:
     """Yield the reasons why ``import smartbatch`` may find something else."""
     advice = "pip uninstall smartbatch, then pip install --force-reinstall smartbatch-llm"
-    # 1. The other project of that name is installed, over these files or next to them.
+    # 1. Another project with the same name is installed, over these files or next to them.
     other = _version("smartbatch")
     if other is not None:
         text = f"another project, smartbatch {other}, is installed and has files of the same names: {advice}"
@@ -99,7 +99,7 @@ def _imported() -> Iterator[Finding]:
     if os.path.dirname(os.path.realpath(file)) != _own_folder() or not hasattr(module, "BatchingClient"):
         text = f"import smartbatch finds another project's module, {file or 'without a file'}: {advice}"
         yield Finding("import", text, wrong=True)
-    # 3. The working folder has a file of that name, which scripts and ``python -m`` find first.
+    # 3. The working folder has a file with that name, which scripts and ``python -m`` find first.
     here = PathFinder.find_spec("smartbatch", [os.getcwd()])
     if here is not None and here.origin and os.path.dirname(os.path.realpath(here.origin)) != _own_folder():
         text = f"scripts in this folder import {here.origin} instead of the library: rename it"
@@ -217,6 +217,6 @@ def _limits(config: BatchingConfig) -> Iterator[Finding]:
 
 
 def _secrets() -> list[Any]:
-    """Return the values of variables that look like secrets, so that none is printed by accident."""
+    """Return environment variables that look like secrets, so that none is printed by mistake."""
     words = ("KEY", "TOKEN", "PASSWORD", "SECRET")
     return [text.strip() for name, text in os.environ.items() if any(word in name.upper() for word in words)]

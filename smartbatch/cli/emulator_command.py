@@ -89,7 +89,7 @@ further:
 }
 
 _NO_SETTINGS = frozenset({"command", "answers", "prompt_field", "answer_field"})
-"""Arguments that are not settings of the emulator; the names of all others are."""
+"""Names of the arguments that are not settings of the emulator."""
 
 
 def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:

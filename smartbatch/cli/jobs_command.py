@@ -43,7 +43,7 @@ from smartbatch.tables.result_files import CsvFormulas, UnwritableTable, stored_
 from smartbatch.views.terminal import WIDE, table_lines
 
 _MAX_LISTED_JOBS: Final = 1_000_000
-_NOT_IN_JSON: Final = frozenset({"shards", "incidents", "created_at", "cancelling"})  # or in another form
+_NOT_IN_JSON: Final = frozenset({"shards", "incidents", "created_at", "cancelling"})  # or converted
 _ACTION_OF_OPTION: Final = {"deadline": "set-deadline", "budget": "set-budget", "billed": "retry-failed"}
 _ACTIONS_WITH_NAMES: Final = ("show", "cancel", "forget", *_ACTION_OF_OPTION.values())
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     requests; 2 for bad usage and an unusable store.
     """
     _check(args)
-    settings = argparse.Namespace(**{**vars(args), "budget": None})  # of a job, not of the client
+    settings = argparse.Namespace(**{**vars(args), "budget": None})  # the budget of a job, not of the client
     return _Jobs(args, config_of(settings)).go()
 
 
@@ -255,7 +255,7 @@ class _Jobs:
     # -- outcomes --------------------------------------------------------------------------------------------
 
     def _each(self, stored: StoredJobs, act: Callable[[Job], object]) -> int:
-        """Call ``act`` with every named job, including those after an unknown one."""
+        """Call ``act`` with every named job, even if an earlier one is unknown."""
         code = 0
         for name in self._args.ids:
             try:
@@ -330,7 +330,7 @@ def _named(stored: StoredJobs, name: str) -> Job:
     """Return a job by its id, its key, or the output of its run.
 
     Raises:
-        JobNotFound: there is none, or there are several of the output.
+        JobNotFound: there is no such job, or the output has several.
     """
     try:
         return stored.job(name)

@@ -30,8 +30,8 @@ _COMMANDS: Final = {
     "doctor": "doctor_command",
     "completion": "main",
 }
-"""The file of each subcommand."""
-_COMPLETION_VARIABLE: Final = "_ARGCOMPLETE"  # by which a shell asks for completions
+"""The module of each subcommand."""
+_COMPLETION_VARIABLE: Final = "_ARGCOMPLETE"  # set by a shell that requests completions
 
 
 def main(
@@ -75,8 +75,8 @@ def main(
         return 2
     if settings is not None and args.config is None:
         args.config = settings
-    # 3. The command runs: return its exit code, also if the reader of a pipe ended; 130 after Ctrl-C; if an
-    #    error ended the command, that error's code.
+    # 3. Run the command and return its exit code, even if the reader of its output is gone; 130 after Ctrl-C;
+    #    if an error ended it, that error's code.
     from smartbatch.cli.printing import NoteHandler, ReaderLeft, say  # imported late: not needed for --help
 
     handler = NoteHandler(quiet=getattr(args, "quiet", False) and not getattr(args, "verbose", False))
@@ -161,7 +161,7 @@ class _Parser(CommandParser):
     def error(self, message: str) -> NoReturn:
         from smartbatch._words import escape  # imported late: most commands report no error
 
-        # a required option may only be misspelt, or the value of an unknown option taken for a choice
+        # a missing option may just be misspelt, and an invalid choice may be the value of an unknown option
         if "are required" in message or "invalid choice" in message:
             for word in (word.partition("=")[0] for word in self.words):
                 is_unknown = word.startswith("--") and word not in self._option_string_actions

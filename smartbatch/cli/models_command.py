@@ -52,7 +52,7 @@ def _providers(prices: Any) -> Iterator[dict[str, Any]]:
 
 
 def _known(prefix: str, prices: Any) -> list[str]:
-    """Return the models of a prefix in the user's or the bundled price table."""
+    """Return the models with a prefix that are in the user's or the bundled price table."""
     from smartbatch.prices import listed_models
 
     own = {key.removeprefix(f"{prefix}:") for key in prices if key.startswith(f"{prefix}:")}
@@ -60,7 +60,7 @@ def _known(prefix: str, prices: Any) -> list[str]:
 
 
 def _models(name: str, prices: Any) -> Iterator[dict[str, Any]]:
-    """Yield a row per model of a prefix with a known price, or for the named model.
+    """Yield a row for each model with the prefix and a known price, or for the named model.
 
     Raises:
         ConfigError: no provider has the prefix.

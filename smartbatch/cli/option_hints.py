@@ -54,7 +54,7 @@ _NOTES: Final = {
     "prices": 'prices are set in a settings file (--config FILE), in a table [prices."PROVIDER:MODEL"]',
     "schema": "schemas are available in Python: smartbatch.generate(…, schema=…)",
 }
-"""What replaces an option of other programs."""
+"""The advice on each option of other programs that has no equivalent here."""
 FOREIGN: Final = (*_NATIVE, *_NOTES)
 """Options of other programs that have a hint."""
 
@@ -74,10 +74,10 @@ def option_hint(word: str, command: str, options: Mapping[str, Collection[str]])
     own = options[command]
     if option in own:
         return f"; did you mean {option}?"
-    # 2. No option is needed for this.
+    # 2. Say why no option is needed for this.
     if name in _NOTES:
         return f"; {_NOTES[name]}"
-    # 3. An option of the provider, a setting, an option of another command, or a parameter in Python.
+    # 3. Name an option of the provider, a setting, an option of another command, or a parameter in Python.
     if name in OF_PROVIDERS and "--provider-option" in own:
         return f"; set it with --provider-option {name}=…"
     if (variable := variable_of(name)) is not None:
@@ -86,7 +86,7 @@ def option_hint(word: str, command: str, options: Mapping[str, Collection[str]])
         return f"; {option} is an option of {_listed(takers)}"
     if name in ListParams.__optional_keys__:
         return f"; it is a parameter in Python: smartbatch.generate(…, {name}=…)"
-    # 4. A similar name.
+    # 4. Suggest a similar name.
     foreign = (f"--{each.replace('_', '-')}" for each in FOREIGN)
     near = nearest(written, [*(each for each in own if each.startswith("--")), *foreign], "--")
     return "" if near is None else option_hint(near, command, options)

@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     missing = 0
     try:
         for name in args.names:
-            with suppress(ReaderLeft):  # the other names are handled anyway
+            with suppress(ReaderLeft):  # continue with the other names
                 provider, _, model = name.partition(":")
                 if args.command == "pause":
                     print_out(escape(str(stored.pause(provider, model or None, reason=args.reason))))

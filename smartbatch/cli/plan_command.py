@@ -45,7 +45,7 @@ _PASSED_DEADLINE_SECONDS: Final = 1e-9  # 0 would mean no deadline
 
 @frozen
 class RunOutcome:
-    """The outcome of the decision of a run."""
+    """How the decision of a run turned out."""
 
     decision: Decision
     actual: ActualCost
@@ -104,7 +104,7 @@ class RouteChooser:
             self._chosen[1].add(result)
 
     def score(self, ended: float, jobs: Sequence[JobStatus]) -> RunOutcome | None:
-        """Score the announced plan; return how it compares with what happened.
+        """Score the announced plan, and return how it compares with the actual outcome.
 
         Args:
             ended: when the last answer arrived.

@@ -89,16 +89,16 @@ def _text_of(event: Event) -> str | None:
     return None
 
 
-_PROMPT_WIDTH: Final = 40  # cells of the prompt in a readable line
+_PROMPT_WIDTH: Final = 40  # cells for the prompt in a readable line
 _DEFAULT_WIDTH: Final = 80
 
 
 class ReaderLeft(Exception):
-    """The reader of standard output has ended, as ``| head`` does."""
+    """The reader of standard output has closed it, as ``| head`` does."""
 
 
 class StandardOutputLost(SmartbatchError):
-    """Standard output cannot be written any more, for example because the disk is full."""
+    """Standard output can no longer be written, for example because the disk is full."""
 
 
 @contextmanager

@@ -49,7 +49,7 @@ _VALID_SUBJECTS = "give the output of a run or of jobs results, or a job"
 _TOKENS = ("input_tokens", "output_tokens")
 _ANSWERED, _FAILED = 2, 1
 _SKIPPED = snake_case(RowSkipped.__name__)
-_MAX_ROWS = 200_000_000  # a larger index is taken for damaged
+_MAX_ROWS = 200_000_000  # a larger index means that the line is damaged
 
 
 def output_report(path: str, runs: Sequence[ReportedRun], made_at: float) -> Report:
@@ -291,7 +291,7 @@ def screenshot(html: str, path: str) -> None:
 
 def _run(program: str, folder: str, *args: str) -> str:
     """Run the browser once with a new profile, and return its output."""
-    # as root it refuses to run in its sandbox; the page is only the report, which runs nothing
+    # as root, it refuses to run in its sandbox; the page is only the report, which runs no scripts
     root = ("--no-sandbox",) if os.geteuid() == 0 else ()
     line = [program, *_FLAGS, *root, f"--user-data-dir={folder}/profile", *args]
     try:
@@ -303,7 +303,7 @@ def _run(program: str, folder: str, *args: str) -> str:
 
 _TITLE = b" \xe2\x80\x93 smartbatch report</title>"
 """Identifies a report by its beginning."""
-_MAX_SEARCHED_JOBS = 10_000  # the newest of the store, to find those of an output
+_MAX_SEARCHED_JOBS = 10_000  # the newest ones in the store, to find those of an output
 
 
 def run(args: argparse.Namespace) -> int:
@@ -318,7 +318,7 @@ def run(args: argparse.Namespace) -> int:
     path = args.output
     _check(path)
     if args.png:
-        browser()  # before anything is read, or written
+        browser()  # fails before anything is read or written
     report = _report(args)
     try:
         with replaced(path, "writing") as file:
@@ -337,7 +337,7 @@ def _check(path: str) -> None:
     """Check that the output is a new file or an earlier report, and an .html file.
 
     Raises:
-        InputError: it is not; the file is left unchanged.
+        InputError: it is something else, which is left unchanged.
     """
     from smartbatch._words import escape
     from smartbatch.errors import InputError

@@ -50,16 +50,16 @@ Write = Callable[[Rows, Progress], None]
 
 @define(eq=False, repr=False)
 class JobRun:
-    """Stores the rows of a run and gets them answered, until all are or the user interrupts it."""
+    """Stores the rows of a run and has them answered until all are done or the user interrupts the run."""
 
     _client: BatchingClient
     _input: InputRequests
     _chooser: RouteChooser
     _args: argparse.Namespace
-    _written: Callable[[int], bool]  # whether the output has the answer at a place
+    _written: Callable[[int], bool]  # whether the output has the answer to the row at a place
     _clock: Clock
-    _cluster: Cluster | None  # whose workers send real-time requests in place of this process
-    _resend: str | None  # the id under which answers in the output are replaced
+    _cluster: Cluster | None  # its workers send real-time requests instead of this process
+    _resend: str | None  # identifies this attempt to replace answers in the output
     rows: StoredRows = field(init=False)
     _interrupts: Interrupts = field(init=False)
 
@@ -128,7 +128,7 @@ class JobRun:
         return bool(self._interrupts.caught)
 
     def _end_early(self) -> None:
-        """Start no more calls, and print what happens to the rest. Called on the thread of the signals."""
+        """Start no more calls, and print what happens to the rest. Called on the signal thread."""
         self._client.stop_jobs()
         if self._args.quiet:
             return
@@ -238,7 +238,7 @@ class _Run:
             caught = job_run.go(self._write)
             ended = self._clock.now()
         if skipped and not self._reader_left:
-            last = -1 if self._out is not None else self._last_written  # standard output has them in place
+            last = -1 if self._out is not None else self._last_written  # standard output has these already
             self._write_skipped(lambda place: written(place) or place <= last)
         if self._out is not None:
             self._finish(self._out, asked=job_run is not None)
@@ -249,7 +249,7 @@ class _Run:
             job_run.rows.forget(all_answered=not self._summary.failed)
             if job_run.rows.submitted_all:
                 outcome = self._chooser.score(ended, job_run.rows.batches)
-        if job_run is not None and self._reader_left:  # what was answered is paid for, printed or not
+        if job_run is not None and self._reader_left:  # answers are paid for, printed or not
             for result in job_run.rows.stored_after(self._last_written):
                 self._summary.count(result)
         self._print_summary(caught, unanswered, [] if job_run is None else job_run.rows.batches, outcome)
@@ -327,7 +327,7 @@ class _Run:
             note(failure_line(row, result))
 
     def _append(self, rows: Sequence[tuple[KeyedRow, RowResult]]) -> None:
-        """Write rows. If the output was changed meanwhile, the run continues: the store has the answers."""
+        """Write rows. If someone changed the output, the run continues, because the store has the answers."""
         model = self._args.model
         lines = []
         for row, outcome in rows:
@@ -374,7 +374,7 @@ class _Run:
         for line in () if outcome is None else outcome.lines:
             say(line)
         asked_texts = self._summary.failed and not (self._summary.answered or self._args.embed)
-        if asked_texts and "embed" in self._args.model:  # as all models for vectors are called
+        if asked_texts and "embed" in self._args.model:  # part of the name of every embedding model
             say("This looks like an embedding model: use --embed to get vectors.")
         if unanswered:
             why = "Interrupted: " if caught else ""

@@ -44,9 +44,9 @@ def _error_text(error: SmartbatchError) -> str:
 class EqualErrors:
     """Failed rows with the same kind of error and the same message."""
 
-    row: int  # the lowest number
-    line: str  # about that row
-    text: str  # its end, about the error
+    row: int  # the first of these rows
+    line: str  # message about that row
+    text: str  # the part of it about the error
     unsent: bool
     count: int = 1
 
@@ -94,17 +94,17 @@ def amounts_of(result: Result) -> Amounts:
 class RunSummary:
     """Counts over the results of a run."""
 
-    answered: int = 0  # in this run, as the counts below
+    answered: int = 0  # in this run, like the counts below
     failed: int = 0
     rejected: int = 0  # failed rows that the provider refused to process
     unsent: int = 0  # failed rows that were not sent
     stopped: ListStopped | None = None  # why the run sent no further rows
     retried: int = 0  # rows that took more than one call
     extra_calls: int = 0  # calls beyond the first one of each row
-    amounts: Amounts = Factory(Amounts)  # of this run, over all attempts
-    sequential: float = 0.0  # seconds of all answering calls, one after another
-    together: int = 0  # rows answered by batch or with others in one call: there is no such sequence
-    failures: dict[tuple[str, str], EqualErrors] = Factory(dict)  # the first groups
+    amounts: Amounts = Factory(Amounts)  # tokens and cost of this run, including all attempts
+    sequential: float = 0.0  # seconds that the answering calls would take one after another
+    together: int = 0  # rows answered in batches or shared calls, for which ``sequential`` means nothing
+    failures: dict[tuple[str, str], EqualErrors] = Factory(dict)  # groups of equal errors, the first few
     skipped: Counter[str] = Factory(Counter)  # rows without a request, by reason
 
     def add(self, row: KeyedRow, result: Result) -> None:
@@ -191,7 +191,7 @@ class RunSummary:
     def _failure_lines(self) -> Iterator[str]:
         groups = sorted(self.failures.values(), key=lambda group: group.row)
         total = self.failed
-        if self.stopped is not None:  # the first line says what was not sent
+        if self.stopped is not None:  # the first line reports what was not sent
             groups = [group for group in groups if not group.unsent]
             total -= self.unsent
         yield from (f"{'Not sent' if group.unsent else 'Failed'}: {group}" for group in groups)
@@ -200,7 +200,7 @@ class RunSummary:
 
     def _speedup(self, wall: float) -> str:
         factor = self.sequential / wall if wall > 0 else 0.0
-        if self.together or factor < _MIN_SPEEDUP:  # a short run spends its time on starting
+        if self.together or factor < _MIN_SPEEDUP:  # most of a short run is startup time
             return ""
         return f", {factor:.1f} times faster than one call after another ({duration(self.sequential)})"
 
@@ -220,7 +220,7 @@ def _cost_text(amounts: Amounts) -> str:
 
 
 def _tokens_text(amounts: Amounts) -> str:
-    """Return the tokens; never 0 if they are unknown."""
+    """Return the tokens in words; unknown tokens are not shown as 0."""
     marks = {"estimated": amounts.estimated, "of unknown usage": amounts.unknown}
     parts = [f"{plural(rows, 'row')} {what}" for what, rows in marks.items() if rows]
     if amounts.unknown and not (amounts.input_tokens or amounts.output_tokens):
@@ -229,7 +229,7 @@ def _tokens_text(amounts: Amounts) -> str:
 
 
 def _alternatives(decision: Decision, actual: ActualCost) -> str:
-    """Return what the tokens that were used would have cost by the other plain routes."""
+    """Return what the used tokens would have cost by the other plain routes."""
     others = [
         ("in real time", decision.alone, actual.individual),
         ("as a batch", decision.batch, actual.by_batch),

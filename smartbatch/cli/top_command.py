@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"
-"""The second screen, no cursor, and no wrapping, because a window made narrower would scroll."""
+"""The alternate screen, without cursor and wrapping, because a window made narrower would scroll."""
 _LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 _CODES = {"title": "\x1b[1m", "head": "\x1b[7m", "bad": "\x1b[1;31m"}
 _PLAIN = {"title": "", "head": "", "bad": ""}
@@ -66,7 +66,7 @@ class FullScreen:
         return os.get_terminal_size(self._stream.fileno())
 
     def show(self, lines: Sequence[TextLine], size: os.terminal_size) -> None:
-        """Draw a frame of a size over the previous one."""
+        """Draw a frame of the given size over the previous one."""
         parts = ["\x1b[2J" if size != self._size else "", "\x1b[H"]
         self._size = size
         for at, line in enumerate(lines):
@@ -109,7 +109,7 @@ class FullScreen:
 
     def _write(self, text: str) -> None:
         data = text.encode(self._stream.encoding or "utf-8", "replace")
-        while data:  # to the descriptor, because signal handlers must not use the buffer
+        while data:  # directly, because signal handlers must not use the stream's buffer
             data = data[os.write(self._stream.fileno(), data) :]
 
 
@@ -128,7 +128,7 @@ def _keyboard() -> int | None:
 
 
 FRAME_SECONDS: Final = 0.5
-_PIPE_WIDTH: Final = 120  # cells of a line if there is neither a terminal nor COLUMNS
+_PIPE_WIDTH: Final = 120  # cells per line if there is neither a terminal nor COLUMNS
 
 
 def run(args: argparse.Namespace) -> int:

@@ -36,7 +36,7 @@ def app(
         client: a client of this process, whose queue is shown as well.
         access: called with the WSGI environment of each request; returns ``"all"`` (view and act), ``"read"``
             (view only) or ``None`` (nothing). Without it every request is answered with 403.
-            :class:`TokenAccess` is what ``smartbatch dashboard`` uses: a token, on this machine only.
+            ``smartbatch dashboard`` uses :class:`TokenAccess`: a token, on this machine only.
         hosts: accepted names in the ``Host`` header, without a port; ``"*"`` for any, if the server or the
             framework checks them.
         show_content: show prompts and answers.

@@ -35,14 +35,14 @@ class ActionRequest:
 
 
 Action: TypeAlias = Callable[[Source, ActionRequest], str]
-"""Does it and returns what was done, in words. Raises SmartbatchError if it is refused."""
+"""Performs the action and returns what was done, in words. Raises SmartbatchError if it is refused."""
 
 
 # -- forms ---------------------------------------------------------------------------------------------------
 
 
 def job_forms(line: JobRow, query: Query) -> tuple[Part, ...]:
-    """Return the forms that apply to a job in its present state."""
+    """Return the forms that apply to a job in its current state."""
     if query.granted != "all":
         return (Note(READ_ONLY),)
     job = _hidden("id", line.id)
@@ -65,7 +65,7 @@ def job_forms(line: JobRow, query: Query) -> tuple[Part, ...]:
 
 
 def job_list_forms(chosen: JobFilter, query: Query) -> tuple[Part, ...]:
-    """Return the forms for all jobs of a state, or of a state and a model; none for other lists."""
+    """Return the forms for all jobs with a state, or with a state and a model; none for other lists."""
     state = chosen.state
     if query.granted != "all" or state is None or chosen.name is not None:
         return ()
@@ -106,7 +106,7 @@ def unpause_form(model: str, query: Query) -> Form | None:
 
 
 def _form(query: Query, action: str, button: str, *fields: Field, warning: str = "") -> Form:
-    place = query.again().removeprefix(query.root) or "/"  # without the path the application is mounted at
+    place = query.again().removeprefix(query.root) or "/"  # without the path of the application
     return Form(query.link("action", action), button, (*fields, _hidden("back", place)), warning)
 
 
@@ -165,7 +165,7 @@ def _set_budget(source: Source, request: ActionRequest) -> str:
 
 
 def _selection(source: Source, request: ActionRequest) -> JobSelection:
-    """Return the job of the field ``id``, or the jobs of a state and a model.
+    """Return the job named in the field ``id``, or the jobs with a state and a model.
 
     Raises:
         JobNotFound: there is no store, or no job with that id or key.
@@ -201,7 +201,7 @@ def _left(done: Acted) -> str:
 
 
 def _if_not_running(source: Source, request: ActionRequest, done: Acted) -> str:
-    """Return what an action on a single job waits for if no process is running that job."""
+    """Return in words what an action on a job waits for if no process is running that job."""
     if not done.count or not request.form.get("id") or not _job(source, request).is_unowned():
         return ""
     return (
@@ -239,7 +239,7 @@ def _set_limits(source: Source, request: ActionRequest) -> str:
 
 
 def _model(request: ActionRequest) -> tuple[str, str | None]:
-    """Return provider and model; the model is ``None`` for all of a provider (``provider:*`` in pauses)."""
+    """Return provider and model; the model is ``None`` for all models of a provider (``provider:*``)."""
     provider, _, model = _text(request, "model").partition(":")
     return provider, None if model in ("", "*") else model
 
@@ -270,4 +270,4 @@ ACTIONS: Mapping[str, Action] = {
     "unpause": _unpause,
     "limit": _set_limits,
 }
-"""By the name in the form's address, ``action/NAME``."""
+"""Actions by the name in the form's address, ``action/NAME``."""

@@ -1,4 +1,4 @@
-"""The dashboard as one WSGI application: checks host, access, method and path, then makes the page."""
+"""The dashboard as one WSGI application: checks host, access, method and path, then creates the page."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _DENIED_TOKEN = "Open the address printed by smartbatch dashboard, on this machi
 
 @frozen(kw_only=True)
 class Response:
-    """A response with a whole body or a stream."""
+    """A response with a complete body or a stream."""
 
     status: str = "200 OK"
     kind: str = "text/html; charset=utf-8"
@@ -68,7 +68,7 @@ class _Refused(Exception):
 
 @final
 class Dashboard:
-    """The application, made by :func:`.app`; safe from any thread and in forked processes."""
+    """The application, created by :func:`.app`. Thread-safe, and safe in forked processes."""
 
     def __init__(self, source: Source, access: Access | None, hosts: Collection[str], streams: int) -> None:
         self._source = source
@@ -160,7 +160,7 @@ class Dashboard:
         return Response(body=document(page, query))
 
     def _problem(self, query: Query, error: SmartbatchError) -> Response:
-        """Return the page that says why another one cannot be shown."""
+        """Return the page that explains why another one cannot be shown."""
         missing = isinstance(error, JobNotFound)
         status = "404 Not Found" if missing else "503 Service Unavailable"
         title = "No such job" if missing else "This page is unavailable"

@@ -30,9 +30,9 @@ from smartbatch.views.model import (
     View,
 )
 
-REFRESH_SECONDS = 2.0  # the figures are written every few seconds
+REFRESH_SECONDS = 2.0  # figures are published every few seconds
 DECISIONS_PER_PAGE = 50
-MAX_SUMMED_DECISIONS = 1_000  # the latest, for totals
+MAX_SUMMED_DECISIONS = 1_000  # the latest ones, for totals
 _COLUMNS = (
     "at (UTC), model, requests:number, route, time, cost:money, against always individual, "
     "against always batch"
@@ -114,12 +114,12 @@ def _calibration(figures: Sequence[StoredDecision]) -> tuple[Part, ...]:
 
 @frozen
 class _Gain:
-    """What was saved compared with another route; negative for a loss, ``None`` if unknown."""
+    """Savings compared with another route; negative for a loss, ``None`` if unknown."""
 
     usd: float | None = None  # from the tokens actually used
-    forecast_usd: float | None = None  # from the forecast, if that is all there is
+    forecast_usd: float | None = None  # from the forecast, if the actual tokens are unknown
     seconds: float | None = None  # from the forecast
-    compared: int = 0  # decisions
+    compared: int = 0  # number of decisions compared
 
     def __add__(self, other: _Gain) -> _Gain:
         return _Gain(
@@ -140,7 +140,7 @@ class _Sums:
 
 
 def _gains(one: StoredDecision, measured: Measured) -> tuple[_Gain, _Gain]:
-    """Return the gains compared with always-individual and with always-batch."""
+    """Return the gains compared with sending everything in real time and with sending everything by batch."""
     individual = measured.individual_cost, one.individual_cost, one.individual_p50
     batch = measured.batch_cost, one.batch_cost, one.batch_p50
     return _gain(one, Route.INDIVIDUAL, measured, *individual), _gain(one, Route.BATCH, measured, *batch)
@@ -158,7 +158,7 @@ def _gain(
 
     Args:
         used: USD of the tokens actually used, at that route's price.
-        cost, p50: forecast of that route.
+        cost, p50: forecast for that route.
     """
     if one.route == other.value or p50 is None:
         return _Gain()
@@ -205,7 +205,7 @@ def _saved(figures: Iterable[StoredDecision]) -> tuple[Part, ...]:
 
 
 def _in_words(gain: _Gain, of: int = 1) -> Cell:
-    """Return a gain in words with its basis; for ``of`` decisions also how many could be compared."""
+    """Return a gain in words, with its basis and, if not all ``of`` decisions could be compared, how many."""
     if gain.seconds is None:
         return None
     lines = []

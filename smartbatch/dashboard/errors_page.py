@@ -10,7 +10,7 @@ from smartbatch.dashboard.source import Source
 from smartbatch.jobs.summary_records import ErrorGroup
 from smartbatch.views.model import Cell, DataTable, Link, Links, Note, Part, Section, State, Tile, View
 
-REFRESH_SECONDS = 2.0  # the figures are written every few seconds
+REFRESH_SECONDS = 2.0  # figures are published every few seconds
 MAX_GROUPS = 100
 _HOUR = 3600.0
 _COLUMNS = "error, message, failed:number, first seen (UTC):time, last seen (UTC):time, model, example"

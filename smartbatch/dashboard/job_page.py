@@ -71,7 +71,7 @@ def formats() -> list[str]:
 
 
 def results_file(source: Source, job_id: str, format: str) -> tuple[str, Iterator[bytes]]:
-    """Return the file name and the content of a job's results, in blocks. They are never all in memory: JSON
+    """Return a file name and a job's results, in blocks. The results are never all in memory: JSON
     lines are sent as they are read, and tables are written to a temporary file.
 
     Raises:
@@ -95,7 +95,7 @@ def _blocks_of_lines(job: Job) -> Iterator[bytes]:
 
 def _blocks_of_table(job: Job, format: str) -> Iterator[bytes]:
     with tempfile.TemporaryFile(prefix="smartbatch-") as file:
-        write_stored(format, job, file, formulas="escape")  # a spreadsheet opens it
+        write_stored(format, job, file, formulas="escape")  # a spreadsheet may open it
         file.seek(0)
         while block := file.read(BLOCK_BYTES):
             yield block

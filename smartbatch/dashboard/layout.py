@@ -1,4 +1,4 @@
-"""Pages as documents: the view, the navigation, and the script that updates the page."""
+"""Pages as HTML documents: the view, the navigation, and the script that updates the page."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from smartbatch.views.model import Link
 class PageEntry:
     name: str  # in the navigation
     page: PageOf
-    of_one: PageOf | None = None  # makes the page of one thing, such as a job
+    of_one: PageOf | None = None  # makes the page of a single item, such as a job
 
 
 PAGES: Mapping[str, PageEntry] = {
@@ -39,7 +39,7 @@ PAGES: Mapping[str, PageEntry] = {
     "models": PageEntry("Models", models_page.page),
     "errors": PageEntry("Errors", errors_page.page),
 }
-"""By the first part of the path, in the order of the navigation."""
+"""The pages by the first part of their path, in the order of the navigation."""
 
 _LOCAL_PATH = re.compile(r"/(?![/\\])[!-~]*")  # a path and query of this application, encoded as in links
 
@@ -51,7 +51,7 @@ def static_file(name: str) -> bytes:
 
 @cache
 def policy() -> str:
-    """Return the content security policy: nothing from other hosts, and no script or style in a document."""
+    """Return the content security policy: nothing from other hosts, and no inline scripts or styles."""
     return (
         f"default-src 'none'; script-src 'self'; style-src {source_of(styles())}; img-src 'self'; "
         "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"

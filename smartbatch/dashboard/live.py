@@ -20,12 +20,12 @@ from smartbatch.dashboard.page import DEFAULT_REFRESH_SECONDS, Page
 from smartbatch.errors import SmartbatchError
 from smartbatch.views.html import live_parts
 
-HEARTBEAT_SECONDS = 2.0  # between comments in a silent stream, by which a closed browser is noticed
-MAX_STREAM_SECONDS = 600.0  # the browser then opens the next stream with the version it has
-STOP_CHECK_SECONDS = 1.0  # between two checks whether the server is stopping
-WRITE_CHECK_SECONDS = 0.25  # between two checks whether the store was written to
-MIN_EARLY_LOOK_SECONDS = 5.0  # between two looks caused by writes: most change nothing on the page
-RETRY_MILLISECONDS = 2_000  # after which a browser reopens a broken stream
+HEARTBEAT_SECONDS = 2.0  # between comments in a silent stream, which reveal a closed browser
+MAX_STREAM_SECONDS = 600.0  # then the browser opens another stream, starting from its version
+STOP_CHECK_SECONDS = 1.0  # between checks for a stop of the server
+WRITE_CHECK_SECONDS = 0.25  # between checks for writes to the store
+MIN_EARLY_LOOK_SECONDS = 5.0  # between updates caused by writes, most of which change nothing on the page
+RETRY_MILLISECONDS = 2_000  # before a browser reopens a broken stream
 
 
 @frozen
@@ -70,7 +70,7 @@ def stream(
     after its ``refresh_seconds``, or sooner if nothing had changed and the store is written to.
 
     Args:
-        render: makes the page in its present state.
+        render: makes the page in its current state.
         seen: the version the browser has.
         stop: whether the server is stopping.
         written: returns a number that changes when the store is written to, if that can be observed.
@@ -81,7 +81,7 @@ def stream(
         before = written()
         try:
             page = render()
-        except SmartbatchError:  # the browser polls, and gets the reason
+        except SmartbatchError:  # the browser starts polling, and gets the reason then
             return
         if news := page.changed(seen):
             seen = page.version
@@ -108,7 +108,7 @@ class OpenStreams:
         self._counts = PerProcess(_StreamCount)
 
     def take(self) -> Callable[[], None] | None:
-        """Return a function that releases the place of a stream; ``None`` if all places are taken."""
+        """Return a function that releases the place of a new stream; ``None`` if no place is free."""
         count = self._counts.get()
         with count.lock:
             if count.open >= self._limit:
@@ -138,7 +138,7 @@ class _StreamCount:
 
 @final
 class Streamed:
-    """The body of a stream. It releases its place however it ends; a server always calls ``close``."""
+    """The body of a stream. It always releases its place, because a server always calls ``close``."""
 
     def __init__(self, events: Iterator[bytes], release: Callable[[], None]) -> None:
         self._events = events

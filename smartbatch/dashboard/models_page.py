@@ -20,7 +20,7 @@ from smartbatch.types import Route
 from smartbatch.views.drawings import quantile
 from smartbatch.views.model import BarsOverTime, Cell, DataTable, Link, Note, Part, Section, View
 
-REFRESH_SECONDS = 5.0  # the figures are written every few seconds
+REFRESH_SECONDS = 5.0  # figures are published every few seconds
 ACTIONS_PER_PAGE = 50
 MAX_MODELS = 60  # with a route each
 MAX_SAMPLE = 500  # calls or batches of a model
@@ -41,7 +41,7 @@ _PRICES = "model, tier, prompts above, input:number, cached input:number, output
 
 @define
 class _Durations:
-    """Observed durations of one model by one route."""
+    """Observed durations of one model on one route."""
 
     model: str
     route: Route
@@ -129,7 +129,7 @@ def _action_row(act: Act, query: Query) -> tuple[Cell, ...]:
 
 
 def _times(store: SqlStore) -> tuple[list[_Durations], int]:
-    """Return the durations in the store, and how many further names are left out."""
+    """Return the durations in the store, and how many further models and routes are left out."""
     found: dict[tuple[str, Route], _Durations] = {}
     names = store.facts.topics()
     for name in names[: 2 * MAX_MODELS]:
@@ -203,9 +203,9 @@ def _limits(shared: SharedView) -> tuple[Part, ...]:
 
 
 def _lanes(shared: SharedView) -> list[LaneStatus]:
-    """Return the published lanes: the latest of each limit."""
+    """Return the published lanes, one per limit: the latest."""
     lanes: dict[tuple[str, str], LaneStatus] = {}
-    for one in reversed(shared.found.processes):  # the latest is the last
+    for one in reversed(shared.found.processes):  # the latest one is last
         for lane in one.realtime.lanes:
             lanes[lane.model, lane.quota] = lane
     return [lanes[key] for key in sorted(lanes)]

@@ -36,13 +36,13 @@ from smartbatch.views.model import (
 )
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
-RATES_SECONDS = 30 * MINUTE  # period of calls and tokens
+RATES_SECONDS = 30 * MINUTE  # period for calls and tokens
 SPENDING_HOURS = 24
 MAX_RUNNING_JOBS = 5
 MAX_JOB_BUDGETS = 6
 MAX_NOTICED_JOBS = 5  # jobs listed for one reason
 MIN_COOLDOWN_SECONDS = 60.0  # shorter cooldowns are not listed
-SPENT_SHARE = 0.98  # of a budget, from which it counts as spent
+SPENT_SHARE = 0.98  # of a budget; from here on it is shown as spent
 MIN_FREE_BYTES = 256 << 20  # on the disk of the store
 WAIT_REASONS = {
     "pause": "a person, who paused the model",
@@ -112,7 +112,7 @@ def _tiles(source: Source, store: SqlStore | None, status: RealtimeStatus, query
 
 @frozen
 class Notice:
-    """Something that requires an action by a person; ``note`` follows the name of the job."""
+    """Something that requires action by the user; ``note`` follows the name of the job."""
 
     text: str
     job_id: str | None = None
@@ -121,7 +121,7 @@ class Notice:
 
 
 def notices_of(source: Source, shared: SharedView) -> Iterator[Notice]:
-    """Yield what does not continue by itself, the most urgent first."""
+    """Yield what does not continue without user action, most urgent first."""
     store = source.store
     if store is not None:
         for shard in store.overview.unknown_creations(limit=MAX_NOTICED_JOBS):
@@ -158,7 +158,7 @@ def notices_of(source: Source, shared: SharedView) -> Iterator[Notice]:
 
 
 def _storage(source: Source) -> Iterator[Notice]:
-    """Warn if the disk is nearly full; that of a server cannot be checked from here."""
+    """Warn if the disk is nearly full; a server's disk cannot be checked from here."""
     if source.file is not None:
         disk = os.statvfs(source.file)
         free = disk.f_bavail * disk.f_frsize
@@ -202,7 +202,7 @@ def _running(source: Source, store: SqlStore | None, query: Query) -> tuple[Part
 
 
 def _limits(status: RealtimeStatus, shared: SharedView) -> tuple[Part, ...]:
-    """Return how much of each limit is used, and how many requests wait for what."""
+    """Return how much of each limit is used, and how many requests wait for each reason."""
     if not status.lanes:
         return ()
     columns = (
@@ -240,7 +240,7 @@ def _limit_row(lane: LaneStatus) -> tuple[Cell, ...]:
 
 
 def _used_of_limit(model: str, what: str, used: float, limit: float, left: float) -> tuple[Value, ...]:
-    """Return the use of a limit in the last minute; for a shared one also the part no process has leased."""
+    """Return the use of a limit in the last minute; if it is shared, also the part that is not leased."""
     if not limit:
         return f"{used:,.0f}", "no known limit"
     bar = ProgressBar(f"{what} of {model} in the last minute", used, limit)
@@ -313,7 +313,7 @@ def _rates(source: Source, status: RealtimeStatus) -> tuple[Part, ...]:
 
 
 def _money(source: Source, store: SqlStore | None, shared: SharedView, query: Query) -> tuple[Part, ...]:
-    """Return what was spent, by hour and from each budget."""
+    """Return spending by hour and by budget."""
     status = merged([one.realtime for one in shared.found.living])
     spending = source.spending(source.now() - SPENDING_HOURS * HOUR)
     paid, realtime = sum(one.usd for one in spending), sum(one.realtime_usd for one in spending)
@@ -370,7 +370,7 @@ def _failures(shared: SharedView) -> tuple[Part, ...]:
 
 
 def _processes(shared: SharedView) -> tuple[Part, ...]:
-    """Return living and lost processes; ended ones are folded."""
+    """Return running and lost processes; ended ones are collapsed."""
     processes = shared.found.processes
     shown = [one for one in processes if not one.ended]
     ended = [one for one in processes if one.ended]

@@ -1,4 +1,4 @@
-"""What a page of the dashboard consists of, and the query it answers."""
+"""The parts of a dashboard page, and the query that it answers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from attrs import field, frozen
 from smartbatch.dashboard.source import Source
 from smartbatch.views.model import Link, Links, View
 
-DEFAULT_REFRESH_SECONDS = 1.5  # between two looks at a watched page, so that changes show within two seconds
-_MAX_DIGITS = 18  # of a number in an address that a database accepts
+DEFAULT_REFRESH_SECONDS = 1.5  # between updates of an open page, so that changes show within two seconds
+_MAX_DIGITS = 18  # in a number from an address, so that a database accepts it
 Granted: TypeAlias = Literal["all", "read"]
 """What a visitor may do: view and act, or view only."""
 
@@ -23,7 +23,7 @@ class Query:
 
     path: str = ""  # without slashes; empty for the first page
     argument: str = ""  # the rest of the path, such as the id of a job
-    values: Mapping[str, str] = field(factory=dict)  # of the query string; the last of each name
+    values: Mapping[str, str] = field(factory=dict)  # from the query string; the last value of each name
     granted: Granted = "read"
     root: str = ""  # where the application is mounted, without a trailing slash
 
@@ -42,10 +42,10 @@ class Query:
 
 @frozen
 class Page:
-    """A page, complete on the server so that it also works without JavaScript."""
+    """A page, rendered completely on the server so that it also works without JavaScript."""
 
     view: View
-    refresh_seconds: float = DEFAULT_REFRESH_SECONDS  # more for a page that costs more to make
+    refresh_seconds: float = DEFAULT_REFRESH_SECONDS  # longer for a page that takes longer to make
 
 
 PageOf: TypeAlias = Callable[[Source, Query], Page]
@@ -70,7 +70,7 @@ def pages_of(
 
     Args:
         name: the value in the address that names a page.
-        older: that value for the next page; ``None`` on the last one.
+        older: its value for the next page; ``None`` on the last page.
     """
     links = []
     if name in query.values:

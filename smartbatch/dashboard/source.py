@@ -1,4 +1,4 @@
-"""What the pages read: the store, the processes that share limits, and the queue of a client."""
+"""The data of the pages: from the store, the processes that share limits, and the queue of a client."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from smartbatch.client import BatchingClient
 
 CLOCK_STEP_SECONDS = 5.0
-SHARED_TTL_SECONDS = 1.0  # for which published figures are not read again: processes publish every five
-MAX_ERROR_GROUPS = 200  # errors of further groups are counted by their kind alone
+SHARED_TTL_SECONDS = 1.0  # how long published figures are reused; processes publish every five
+MAX_ERROR_GROUPS = 200  # further errors are grouped by kind alone
 SPENDING_HOURS = 24 * 7
 _HOUR = 3600.0
 
@@ -67,7 +67,7 @@ class LiveSummaries:
         self._counts = PerProcess(lambda: _TimedCounts(threading.RLock(), {}, {}))
 
     def __call__(self, event: Event) -> None:
-        """Count a finished request unless a store has it."""
+        """Count a finished request unless it is counted in a store."""
         if not isinstance(event, RequestFinished) or event.of_job or self._is_stored():
             return
         counts, now = self._counts.get(), self._wall()
@@ -139,8 +139,8 @@ class SharedView:
     """The processes that share limits, as far as they could be read."""
 
     found: Participants = field(factory=lambda: Participants(place=""))  # with the client of this process
-    problem: str | None = None  # why they cannot be read, for people
-    is_off: bool = False  # the settings share nothing
+    problem: str | None = None  # why they cannot be read, as text for users
+    is_off: bool = False  # sharing is turned off in the settings
 
 
 @frozen
@@ -149,7 +149,7 @@ class KindFailures:
 
     kind: str
     calls: float
-    requests: float  # that failed for good
+    requests: float  # those that finally failed
     age: float | None  # seconds since the last one, if a process still reports it
 
 
@@ -175,7 +175,7 @@ class SharedReader:
 
     Args:
         address: the setting ``shared``.
-        client: of this process; its current figures are shown even if it shares nothing.
+        client: a client of this process; its current figures are shown even if it shares nothing.
     """
 
     def __init__(self, address: str, client: BatchingClient | None, clock: Clock) -> None:
@@ -203,7 +203,7 @@ class SharedReader:
 
 
 def _with_client(found: Participants, client: BatchingClient) -> Participants:
-    """Return the processes with current figures of the client, or of its whole process if that publishes."""
+    """Return the processes, with current figures of the client, or of its process if that publishes."""
     own = record_with(client.metrics)
     if own is not None and any(one.member == own.member for one in found.processes):
         now = tuple(own if one.member == own.member else one for one in found.processes)
@@ -229,7 +229,7 @@ def _added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, fl
 
 @final
 class Source:
-    """What pages read. Safe from any thread; a forked process opens its own connections.
+    """Reads the data of the pages. Thread-safe; a forked process opens its own connections.
 
     Args:
         store: the setting ``store``; if ``None``, that of the client or the environment.
@@ -252,7 +252,7 @@ class Source:
             config = BatchingConfig.load(**settings)
         else:
             config = evolve_config(client.config, **settings)
-        place: dict[str, Any] = {"store": resolved_place(config.store)}  # ``os.chdir`` does not change it
+        place: dict[str, Any] = {"store": resolved_place(config.store)}  # unaffected by ``os.chdir``
         self.config: BatchingConfig = evolve_config(config, **place)
         self.client = client
         self.show_content = show_content
@@ -269,7 +269,7 @@ class Source:
 
     @property
     def place(self) -> str:
-        """Where the store is, for people, without a password."""
+        """The location of the store as text for users, without a password."""
         store = self.store
         return str(self.config.store) if store is None else store.place
 
@@ -308,7 +308,7 @@ class Source:
         return self._opened.get().prices
 
     def now(self) -> float:
-        """Return Unix seconds in steps, so that a page is not sent again only because its clocks moved."""
+        """Return Unix seconds in steps, so that a page is not sent again only because time has passed."""
         return self.clock.wall() // CLOCK_STEP_SECONDS * CLOCK_STEP_SECONDS
 
     def error_groups(self) -> list[ErrorGroup]:
@@ -317,7 +317,7 @@ class Source:
         return stored if self._live is None else merged_groups([*stored, *self._live.error_groups()])
 
     def spending(self, since: float) -> list[Spending]:
-        """Return spending by hour, model and route since a time in Unix seconds, from the same places."""
+        """Return spending by hour, model and route since a time in Unix seconds, from the same sources."""
         stored = [] if self.store is None else self.store.summaries.spending(since)
         return stored if self._live is None else [*stored, *self._live.spending(since)]
 
@@ -328,7 +328,7 @@ class Source:
 
 @final
 class _OpenedSource:
-    """What one process has open."""
+    """The open connections of one process."""
 
     def __init__(self, config: BatchingConfig, client: BatchingClient | None, clock: Clock) -> None:
         self.prices = PriceBook(config.prices)
@@ -341,7 +341,7 @@ class _OpenedSource:
         on_fork(self)
 
     def after_fork(self) -> None:
-        """Leave the parent's connections alone."""
+        """Forget the parent's connections without closing them."""
         if self._store is not None:
             self._store.abandon()
 
