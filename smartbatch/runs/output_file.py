@@ -2,11 +2,11 @@
 
 During a run, answered rows are appended with one ``write``, in order of completion, before the next answers
 are processed. At the end the lines are written in input order into a temporary copy, which replaces the file.
-A row of the input takes 24 bytes and one bit of memory.
+Each row of the input takes 24 bytes and one bit of memory.
 
 Other programs may delete, move, truncate or save the file in the meantime. So the file is compared with what
-was written: name and size before each line, the content before it is put in order and before anybody may
-delete the other copy of the answers.
+was written: its name and size before each line, and its content before it is put in order and before the
+answers may be deleted elsewhere.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from smartbatch.runs.row_keys import HALF, KeyedRow, RowKeys
 from smartbatch.tables.result_files import to_line
 from smartbatch.types import Defect
 
-_READ_BYTES: Final = 1 << 16  # of a line, read at once
+_READ_BYTES: Final = 1 << 16  # of a line, per read
 
 
 OutputRow: TypeAlias = tuple[KeyedRow, bytes, bool]
@@ -73,7 +73,7 @@ class Recovered:
     skipped: int = 0
     cut: int = 0  # bytes of a torn last line that were cut off
     resent: int = 0  # rows whose answer is to be replaced
-    # of the answered rows, and of the answers to be replaced
+    # those of answered rows and of answers to be replaced
     amounts: Amounts = field(factory=Amounts, eq=False)
 
 
@@ -83,10 +83,11 @@ class OutputFile:
     Args:
         path: created if missing. A symbolic link of this user is followed.
         look_only: the file exists and stays as it is: not locked, not repaired, never written to.
-        shown: its name in messages, if that differs.
+        shown: its name in messages, if different.
 
     Raises:
-        InputError: the file or its folder cannot be written, is not a regular file, or another run holds it.
+        InputError: the file or its folder cannot be written, it is not a regular file, or another run has
+            locked it.
     """
 
     def __init__(self, path: str, *, look_only: bool = False, shown: str | None = None) -> None:
@@ -149,9 +150,7 @@ class OutputFile:
 
     def start_resend(self, keys: RowKeys, defect: Defect | None, check: Callable[[bool], object]) -> None:
         """Mark the answers with a defect for replacement, and accept all others under the settings of
-        ``keys``, too.
-
-        An interrupted resend continues instead.
+        ``keys`` as well. If a resend was interrupted, continue that one instead.
 
         Args:
             defect: ``None`` to replace no answer.
@@ -214,7 +213,7 @@ class OutputFile:
         """Write the lines of some rows; from here on they survive the process.
 
         Raises:
-            OutputChanged: nothing was written, as the file is not what was written; the rows count as
+            OutputChanged: another program changed the file, so nothing was written; the rows count as
             answered.
             OutputLost: the disk is full, or the file is closed; what was written before is complete.
         """
@@ -248,10 +247,10 @@ class OutputFile:
         return found.partition(b"\n")[0]
 
     def put_in_order(self) -> None:
-        """Rewrite the file in input order, one line per row, and swap it in; the last write.
+        """Replace the file by one with one line per row, in input order; this is the last write.
 
         Raises:
-            OutputChanged: the file is not what was written; it stays as it is.
+            OutputChanged: another program changed the file; it stays as it is.
             OutputLost: the ordered copy cannot be written; the file stays complete, in order of completion.
         """
         if self._in_order:
@@ -263,7 +262,7 @@ class OutputFile:
         """Put the output in order; if anything was sent, make sure that it is on disk as written.
 
         Raises:
-            OutputChanged, OutputLost: as :meth:`put_in_order`, :meth:`sync` and :meth:`check`.
+            OutputChanged, OutputLost: like :meth:`put_in_order`, :meth:`sync` and :meth:`check`.
         """
         self.put_in_order()
         if asked:
@@ -277,7 +276,7 @@ class OutputFile:
                 yield source.readline()
 
     def rewrite(self, lines: Iterable[bytes], purpose: str) -> None:
-        """Replace the file by one with other lines; raises as :meth:`put_in_order`.
+        """Replace the file by one with other lines; raises the errors of :meth:`put_in_order`.
 
         Args:
             purpose: the ending of the temporary file's name.
@@ -285,7 +284,7 @@ class OutputFile:
         copy, digest, size = -1, hashlib.sha256(), 0
         try:
             with replaced(self._real, purpose, mode=0o600, check=self.check) as target:
-                # Locked before it has the name, so that no other run takes it before this one is over.
+                # Locked before it is renamed, so that no other run uses it before this one has finished.
                 lock_file(target.fileno())
                 os.fchmod(target.fileno(), stat.S_IMODE(os.fstat(self._fd).st_mode))
                 copy = os.dup(target.fileno())
@@ -297,7 +296,7 @@ class OutputFile:
         except OSError as error:
             raise OutputLost(
                 f"{self.shown}: cannot be put in order: {error.strerror or error}; every answered row is in "
-                "it, in the order of completion. Free some space and run the same line again"
+                "it, in the order of completion. Free some space and run the same command again"
             ) from error
         finally:
             if copy >= 0:
@@ -334,9 +333,9 @@ class OutputFile:
             raise self._changed
 
     def _check_name_and_size(self) -> None:
-        """Raise if the output's name now leads elsewhere, or its size is not what was written.
+        """Raise if the output's name now belongs to another file, or its size is not what was written.
 
-        A change that was found once remains: lines are missing from then on.
+        A change that was found is permanent, because lines are missing from then on.
         """
         try:
             here = os.fstat(self._fd)
@@ -360,8 +359,8 @@ class OutputFile:
     def _change(self, what: str) -> OutputChanged:
         return OutputChanged(
             f"{self.shown} {what}, while this run wrote to it; it is left as it is, and the store keeps "
-            "every answer of this run: the same line again writes those that the file lacks, and pays none "
-            "twice"
+            "every answer of this run: the same command again writes those that the file lacks, and pays "
+            "for none twice"
         )
 
     def _open(self) -> int:
@@ -369,7 +368,7 @@ class OutputFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW  # links were followed before
         if self._look_only:
             flags = os.O_RDONLY | os.O_NONBLOCK  # a pipe would wait for its writer
-        elif is_foreign_link(self.path):  # in a shared folder: it may lead to any file of this user
+        elif is_foreign_link(self.path):  # in a shared folder, it may point to any file of this user
             text = "is a symbolic link of another user; remove it, or choose another -o"
             raise InputError(f"{self.shown}: {text}")
         try:
@@ -377,7 +376,7 @@ class OutputFile:
                 fd = os.open(self._real, flags, 0o666)
                 try:
                     self._check_and_lock(fd)
-                    # A run that ended in between may have swapped the file under its name, or removed it.
+                    # A run that has just ended may have replaced or removed the file.
                     with suppress(FileNotFoundError):
                         if self._look_only or os.path.samestat(os.fstat(fd), os.stat(self._real)):
                             return fd
@@ -390,7 +389,7 @@ class OutputFile:
             raise InputError(f"{self.shown}: cannot be {verb}: {error.strerror or error}") from error
 
     def _reader(self) -> BufferedReader:
-        """Read the locked file itself, whatever has happened to its name."""
+        """Open the locked file itself, even if its name has changed."""
         file = open(os.dup(self._fd), "rb")  # noqa: SIM115 - the caller closes it
         file.seek(0)
         return file
@@ -407,7 +406,7 @@ class OutputFile:
             lock_file(fd)
         except BlockingIOError:
             raise InputError(
-                f"{self.shown}: another run is writing to it; wait for its end or choose another -o"
+                f"{self.shown}: another run is writing to it; wait until it ends, or choose another -o"
             ) from None
 
     def _scan(self, file: BufferedReader, keys: RowKeys, found: Recovered) -> None:
@@ -464,15 +463,15 @@ class OutputFile:
                 own: dict[str, Any] = content
                 return own
         except (ValueError, RecursionError):
-            # A file of one torn line is an output only when that line begins like one.
+            # A file with a single torn line is an output only if that line begins like one.
             if number > 1 or line.startswith(LINE_START) or LINE_START.startswith(line):
                 if not (line.endswith(b"\n") and rest.peek()):
                     return None
                 reason = "is not valid JSON"
         raise InputError(
-            f"{self.shown}: line {number} {reason}; choose another -o, which asks every row, or mend the "
-            "file or move it away: then the same line writes what the store has of this run, and pays none "
-            "of it twice"
+            f"{self.shown}: line {number} {reason}; choose another -o to send every row again, or repair the "
+            "file or move it away: then the same command writes the answers of this run that the store has, "
+            "and pays for none twice"
         )
 
     def _check(self, number: int, content: dict[str, Any], keys: RowKeys) -> None:
@@ -525,7 +524,7 @@ class OutputFile:
             if len(view) < len(data):
                 with suppress(OSError):
                     os.ftruncate(self._fd, self._end)
-            full = "; free some space and run the same line again" if error.errno == errno.ENOSPC else ""
+            full = "; free some space and run the same command again" if error.errno == errno.ENOSPC else ""
             raise OutputLost(
                 f"{self.shown}: cannot be written: {error.strerror or error}; what was written is kept{full}"
             ) from error
@@ -588,7 +587,7 @@ def _new_file(path: str, mode: int) -> int:
     """Create a file and return its descriptor, removing what a killed process of this user left there.
 
     Raises:
-        OutputLost: something else has the name; in a shared folder it may lead into anybody's file.
+        OutputLost: the name is taken by something else; in a shared folder, it may point to any file.
     """
     try:
         there = os.lstat(path)
@@ -596,7 +595,7 @@ def _new_file(path: str, mode: int) -> int:
         pass
     else:
         if not stat.S_ISREG(there.st_mode) or there.st_uid != os.geteuid():
-            what = "belongs to another user" if stat.S_ISREG(there.st_mode) else "is no regular file"
+            what = "belongs to another user" if stat.S_ISREG(there.st_mode) else "is not a regular file"
             raise OutputLost(
                 f"{escape(path)} {what}, and is in the way of a temporary file; remove it, or choose another "
                 "folder"

@@ -1,8 +1,8 @@
 """The lines of an output: how they are written and read, and how a row that is sent again replaces its line.
 
 A row whose answer is to be replaced keeps it until the new answer arrives. Until then its line has the field
-``resend`` and counts as unanswered. The cost of the replaced answer is the field ``replaced`` of both lines,
-and part of the cost, usage and attempts of the new one.
+``resend`` and counts as unanswered. Both lines have the cost of the replaced answer in the field
+``replaced``; the new line also includes it in its cost, usage and attempts.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from smartbatch.types import Defect, Result
 
 LINE_START: Final = b'{"index": '
 _KEY: Final = re.compile(rf"[0-9a-f]{{{4 * HALF}}}( [0-9a-f]{{{4 * HALF}}})*")
-"""The keys of a row in hexadecimal digits: of the settings it was last sent with, then of earlier ones."""
-_MAX_KEYS: Final = 8  # of a row: those of its latest settings
+"""The keys of a row in hexadecimal digits: that of the settings it was last sent with, then earlier ones."""
+_MAX_KEYS: Final = 8  # of a row, for its latest settings
 _MAX_FIGURE: Final = 1e300
 _RESEND: Final = "resend"
 _REPLACED: Final = "replaced"
@@ -30,7 +30,7 @@ _REPLACED: Final = "replaced"
 
 @define
 class Amounts:
-    """Tokens, cost and flawed answers of some rows."""
+    """Tokens, cost and defects of some rows."""
 
     cost: float = 0.0  # USD, of the rows whose cost is known
     unpriced: int = 0  # rows whose price is unknown
@@ -121,7 +121,7 @@ def figures_of(content: Line) -> Line:
 
 
 def decoded_cell(cell: Any) -> Any:
-    """Return the value of a cell that holds JSON; any other cell as it is."""
+    """Return the value of a cell that contains JSON; any other cell as it is."""
     if not isinstance(cell, str):
         return cell
     try:
@@ -155,13 +155,13 @@ def resend_id(content: Line) -> str | None:
 
 
 def replaced_amounts(content: Line) -> Line | None:
-    """Return the amounts of the answer that a line replaces, or that is to be replaced."""
+    """Return the amounts of the answer that a line replaces, or whose replacement it is waiting for."""
     found = content.get(_REPLACED)
     return found if isinstance(found, dict) else None
 
 
 def with_key(content: Line, key: str) -> Line:
-    """Return a line that also counts as one with other settings."""
+    """Return a line that also counts as sent with the settings of ``key``."""
     keys = list(dict.fromkeys([key, *keys_of(content)]))
     return {**content, "key": " ".join(keys[:_MAX_KEYS])}
 
@@ -176,7 +176,7 @@ def replacing(line: bytes, before: Line) -> tuple[bytes, bool]:
     """Return the line of a row that was sent again, and whether it is an answer.
 
     Args:
-        line: of the new result. If it failed, the old answer stays and is still to be replaced.
+        line: the line of the new result. If it failed, the old answer stays and is still to be replaced.
         before: the row's previous line.
     """
     new: Line = decode_json(line)
@@ -190,7 +190,7 @@ def replacing(line: bytes, before: Line) -> tuple[bytes, bool]:
     }
     if new["error"] is None:
         return to_line({**new, **amounts, "key": with_key(before, new["key"])["key"]}), True
-    if "answers" in before:  # of a table, which has tokens by their own names
+    if "answers" in before:  # from a table, which has one column per kind of token
         usage = amounts.pop("usage")
         return to_line(
             {**before, "answers": {**before["answers"], **amounts, **usage}, _REPLACED: spent}

@@ -1,4 +1,4 @@
-"""How rows of a run are recognized: by their keys and their ids."""
+"""Keys and ids, by which the rows of a run are recognized."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ _MAX_IDS_PER_SET: Final = 100_000
 
 @frozen
 class Keys:
-    """Digests that tie a line of an output to its request: :data:`HALF` bytes for model and parameters, and
-    as
-    many for the prompt, so that a mismatch can say which of the two differs. Equal digests mean equal texts.
+    """Digests that link a line of an output to its request: :data:`HALF` bytes for model and parameters, and
+    as many for the prompt, so that an error can name the half that differs. Equal digests mean equal texts.
     """
 
-    settings: bytes  # of model, system and parameters; for vectors of their task type and dimensions
+    settings: bytes  # digest of model, system and parameters; for vectors, also of task type and dimensions
 
     @classmethod
     def of(cls, model: str, params: Generation, embedding: Embedding | None = None) -> Keys:
@@ -48,7 +47,7 @@ class Keys:
 
 
 class RowKeys:
-    """The keys of all answers that an input needs, in order: 16 bytes per row, as they share their settings.
+    """The keys of all answers that an input needs, in order; 16 bytes per row, because they share a half.
 
     Answers are numbered by their *places*: with ``n`` answers per row, the answer ``sample`` to the row at
     ``index`` has the place ``index * n + sample``.
@@ -81,7 +80,7 @@ class RowKeys:
         return self._prompt(place) == SKIPPED
 
     def has_skipped(self, place: int) -> bool:
-        """Whether the line of a skipped row belongs at a place; it has one line, whatever ``n`` is."""
+        """Whether the line of a skipped row belongs at a place; such a row has one line for any ``n``."""
         return place % self.n == 0 and self.is_skipped(place)
 
     @property
@@ -117,12 +116,12 @@ class KeyedRow:
     key: bytes  # see Keys; hexadecimal in outputs and the store
     skipped: str | None = None  # why the row has no request
     sample: int | None = None  # number of the answer, from 0, if each row has several
-    # of the answer, see RowKeys; by default one answer per row
+    # place of the answer, see RowKeys; by default, that of a row with one answer
     place: int = field(default=Factory(lambda self: self.index, takes_self=True))
 
 
 def digest_of_id(id: str | int) -> bytes:
-    """Return a 64-bit digest of an id; a number has that of its text."""
+    """Return a 64-bit digest of an id; a number has the same digest as its text."""
     return hashlib.blake2b(str(id).encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
@@ -137,7 +136,7 @@ class UniqueIds:
 
     @property
     def suspects(self) -> set[bytes]:
-        """Digests that several ids have: equal ids or, by chance, different ones."""
+        """Digests shared by several ids, which are equal or, by chance, different."""
         parts = len(self._digests) // _MAX_IDS_PER_SET + 1
         found: set[int] = set()
         for part in range(parts):

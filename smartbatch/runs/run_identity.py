@@ -1,4 +1,4 @@
-"""Which jobs of the store belong to a run: those with its prompts and its output."""
+"""The jobs in the store that belong to a run: those with its prompts and its output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from smartbatch.types import Result
 
 _MAX_NAME_CHARACTERS: Final = 100  # of an output in the keys of its jobs
 _PATH_DIGITS: Final = 16  # of the digest of an output's path, in the keys of its jobs
-_MAX_JOBS: Final = 1_000_000  # of a store that are searched: all of them
+_MAX_JOBS: Final = 1_000_000  # of a store, in one search: in effect all of them
 _MAX_GAPS: Final = 256  # between the rows of a job in the input; with more, all of its results are read
 _RUN: Final = "run"
 _ROWS: Final = "rows"
@@ -31,7 +31,7 @@ _REALTIME: Final = {"route": "realtime"}
 
 @frozen
 class RunJob:
-    """A job of a run as it was found when the run started."""
+    """A job of a run, as found when the run started."""
 
     job: Job
     rows: int  # answers the input needed when it was submitted; the job has all that were missing then
@@ -54,8 +54,8 @@ def jobs_of_output(jobs: Iterable[Job], path: str) -> list[Job]:
 
 
 def jobs_named(jobs: Sequence[Job], name: str) -> list[Job]:
-    """Return the jobs of runs that write to the file. A name without a folder that is not an output here
-    means all outputs of this name, in whatever folder.
+    """Return the jobs of runs that write to the file. A name without a folder that is not an output in this
+    folder means all outputs with that name, in any folder.
     """
     return jobs_of_output(jobs, name) or (
         [] if os.path.dirname(name) else _beginning_with(_key_of_name(name), jobs)
@@ -86,12 +86,11 @@ def _beginning_with(beginning: str, jobs: Iterable[Job]) -> list[Job]:
 
 
 class RunIdentity:
-    """What identifies a run: its output, its model and its rows. The keys of its jobs are made from it.
+    """What identifies a run: its output, its model and its rows. The keys of its jobs are made from these.
 
-    An input may grow at its end, so a job of an earlier run belongs to this one if its rows are the first
-    rows of
-    this run. Each of several answers per row counts as a row here, by its place (see :class:`RowKeys`); runs
-    with another number of answers have other jobs.
+    Rows may be added at the end of an input, so a job of an earlier run belongs to this run if its rows are
+    the first rows of this run. With several answers per row, each of them counts as a row here, by its place
+    (see :class:`RowKeys`); runs with another number of answers have other jobs.
 
     Args:
         output: the output's path; ``None`` is standard output.
@@ -110,7 +109,7 @@ class RunIdentity:
         self._resend = () if resend is None else (resend,)
 
     def key(self, rows: int) -> str:
-        """Return the beginning of the key of a job whose rows are among the first ``rows`` ones."""
+        """Return the beginning of the key of a job whose rows are among the first ``rows`` rows."""
         return f"{self._beginning}{self._keys.digest(rows, self.label, self._model, *self._resend)}"
 
     def labels(self, *, realtime: bool) -> dict[str, str]:
@@ -120,9 +119,9 @@ class RunIdentity:
     def free_key(self, taken: set[str | None], *, realtime: bool) -> str:
         """Return the key of the next job.
 
-        Batch jobs have the plain key, or one with ``#2``, ``#3``, … for rows that failed: if two processes
-        run the
-        same command at once, only one submits. In real time each run submits its own job, with a random key.
+        Batch jobs have the plain key, or one with ``#2``, ``#3``, … for rows that failed, so if two processes
+        run the same command at once, only one submits. In real time, each run submits its own job with a
+        random key.
         """
         base = self.key(self.rows)
         if realtime:
@@ -139,8 +138,9 @@ class RunIdentity:
         another account was chosen for the output since.
 
         Raises:
-            InputError: an active job of another input writes to the same output: rows of both could be paid
-            twice. StoreError: the store cannot be used.
+            InputError: an active job of another input writes to the same output, so rows of both could be
+                paid for twice.
+            StoreError: the store cannot be used.
         """
         found = (self._resumed(job, report, batches_only) for job in self._labelled(client))
         return [one for one in found if one is not None]
@@ -199,11 +199,11 @@ class RunIdentity:
         """Return ``answered`` for positions in a job instead of places in the input; always false if the job
         lacks many scattered rows.
 
-        A job has its rows in input order, so if two of its rows are as far apart in the input as in the job,
-        it lacks none between them: few rows of a million are read.
+        A job has its rows in input order. So if two of its rows are as far apart in the input as in the job,
+        it has all rows between them, and only a few of a million rows have to be read.
 
         Raises:
-            InputError: as :meth:`place_of`.
+            InputError: like :meth:`place_of`.
         """
         starts, rows, ranges = list[int](), list[int](), [(0, one.job.total - 1)]
         while ranges:
@@ -243,13 +243,13 @@ class RunIdentity:
         return sorted(found, key=lambda job: job.created_at)
 
     def _resumed(self, job: Job, report: Callable[[str], object], batches_only: bool) -> RunJob | None:
-        """Return a job as this run continues it; ``None`` if it does not.
+        """Return a job as this run continues it; ``None`` if it does not continue it.
 
         1. It has finished: its results are read.
         2. It has another input or model and the same output: it is withdrawn, or the run is rejected.
         3. It is sent as a batch: it continues.
-        4. It is sent in real time, but a batch was chosen now, or its account differs: the rest is withdrawn.
-        5. It is sent in real time to standard output, and another process runs it: it is left alone.
+        4. It is sent in real time, but this run uses batches or another account: the rest is withdrawn.
+        5. It is sent in real time for standard output, and another process runs it: it is left alone.
         """
         one = _run_job(job)
         if one.ended:

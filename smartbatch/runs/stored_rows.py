@@ -1,14 +1,12 @@
 """Rows as stored requests: the store is their record, and an output is a copy that catches up.
 
 Rows that are neither answered nor in progress become a job, in real time or for the Batch API. Then the
-results
-of all jobs of the run are read in input order, and each row that the output lacks is yielded. A process may
-end at any point: the next one finds the jobs by their keys and continues.
+results of all jobs of the run are read in input order, and each row that the output lacks is yielded. A
+process may end at any point: the next one finds the jobs by their keys and continues.
 
-A real-time job is run only by its own command, or by one that names it: no other process pays for a run that
-was
-interrupted. When such a run is complete, its output is the record, and its jobs are deleted from the store.
-Batch jobs stay until they are forgotten.
+A real-time job is run only by its own command, or by one that names it, so that no other process pays for an
+interrupted run. When such a run is complete, its output is the record, and its jobs are deleted from the
+store. Batch jobs stay until they are forgotten.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ class RowResult:
 
     place: int  # of the answer, see RowKeys
     result: Result
-    earlier: bool  # from a job that had finished, and was paid, before this run
+    earlier: bool  # from a job that had finished, and was paid for, before this run
 
 
 def skipped_row(row: KeyedRow) -> RowResult:
@@ -77,8 +75,8 @@ class StoredRows:
     _to_file: bool = field(kw_only=True)
     _stopped: Callable[[], bool] = field(kw_only=True)
     _say: Callable[[str], object] = field(kw_only=True)
-    jobs: list[RunJob] = field(factory=list, init=False)  # found ones, then those stored by this run
-    live: list[RunJob] = field(factory=list, init=False)  # those that had not finished when found
+    jobs: list[RunJob] = field(factory=list, init=False)  # jobs found, then jobs stored by this run
+    live: list[RunJob] = field(factory=list, init=False)  # jobs that had not finished when found
     _units: ClusterUnits | None = field(default=None, init=False)
     _followed: FollowedJobs | None = field(default=None, init=False)
     _unread: set[str] = field(factory=set, init=False)  # jobs with answers that smartbatch failed to read
@@ -89,7 +87,7 @@ class StoredRows:
         """Find the jobs of earlier runs and continue them.
 
         Args:
-            batches_only: rows waiting for real time are withdrawn from their jobs, to be sent as a batch.
+            batches_only: withdraw rows that wait for real time from their jobs, to send them as a batch.
 
         Raises:
             InputError: an active job of another input writes to the same output.
@@ -97,7 +95,7 @@ class StoredRows:
         """
         self.jobs = self.identity.find(self._client, self._say, batches_only=batches_only)
         for one in self.jobs:
-            if not one.ended:  # what it can still spend is part of this run's budget, before new rows get any
+            if not one.ended:  # what it may still spend is reserved in this run's budget first
                 self._client.job(one.job.id, reserve=True)
 
     def submit(
@@ -106,8 +104,8 @@ class StoredRows:
         """Store the rows that are neither answered nor in progress as a job, if there are any.
 
         Args:
-            choose: returns the plan for the answers with a 1.
-            units: makes, from the key of the run, the units in which a cluster sends rows in real time.
+            choose: returns the plan for the answers marked with a 1.
+            units: makes the units in which a cluster sends rows in real time, from the key of the run.
 
         Raises:
             ConfigError: no route meets the constraints, or the provider has no Batch API.
@@ -188,7 +186,7 @@ class StoredRows:
             self._clock,
             stopped=self._stopped,
             ending=lambda: self._client.stop(GRACE_SECONDS),
-            forecast=not self.in_real_time,  # the rows are counted and timed as they come
+            forecast=not self.in_real_time,  # rows are counted and timed as they arrive
         )
         return self._followed
 
@@ -202,8 +200,9 @@ class StoredRows:
     def forget(self, *, all_answered: bool) -> None:
         """Delete the real-time jobs from the store once the output has all of their results.
 
-        Failed rows of a run to standard output can be sent again only while the store has the others.
-        Incidents of the jobs, such as possible double payments, are printed, as they are deleted as well.
+        If rows of a run to standard output failed, the jobs stay, because the failed rows can be sent again
+        only while the store has the others. Incidents of the jobs, such as possible double payments, are
+        printed, because they are deleted too.
         """
         if not self._to_file and not all_answered:
             return
@@ -221,7 +220,7 @@ class StoredRows:
                             title = incident_title(incident.kind)
                             self._say(f"Job {one.job.id}: {title}: {incident.detail}")
                         one.job.forget(keep_decision=self._to_file)
-                except StoreError as error:  # the output has every answer: no reason to fail
+                except StoreError as error:  # not a failure, because the output has every answer
                     self._say(f"Job {one.job.id} stays in the store: {error.message}")
 
     # -- reading ---------------------------------------------------------------------------------------------
@@ -230,8 +229,8 @@ class StoredRows:
         """Yield the rows to be written with their results, after :meth:`follow`. ``advance`` is called with
         each result of a cluster.
 
-        1. An output file and a real-time job: results arrive as they are stored, so that a slow row delays
-           no other. The file is put in order at the end.
+        1. An output file and a real-time job: results arrive as they are stored, so that a slow row does not
+           delay others. The file is put in order at the end.
         2. Everything else arrives in input order.
         """
         if not any(self._comes_as_stored(one) for one in self.jobs):
@@ -250,7 +249,7 @@ class StoredRows:
         self, units: ClusterUnits, one: RunJob, advance: Callable[[Result], object]
     ) -> Iterator[RowResult]:
         for number, result in enumerate(units.results(one.job)):
-            if number >= one.stored:  # so many are in the count from the start
+            if number >= one.stored:  # earlier results are already counted
                 advance(result)
             yield self._outcome(one, result)
 
@@ -258,14 +257,14 @@ class StoredRows:
         return one.realtime and not one.ended and self._to_file
 
     def _to_write(self, groups: Iterator[list[RowResult]], *, ordered: bool) -> Rows:
-        in_place = not self._to_file  # a file gets the skipped rows at the end, and is then ordered
+        in_place = not self._to_file  # skipped rows are added to a file at the end, before it is ordered
         row_at = self._input.row_lookup(self._written if in_place else self._answered, ordered=ordered)
         following = 0
         for group in groups:
             rows = []
             for outcome in group:
                 if self._answered(outcome.place) or (outcome.earlier and not has_answer(outcome.result)):
-                    continue  # written before; or failed before, and sent again meanwhile
+                    continue  # already written, or failed earlier and sent again since
                 if in_place:
                     passed = filter(self._input.keys.has_skipped, range(following, outcome.place))
                     rows += [(row, skipped_row(row)) for row in map(row_at, passed)]
@@ -275,7 +274,7 @@ class StoredRows:
                 yield rows
 
     def _results_of_all(self) -> Iterator[RowResult]:
-        if len(self.jobs) == 1:  # the end of a group is seen late, so a single job has none
+        if len(self.jobs) == 1:  # without groupby, which yields a row only when the next has arrived
             return self._results_of(self.jobs[0])
         merged = heapq.merge(*(self._results_of(one) for one in self.jobs), key=attrgetter("place"))
         return (_best(several) for _, several in groupby(merged, key=attrgetter("place")))
@@ -284,7 +283,7 @@ class StoredRows:
         if one.ended or self._followed is None:
             results = one.job.results(wait=False)
         else:
-            # after Ctrl-C, a file gets all that is stored; standard output gets batches in order only
+            # after Ctrl-C, everything stored is written to a file; to standard output, batches only in order
             rest = one.realtime or self._to_file
             results = self._followed.results(one.job, rest=rest)
         for result in results:
@@ -311,8 +310,8 @@ def _alone(results: Iterator[RowResult]) -> Iterator[list[RowResult]]:
 
 
 def _best(several: Iterator[RowResult]) -> RowResult:
-    """Return the best of one row's results, oldest first: an answer, else an unread one, else the last
-    failure.
+    """Return the best of one row's results, given oldest first: an answer, otherwise an unread one, otherwise
+    the last failure.
     """
     outcomes = list(several)
     answer = next((outcome for outcome in outcomes if outcome.result.ok), None)

@@ -1,8 +1,8 @@
-"""The output of a run as a table, CSV or Parquet, and tables of results read back.
+"""The output of a run as a table, in CSV or Parquet, and the reader of such tables.
 
-Neither format can be written row by row and survive a kill. So while a run lasts, its output is a file of
-JSON lines next to the table; at the end the table is made from it as a whole, and the lines are removed. A
-later run extracts the lines from the table again; a run after a kill finds them.
+A table that is written row by row does not survive a kill. So during a run, the output is a file of JSON
+lines next to the table; at the end, the whole table is made from the lines, and they are removed. A later run
+makes the lines from the table again; a run after a kill finds them.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ from smartbatch.tables.row_formats import BadRow, csv_rows, missing
 from smartbatch.types import Defect
 
 PARTIAL = ".partial.jsonl"
-"""What the name of the lines has behind the name of their table."""
+"""Ending of the file name of the lines, after the name of the table."""
 
 
 class TableOutput:
-    """An output that is a table; used like an :class:`OutputFile`, whose methods it has.
+    """An output that is a table; has the methods of :class:`OutputFile`.
 
     Args:
-        path: a name for which :func:`table_format` knows the format. A symbolic link is followed.
+        path: a name with a format known to :func:`table_format`. A symbolic link is followed.
         formulas: as for :func:`write_table`.
 
     Raises:
-        InputError: the file or its folder cannot be written, is not a regular file, or another run holds it.
+        InputError: the file or its folder cannot be written, it is not a regular file, or another run has
+            locked it.
     """
 
     def __init__(self, path: str, formulas: CsvFormulas = "keep") -> None:
@@ -60,13 +61,13 @@ class TableOutput:
             )
         self._lines = OutputFile(self._real + PARTIAL, shown=path)
         self._unsaved = not self._lines.is_empty
-        """Whether the lines have more than the table."""
+        """Whether the lines have answers that the table lacks."""
 
     def __enter__(self) -> TableOutput:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Release the lock. Lines that are also in the table are removed; others stay for the next run."""
+        """Release the lock. Remove the lines if the table has them all; else keep them for the next run."""
         if self._unsaved:
             self._lines.close()
         else:
@@ -76,7 +77,7 @@ class TableOutput:
         return self._lines.is_answered(place)
 
     def recover(self, keys: RowKeys) -> Recovered:
-        """Read what an earlier run left: the lines of a killed run, else the table.
+        """Read what an earlier run left: the lines of a killed run, otherwise the table.
 
         Raises:
             InputError: the output belongs to another input or model, or is not an output of a run.
@@ -109,7 +110,7 @@ class TableOutput:
         """Write the table from the lines, in input order, to disk.
 
         Raises:
-            OutputChanged, OutputLost: as :meth:`OutputFile.finish`; the lines stay.
+            OutputChanged, OutputLost: like :meth:`OutputFile.finish`; the lines stay.
         """
         self._lines.finish(asked=asked)
         if not self._unsaved:
@@ -123,14 +124,14 @@ class TableOutput:
         except OSError as error:
             raise OutputLost(
                 f"{escape(self.path)}: cannot be written: {error.strerror or error}; every answered row is "
-                f"in {self._lines.shown}. Free some space and run the same line again"
+                f"in {self._lines.shown}. Free some space and run the same command again"
             ) from error
         except UnwritableTable as error:
             raise OutputLost(
                 f"{escape(self.path)}: cannot be written: {escape(error.message)}; every answered row is in "
-                f"{self._lines.shown}, which the same line takes with -o as an output of its own"
+                f"{self._lines.shown}; to use that file as the output, give it to the same command with -o"
             ) from error
-        self._unsaved = self._lines.has_resent  # which the table does not say
+        self._unsaved = self._lines.has_resent  # which the table does not show
 
 
 def open_output(path: str, formulas: CsvFormulas = "keep") -> OutputFile | TableOutput:
@@ -172,7 +173,7 @@ _SUFFIXES: Final = (".jsonl", ".ndjson", *_FORMATS)
 
 
 def table_format(path: str) -> str | None:
-    """Return the format that a file name asks for; ``None`` if it is not a table."""
+    """Return the table format of a file name; ``None`` if it is not a table."""
     return _FORMATS.get(os.path.splitext(path)[1].lower())
 
 
@@ -186,8 +187,8 @@ def check_output_name(path: str) -> None:
     if suffix and suffix.lower() not in _SUFFIXES:
         *others, last = _SUFFIXES
         raise InputError(
-            f"{escape(path)}: results are not written as {escape(suffix)}: name it {', '.join(others)} or "
-            f"{last} (-o)"
+            f"{escape(path)}: results cannot be written as {escape(suffix)}: name the output "
+            f"{', '.join(others)} or {last} (-o)"
         )
     if table_format(path) == "parquet":
         try:
@@ -221,7 +222,7 @@ def read_table(
     keyed: bool = True,
     advice: str = "choose another -o, or mend or remove the file",
 ) -> Iterator[Line]:
-    """Yield the lines of results from which a table was written.
+    """Yield the lines of results that a table was made from.
 
     Args:
         shown: the file name in errors.
@@ -290,7 +291,7 @@ def _line(fields: Mapping[str, Any], first: int, last: int) -> Line:
     del answers["index"]
     error = {"kind": answers.pop("error_kind"), "message": answers.pop("error")}
     keys = {"key": answers.pop("key")} if "key" in answers else {}
-    if answers.get("sample") not in (None, ""):  # none has it where each row has one answer
+    if answers.get("sample") not in (None, ""):  # missing if each row has one answer
         keys["sample"] = _number(answers, "sample")
     return {
         "index": index,

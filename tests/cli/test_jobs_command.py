@@ -188,7 +188,7 @@ def test_a_job_that_is_cancelled_ends_with_exit_code_0(
         (["results", "a", "b"], "jobs results takes the id or key of one job"),
         (["show", "a", "--wait"], "--wait is for jobs results only"),
         (["list", "-o", "x"], "--output is for jobs results only"),
-        (["results", "job-1", "-o", "x.xlsx"], "results are not written as .xlsx"),
+        (["results", "job-1", "-o", "x.xlsx"], "results cannot be written as .xlsx"),
         (["list", "--batch-poll-interval", "-1"], "batch_poll_interval = '-1'"),
     ],
 )

@@ -136,7 +136,7 @@ def test_constraints_may_stand_in_the_settings(
         (["--template", "{nothing}"], r"no field 'nothing'"),
         (
             ["-o", "in.txt"],
-            r"in.txt: results are not written as .txt: name it .jsonl, ",
+            r"in.txt: results cannot be written as .txt: name the output .jsonl, ",
         ),
         (["-o", "notes.jsonl"], r"was not written by smartbatch run"),
         (["--model", "openai:unheard-of", "--budget", "5"], r"the price of openai:unheard-of is unknown"),

@@ -267,7 +267,7 @@ def test_a_name_says_in_which_format_results_are_written(monkeypatch: pytest.Mon
         check_output_name(name)
     for name, suffix in (("out.txt", r"\.txt"), ("out.jsonl.gz", r"\.gz"), ("a.csv/out.Xlsx", r"\.Xlsx")):
         with pytest.raises(
-            InputError, match=f"results are not written as {suffix}: name it .jsonl, .ndjson,"
+            InputError, match=f"results cannot be written as {suffix}: name the output .jsonl, .ndjson,"
         ):
             check_output_name(name)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
@@ -540,7 +540,7 @@ def test_a_link_in_the_way_of_the_ordered_copy_is_not_followed(tmp_path: Path) -
         for index in (1, 0):
             out.append([(asked(index), line(index), True)])
         with pytest.raises(
-            OutputLost, match=r"\.out\.jsonl\.ordering is no regular file.*remove it, or choose"
+            OutputLost, match=r"\.out\.jsonl\.ordering is not a regular file.*remove it, or choose"
         ):
             out.put_in_order()
     assert target.read_text() == "precious"
