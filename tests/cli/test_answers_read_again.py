@@ -74,9 +74,9 @@ def test_what_they_cost_is_paid_by_the_first_run_alone(
             first = capfd.readouterr().err
             assert main(line) == 1
     again = capfd.readouterr().err
-    (cost,) = re.findall("^cost .*", first, re.M)
-    assert f"{cost}; paid now: $0" in again
-    assert "0 answered, 3 failed, 0 retried" in again
+    (cost,) = re.findall(r"^(Cost: \$[\d.]+)\.$", first, re.M)
+    assert f"{cost}, of which $0 in this run." in again
+    assert "0 answered, 3 failed." in again
 
 
 def test_a_row_is_sent_again_once_its_job_is_forgotten(

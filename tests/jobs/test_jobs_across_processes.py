@@ -273,7 +273,7 @@ def test_decisions_of_jobs_that_never_end_here_do_not_pile_up(
     client: BatchingClient, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The latest are scored at their end; the earliest may have ended in another process."""
-    monkeypatch.setattr(lists, "DECIDED", 2)
+    monkeypatch.setattr(lists, "MAX_DECISIONS", 2)
     scored: list[int] = []
     client.observe(lambda event: scored.append(event.requests) if isinstance(event, RouteScored) else None)
     with clock.held():

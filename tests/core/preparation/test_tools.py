@@ -29,6 +29,8 @@ def weather(city: Annotated[str, Field(description="Its name")], unit: Literal["
 
 
 class Forecast(BaseModel):
+    """A forecast to store."""
+
     city: str
 
 
