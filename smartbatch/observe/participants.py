@@ -1,6 +1,4 @@
-"""Status of processes that share limits, as they report it: typed records, their stored form, and their
-bounds.
-"""
+"""Status reports of processes that share limits: typed records, their stored form, and their size limits."""
 
 from __future__ import annotations
 
@@ -20,15 +18,15 @@ if TYPE_CHECKING:
     from smartbatch.observe.metrics_snapshot import MetricsSnapshot
 
 
-STEP = 10.0  # seconds that are counted together
+STEP = 10.0  # seconds per step, in which calls are counted together
 _STEPS = 180
 _MINUTE = 60.0
-_MODELS = 64  # models counted separately; calls of further ones only count in totals
+_MODELS = 64  # models counted separately; calls of other models count only in totals
 
 
 @define
 class CallCounts:
-    """Calls and tokens of some seconds."""
+    """Calls and tokens of a period."""
 
     calls: float = 0  # started
     requests: float = 0  # in these calls
@@ -52,7 +50,7 @@ class CallCounts:
 class MinuteOfCalls:
     """The calls of all models within a minute."""
 
-    at: float  # Unix seconds of its beginning
+    at: float  # Unix seconds at which the minute began
     calls: float  # started
     tokens: float  # of finished calls
 
@@ -76,8 +74,8 @@ class RecentCalls:
         counts.output_tokens += usage.output_tokens
 
     def last_minute(self, now: float) -> dict[str, CallCounts]:
-        """Return the calls of the last minute by model; further models together have an empty name. The step
-        that began before the minute counts in part.
+        """Return the calls of the last minute by model; models not counted separately share an empty name. A
+        step that began before the minute is counted in part.
         """
         began = now - _MINUTE
         first = int(began // STEP)
@@ -89,7 +87,7 @@ class RecentCalls:
         return found
 
     def minutes(self, wall: float, now: float) -> tuple[MinuteOfCalls, ...]:
-        """Return the calls of each minute of the last half hour that had any, oldest first.
+        """Return the calls of each minute with calls in the last half hour, oldest first.
 
         Args:
             wall: Unix seconds at ``now``.
@@ -120,7 +118,7 @@ class RecentCalls:
 
 
 def together(histories: Iterable[Iterable[MinuteOfCalls]]) -> tuple[MinuteOfCalls, ...]:
-    """Return the minutes of several clients, or processes, as one history."""
+    """Return the minutes of several clients or processes, merged into one history."""
     found: dict[float, tuple[float, float]] = {}
     for minute in chain.from_iterable(histories):
         calls, tokens = found.get(minute.at, (0.0, 0.0))
@@ -128,11 +126,11 @@ def together(histories: Iterable[Iterable[MinuteOfCalls]]) -> tuple[MinuteOfCall
     return tuple(MinuteOfCalls(at, *found[at]) for at in sorted(found))
 
 
-VERSION = 1  # of the record's form; readers skip later ones
+VERSION = 1  # of the record format; records of later versions are skipped
 RECORD_SECONDS = 5.0  # seconds between two records of a process
-ALIVE_SECONDS = 15.0  # seconds after its last record during which a process counts as alive
-KEPT_SECONDS = 600.0  # seconds after its last record during which it is kept
-MAX_RECORD_BYTES = 32_768  # of a record; lanes that do not fit are left out, and counted
+ALIVE_SECONDS = 15.0  # seconds for which a process counts as alive after its last record
+KEPT_SECONDS = 600.0  # seconds for which a process's last record is kept
+MAX_RECORD_BYTES = 32_768  # lanes that do not fit are left out; their number is recorded
 
 MAX_LANES = 32
 _MAX_TEXT = 120
@@ -140,21 +138,22 @@ _MAX_TEXT = 120
 
 @frozen(kw_only=True)
 class LaneStatus:
-    """The requests of one process for one model, and the reasons for their waits.
+    """The requests of one process for one model, and why they are waiting.
 
     Attributes:
         model: as ``provider:model``.
-        quota: the salted hash that identifies the shared limit; equal in all processes that share it.
-        waiting, in_flight: requests in real time.
-        waits_for: why the next one waits: ``pause`` (by a person), ``window``, ``breaker``, ``cooldown``,
-            ``budget``, ``limit``, ``slot``, ``retry``; empty if none waits.
-        breaker: its state.
+        quota: the salted hash that identifies the shared limit; the same in all processes that share it.
+        waiting, in_flight: number of real-time requests in each state.
+        waits_for: why the next request is waiting: ``pause`` (by a person), ``window``, ``breaker``,
+            ``cooldown``, ``budget``, ``limit``, ``slot``, ``retry``; empty if none is waiting.
+        breaker: state of the circuit breaker.
         requests_per_minute, tokens_per_minute, input_tokens_per_minute, output_tokens_per_minute: the limits,
             configured, reported or discovered; 0 if unknown.
         requests_left, tokens_left, input_tokens_left, output_tokens_left: the parts that no process has
             leased.
         requests_used, input_tokens_used, output_tokens_used: calls of the last minute, and their tokens.
-        spaced_per_minute: calls to which all processes space theirs; 0 without spacing.
+        spaced_per_minute: calls per minute at which all processes together space their calls; 0 if calls are
+            not spaced.
         cooldown: seconds until the pause after a refusal ends.
         processes: number of processes known to share the limit, including this one.
         is_lost: whether the store of the shared limit is unavailable.
@@ -192,25 +191,26 @@ class LaneStatus:
 
 @frozen(kw_only=True)
 class RealtimeStatus:
-    """Current requests in real time: of one client, or of all clients of a process.
+    """Current real-time requests of one client, or of all clients of a process.
 
     Attributes:
-        waiting, in_flight: requests.
+        waiting, in_flight: number of requests in each state.
         pending: unfinished requests, by priority.
         blocked: threads waiting for space in the queue.
-        oldest_wait: seconds since the oldest waiting request was submitted; 0 if none waits.
-        oldest_waits: the same by priority.
-        waits: waiting requests, by the reason why the first of their lane waits, see :class:`LaneStatus`.
+        oldest_wait: seconds since the oldest waiting request was submitted; 0 if none is waiting.
+        oldest_waits: the same, by priority.
+        waits: waiting requests, by the reason why the first one of their lane is waiting, see
+            :class:`LaneStatus`.
         sent: requests in the calls of the last minute.
         workers: threads that make calls.
         unshared: limits that are not shared because their store is unavailable.
-        budget, spent: USD that may be spent, 0 without a limit, and USD spent.
-        unconfirmed: further USD that may have been billed, for calls whose bills are unknown.
+        budget, spent: USD that may be spent (0 for no limit), and USD spent.
+        unconfirmed: additional USD that may have been billed, for calls whose cost is unknown.
         unleased: the part of the budget that no process has leased, by the salted hash that identifies a
             shared budget.
         lanes: one per model, the busiest first.
         lanes_left_out: number of lanes omitted because there are too many.
-        minutes: calls and tokens of each minute of the last half hour that had any, oldest first.
+        minutes: calls and tokens of each minute with calls in the last half hour, oldest first.
     """
 
     waiting: int = 0
@@ -237,15 +237,15 @@ class Participant:
     """The last report of a process that shares limits.
 
     Attributes:
-        member: a name that no other process has.
-        host, pid: where it runs.
-        library: version of smartbatch.
-        started: Unix seconds of its first client.
+        member: the unique name of the process.
+        host, pid: where it is running.
+        library: its version of smartbatch.
+        started: Unix seconds at which its first client was created.
         age: seconds since its last record.
-        ended: whether that was its final one: all its clients were stopped.
+        ended: whether this record is the final one, because all its clients were stopped.
         sums: totals since it began, by ``family`` or ``family:label``, as in :class:`Participants`.
-        errors: seconds since the last failure of calls and requests, by kind, if known.
-        realtime: its requests.
+        errors: seconds since the last failure of a call or request, by kind, if known.
+        realtime: its real-time requests.
     """
 
     member: str
@@ -271,10 +271,10 @@ class Participants:
 
     Attributes:
         place: the store's address, without secrets.
-        processes: those that reported in the last ten minutes, the latest first.
-        sums: totals of all processes ever, by ``family`` or ``family:label``; the names are those of
-            Prometheus. Counters never fall, even when a process ends or is killed.
-        unreadable: number of skipped records, which are damaged or of a later version.
+        processes: the processes that reported in the last ten minutes, the latest first.
+        sums: totals of all processes that ever reported, by ``family`` or ``family:label``, with the names
+            used in Prometheus. Counters never decrease, even when a process ends or is killed.
+        unreadable: number of records that were skipped because they are damaged or of a later version.
     """
 
     place: str
@@ -289,7 +289,7 @@ class Participants:
 
     @property
     def lost(self) -> tuple[Participant, ...]:
-        """Processes that no longer report and did not end."""
+        """Processes that stopped reporting without a final record."""
         return tuple(one for one in self.processes if not one.ended and not one.is_alive)
 
 
@@ -298,12 +298,12 @@ def with_figures(
     figures: MetricsSnapshot,
     recent: tuple[Mapping[str, CallCounts], tuple[MinuteOfCalls, ...]],
 ) -> RealtimeStatus:
-    """Return the status of a client with its own figures.
+    """Return the status of a client with its metrics added.
 
     Args:
-        status: of the client.
+        status: the client's status.
         figures: its metrics.
-        recent: calls of the last minute by model, and those of the last half hour by minute.
+        recent: calls of the last minute by model, and calls of the last half hour by minute.
     """
     used, minutes = recent
     return evolve(
@@ -329,8 +329,8 @@ def _used(lane: LaneStatus, counts: CallCounts | None) -> LaneStatus:
 
 
 def merged(statuses: Sequence[RealtimeStatus]) -> RealtimeStatus:
-    """Return the status of several clients together; lanes of one limit become one, and the unleased part of
-    a budget counts once.
+    """Return the status of several clients together; lanes with the same limit are merged, and the unleased
+    part of a budget is counted once.
     """
     unleased = _chosen(min, (one.unleased for one in statuses))
     lanes: dict[tuple[str, str], LaneStatus] = {}
@@ -359,7 +359,9 @@ def merged(statuses: Sequence[RealtimeStatus]) -> RealtimeStatus:
 
 
 def _together(one: LaneStatus, other: LaneStatus) -> LaneStatus:
-    """Return two lanes of one limit as one, with their requests added and any reason to wait."""
+    """Merge two lanes with the same limit: requests are added, and a reason to wait of either lane is
+    kept.
+    """
     shown = one if one.waiting >= other.waiting else other
     return evolve(
         shown,

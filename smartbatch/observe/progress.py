@@ -1,4 +1,4 @@
-"""Progress of a list of requests or a job: as a bar, as a line at intervals, or not at all."""
+"""Progress of a list of requests or of a job, shown as a bar, as lines at intervals, or not at all."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from smartbatch.types import Result
 Mode = Literal["auto", "bar", "lines", "quiet"]
 _MODES = ("auto", "bar", "lines", "quiet")
 
-LINE_EVERY = 10.0  # seconds between lines without a terminal
+LINE_EVERY = 10.0  # seconds between lines if there is no terminal
 BAR_EVERY = 0.1  # seconds between redraws of a bar: tqdm's own default
 USUAL_WIDTH = 80  # columns of a terminal that does not report its width
 RATE_WINDOW = 30.0  # seconds over which the rate is measured
@@ -59,22 +59,22 @@ class JobFigures(Protocol):
 
 
 class Progress:
-    """Shows the progress of results, from one of two sources: the results themselves, or the status of a job.
+    """Shows progress, from one of two sources: the results themselves, or the status of a job.
 
-    :meth:`advance` counts a result; :meth:`advance_to` takes the counts from the jobs that hold a list's
+    :meth:`advance` counts a result; :meth:`advance_to` takes the counts from the jobs that contain a list's
     results. Both show the rate and the remaining time at that rate. :meth:`show` shows a job: requests
-    submitted, requests done by the provider, and the forecast of the remaining time. A progress display is
-    also an observer, for notes about limits and outages.
+    submitted, requests completed by the provider, and the forecast of the remaining time. A progress display
+    is also an observer of events, which shows notes about limits and outages.
 
-    It draws when one of these methods or :meth:`update` is called, without a thread or a timer. Safe from any
-    thread; while one thread draws, others count and continue.
+    The display is drawn when one of these methods or :meth:`update` is called, without a thread or a timer.
+    Safe from any thread; while one thread is drawing, others count and continue.
 
     Args:
-        total: expected results; ``None`` if unknown.
-        mode: ``bar`` (terminal or notebook), ``lines`` (one every 10 s, and a last one), ``quiet``, or
-            ``auto``: a bar if ``stream`` is a terminal or this is a notebook, else lines.
-        stream: the target; standard error when ``None``.
-        now: monotonic seconds, of the same clock as the events'.
+        total: expected number of results; ``None`` if unknown.
+        mode: ``bar`` (terminal or notebook), ``lines`` (one every 10 s, and one at the end), ``quiet``, or
+            ``auto``: a bar if ``stream`` is a terminal or this is a notebook, otherwise lines.
+        stream: where the display is written; ``None`` for standard error.
+        now: returns monotonic seconds, by the clock of the events.
         initial: earlier results, such as those of a resumed run; they count as done, but not for the rate.
 
     Raises:
@@ -127,10 +127,10 @@ class Progress:
         self.update()
 
     def advance_to(self, status: JobFigures) -> None:
-        """Take the counts from the jobs that hold the results of this list, or of a part of it.
+        """Take the counts from the jobs that contain the results of this list, or of a part of it.
 
         Args:
-            status: of all those jobs together. Results that are in none of them count as done.
+            status: the status of all these jobs together. Results that are in none of them count as done.
         """
         with self._lock:
             counts = self._counts
@@ -143,7 +143,7 @@ class Progress:
         self.update()
 
     def waits_for(self, status: JobFigures) -> None:
-        """Show the status of the job whose results are awaited, next to the results already read."""
+        """Show the status of the job that is awaited, next to the results already read."""
         with self._lock:
             words = status.note or ", ".join(_of_job(status)[1:])
             self._counts.notes["job"] = (escape(words)[:100], None)
@@ -155,9 +155,9 @@ class Progress:
         return self._renderer is not None and self._now() >= self._next
 
     def show(self, status: JobFigures) -> None:
-        """Show a job; for use as ``job.on_progress(progress.show)``.
+        """Show a job; used as ``job.on_progress(progress.show)``.
 
-        100 % is shown only when every result is stored; the provider's own progress is shown next to it.
+        100 % is shown only when every result is stored; the progress at the provider is shown next to it.
         """
         with self._lock:
             counts = self._counts
@@ -168,7 +168,7 @@ class Progress:
         self.update()
 
     def __call__(self, event: Event) -> None:
-        """Take notes from a client's events: pauses for limits, and an unavailable provider."""
+        """Show notes about a client's events: pauses for limits, and an unavailable provider."""
         if isinstance(event, CooldownStarted | LongWait):
             self._set_note(f"limit {event.model}", "waiting: rate limit", event.at + event.seconds)
         elif isinstance(event, RetryScheduled):
@@ -183,7 +183,7 @@ class Progress:
             self._set_note(f"breaker {event.model}", text if opened else "", until)
 
     def update(self) -> None:
-        """Draw, if it is time to."""
+        """Draw, if a redraw is due."""
         if self._renderer is None or self._now() < self._next or not self._drawing.acquire(blocking=False):
             return  # nothing is shown, or not yet, or another thread is drawing
         try:
@@ -196,7 +196,7 @@ class Progress:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Hide a bar while the block writes its own lines to the terminal."""
+        """Hide the bar while the block writes other lines to the terminal."""
         if self._renderer is None:
             yield
             return
@@ -206,7 +206,7 @@ class Progress:
             self._renderer.show()
 
     def close(self) -> None:
-        """Draw the last state and end. May be called twice."""
+        """Draw the final state and close the display. May be called twice."""
         with self._drawing:
             if self._closed:
                 return
@@ -242,7 +242,7 @@ class _ProgressCounts:
     unpriced: int = 0
     job: JobFigures | None = None
     notes: dict[str, tuple[str, float | None]] = field(factory=dict)
-    # recent times, with the number of results by then
+    # recent times, each with the number of results at that time
     samples: deque[tuple[float, int]] = field(
         default=Factory(lambda self: deque([(self.began, self.initial)]), takes_self=True)
     )
@@ -276,9 +276,7 @@ class _ProgressCounts:
         return f"{min(100, self.done * 100 // self.total):3d}%"
 
     def _rate(self, now: float) -> float:
-        """Return the results per second over the last :data:`RATE_WINDOW` seconds, or over all time at the
-        end.
-        """
+        """Return the results per second over the last :data:`RATE_WINDOW` seconds; in the end, over all."""
         samples = self.samples
         if now - samples[-1][0] >= 1.0:
             samples.append((now, self.done))
@@ -342,7 +340,7 @@ class _Lines:
 
 
 class _Bar:
-    """A tqdm bar with our own text, in a terminal or as a notebook's widget."""
+    """A tqdm bar with text of the library, in a terminal or as a notebook widget."""
 
     every = BAR_EVERY
 
@@ -381,11 +379,11 @@ class _Bar:
 
 
 def _has_width(stream: Any) -> bool:
-    """Whether a terminal reports its width; one that reports 0 would get an empty bar."""
+    """Whether a terminal reports its width; if the reported width is 0, the bar would be empty."""
     try:
         return os.get_terminal_size(stream.fileno()).columns > 0
     except (OSError, ValueError, AttributeError):
-        return True  # a notebook, whose widgets have their own width
+        return True  # a notebook: widgets have their own width
 
 
 def in_notebook() -> bool:
@@ -405,8 +403,8 @@ def watched(stream: TextIO) -> bool:
 def new_display(
     progress: bool | None, total: int | None, now: Callable[[], float], *, initial: int = 0
 ) -> Progress | None:
-    """Return the display for the ``progress=`` of a call. If it is true: a bar, or lines without a terminal;
-    if it is ``None``: a bar in a notebook only, because a terminal belongs to the program.
+    """Return the display for the argument ``progress`` of a call: if true, a bar, or lines if there is no
+    terminal; if ``None``, a bar in a notebook only, because a terminal belongs to the program.
     """
     if progress or (progress is None and in_notebook()):
         return Progress(total, now=now, initial=initial)

@@ -34,21 +34,21 @@ ReadParticipants = Callable[[], Participants]
 
 
 class PrometheusReporter:
-    """Offers figures to Prometheus through a registry: those of a client, or of all processes that share its
-    limits.
+    """Provides figures to Prometheus through a registry: those of a client, or of all processes that share
+    its limits.
 
-    Serve it with any exporter of ``prometheus_client``, for instance ``start_http_server(9100,
-    registry=reporter.registry)``, or return :meth:`text`.
+    Serve them with any exporter of ``prometheus_client``, such as ``start_http_server(9100,
+    registry=reporter.registry)``, or return :meth:`text` from a request handler.
 
-    ``PrometheusReporter(smartbatch.participants)`` has the sums over all processes, so any worker of a web
-    server can answer for all of them. They are a few seconds old. While the store of shared limits is
-    unavailable, there is only ``smartbatch_shared_reachable`` with 0.
+    ``PrometheusReporter(smartbatch.participants)`` provides totals over all processes, so any worker of a web
+    server can report them. They are a few seconds old. While the store of shared limits is unavailable, the
+    only figure is ``smartbatch_shared_reachable`` with the value 0.
 
     Args:
         metrics: the figures of a client; or a function that reads those of all processes,
             ``smartbatch.participants`` or ``functools.partial(smartbatch.participants, "redis://…")``.
-        registry: the registry to join; a new one when ``None``, never the global one. A registry holds one
-            client, or one store of shared limits.
+        registry: the registry to join; ``None`` for a new one, never the global one. A registry can contain
+            one client, or one store of shared limits.
 
     Raises:
         ConfigError: ``prometheus_client`` is not installed.
@@ -80,7 +80,7 @@ class PrometheusReporter:
         return _of_participants(Participants(place=""))
 
     def text(self) -> bytes:
-        """Return the figures in Prometheus' text format."""
+        """Return the figures in the text format of Prometheus."""
         written: bytes = self._text(self.registry)
         return written
 
@@ -132,7 +132,7 @@ def _of_participants(found: Participants) -> Iterator[Metric]:
 
 
 def _metric(family: Family, figures: Values) -> Metric:
-    """Return a family with a value for each key of ``figures``; without a label there is one key."""
+    """Return a family with a value for each key of ``figures``; a family without a label has one key."""
     from prometheus_client import core
 
     made: Any = getattr(core, f"{family.kind}MetricFamily")(

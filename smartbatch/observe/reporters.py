@@ -1,4 +1,4 @@
-"""Reports of the figures: as text, and as one log entry."""
+"""Reporters of a client's figures: as text, and as a log entry."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class ConsoleReporter:
 
 
 class LogReporter:
-    """Logs the figures as one entry named ``metrics``, at level info. As an observer of a client it does so
-    when the client stops.
+    """Logs the figures as an entry named ``metrics``, at level info. If it is an observer of a client, it
+    logs them when the client stops.
 
     Args:
         metrics: the figures.
-        logger: as for :class:`~smartbatch.observe.logs.LogObserver`; with ``None`` and no
-            :func:`~smartbatch.observe.logs.enable`, nothing is logged.
+        logger: as for :class:`~smartbatch.observe.logs.LogObserver`; if it is ``None`` and
+            :func:`~smartbatch.observe.logs.enable` was not called, nothing is logged.
     """
 
     def __init__(self, metrics: BatchMetrics, logger: EventLogger | logging.Logger | None = None) -> None:
@@ -107,7 +107,7 @@ class PeriodicReporter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if identity() != self._process:  # its thread does not exist here, and its lock may be held forever
+        if identity() != self._process:  # in a fork, the thread does not exist and its lock may stay locked
             return
         with self._monitor:
             self._running = False
@@ -124,7 +124,7 @@ class PeriodicReporter:
             self._clock.ended()
 
     def _is_running_until(self, due: float) -> bool:
-        """Wait until the next report is due; return whether it is still wanted."""
+        """Wait until the next report is due; return False if the block has ended."""
         with self._monitor:
             while self._running and (left := due - self._clock.now()) > 0:
                 self._monitor.wait(left)
@@ -138,14 +138,14 @@ class PeriodicReporter:
 
 
 def status_summary(snapshot: MetricsSnapshot) -> str:
-    """Return the figures as a few lines of text; zeros are left out."""
+    """Return the figures as a few lines of text, without zeros."""
     rows = [(name, words) for name, words in _rows(snapshot) if words]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {escape(words)}" for name, words in rows)
 
 
 def _rows(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each figure; the text is empty if nothing was counted."""
+    """Yield the name and the text of each figure; the text is empty if there is nothing to show."""
     yield (
         "requests",
         f"{s.submitted:,} submitted: {s.waiting:,} waiting, {s.in_flight:,} in flight, "

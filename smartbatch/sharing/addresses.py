@@ -1,4 +1,4 @@
-"""Opens the back end that an address names."""
+"""Opens the back end at an address."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def open_back_end(address: str, now: Callable[[], float]) -> BackEnd:
     """Return the back end at an address; nothing is opened yet.
 
     Args:
-        now: monotonic seconds shared by the processes of a machine, for files.
+        now: returns monotonic seconds, by a clock that the processes of a machine share; used for files.
 
     Raises:
         ConfigError: the address is invalid, or a package is missing.

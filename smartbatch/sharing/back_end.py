@@ -1,4 +1,4 @@
-"""Where processes keep shared limits: back ends read a record, apply the sharing rule and write it back."""
+"""Storage of shared limits: back ends that read a record, apply the sharing rule and write it back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 RecordUpdate: TypeAlias = Callable[[str | None, float], tuple[str, _T]]
 
 VERSION = 1
-"""Version of the records and of the sharing rule. Processes of different versions do not share."""
+"""Version of the records and of the sharing rule. Processes with different versions share no limits."""
 
 TIMEOUT_SECONDS = 2.0
 """Seconds for which a back end waits for a lock, a server or an answer."""
@@ -42,16 +42,16 @@ class BackEndUnavailable(SmartbatchError):
 
 
 class BackEndBusy(BackEndUnavailable):
-    """Other processes used the back end without a pause for :data:`TIMEOUT_SECONDS`. Nothing was changed."""
+    """Other processes kept the back end busy for :data:`TIMEOUT_SECONDS`. Nothing was changed."""
 
 
 class Incompatible(SmartbatchError):
-    """The back end is used by processes of another version or another machine, or is of another kind."""
+    """The back end is used by another version or another machine, or is not one for shared limits."""
 
 
 @frozen
 class Published:
-    """What processes published."""
+    """The records that processes published, and their totals."""
 
     records: list[tuple[float, str]]  # age in seconds, by the back end's clock, and text
     sums: dict[str, float]  # of all processes that ever published
@@ -60,15 +60,15 @@ class Published:
 class BackEnd(ABC):
     """Stores shared limits, and the records that processes publish. Used by one thread at a time."""
 
-    place: str  # the address for people, without secrets
+    place: str  # the address as shown to users, without secrets
 
     @abstractmethod
     def prepare(self) -> bytes:
-        """Create what is missing, and return the salt that hides names in this back end.
+        """Create missing tables and facts, and return the salt that hides names in this back end.
 
         Raises:
-            BackEndUnavailable: it cannot be reached.
-            Incompatible: it is used in another version.
+            BackEndUnavailable: the back end cannot be reached.
+            Incompatible: the back end is used in another version.
         """
 
     def exchange(self, key: str, ask: LeaseAsk) -> LeaseGrant:
@@ -94,12 +94,12 @@ class BackEnd(ABC):
 
     @abstractmethod
     def update(self, key: str, decide: RecordUpdate[_T], *, is_durable: bool) -> _T:
-        """Read a record, decide, and write it, so that no other process changes it in between.
+        """Read a record, call ``decide``, and write the record; no other process can change it in between.
 
         Args:
-            decide: returns the new text of the record and a result, from the stored text (``None`` for a new
-                record) and the back end's time. It must have no side effects, because Redis may call it
-                several times.
+            decide: given the stored text (``None`` for a new record) and the back end's time, returns the new
+                text of the record and a result. It must have no side effects, because it may be called
+                several times for Redis.
             is_durable: whether the change must survive a power failure.
 
         Raises:
@@ -110,22 +110,22 @@ class BackEnd(ABC):
     def publish(self, member: str, record: str, before: Mapping[str, float]) -> None:
         """Store a process's record, and add the growth of its sums to the totals of all processes.
 
-        Records older than :data:`~smartbatch.observe.participants.KEPT_SECONDS` are removed; the totals stay.
+        Records older than :data:`~smartbatch.observe.participants.KEPT_SECONDS` are removed; totals are kept.
 
         Args:
-            before: the sums that count as published if the last record of this process is gone.
+            before: the sums that count as already published if the last record of this process is gone.
 
         Raises:
-            BackEndUnavailable: it cannot be reached; the record may have been stored. Publishing it, or a
-                later one, again counts nothing twice.
+            BackEndUnavailable: the back end cannot be reached; the record may have been stored. If it, or a
+                later record, is published again, nothing is counted twice.
         """
 
     @abstractmethod
     def published(self) -> Published:
-        """Return what processes published.
+        """Return the records that processes published, and their totals.
 
         Raises:
-            BackEndUnavailable: it cannot be reached.
+            BackEndUnavailable: the back end cannot be reached.
         """
 
     @abstractmethod
@@ -150,7 +150,7 @@ class BackEnd(ABC):
 
 
 def check_version(found: str, place: str, other: str) -> None:
-    """Check the version of the records; ``other`` is what a process of another version may use instead.
+    """Check the version of the records; ``other`` names what a process with another version can use instead.
 
     Raises:
         Incompatible: it is not :data:`VERSION`.

@@ -18,16 +18,16 @@ _numbers = itertools.count(1)
 
 
 class BudgetOwner(Protocol):
-    """A client, as its share of the budget sees it."""
+    """What a share of a budget needs from its client."""
 
     budget: Budget
 
     def guard_budget(self, work: Callable[[], _T]) -> _T:
-        """Run ``work`` while nothing else reserves or reconciles money."""
+        """Run ``work`` while no other thread reserves or reconciles money."""
         ...
 
     def look_again(self) -> None:
-        """Have waiting requests checked again."""
+        """Check again whether waiting requests can be sent."""
         ...
 
     def tell(self, event: Event) -> None:
@@ -39,9 +39,9 @@ class BudgetShare:
     """A budget, as a :class:`~smartbatch.sharing.limit_leases.Share`.
 
     Args:
-        name: of the budget, the same for all that share it.
-        limit: USD of all together.
-        owner: held weakly.
+        name: the name of the budget, the same for all clients that share it.
+        limit: USD that all of them may spend together.
+        owner: the client; only a weak reference is kept.
     """
 
     model = "budget"
@@ -50,7 +50,7 @@ class BudgetShare:
         self.scope = name
         self.leases = leases
         self._owner = weakref.ref(owner)
-        member = f"{leases.member}:{next(_numbers)}"  # each client of a process has a lease of its own
+        member = f"{leases.member}:{next(_numbers)}"  # each client of a process has its own lease
         self._lease = owner.budget.share(limit, member, leases.wake)
 
     @property
@@ -86,7 +86,7 @@ class BudgetShare:
             owner.tell(event)
 
     def end(self) -> None:
-        """Keep what is leased: jobs may have reserved it."""
+        """Keep the lease: jobs may have reserved part of it."""
 
     def _guarded(self, work: Callable[[], _T]) -> _T:
         owner = self._owner()

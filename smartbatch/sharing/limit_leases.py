@@ -1,4 +1,4 @@
-"""Leases limits for the clients of a process before they are needed, in a thread that no gate waits for."""
+"""Leases parts of shared limits for the clients of a process in advance, on a thread that blocks no gate."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from smartbatch.sharing.publication import Look, Publication
 _T = TypeVar("_T")
 
 LEAVE_SECONDS = 0.5
-"""Maximum seconds for which a client that stops waits until its leases are returned."""
+"""Maximum seconds for which a stopping client waits until its leases are returned."""
 
 FIRST_WAIT_SECONDS = 10.0
-"""Seconds for which a process that has met no other waits for a back end that others use without a pause,
-as happens if many start within a second: it does not know how much it may safely use beside them."""
+"""Seconds for which a process waits for its first exchange while others keep the back end busy, as happens if
+many start within a second: until then, it does not know how much of a limit it may safely use."""
 
 _RETRY, _MAX_RETRY, _RETRY_INCOMPATIBLE = 0.5, 5.0, 60.0
-"""Seconds until an unavailable back end is tried again, at first and at most, and until one used in
-another version is: its users may be upgraded."""
+"""Seconds until an unavailable back end is tried again, initially and at most, and until a back end used in
+another version is tried again: the other processes may have been upgraded."""
 
 
 class Share(Protocol):
-    """Something that processes share, and this one's lease of it. Called by one thread, without locks."""
+    """A limit that processes share, and this process's lease of it. Called by one thread, without locks."""
 
     scope: str
     """Identifies the share, together with ``model``, in all processes."""
 
     @property
     def model(self) -> str:
-        """See ``scope``."""
+        """The model, or a fixed name; see ``scope``."""
         ...
 
     def tell(self, event: Event) -> None:
@@ -58,12 +58,12 @@ class Share(Protocol):
 
     @property
     def is_used(self) -> bool:
-        """Whether a client uses it; unused shares are dropped."""
+        """Whether a client uses the share; unused shares are dropped."""
         ...
 
     @property
     def waits(self) -> bool:
-        """Whether an exchange is awaited, or a lease has to be returned."""
+        """Whether calls are waiting for an exchange, or a lease has to be returned."""
         ...
 
     def due(self, now: float) -> float:
@@ -71,26 +71,27 @@ class Share(Protocol):
         ...
 
     def ask(self, now: float, *, leaving: bool) -> LeaseAsk:
-        """Return the request of an exchange that begins now."""
+        """Return the request for an exchange that begins now."""
         ...
 
     def adopt(self, grant: LeaseGrant, now: float) -> None:
-        """Use the result of that exchange."""
+        """Use the result of the exchange."""
         ...
 
     def lose(self, now: float, incompatible: str) -> int | None:
-        """The exchange failed; if the back end is lost by that, return the number of processes seen last.
+        """Handle a failed exchange; if the back end is now considered lost, return the number of processes
+        seen last.
 
-        ``incompatible`` says why waiting does not help; it is empty if it may.
+        ``incompatible`` is the reason why waiting does not help, or empty if it may help.
         """
         ...
 
     def wake(self) -> None:
-        """Have the clients check whether calls may be sent now."""
+        """Let the clients check whether calls can be sent now."""
         ...
 
     def end(self) -> None:
-        """Stop sharing it."""
+        """Stop sharing the limit."""
         ...
 
 
@@ -99,7 +100,7 @@ class _Joined:
     """A share and its exchanges."""
 
     share: Share
-    lost_at: float = -math.inf  # since when the back end is unavailable
+    lost_at: float = -math.inf  # when the back end became unavailable
     again_at: float = -math.inf  # earliest next attempt
     retry: float = _RETRY  # seconds until the next attempt after a failure
     is_leaving: bool = False
@@ -107,11 +108,11 @@ class _Joined:
 
 
 class SharedLeases:
-    """Exchanges with one back end for all shares of this process.
+    """Makes the exchanges with one back end for all shares of this process.
 
     Args:
         back_end: where the limits are stored.
-        clock: time and waiting.
+        clock: provides time and waiting.
     """
 
     def __init__(self, back_end: BackEnd, clock: Clock) -> None:
@@ -135,7 +136,7 @@ class SharedLeases:
         return self._back_end.place
 
     def join(self, share: Share) -> None:
-        """Share something with other processes from now on.
+        """Start sharing a limit with other processes.
 
         Raises:
             RuntimeError: no thread can be started, so it is not shared.
@@ -145,16 +146,16 @@ class SharedLeases:
             self._begin_locked()
 
     def publish_client(self, metrics: BatchMetrics, look: Look) -> None:
-        """Publish a client's state every few seconds from now on; see :class:`Publication`."""
+        """Start publishing a client's state every few seconds; see :class:`Publication`."""
         self._publication.add(metrics, look)
         with self._monitor:
             try:
                 self._begin_locked()
-            except RuntimeError as error:  # no thread can be started; concerns only readers of the records
+            except RuntimeError as error:  # no thread can be started; affects only readers of the records
                 logs.warn("shared_limits_not_published", place=self.place, reason=str(error))
 
     def unpublish_client(self, metrics: BatchMetrics) -> None:
-        """From now on, publish only a client's sums; waits up to half a second for the first such record."""
+        """Publish only a client's sums from now on; waits up to half a second for the first such record."""
         self._publication.remove(metrics)
         with self._monitor:
             if self._thread is not None and not self._is_unavailable and self._publication.due() == -math.inf:
@@ -162,8 +163,8 @@ class SharedLeases:
                 self._left.wait_for(lambda: self._publication.due() > -math.inf, LEAVE_SECONDS)
 
     def record_with(self, metrics: BatchMetrics) -> Participant | None:
-        """Return what this process publishes, as of now; ``None`` if it does not include the client with
-        these figures, or nothing can have been published yet."""
+        """Return the current record of this process; ``None`` if it does not include the client with these
+        figures, or nothing can have been published yet."""
         if self._salt is None or not self._publication.includes(metrics):
             return None
         return self._publication.current(self._counted, self._hidden)
@@ -186,7 +187,7 @@ class SharedLeases:
         self._thread = thread
 
     def leave(self, share: Share) -> None:
-        """Return what was leased, and stop sharing; waits up to half a second for that."""
+        """Return the lease and stop sharing; waits up to half a second for this."""
         with self._monitor:
             joined = self._joined.get(id(share))
             if joined is None:
@@ -196,8 +197,8 @@ class SharedLeases:
             self._left.wait_for(lambda: self._joined.get(id(share)) is not joined, LEAVE_SECONDS)
 
     def wake(self) -> None:
-        """Wake the thread: an exchange became due. Called under a share's lock, for which the thread never
-        waits here."""
+        """Wake the thread because an exchange is due. Called under a share's lock; the thread never waits for
+        such a lock under this monitor."""
         with self._monitor:
             self._woken = True
             self._monitor.notify()
@@ -211,15 +212,15 @@ class SharedLeases:
             self._clock.ended()
 
     def _round(self) -> bool:
-        """Make the exchanges that are due, and wait for the next one; return False once nothing is shared."""
+        """Make the exchanges that are due, and wait for the next one; return False if nothing is shared."""
         with self._monitor:
             self._woken = False
             all_joined = list(self._joined.values())
         due = min((self._exchanged(joined) for joined in all_joined), default=math.inf)
         due = min(due, self._published())
-        # may take locks, so not under the monitor
+        # outside the monitor, because it may take locks
         idle = not any(joined.share.waits for joined in all_joined)
-        if not self._is_needed:  # before another thread can start, which would use it
+        if not self._is_needed:  # close it before another thread, which would use it, can start
             self._back_end.close()
             self._salt = None
         with self._monitor:
@@ -231,10 +232,10 @@ class SharedLeases:
         return True
 
     def _exchanged(self, joined: _Joined) -> float:
-        """Make an exchange if it is due; return when the next one is.
+        """Make an exchange if it is due; return when the next one is due.
 
-        A share that leaves is dropped after an exchange, even a failed one. If it leaves during an exchange,
-        it returns its leases in the next one, which :meth:`leave` has made due.
+        A share that is leaving is dropped after an exchange, even a failed one. If it leaves during an
+        exchange, it returns its leases in the next one, which :meth:`leave` has made due.
         """
         share, now = joined.share, self._clock.now()
         due = max(share.due(now), joined.again_at)
@@ -247,7 +248,7 @@ class SharedLeases:
             grant = self._exchange(joined, asked)
         except SmartbatchError as error:
             self._lose(joined, error)
-        except Exception as error:  # nothing may end this thread, as requests wait for it
+        except Exception as error:  # nothing may end this thread, because requests wait for it
             self._lose(joined, BackEndUnavailable(f"{self.place} cannot be used ({type(error).__name__})"))
         else:
             share.adopt(grant, self._clock.now())
@@ -263,8 +264,8 @@ class SharedLeases:
         return max(share.due(self._clock.now()), joined.again_at)
 
     def _exchange(self, joined: _Joined, asked: LeaseAsk) -> LeaseGrant:
-        """Make an exchange. If the back end is busy, nothing was changed, so the first exchange is tried
-        again."""
+        """Make an exchange. If the back end is busy, nothing has been changed, so the first exchange is
+        repeated."""
         until = self._clock.now() + (0.0 if joined.has_met else FIRST_WAIT_SECONDS)
         while True:
             try:
@@ -287,10 +288,10 @@ class SharedLeases:
         return hidden(self._salt, name)
 
     def _timed(self, what: str, operation: Callable[[], _T]) -> _T:
-        """Run an operation of the back end, and count it and its duration.
+        """Run an operation of the back end, and record its count and duration.
 
-        After a failure, the back end is prepared again before the next operation, as it may have been
-        created anew.
+        After a failure, the back end is prepared again before the next operation, because it may have been
+        re-created.
         """
         began = self._clock.now()
         try:
@@ -304,8 +305,8 @@ class SharedLeases:
                 self._counted[key] = self._counted.get(key, 0.0) + more
 
     def _published(self) -> float:
-        """Publish if that is due; return when it is due next. While the back end is unavailable, leases
-        are tried first, because an attempt may take seconds."""
+        """Publish a record if one is due; return when the next one is due. While the back end is unavailable,
+        only leases are tried, because an attempt may take seconds."""
         publication = self._publication
         due = publication.due()
         if due > self._clock.now():
@@ -313,14 +314,14 @@ class SharedLeases:
         try:
             if self._is_unavailable:
                 raise BackEndUnavailable(self.place)
-            self._hidden("")  # prepares the back end before locks of clients are taken
+            self._hidden("")  # prepare the back end before taking locks of clients
             record = publication.record(self._counted, self._hidden)
             text, before = text_of(record), publication.published_sums
             self._timed("publish", lambda: self._back_end.publish(self.member, text, before))
             publication.published_sums = record.sums
         except BackEndUnavailable:
             publication.put_off(RECORD_SECONDS)
-        except Exception as error:  # concerns only readers of the records, and would happen again
+        except Exception as error:  # affects only readers of the records, and would happen again
             publication.put_off(math.inf)
             logs.warn("shared_limits_not_published", place=self.place, reason=str(error))
         with self._monitor:
@@ -362,18 +363,18 @@ class SharedLeases:
 
 
 RETRY_SECONDS = 60.0
-"""Seconds until an unavailable back end is tried again. An attempt may take seconds, and jobs continue
-without it."""
+"""Seconds until an unavailable back end is tried again; an attempt may take seconds. Jobs continue without
+it."""
 
 
 class EnqueuedTokens:
-    """Exchanges about the enqueued tokens of batches, made by the threads that run jobs. Thread-safe.
+    """Exchanges for the enqueued tokens of batches, made by the threads that run jobs. Thread-safe.
 
-    There are few of them, one per creation and poll of a batch, so each uses a connection of its own.
+    Exchanges are rare, one whenever a batch is created or polled, so each uses a separate connection.
 
     Args:
-        address: of the back end.
-        clock: the time, if the back end is a file.
+        address: the address of the back end.
+        clock: provides the time, if the back end is a file.
     """
 
     def __init__(self, address: str, clock: Clock) -> None:
@@ -389,13 +390,13 @@ class EnqueuedTokens:
             with closing(open_back_end(self._address, self._clock.now)) as back_end:
                 key = hidden(back_end.prepare(), f"enqueued tokens\n{scope}\n{model}")
                 return back_end.exchange(key, asked)
-        except Exception as error:  # the provider itself refuses too many tokens
+        except Exception as error:  # the limit is not lost: the provider itself refuses too many tokens
             self._unavailable_until = self._clock.now() + RETRY_SECONDS
             logs.warn("enqueued_tokens_not_shared", error=type(error).__name__)
             return None
 
 
-# By process, because a forked child makes its own leases.
+# By process, because a forked child makes separate leases.
 _leases: dict[tuple[tuple[int, bool], str, int], SharedLeases] = {}
 
 
@@ -412,9 +413,9 @@ def shared_leases(address: str, clock: Clock) -> SharedLeases:
 
 
 def leases_of(address: str, clock: Clock, *, has_account: bool) -> SharedLeases | None:
-    """Return the leases for a client with the setting ``shared``; ``None`` if it shares nothing.
+    """Return the leases for a client, given its setting ``shared``; ``None`` if it shares nothing.
 
-    ``auto`` shares only if there is an account at a provider and time is real.
+    With ``auto``, limits are shared only if the client has an account at a provider and uses real time.
 
     Raises:
         ConfigError: as :func:`shared_leases`.
@@ -424,7 +425,8 @@ def leases_of(address: str, clock: Clock, *, has_account: bool) -> SharedLeases 
 
 
 def record_with(metrics: BatchMetrics) -> Participant | None:
-    """Return what this process publishes about the client with these figures, as of now; ``None`` if
-    nothing."""
+    """Return the current record of this process that includes the client with these figures, if there is
+    one.
+    """
     own = [leases for (process, _, _), leases in list(_leases.items()) if process == identity()]
     return next((found for leases in own if (found := leases.record_with(metrics)) is not None), None)

@@ -1,7 +1,7 @@
-"""Shared limits on a PostgreSQL server, for any number of machines; changes under ``SELECT … FOR UPDATE``.
+"""Shared limits on a PostgreSQL server, for any number of machines; changes use ``SELECT … FOR UPDATE``.
 
-The tables are in the schema of the store, ``?schema=name`` in the address. PostgreSQL 14 or newer.
-Statements are pipelined, so that an exchange takes two round trips.
+The tables are in the schema of the store, ``?schema=name`` in the address. Requires PostgreSQL 14 or newer.
+Statements are pipelined, so an exchange takes two round trips.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from smartbatch.sharing.back_end import (
 _T = TypeVar("_T")
 
 EXTRA_SECONDS = 0.5
-"""Seconds for which a session waits for an answer beyond :data:`TIMEOUT_SECONDS`, so that the server is
-first to report a lock that others hold."""
+"""Seconds beyond :data:`TIMEOUT_SECONDS` for which a session waits for an answer, so that the server can
+first report a lock held by others."""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS {schema}.shared_facts (name text PRIMARY KEY, value text NOT NULL);
@@ -47,7 +47,7 @@ CREATE TABLE IF NOT EXISTS {schema}.shared_sums (name text PRIMARY KEY, value fl
 _NOW = "extract(epoch FROM clock_timestamp())::float8"
 
 _STATEMENTS = {
-    # the time is taken once the row is locked
+    # the time is read after the row has been locked
     "lock record": f"SELECT record, {_NOW}"
     " FROM (SELECT record FROM {schema}.shared_limits WHERE key = %s FOR UPDATE) AS locked",
     "new record": "INSERT INTO {schema}.shared_limits VALUES (%s, NULL) ON CONFLICT DO NOTHING",
@@ -75,7 +75,7 @@ def _within(seconds: float, steps: PQGen[_T]) -> PQGen[_T]:
     try:
         step = next(steps)
         while True:
-            ready = yield step  # nothing after a tenth of a second without news
+            ready = yield step  # empty if nothing arrives within a tenth of a second
             if not ready and RealClock.now() >= until:
                 raise psycopg.OperationalError(f"no answer within {seconds} s")
             step = steps.send(ready)
@@ -87,8 +87,8 @@ def _within(seconds: float, steps: PQGen[_T]) -> PQGen[_T]:
 def _row(pipeline: psycopg.Pipeline, cursor: psycopg.Cursor[Any]) -> Any:
     """Return the row found by a statement of a pipeline.
 
-    Without the sync, the server does not treat a session as idle that reads and never writes, and keeps its
-    locks.
+    Without the sync, the server would not treat a session that stops after reading as idle, and would keep
+    its locks.
     """
     pipeline.sync()
     return cursor.fetchone()
@@ -125,9 +125,9 @@ class PostgresBackEnd(BackEnd):
             milliseconds = int(TIMEOUT_SECONDS * 1000)
             self._session.execute(
                 f"SET lock_timeout TO {milliseconds};"
-                # a process frozen between read and write loses its lock, and its write is refused
+                # if a process freezes between read and write, it loses its lock, and its write is refused
                 f" SET idle_in_transaction_session_timeout TO {milliseconds};"
-                # processes wait for each other's commits: a rate may be lost with the server's power
+                # processes wait for each other's commits, and a rate may be lost in a power failure
                 " SET synchronous_commit TO off; SET client_min_messages TO warning".encode()
             )
         return self._session
@@ -150,7 +150,7 @@ class PostgresBackEnd(BackEnd):
 
     def _make(self, session: _Session) -> None:
         schema = self._address.schema
-        # checked first: creating a schema, even an existing one, requires a right to the whole database
+        # checked first: creating a schema, even an existing one, requires a privilege on the whole database
         known = session.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (schema,)).fetchone()
         if known is None:
             session.execute(f"CREATE SCHEMA {schema}".encode())

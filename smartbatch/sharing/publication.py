@@ -1,4 +1,4 @@
-"""What this process publishes about itself: one record every few seconds, by the thread that leases."""
+"""The record that this process publishes about itself every few seconds, on the thread that makes leases."""
 
 from __future__ import annotations
 
@@ -39,27 +39,28 @@ _FAILURES = ("call_failures", "request_failures")
 
 @define(eq=False)
 class _Client:
-    """A client that publishes, or published until it was stopped."""
+    """A client that is being published, or was until it was stopped."""
 
     metrics: weakref.ref[BatchMetrics]  # weak, so that an unused client is collected
     look: Look | None  # reads its state; None while it is stopped
-    seen: dict[str, float] = field(factory=dict)  # its sums, as last added
+    seen: dict[str, float] = field(factory=dict)  # its sums when they were last added
 
 
 class Publication:
     """The record of one process at one back end. Thread-safe.
 
-    Its sums grow for as long as the process lives: what a client counted stays in them when the client is
-    stopped, or its figures are reset.
+    Its sums never decrease while the process is alive: they include what a client counted even after the
+        client
+    is stopped or its figures are reset.
 
     Args:
-        member: a unique name of this process.
-        clock: time.
+        member: the unique name of this process.
+        clock: provides the time.
     """
 
     def __init__(self, member: str, clock: Clock) -> None:
         self._clock = clock
-        self._lock = threading.Lock()  # only the lock of a client's figures is taken under it
+        self._lock = threading.Lock()  # while it is held, only the locks of clients' figures are taken
         self._clients: dict[int, _Client] = {}
         self._sums: dict[str, float] = {}
         self._failed_at: dict[str, float] = {}
@@ -71,10 +72,10 @@ class Publication:
             library=__version__,
             started=clock.wall(),
         )
-        self.published_sums: Mapping[str, float] = {}  # of the last record that arrived
+        self.published_sums: Mapping[str, float] = {}  # of the last record that was stored
 
     def add(self, metrics: BatchMetrics, look: Look) -> None:
-        """Publish a client from now on. Takes only the lock of its figures."""
+        """Start publishing a client. Takes only the lock of its figures."""
         with self._lock:
             known = self._clients.get(id(metrics))
             if known is None or known.metrics() is not metrics:
@@ -83,7 +84,7 @@ class Publication:
             self._next = -math.inf
 
     def remove(self, metrics: BatchMetrics) -> None:
-        """From now on, publish only the sums of a stopped client."""
+        """Publish only the sums of a stopped client from now on."""
         with self._lock:
             known = self._clients.get(id(metrics))
             if known is not None and known.metrics() is metrics and known.look is not None:
@@ -93,7 +94,7 @@ class Publication:
                     self._next = -math.inf
 
     def due(self) -> float:
-        """Return when the next record is due; infinity for never."""
+        """Return when the next record is due; infinity if none is."""
         return self._next
 
     @property
@@ -107,10 +108,10 @@ class Publication:
             return known is not None and known.metrics() is metrics
 
     def record(self, counted: Mapping[str, float], hide: Hide) -> Participant:
-        """Return the record that is due; after the last client has stopped, the final one.
+        """Return the record that is due; the final one if the last client has stopped.
 
         Args:
-            counted: further sums, counted by the thread itself.
+            counted: additional sums, counted by the publishing thread.
         """
         with self._lock:
             looks = self._looks_locked()
@@ -118,13 +119,13 @@ class Publication:
         return self._record(looks, counted, hide)
 
     def current(self, counted: Mapping[str, float], hide: Hide) -> Participant:
-        """Return the record as of now, without publishing it; arguments as for :meth:`record`."""
+        """Return the current record without publishing it; arguments as for :meth:`record`."""
         with self._lock:
             looks = self._looks_locked()
         return self._record(looks, counted, hide)
 
     def _looks_locked(self) -> list[tuple[Look, BatchMetrics]]:
-        """Update the sums of all clients; return how to read the state of those that run."""
+        """Update the sums of all clients; return the functions that read the state of running clients."""
         looks = []
         for key, client in list(self._clients.items()):
             metrics = self._add_up(client)
@@ -142,7 +143,7 @@ class Publication:
             sums = {**self._sums, **counted}
             errors = {kind: round(now - at, 1) for kind, at in self._failed_at.items()}
         statuses = []
-        for look, metrics in looks:  # takes locks of a client, so not under this one
+        for look, metrics in looks:  # outside the lock, because it takes locks of a client
             status = look(hide)
             if status is not None:
                 recent = metrics.recent(self._clock.wall())
@@ -150,12 +151,12 @@ class Publication:
         return evolve(self._own, ended=not looks, sums=sums, errors=errors, realtime=merged(statuses))
 
     def put_off(self, seconds: float) -> None:
-        """The back end is unavailable: try again later, as long as a client publishes."""
+        """Postpone the next record, because the back end is unavailable, if a client is being published."""
         with self._lock:
             self._next = self._clock.now() + seconds if self._has_clients else math.inf
 
     def _add_up(self, client: _Client) -> BatchMetrics | None:
-        """Add what a client has counted since the last time; return ``None`` if the client is gone."""
+        """Add what a client has counted since the last call; return ``None`` if the client is gone."""
         metrics = client.metrics()
         if metrics is None:
             return None
@@ -171,14 +172,14 @@ class Publication:
 
 
 def participants(shared: str | None = None) -> Participants:
-    """Return the processes that share limits, as they published themselves in the last seconds, and totals of
-    all of them, including processes that have ended.
+    """Return the processes that share limits, as last published by each of them, and the totals of all
+    processes, including those that have ended.
 
-    Works in any process, even one without a client: a web server's worker answers for all of them. Nothing
-    stays open.
+    Works in any process, even one without a client, so one worker of a web server can report on all of them.
+    No connection is kept open.
 
     Args:
-        shared: where they share limits, as in the setting ``shared``; ``None`` uses the setting.
+        shared: where limits are shared, as in the setting ``shared``; ``None`` uses the setting.
 
     Raises:
         ConfigError: nothing is shared (``"off"``), the address is invalid, or a package is missing.

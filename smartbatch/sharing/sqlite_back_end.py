@@ -1,4 +1,4 @@
-"""Shared limits in an SQLite file, for the processes of one machine; changes inside ``BEGIN IMMEDIATE``."""
+"""Shared limits in an SQLite file, for processes on one machine; changes are ``IMMEDIATE`` transactions."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ APPLICATION_ID = 0x736D736C
 """``smsl``, the application id of files with shared limits."""
 
 HOST_SECONDS = 600.0
-"""Seconds without use after which a machine no longer counts as using the file. Each container has a host
-name of its own."""
+"""Seconds without use after which a machine no longer counts as using the file. Each container has its own
+host name."""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -53,8 +53,8 @@ class SqliteBackEnd(BackEnd):
     """Limits in one file.
 
     Args:
-        path: created, with its folder, readable only by its owner.
-        now: monotonic seconds shared by the processes of a machine.
+        path: the file; created with its folder if missing, readable only by its owner.
+        now: returns monotonic seconds, by a clock that the processes of a machine share.
     """
 
     def __init__(self, path: str, *, now: Callable[[], float]) -> None:
@@ -68,7 +68,7 @@ class SqliteBackEnd(BackEnd):
     def prepare(self) -> bytes:
         try:
             private_folder(os.path.dirname(self.place))
-            # only SQLite may open an existing file, or its locks would be lost
+            # only SQLite may open an existing file: closing it otherwise would release SQLite's locks
             if not os.path.exists(self.place):
                 os.close(new_file(self.place))
             check_own(self.place)
@@ -80,7 +80,7 @@ class SqliteBackEnd(BackEnd):
             raise self._unavailable(error) from None
 
     def _prepared(self, connection: sqlite3.Connection) -> bytes:
-        """Return the salt. A complete file is only read, so no writer has to wait."""
+        """Return the salt. If the file is complete, it is only read, so no writer has to wait."""
         found = _facts_in(connection)
         if len(found) < _FACTS:
             found = self._filled(connection)
@@ -96,7 +96,7 @@ class SqliteBackEnd(BackEnd):
         return bytes.fromhex(found["salt"])
 
     def _filled(self, connection: sqlite3.Connection) -> dict[str, str]:
-        """Create what is missing in the file; return its facts."""
+        """Create missing tables and facts in the file; return all facts."""
         # in this order, because other processes also mark the file before they create tables
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         [(application,)] = connection.execute("PRAGMA application_id")
@@ -117,7 +117,7 @@ class SqliteBackEnd(BackEnd):
         return _facts_in(connection)
 
     def _is_host_recorded_within(self, seconds: float) -> bool:
-        """Whether the host was recorded in the last ``seconds``, or by a clock that is ahead by less."""
+        """Whether the host was recorded less than ``seconds`` ago, or by a clock ahead by less than that."""
         return abs(RealClock.wall() - self._recorded_at) < seconds
 
     def _record_host(self, connection: sqlite3.Connection) -> None:
@@ -170,14 +170,15 @@ class SqliteBackEnd(BackEnd):
         return Published(heard, sums)
 
     def _in_transaction(self, act: Callable[[sqlite3.Connection], _T], *, is_durable: bool) -> _T:
-        """Run ``act`` in one transaction. A file that was deleted or replaced since it was prepared is not
-        used, because other processes use the new one."""
+        """Run ``act`` in one transaction. If the file has been deleted or replaced since it was prepared, it
+        is not used, because other processes use the new one.
+        """
         try:
             with self._connections.writing():
                 if inode_of(self.place) != self._file:
                     raise OSError("the file was deleted or replaced")
                 connection = self._connections.writer()
-                # spent money must survive a power failure; a rate need not
+                # spent money must survive a power failure; a rate does not have to
                 connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
                 connection.execute("BEGIN IMMEDIATE")
                 try:
@@ -204,7 +205,7 @@ class SqliteBackEnd(BackEnd):
 
 
 def _facts_in(connection: sqlite3.Connection) -> dict[str, str]:
-    """Return the facts of a file by name; none if it is another database, or not created yet."""
+    """Return the facts of a file by name; none if it is a different database, or is not complete yet."""
     [(application,)] = connection.execute("PRAGMA application_id")
     if application != APPLICATION_ID:
         return {}
