@@ -37,12 +37,12 @@ from smartbatch.tables.row_prompts import text_of
 from smartbatch.types import Result, Usage
 
 Line: TypeAlias = "dict[str, Any]"
-"""A line of results, decoded. One that was read out of a table has ``answers`` in place of their fields."""
+"""A decoded line of results. If it was read from a table, it has ``answers`` in place of their fields."""
 
 _TEXT, _WHOLE, _NUMBER = Shape("text"), Shape("int"), Shape("float")
 FIRST: Final = {"id": NONE, "model": _TEXT, "text": _TEXT}
-"""The first columns of the answers; where there are parsed objects, their fields come next. The shape of an
-id is that of the ids."""
+"""The first columns of the answers; the fields of parsed objects, if any, come next. The shape of ``id``
+depends on the ids."""
 LAST: Final = {
     "finish_reason": _TEXT,
     "input_tokens": _WHOLE,
@@ -68,18 +68,18 @@ _TOKENS: Final = tuple(name for name in fields_dict(Usage) if name not in ("esti
 _tokens_of: Final = attrgetter(*_TOKENS)
 _encode: Final = json.JSONEncoder(allow_nan=False).encode
 CsvFormulas: TypeAlias = Literal["escape", "keep"]
-"""What happens to cells of CSV that begin as formulas do: a quote before them, or nothing."""
+"""What to do with CSV cells that begin like a formula: put a quote before them, or nothing."""
 _FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER_CELL: Final = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _GROUP: Final = 10_000
-"""Rows that are held, and make a group, as a Parquet file is written."""
+"""Rows per group of a Parquet file, which are in memory while it is written."""
 
 
 # -- lines ---------------------------------------------------------------------------------------------------
 
 
 class StoredPages(Protocol):
-    """The parts of a job that reading its results needs."""
+    """The parts of a job that are needed to read its results."""
 
     model: str
 
@@ -148,7 +148,7 @@ def to_line(line: dict[str, Any]) -> bytes:
     try:
         return _encode(line).encode("ascii") + b"\n"
     except (TypeError, ValueError, RecursionError):
-        # Only what a provider wrote can hold what JSON cannot: the answer's text is in the line anyway.
+        # Only a provider's own values may be something JSON cannot express; the line has the text anyway.
         for name in ("parsed", "extra"):
             line.pop(name, None)
         return _encode(line).encode("ascii") + b"\n"
@@ -162,7 +162,7 @@ def write_stored(format: str, job: StoredPages, target: IO[bytes], *, formulas: 
         formulas: as for :func:`write_table`.
 
     Raises:
-        OSError, UnwritableTable: as :func:`write_table`.
+        OSError, UnwritableTable: like :func:`write_table`.
     """
     with tempfile.TemporaryFile(prefix="smartbatch-") as kept:
         kept.writelines(stored_lines(job))
@@ -213,7 +213,7 @@ def _vector(numbers: list[Any], *, certain: bool) -> Any:
     """Return a list as the 32-bit vector that it was before it was written as JSON.
 
     Args:
-        certain: it was a vector; if false, it is one only if its numbers fit 32 bits.
+        certain: whether it was a vector; if false, it counts as one only if its numbers fit 32 bits.
     """
     if certain:
         return array("f")
@@ -261,7 +261,7 @@ def write_table(
 
     Args:
         format: ``csv`` or ``parquet``.
-        lines: yields them from the first one; called twice.
+        lines: yields all lines; called twice.
         formulas: whether CSV cells that a spreadsheet would read as formulas are escaped.
 
     Raises:
@@ -294,14 +294,14 @@ def _escaped(cell: str) -> str:
 def _write_csv(
     names: Sequence[str], rows: Iterable[list[Any]], target: IO[bytes], shown: Callable[[str], str]
 ) -> None:
-    # A lone surrogate, which a JSON input may have, has no place in UTF-8.
+    # A JSON input may have lone surrogates, which UTF-8 cannot represent.
     text = io.TextIOWrapper(target, encoding="utf-8", errors="replace", newline="", write_through=True)
     try:
         plain = csv.writer(text, lineterminator="\n")
         quoted = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
         for row in itertools.chain([names], rows):
             cells = ["" if cell is None else shown(text_of(cell)) for cell in row]
-            # A carriage return ends a line too, and the writer does not see it.
+            # A carriage return also ends a line, but the writer does not quote it.
             (quoted if any("\r" in cell for cell in cells) else plain).writerow(cells)
     finally:
         text.detach()
@@ -314,7 +314,7 @@ def _write_parquet(shapes: Mapping[str, Shape], rows: Iterator[list[Any]], targe
     vectors = [at for at, shape in enumerate(shapes.values()) if shape == VECTOR]
 
     def packed(row: list[Any]) -> list[Any]:
-        """Store vectors with 4 bytes per number instead of 32, as many rows are held."""
+        """Store vectors with 4 bytes per number instead of 32, because many rows are in memory."""
         for at in vectors:
             row[at] = None if row[at] is None else array("f", row[at])
         return row

@@ -1,4 +1,4 @@
-"""Prompts of a table's rows: text made by a template, or the text or chat of a column."""
+"""Prompts from the rows of a table: text made with a template, or the text or chat in a column."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def missing_fields(names: Iterable[str], fields: Mapping[str, Any]) -> list[str]
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value means none: ``None``, NaN or NaT, or the ``NA`` of pandas."""
+    """Whether a value stands for a missing one: ``None``, NaN, NaT, or the ``NA`` of pandas."""
     if value is None:
         return True
     if isinstance(value, str | int | list | tuple | dict):

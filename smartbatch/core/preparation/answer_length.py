@@ -1,7 +1,7 @@
-"""The expected length of an answer before any is seen, from its JSON schema or as free text.
+"""The expected length of an answer before any has been observed, for free text or a JSON schema.
 
-The result is a range of output tokens that covers 90 of 100 answers, and their mean. Lengths are those of
-JSON as models write it, between compact and indented.
+The result is a range of output tokens that covers 90 of 100 answers, and their mean. It is assumed that
+models write JSON somewhere between compact and indented.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from attrs import frozen
 from smartbatch.core.preparation.tokens import OUTPUT_TOKENS
 from smartbatch.types import Generation
 
-CHARS_PER_TOKEN = 3.5  # of JSON: punctuation takes more tokens than prose does
+CHARS_PER_TOKEN = 3.5  # of JSON, whose punctuation takes more tokens than prose
 INDENTATION_FACTOR = 1.8  # factor by which JSON grows with one indented line per value
-MAX_DEPTH = 4  # levels up to which a recursive schema is followed
+MAX_DEPTH = 4  # levels to which a recursive schema is followed
 MAX_KNOWN_SCHEMAS = 256  # schemas remembered by identity: the requests of a list share one object
 
 
@@ -32,7 +32,7 @@ class Length:
     high: float
 
     def times(self, least: float, usual: float, most: float) -> Length:
-        """Return the length of so many independent values."""
+        """Return the length of a varying number of independent values: ``least`` to ``most``."""
         few, many = math.sqrt(least), math.sqrt(most)
         return Length(
             least * self.expected - few * (self.expected - self.low),
@@ -160,8 +160,8 @@ def _any(options: Sequence[Length]) -> Length:
 
 
 def _sum(parts: Iterable[Length]) -> Length:
-    """Return the length of independent parts: deviations above the expected length add up by their squares.
-    In the shortest answer each part may be missing or empty."""
+    """Return the total length of independent parts, whose deviations above the expected length add up as
+    squares. In the shortest answer, each part may be missing or empty."""
     low = expected = above = 0.0
     for part in parts:
         low += part.low
@@ -190,8 +190,8 @@ def _count(value: object, default: float) -> float:
 class AnswerShape:
     """The expected answers of one kind of request."""
 
-    # Equal for requests of one kind, whose answers are comparable. Free-text answers are of one kind if
-    # system text, ``max_tokens`` and offered tools are the same.
+    # Equal for requests with comparable answers; for free text, these have the same system text,
+    # ``max_tokens`` and tools.
     key: str
     length: Length  # of one answer, without reasoning
     by_schema: bool = False  # from a schema

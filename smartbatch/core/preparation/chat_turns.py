@@ -63,7 +63,7 @@ def checked_messages(prompt: Sequence[Any]) -> tuple[Message, ...]:
     """Return the messages of a chat, copied and checked.
 
     Raises:
-        InvalidRequest: no provider accepts a message, or a tool result lacks its call, or a call its result.
+        InvalidRequest: no provider accepts a message, a tool result has no call, or a call has no result.
     """
     messages = tuple(_message(message, f"prompt[{place}]") for place, message in enumerate(prompt))
     if any(
@@ -200,7 +200,7 @@ def _call(call: Any, field: str) -> ToolCall:
 
 
 def _decoded(text: str) -> tuple[Any, str | None]:
-    """Return arguments as an object, or as the text they are: logs contain whatever models wrote."""
+    """Return arguments as an object, or as text if they are not one: models may write anything."""
     try:
         value = snapshot(json.loads(text)) if text.strip() else {}
     except (ValueError, RecursionError, NotJson):
@@ -322,8 +322,8 @@ def _tool(value: Any, field: str) -> Tool:
 
 
 def _described(value: Mapping[str, Any], field: str) -> Tool:
-    """Return a tool given as a dictionary in OpenAI's form (nested or flat), in Anthropic's, or a plain
-    one."""
+    """Return a tool given as a dictionary: a plain one, or in the form of OpenAI (nested or flat) or
+    Anthropic."""
     if value.get("type", "function") not in ("function", "custom") or value.get("custom"):
         refuse(
             field,
@@ -344,7 +344,7 @@ def _described(value: Mapping[str, Any], field: str) -> Tool:
     if parameters is None:
         refuse(
             f"{field}.parameters",
-            "are missing: pass the JSON schema of the arguments; without arguments it is "
+            "are missing: pass the JSON schema of the arguments; if there are none, it is "
             '{"type": "object", "properties": {}}',
         )
     return Tool(
@@ -408,8 +408,8 @@ def _schema_of_arguments(function: Callable[..., Any], field: str) -> dict[str, 
 
 
 def checked_choice(value: Any, field: str) -> str:
-    """Return ``auto``, ``none``, ``required`` or the name of a tool, also from the forms of OpenAI and
-    Anthropic."""
+    """Return ``auto``, ``none``, ``required`` or the name of a tool; the forms of OpenAI and Anthropic are
+    accepted too."""
     if isinstance(value, Mapping):
         function = value.get("function")
         named = function.get("name") if isinstance(function, Mapping) else value.get("name")

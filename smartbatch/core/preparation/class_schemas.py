@@ -2,7 +2,7 @@
 
 Pydantic handles its models, dataclasses, TypedDicts and plain types. cattrs handles types that contain attrs
 classes or, before Python 3.12, TypedDicts of :mod:`typing`; pydantic still handles everything else in them.
-An answer is checked as the type itself checks it: whatever the type accepts is accepted.
+An answer is checked by the type itself: whatever the type accepts is accepted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PydanticType:
     """A type validated by pydantic; called with decoded JSON, it returns an object.
 
     Raises:
-        Exception: pydantic's own, for a type that it does not know or that JSON cannot express.
+        Exception: pydantic's own error, for a type that it does not support or that JSON cannot express.
     """
 
     def __init__(self, kind: Any) -> None:
@@ -68,7 +68,7 @@ class PydanticType:
 
 
 def _shown(flaw: Mapping[str, Any]) -> str:
-    """Return an excerpt of what the model wrote there."""
+    """Return an excerpt of the value that the model wrote."""
     return json.dumps(flaw["input"], ensure_ascii=False, default=repr)[:200]
 
 
@@ -98,7 +98,7 @@ def schema_generator() -> Any:
 
 
 def with_object_root(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema whose root is not a reference, as pydantic makes it for a recursive class."""
+    """Return the schema with a root that is not a reference; pydantic makes one for a recursive class."""
     name = str(schema.get("$ref", "")).removeprefix("#/$defs/")
     if name in schema.get("$defs", {}):
         rest = {key: value for key, value in schema.items() if key != "$ref"}
@@ -117,7 +117,7 @@ _MAPPINGS = (dict, Mapping)
 
 
 def is_for_cattrs(kind: Any) -> bool:
-    """Whether a type contains a class that pydantic does not know."""
+    """Whether a type contains a class that pydantic does not support."""
     return _is_for_cattrs(kind, set())
 
 
@@ -137,7 +137,8 @@ def _is_for_cattrs(kind: Any, seen: set[int]) -> bool:
 
 
 def _is_old_dictionary(kind: Any) -> bool:
-    """Whether a type is a TypedDict that pydantic rejects because it has lost what its parents require."""
+    """Whether a type is a TypedDict that pydantic rejects because it does not record which inherited keys are
+    required."""
     is_old = not hasattr(typing, "TypeAliasType")  # before Python 3.12
     return is_old and type(kind).__module__ == "typing" and typing.is_typeddict(kind)
 
@@ -243,8 +244,7 @@ def _shared_names(kind: Any, value: Any) -> int:
 class _TypeWriter:
     """Writes the schema of one type; its classes become definitions, so they may be recursive.
 
-    Parts that belong to pydantic are written last, all at once, so that pydantic assigns the names of its
-    definitions.
+    Parts handled by pydantic are written last and all at once, because pydantic names its own definitions.
     """
 
     def __init__(self, kind: Any) -> None:
@@ -314,7 +314,7 @@ class _TypeWriter:
 
     def _class(self, kind: Any, path: str) -> dict[str, Any]:
         if kind not in self._classes:
-            written = self._classes[kind] = {}  # before its fields, one of which may be of the same class
+            written = self._classes[kind] = {}  # before its fields, which may have the same class
             fields = _fields(kind, path)
             written["type"] = "object"
             written["properties"] = {
@@ -328,7 +328,7 @@ class _TypeWriter:
 
 
 def _fields(kind: Any, path: str) -> list[tuple[str, Any, bool]]:
-    """Return name, type and whether it is required, for each field of a class."""
+    """Return the name and type of each field of a class, and whether it is required."""
     bare = get_origin(kind) or kind
     try:
         if attrs.has(bare):
@@ -399,7 +399,7 @@ def schema_of(kind: Any) -> tuple[dict[str, Any], Build]:
             such as ``list[int]`` or ``Literal["a", "b"]``.
 
     Raises:
-        InvalidRequest: it is neither, or a type that JSON cannot express; the message says why.
+        InvalidRequest: ``kind`` is neither, or a type that JSON cannot express; the message says why.
     """
     if isinstance(kind, BuiltSchema):
         return kind, kind.build
@@ -412,7 +412,7 @@ def schema_of(kind: Any) -> tuple[dict[str, Any], Build]:
     except TypeError:  # annotated with something mutable
         return _made(kind)
     if known is None:
-        with one_at_a_time():  # neither library promises that threads may make the same class at once
+        with one_at_a_time():  # neither library is known to allow this in several threads
             known = _types.get(kind) or _made(kind)
             if len(_types) >= MAX_KNOWN_TYPES:
                 del _types[next(iter(_types))]

@@ -90,7 +90,7 @@ def object_key(key: bytes, request: Request) -> bytes:
 
 
 def remember(params: Generation) -> None:
-    """Keep the canonical JSON of ``params`` for all requests that carry this very object. Thread-safe."""
+    """Keep the canonical JSON of ``params`` for all requests with this very object. Thread-safe."""
     number = id(params)
     forget = _written.pop  # bound here: at interpreter exit, the name may be gone before the object
     _written[number] = weakref.ref(params, lambda _: forget(number, None)), _write(params)
@@ -118,5 +118,5 @@ def _vector(asked: Embedding) -> bytes:
 
 
 def _json(value: Any) -> bytes:
-    # every part is JSON, whose end is unambiguous: two different sequences of parts never look alike
+    # every part is JSON, which has an unambiguous end, so different sequences of parts always differ
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()

@@ -1,8 +1,8 @@
-"""JSON values: copies of what callers pass, and the value in what a model wrote.
+"""JSON values: checked copies of what callers pass, and the value in a model's answer.
 
-A copy protects from later changes by the caller and checks the value: what it accepts, ``json.dumps(…,
-allow_nan=False)`` and UTF-8 accept. In answers, nothing is guessed that could change the meaning: of several
-different values none is chosen, and a truncated answer is never completed.
+A copy is safe from later changes by the caller. A value that can be copied is also accepted by
+``json.dumps(…, allow_nan=False)`` and UTF-8. In answers, nothing is guessed that could change the meaning: if
+there are several different values, none is chosen, and a truncated answer is never completed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 
 from smartbatch._fork import imported
 
-MAX_DEPTH = 200  # levels; Python's own JSON reader fails near 1,000, and no API's schema comes near 200
-MAX_INTEGER_BITS = 14_000  # below the 4,300 digits beyond which Python refuses to print an integer
+MAX_DEPTH = 200  # levels; Python's own JSON reader fails at about 1,000, and APIs allow far fewer in a schema
+MAX_INTEGER_BITS = 14_000  # less than the 4,300 digits that Python can print
 
 
 class NotJson(ValueError):
@@ -88,10 +88,10 @@ def _key(key: Any, path: str) -> str:
     return key
 
 
-# characters of an answer in which JSON is searched for; a longer answer has to be JSON itself
+# characters of an answer in which JSON is searched for; a longer answer has to be JSON as a whole
 MAX_SEARCHED_CHARACTERS = 2_000_000
 MAX_REPAIRED_CHARACTERS = 5_000
-"""Characters of a broken answer up to which it is repaired. The time of json-repair grows with the square of
+"""Maximum characters of a broken answer that is repaired. The time of json-repair grows with the square of
 stray quotes and brackets: a third of a second at this size, minutes for 200,000 characters."""
 
 
@@ -107,10 +107,10 @@ class NumberTooLarge(JsonNotFound):
 
 
 class NotANumber(JsonNotFound):
-    """``NaN`` or ``Infinity`` stands in place of a value; a repair would turn it into a string."""
+    """``NaN`` or ``Infinity`` is in the place of a value; a repair would turn it into a string."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"it has {name} in the place of a value, which is no JSON")
+        super().__init__(f"it has {name} in the place of a value, which is not JSON")
 
 
 def recover_json(text: str) -> Any:
@@ -119,16 +119,17 @@ def recover_json(text: str) -> Any:
     The cases, in order:
 
     1. The whole text is JSON.
-    2. Reasoning comes first: what follows its end mark counts, and the opening mark may be missing.
+    2. Reasoning comes first: the text after its end mark is read; the opening mark may be missing.
     3. There is exactly one fenced block, and its content is JSON.
     4. The text (or its one fenced block) contains exactly one object, or list of objects or lists, and no
        broken object of the same kind after it. Equal values count as one.
-    5. Brackets close, but it is not quite JSON (single quotes, trailing commas, comments): it is repaired.
+    5. Brackets close, but the text is not quite JSON (single quotes, trailing commas, comments): it is
+       repaired.
 
     The time grows linearly with the length of the text, except for case 5, which has its own limit.
 
     Raises:
-        JsonNotFound: there is no value, there are several, it is incomplete, or a number is out of range.
+        JsonNotFound: there are no values or several, the value is incomplete, or a number is out of range.
     """
     text = text.strip().removeprefix("\ufeff").strip()
     ends = [(at, mark) for mark in _ENDS_OF_THOUGHTS if (at := text.find(mark)) >= 0]
@@ -190,8 +191,8 @@ def _recovered(text: str) -> Any:
 def _fenced(text: str) -> Iterator[str]:
     """Yield the contents of the fenced blocks in ``text``.
 
-    A fence on a line of its own ends a block, because JSON strings may contain fences; without one, the next
-    fence ends it. A block without an end counts only after others.
+    A fence on a line of its own ends a block, because JSON strings may contain fences; if there is none, the
+    next fence ends it. A block without an end counts only if it follows others.
     """
     several = False
     start = text.find("```")
@@ -235,7 +236,7 @@ def _closing_fence(text: str, begin: int) -> int:
 
 
 def past(text: str, start: int, belongs: Callable[[str], bool]) -> int:
-    """Return the position of the first character from ``start`` that does not belong."""
+    """Return the position of the first character from ``start`` for which ``belongs`` is false."""
     while start < len(text) and belongs(text[start]):
         start += 1
     return start
@@ -243,7 +244,7 @@ def past(text: str, start: int, belongs: Callable[[str], bool]) -> int:
 
 _MAX_FENCE_CHARACTERS = 64  # characters after an opening fence within which its line ends
 _MAX_BRACKETS = (
-    20  # opening brackets at which a value is searched for; a hostile text must not cost much time
+    20  # opening brackets at which a value is searched for, so that a malicious text does not take long
 )
 
 
@@ -274,8 +275,8 @@ def _documents(text: str) -> Iterator[Any]:
     """Yield the objects, and the lists of objects or lists, in ``text``.
 
     Raises:
-        JsonNotFound: a broken object that begins with one of their names follows them, or one is nested too
-            deep.
+        JsonNotFound: they are followed by a broken object that begins with one of their names, or one is
+            nested too deeply.
     """
     position, names = 0, set[str]()
     for _ in range(_MAX_BRACKETS):
@@ -305,8 +306,8 @@ def _opening(text: str, start: int) -> int:
 
 
 def _first_name(text: str, start: int) -> str | None:
-    """Return the first name in the object that begins at ``start``, which may be broken. A remark such as
-    ``{x: y}`` begins the same way, but with a name of its own."""
+    """Return the first name in the object that begins at ``start``, which may be broken. (A remark such as
+    ``{x: y}`` looks like an object, but has another name.)"""
     at = past(text, start + 1, str.isspace)
     quote = text[at : at + 1] if text.startswith(("'", '"'), at) else ""
     at += len(quote)
@@ -317,7 +318,7 @@ def _first_name(text: str, start: int) -> str | None:
     return text[at:end].strip() if text.startswith(":", colon) else None
 
 
-_SEVERAL_VALUES = "it holds several JSON values; which one is meant is not clear"
+_SEVERAL_VALUES = "it contains several JSON values, and it is not clear which one is meant"
 
 
 def _mended(text: str) -> Any:
@@ -325,7 +326,7 @@ def _mended(text: str) -> Any:
     start = _opening(text, 0)
     end = max(text.rfind("}"), text.rfind("]"))
     if start < 0 or end < start or len(text) > MAX_REPAIRED_CHARACTERS:
-        raise JsonNotFound("it holds no JSON value")
+        raise JsonNotFound("it contains no JSON value")
     body = text[start : end + 1]
     if not _closes(body):
         raise JsonNotFound("its JSON does not end")
@@ -338,7 +339,7 @@ def _mended(text: str) -> Any:
     loads = imported("json_repair").loads
     try:
         value = loads(body, skip_json_loads=True, strict=True)  # strict: no value is invented
-    except Exception:  # a repair tool may fail in any way on garbage
+    except Exception:  # a repair tool may raise anything on garbage
         raise JsonNotFound("it is not JSON") from None
     if not isinstance(value, dict | list) or not value:
         raise JsonNotFound("it is not JSON")

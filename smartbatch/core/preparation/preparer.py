@@ -55,8 +55,8 @@ class RequestPreparer:
         return evolve(request, model=self._named(request.model))
 
     def samples(self, request: Request) -> tuple[Request, ...]:
-        """Return one request per answer that ``request`` asks for. Each has its own id and, unless
-        ``deduplicate`` is True, gets its own answer."""
+        """Return one request per answer that ``request`` asks for, each with its own id. The answers are
+        independent unless ``deduplicate`` is True."""
         n = request.params.n
         if n is None:
             return (request,)
@@ -99,7 +99,7 @@ class RequestPreparer:
         unnamed = {name: value for name, value in others.items() if name != "model"}
 
         def normalise(prompt: Prompt) -> Request:
-            own = isinstance(prompt, Request) and prompt.model is not None  # it takes precedence
+            own = isinstance(prompt, Request) and prompt.model is not None  # takes precedence
             return self._with_model(validation.normalise(prompt, defaults, **(unnamed if own else others)))
 
         def read() -> Iterator[Request]:

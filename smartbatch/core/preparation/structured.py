@@ -1,4 +1,4 @@
-"""Structured answers: the object in an answer, or why there is none, and the request for a repair."""
+"""Structured answers: the object in an answer or the reason for its absence, and the request for a repair."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Cleaning:
         self._root = root
 
     def cleaned(self, schemas: Iterable[Any], value: Any) -> Any:
-        """Return a part of an answer, which follows one of ``schemas``, without such nulls."""
+        """Return a part of an answer that follows one of ``schemas``, without such nulls."""
         leaves = list(self._leaves(schemas, set()))
         if isinstance(value, list):
             return [
@@ -112,17 +112,17 @@ def _items(schema: Mapping[str, Any], position: int) -> Iterator[Any]:
 
 
 REPAIR_TEMPERATURES = (0.0, 0.25, 0.5)
-"""Temperatures of successive repairs, whatever that of the request: first the likeliest answer, then some
-variety; further repairs use the last one."""
-MAX_READINGS = 3  # times an answer is read if smartbatch itself fails
-MAX_QUOTED_CHARACTERS = 20_000  # characters of a bad answer up to which it is sent back to the model
+"""Temperatures of successive repairs, whatever the request's own: first for the most likely answer, then for
+some variety. Further repairs use the last one."""
+MAX_READINGS = 3  # attempts to read an answer if smartbatch itself fails
+MAX_QUOTED_CHARACTERS = 20_000  # maximum length of a bad answer that is sent back to the model
 
 
 @frozen
 class Problem:
     """Why an answer does not fit."""
 
-    message: str  # for errors; names the place in the schema and repeats nothing of the answer
+    message: str  # for errors; names the place in the schema but repeats nothing of the answer
     advice: str  # for the model that wrote the answer; may quote it
     final: bool = False  # a repair will not help
     ours: bool = False  # an error of smartbatch itself, which says nothing about the answer
@@ -168,7 +168,7 @@ def _read(params: Generation, text: str | None, finish_reason: str) -> Parsed | 
     # 3. Neither a schema nor a response format: no object.
     if params.response_format is None:
         return Parsed(None)
-    # 4. The provider's own ``response_format``: the JSON value, if any; nothing says what it has to contain.
+    # 4. The provider's own ``response_format``: the JSON value, if any, which is not checked.
     try:
         return Parsed(recover_json(text or ""))
     except JsonNotFound:
@@ -176,11 +176,10 @@ def _read(params: Generation, text: str | None, finish_reason: str) -> Parsed | 
 
 
 def own_object(params: Generation, answer: Answer, value: Any) -> Any:
-    """Return an object for one more caller of ``answer``, from which ``value`` was made: no two callers share
-    one.
+    """Return an object for another caller of ``answer``, so that callers do not share ``value``.
 
-    It is a copy; if ``value`` cannot be copied, another object made from the text; if there is none, as for
-    an object from the user's own function, ``value`` itself.
+    It is a copy of ``value`` or, if that cannot be copied, another object made from the text. If none can be
+    made, as for an object from the user's own function, it is ``value`` itself.
     """
     try:
         return copy.deepcopy(value)
@@ -195,8 +194,8 @@ def check_answer(
 ) -> Parsed | Problem:
     """Return the object in an answer to a request with a schema, or why there is none.
 
-    A value that an API wraps into an object counts as it is inside, and a ``null`` that stands for a property
-    left out is dropped.
+    A value that an API wraps in an object is unwrapped, and a ``null`` that stands for an omitted property is
+    dropped.
     """
     # 1. The answer is incomplete: a repair does not help.
     if (final := _FINAL_PROBLEMS.get(finish_reason)) is not None:
@@ -216,7 +215,7 @@ def check_answer(
 
 
 def _forms(schema: Mapping[str, Any], value: Any) -> Iterator[Any]:
-    """Yield the possible meanings of an answer: without its wrapping and with it, each also without optional
+    """Yield the possible readings of an answer: without its wrapper and with it, each also without optional
     nulls."""
     is_object = schema.get("type") == "object" or "properties" in schema
     wrapped = not is_object and isinstance(value, dict) and set(value) == {WRAPPED}
@@ -243,7 +242,7 @@ def repair_request(
     *,
     takes_temperature: bool = False,
 ) -> Request:
-    """Return the request for a repair, with the bad answer and what is wrong with it.
+    """Return the request for a repair, with the bad answer and its problem.
 
     Args:
         takes_temperature: the provider accepts a temperature with this model.

@@ -1,4 +1,4 @@
-"""How many tokens a request takes: estimated from its characters, corrected by what was billed.
+"""The tokens of a request, estimated from its characters and corrected by what was billed.
 
 No provider's tokenizer works offline without a vocabulary file. Limits and forecasts need a figure that is
 right on average: :func:`estimate_request` estimates, and :class:`Calibration` learns the model's ratio.
@@ -25,13 +25,13 @@ TWO_BYTE_CHARS = 2.5  # accented Latin, Greek, Cyrillic, Hebrew, Arabic
 THREE_BYTE_CHARS = 1.0  # Chinese, Japanese, Korean, Thai, Indic scripts; typographic punctuation
 FOUR_BYTE_CHARS = 0.5  # emoji and rare ideographs: two tokens each
 
-CHANCE_STANDARD_ERRORS = 2.0  # standard errors within which two mean lengths may differ by chance
+CHANCE_STANDARD_ERRORS = 2.0  # standard errors by which two mean lengths may differ by chance
 # role and separators of a message (OpenAI's cookbook, "How to count tokens": 3 per message and 1 per role)
 MESSAGE_TOKENS = 4
 TOOL_TOKENS = 8  # around a tool's name, description and parameters
 MEDIA_TOKENS = 765  # an image of 1024 x 1024 at high detail (OpenAI's vision guide: 85 + 4 x 170)
 MOST_MEDIA_TOKENS = 5000  # for budgets: room for a large image; a long document or recording can take more
-MEAN_KEPT_ANSWERS = 2_000  # answers after which a mean length that did not recur is dropped
+MEAN_KEPT_ANSWERS = 2_000  # answers after which a mean length is dropped unless it recurs
 MAX_SHAPES = 64  # kinds of requests whose answers are learned separately
 # output tokens before any observation: the 95 % quantile of the Azure 2023 conversation trace (451)
 OUTPUT_TOKENS = 450
@@ -46,8 +46,8 @@ def longest_output(max_tokens: int | None, limit: int | None = None) -> int:
     """Return the maximum output tokens a call can be billed for.
 
     Args:
-        max_tokens: of the request.
-        limit: the provider's, for requests without ``max_tokens``; ``None`` if unknown.
+        max_tokens: the parameter of the request.
+        limit: the provider's limit for requests without ``max_tokens``; ``None`` if unknown.
     """
     return next(most for most in (max_tokens, limit, MAX_ANSWER_TOKENS) if most is not None)
 
@@ -60,8 +60,8 @@ def estimate(text: str) -> int:
 
 
 def _weigh(text: str) -> float:
-    """Weigh the characters of each class, counted by the lengths of three encodings, far faster than one by
-    one."""
+    """Weigh the characters of each class. The lengths of three encodings give their numbers, far faster than
+    a loop over the characters."""
     chars = len(text)
     ascii_chars = len(text.encode("ascii", "ignore"))
     four = len(text.encode("utf-16-le", "surrogatepass")) // 2 - chars
@@ -77,8 +77,8 @@ def _weigh(text: str) -> float:
 def most_tokens(text: str) -> int:
     """Return the maximum tokens that a tokenizer makes of ``text``: about twice the estimate for English.
 
-    A token has at least two letters of a word, and includes the blank before the word. Everything else, such
-    as digits, punctuation, further blanks and the UTF-8 bytes of other scripts, may be one token each.
+    A token has at least two letters of a word, and includes the space before the word. Every other byte, such
+    as a digit, a punctuation mark, another space or part of another script, may be a token of its own.
     """
     return len(_SMALLEST_TOKEN.findall(text.encode("utf-8", "surrogatepass")))
 
@@ -172,32 +172,32 @@ def estimate_texts(request: Request) -> int:
 
 
 def most_of_request(request: Request) -> int:
-    """Return the maximum input tokens of ``request``, with room for what providers add to frames, schemas and
-    tools."""
+    """Return the maximum input tokens of ``request``, including the instructions that providers may add for
+    messages, schemas and tools."""
     return _MAXIMUM_COUNTS.request(request)
 
 
 class Calibration:
     """What the answers of one model have shown about its tokens.
 
-    Thread-safe without a lock: the state is an immutable value that is replaced. Of answers observed at the
-    same moment some may be lost, which hardly changes an average.
+    Thread-safe without a lock: the state is an immutable value that is replaced. If several answers are
+    observed at the same moment, some may be lost, which hardly changes an average.
 
-    The input ratio is an average over the first :data:`SETTLED` requests, then fades exponentially. Output
-    lengths are kept for the latest :data:`REMEMBERED` answers. Their mean is known per shape: the mean of the
-    answers since the lengths last changed, for example because another list began.
+    The input ratio is the mean of the first :data:`SETTLED` requests, and then an exponential moving average.
+    Output lengths are kept for the latest :data:`REMEMBERED` answers. Their mean is kept per shape: that of
+    the answers since the lengths last changed, for example because another list began.
 
     Args:
-        outputs_for: for the calibration of a model's packed prompts, that of the model itself: it learns the
-            lengths of the same answers, but nothing about their input, whose counts differ.
+        outputs_for: the calibration of the model, if this one is for the model's packed prompts. It learns
+            the lengths of the same answers, but nothing about their input, which is counted differently.
     """
 
-    SETTLED = 20  # requests after which the ratio fades with weight 1/20, and the output quantile is trusted
-    REMEMBERED = 256  # answers: enough for a 95 % quantile that rests on a dozen of them
+    SETTLED = 20  # requests after which each has weight 1/20 in the ratio, and the output quantile is trusted
+    REMEMBERED = 256  # answers: enough for a 95 % quantile that is based on a dozen of them
     QUANTILE = 0.95  # reserved quantile: one answer in twenty exceeds it, and is reconciled afterwards
     LATEST = 10  # answers whose mean replaces the previous one if it differs
-    CHANGED = 1.5  # factor by which it must differ; later answers soon make up for less
-    # limits of the ratio: one outside comes from a wrong count, not from another tokenizer
+    CHANGED = 1.5  # factor by which it must differ; smaller differences average out soon
+    # limits of the ratio: a value outside them comes from a wrong count, not from another tokenizer
     RATIO = (0.2, 8.0)
 
     def __init__(self, outputs_for: Calibration | None = None) -> None:
@@ -247,8 +247,8 @@ class Calibration:
         """Return the maximum input tokens of ``request``, from its text and from answers billed above their
         estimates.
 
-        Texts that are counted too low show as a factor, and what a server adds to each request as a
-        difference. The smaller of the two still covers every observed answer.
+        Underestimated texts result in a constant factor, and tokens that a server adds to each request in a
+        constant difference. The smaller of the two bounds still covers every observed answer.
         """
         most, known = most_of_request(request), self._known
         if known.factor <= 1.0:
@@ -259,7 +259,7 @@ class Calibration:
     def most_output(self, max_tokens: int | None) -> int:
         """Return the output tokens to reserve in a budget: ``max_tokens``, which no answer exceeds.
 
-        Without it, twice the 95 % quantile; the cost of a longer answer is charged afterwards.
+        Without it, twice the 95 % quantile is reserved, and a longer answer is charged afterwards.
         """
         return 2 * self.output(None) if max_tokens is None else max_tokens
 
@@ -322,8 +322,8 @@ class Calibration:
     def restore(self, state: Any) -> bool:
         """Continue from the :meth:`state` of another process, if it includes answers unknown here.
 
-        Answers observed here since the last exchange are added to it. Returns whether it was used: anything
-        of another form is ignored.
+        Answers observed here since the last exchange are added to it. Return whether it was used; a state of
+        another form is ignored.
         """
         found = _read(state, self.REMEMBERED)
         if found is None or found.seen <= self._base:
@@ -438,8 +438,8 @@ class _LatestLengths:
         return _LatestLengths(self.seen + 1, alike, mean, latest, levels)
 
     def _levels_with(self, mean: float) -> tuple[tuple[float, int], ...]:
-        """Return the earlier means plus ``mean``, without those close to it and old ones, so they stay
-        few."""
+        """Return the earlier means plus ``mean``. Old ones and those close to ``mean`` are left out, so that
+        there are never many."""
         held = [
             (level, last)
             for level, last in self.levels
@@ -466,8 +466,8 @@ class _LatestLengths:
 
 
 def _differ(before: Sequence[int], newest: Sequence[int]) -> bool:
-    """Whether the logarithms of two lists of lengths differ by more than chance explains: lengths spread by
-    factors."""
+    """Whether two lists of lengths differ by more than chance explains. Their logarithms are compared,
+    because lengths vary by factors."""
     then, now = ([math.log(max(1, each)) for each in lengths] for lengths in (before, newest))
     spread = pstdev(now)
     if len(before) >= len(newest):  # fewer may belong to a list that is finished

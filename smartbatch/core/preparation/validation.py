@@ -1,4 +1,4 @@
-"""Checked requests and parameters from what callers pass; errors name the field and the allowed range.
+"""Checks of the requests and parameters that callers pass; errors name the field and the allowed range.
 
 A bad request raises at once and never reaches a provider. No error repeats the prompt. Everything that the
 caller could change later is copied here.
@@ -32,7 +32,7 @@ from smartbatch.errors import InvalidRequest, did_you_mean
 from smartbatch.types import Embedding, Generation, Message, Priority, Request, SchemaMode
 
 MAX_STOPS = 4  # OpenAI's limit, the lowest of the three APIs
-MAX_COUNT = 2**31 - 1  # the widest integer that every API's schema accepts for a token count
+MAX_COUNT = 2**31 - 1  # the largest token count that every API's schema accepts
 SEED_LIMIT = 2**63  # seeds are signed 64-bit integers
 MAX_SAMPLES = 128  # OpenAI's limit of n
 MAX_DIMENSIONS = 65_536  # far above any model's; the provider checks its own limit
@@ -71,7 +71,7 @@ def normalise(prompt: Any, defaults: Generation = _NO_DEFAULTS, **overrides: Any
             except for its ``embedding``, whose options win. ``None`` means "not given".
 
     Raises:
-        InvalidRequest: for anything a provider could not take, with ``field``.
+        InvalidRequest: no provider would accept the request; the error has the ``field``.
     """
     params = defaults
     if type(prompt) is str and not overrides:  # 1. The common case, kept short: about two microseconds.
@@ -94,9 +94,9 @@ def normalise(prompt: Any, defaults: Generation = _NO_DEFAULTS, **overrides: Any
         if level:
             params = _merge(params, level)
     checked = {name: _FIELDS[name](value, name) for name, value in fields.items()}
-    if "call" not in checked or prompt != "":  # 3. An own callable needs no prompt.
+    if "call" not in checked or prompt != "":  # 3. The caller's own callable needs no prompt.
         prompt = _prompt(prompt)
-    # 4. A vector: parameters of generation are rejected, and the client's are ignored.
+    # 4. A vector: generation parameters are rejected, and the client's are ignored.
     if "embedding" in checked:
         if "call" in checked:
             _refuse("embedding", "and call exclude each other: leave one out")
@@ -117,7 +117,7 @@ def _own_over(own: Embedding, shared: Embedding) -> Embedding:
 
 
 def check_prompt(prompt: Any, embedding: Embedding | None) -> None:
-    """Raise as :func:`normalise` does for a bad prompt, without making a request of a text."""
+    """Raise the errors of :func:`normalise` for a bad prompt, without making a request from a string."""
     if type(prompt) is not str:
         normalise(prompt, embedding=embedding)
     elif not prompt or prompt.isspace() or not prompt.isascii():
@@ -128,7 +128,7 @@ def admit_defaults(defaults: Generation) -> Generation:
     """Return a checked copy of the client's parameters, for many requests.
 
     Raises:
-        InvalidRequest: as :func:`normalise`.
+        InvalidRequest: like :func:`normalise`.
     """
     params = _merge(_NO_DEFAULTS, _set_fields(defaults))
     remember(params)
@@ -136,9 +136,9 @@ def admit_defaults(defaults: Generation) -> Generation:
 
 
 def refuse_for_vectors(params: Mapping[str, Any]) -> None:
-    """Reject parameters of generation given for a vector, where they would have no effect.
+    """Reject generation parameters of a request for a vector, where they would have no effect.
 
-    Those of the client are meant for its texts and are ignored for its vectors.
+    The client's generation parameters are ignored for vectors.
     """
     for name, value in params.items():
         if name in _GENERATION and value is not None:
