@@ -1,4 +1,4 @@
-"""Admission of requests: ids, keys of equal requests, and answers from the cache."""
+"""Admission of requests: their ids, the keys of equal requests, and answers from the cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from smartbatch.types import Answer, Request, Result, Route, answer_fields
 
 
 class Admission:
-    """What is known about a request before it is queued. Belongs to one process; thread-safe."""
+    """Finds ids, keys and cached answers of requests before they are queued. Thread-safe, for one process."""
 
     def __init__(self, model: OpenedModel, setup: RealtimeSetup) -> None:
         config, clock = setup.config, setup.clock
@@ -27,8 +27,8 @@ class Admission:
         self._fallback = setup.fallback
         self._hooks = setup.hooks
         self._deduplicate = config.deduplicate
-        self.cache: ResponseCache | None = None  # None without a cache, or if the user's own function answers
-        if config.cache is not None and not model.provider.own_code:  # two functions may have the same name
+        self.cache: ResponseCache | None = None  # None without a cache, or for a function of the user's
+        if config.cache is not None and not model.provider.own_code:  # several may have the same name
             self.cache = ResponseCache(
                 config.cache,
                 ttl=config.cache_ttl,
@@ -38,7 +38,7 @@ class Admission:
                 tell=setup.tell,
             )
         self._prefix = f"req-{uuid.uuid4().hex[:8]}-"
-        self._numbers = itertools.count(1)  # not a generator: Ctrl-C inside one would end it
+        self._numbers = itertools.count(1)  # not a generator, because Ctrl-C inside one would end it
 
     def id_of(self, request: Request) -> str:
         """Return the request's own id, or one that no other client or process uses."""
@@ -47,7 +47,7 @@ class Admission:
     def keys(self, request: Request) -> tuple[bytes | None, bytes | None]:
         """Return the keys under which a request shares its answer, and under which the cache stores it.
 
-        ``None`` if it does not share, or does not store, its answer.
+        A key is ``None`` if the request does not share its answer, or does not store it.
         """
         shares, keeps = self.shares(request), self.cache is not None
         if request.deduplicate is False or request.call is not None or not self._hooks.shareable:
@@ -67,9 +67,9 @@ class Admission:
         return self._hooks.shareable and shares_answer(request, self._deduplicate)
 
     def recalled(self, request: Request, key: bytes | None) -> Result | None:
-        """Return the cached result of a request, if it fits its schema.
+        """Return the cached result of a request, if it fits the schema.
 
-        The result is failed if an internal error prevents reading the answer, which was paid for.
+        If an internal error prevents reading the answer, which was paid for, return a failed result.
         """
         try:
             answer = None if self.cache is None or key is None else self.cache.get(key)
@@ -93,7 +93,7 @@ class Admission:
     def local(self, request: Request, answer: Answer) -> Result:
         """Return the result of a request that a preprocessing hook answered.
 
-        Like a provider's answer it must fit the request; else the result is failed, and keeps the text.
+        Like a provider's answer it must fit the request; otherwise the result is failed, but keeps the text.
         """
         problem: Problem | None = None
         value = answer.value
@@ -116,7 +116,7 @@ class Admission:
         return evolve(result, error=error)
 
     def is_own(self, request: Request, result: Result) -> bool:
-        """Whether a result of a job is what the model of its request answered, as far as it can be known.
+        """Whether a job's result is certain to be the unchanged answer of the requested model.
 
         A batch result always is. In real time the fallback may have answered, possibly under the same name,
         or a middleware may have changed the answer.

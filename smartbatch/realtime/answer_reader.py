@@ -1,4 +1,4 @@
-"""Reads answers: each becomes a result, failed or not, or a further try."""
+"""Reads answers: each becomes a result (successful or failed) or leads to another try."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from smartbatch.realtime.ticket import Ticket, Waiter
 from smartbatch.types import Answer, Request, Result, Route, answer_fields, evolve
 
 NO_TEMPERATURE = ("temperature", "the model takes no temperature, so the answer was repaired without one")
-"""The parameter left out of a repair, and the reason."""
+"""The parameter omitted from a repair, and the reason."""
 
 
 @frozen
 class Repair:
-    """An answer that does not fit its schema, and the request that asks for a better one."""
+    """An answer that does not fit its schema, and a request for a better one."""
 
     request: Request  # to be sent next
-    error: UnusableAnswer  # for the case that it cannot be sent
+    error: UnusableAnswer  # in case that request cannot be sent
 
 
 @frozen
 class Shares:
-    """The results of all requests that share an answer, each with objects of its own, after the hooks."""
+    """The results of all requests that share an answer, after the hooks; each result has its own objects."""
 
     results: Mapping[Waiter, Result]
 
@@ -66,16 +66,16 @@ class AnswerReader:
     def read(
         self, batch: Batch[Ticket, Outcome], ticket: Ticket, answer: Answer, seconds: float, route: Route
     ) -> Result | Shares | Repair:
-        """Return what an answer means for its request.
+        """Return the verdict on an answer.
 
         What is shared and stored is the provider's answer: each waiter gets an object of its own, and
         middleware and hooks run for each with its own context; hooks not for raw results.
         """
-        # 1. It does not fit the request: a further try, or a failed result if none is left.
+        # 1. It does not fit the request: try again, or return a failed result if no try is left.
         verdict = _validated(ticket, answer, self._validation_retries)
         if isinstance(verdict, Repair):
             return verdict
-        is_sound = not isinstance(verdict, ValidationFailed)  # an internal error is no verdict
+        is_sound = not isinstance(verdict, ValidationFailed)  # an internal error proves nothing
         if is_sound and self._keep is not None and not answer.kept:
             key = _cache_key(ticket)
             if key is not None:
@@ -84,11 +84,11 @@ class AnswerReader:
             result = answered(ticket, answer, seconds=seconds, parsed=None, route=route)
             return evolve(result, error=verdict)
         result = answered(ticket, answer, seconds=seconds, parsed=verdict.value, route=route)
-        # 2. A text that no hook or middleware sees: one result for all, and others may join until the end.
+        # 2. A text that no hook or middleware sees: return one result for all; others may join until the end.
         replay = ticket.lane.replay
         if result.parsed is None and self._hooks.post_process is None and replay is None:
             return result
-        # 3. Otherwise one result per waiter, all made before a hook may change one, then passed to the hooks.
+        # 3. Otherwise create one result per waiter, before a hook can change one, and pass them to the hooks.
         params = ticket.submission.request.params
         shares: dict[Waiter, Result] = {}
         for waiter in self._queue.close_to_others(ticket):
@@ -163,7 +163,7 @@ def _replayed(
 def _cache_key(ticket: Ticket) -> bytes | None:
     """Return where the cache stores the answer of ``ticket``: under the model that gave it.
 
-    If the fallback took over, that is not the requested one.
+    It is not the requested model if the fallback answered.
     """
     submission, lane = ticket.submission, ticket.lane
     asked = submission.lane
@@ -173,6 +173,6 @@ def _cache_key(ticket: Ticket) -> bytes | None:
 
 
 def _takes_temperature(ticket: Ticket) -> bool:
-    """Whether a repair may set a temperature: a model with a fixed one was given 1, or none."""
+    """Whether a repair may set a temperature; requests to models with a fixed one contain 1, or none."""
     given = ticket.submission.request.params.temperature
     return given not in (None, 1) or ticket.lane.provider.takes_temperature(ticket.lane.model)

@@ -1,4 +1,4 @@
-"""Stored answers: an SQLite file that spares equal requests of later runs their call.
+"""Stored answers: an SQLite file that saves equal requests of later runs a call.
 
 Off unless ``cache`` names a file. The file contains answers in plain text, so only its owner may read it;
 prompts are stored as fingerprints only. A damaged or foreign entry counts as a miss. An intact entry that
@@ -31,15 +31,15 @@ from smartbatch.types import Answer
 VERSION = 1
 """Version of the table and its entries; a file of another version is rejected, not overwritten."""
 WRITE_WAIT_SECONDS = 2.0
-"""How long a write waits for another process; a worker waits with it, after its answer has arrived."""
+"""How long a write waits for another process; the worker that received the answer waits as well."""
 WRITE_PAUSE_SECONDS = 30.0
-"""Pause after a failed write: each further one would cost a worker the same wait."""
+"""Pause after a failed write, because each further one would make a worker wait again."""
 STORED_FINISH_REASONS = ("stop", "tool_calls")
 TRIM_EVERY = 100
-"""Writes per check of the size, which reads the whole index. The first write checks, since many processes may
-write a few answers each."""
+"""Writes between checks of the size, which read the whole index. The first write checks, as many processes
+may each write a few answers."""
 TRIM_TO = 0.9
-"""Share of the allowed size that remains after trimming, so that not every write trims."""
+"""Share of the allowed size to keep when trimming, so that not every write trims."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS answers (
@@ -118,7 +118,7 @@ class ResponseCache:
         created, digest, body = found
         if not (isinstance(created, float) and isinstance(body, bytes)):
             return self._missed("it is damaged")
-        # dated in the future: the clock was set back since, and the answer is not paid for again
+        # dated in the future, because the clock was set back: do not pay for the answer again
         if abs(self._wall() - created) >= self._ttl:
             return None
         if hashlib.sha256(key + body).digest() != digest:
@@ -146,9 +146,9 @@ class ResponseCache:
         return None
 
     def put(self, key: bytes, answer: Answer) -> bool:
-        """Store ``answer``; False if it is not to be stored (cut, refused, an object) or could not be.
+        """Store ``answer``; return False if it must not be stored (cut, refused, an object) or could not be.
 
-        After a failed write the file is left alone for a while: it must not slow down what it is to spare.
+        After a failed write the file is left alone for a while, so that it does not slow requests down.
         """
         whole = answer.finish_reason in STORED_FINISH_REASONS and answer.value is None
         if not whole or self._now() < self._paused_until:
@@ -156,7 +156,7 @@ class ResponseCache:
         body = _written(answer)
         row = (key, self._wall(), len(body), hashlib.sha256(key + body).digest(), body)
         with self._connections.writing():
-            if self._now() < self._paused_until:  # check again: others waited while one failed
+            if self._now() < self._paused_until:  # another thread's write failed meanwhile
                 return False
             try:
                 if not self._connections.has_writer:
@@ -168,7 +168,7 @@ class ResponseCache:
                 first, self._failing = not self._failing, True
                 self._paused_until = self._now() + WRITE_PAUSE_SECONDS
                 reason = f"{type(error).__name__}: {error}"
-        if first:  # once, until a write succeeds
+        if first:  # report it once, until a write succeeds
             self._tell(CacheUnavailable(at=self._now(), path=str(self._path), reason=reason))
         return False
 
@@ -183,7 +183,7 @@ class ResponseCache:
             raise
 
     def _connect(self) -> sqlite3.Connection:
-        # an existing file is opened by SQLite only, because of its locks
+        # only SQLite opens an existing file, because of its locks
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         try:
@@ -203,9 +203,9 @@ class ResponseCache:
         return connection
 
     def _trim(self, connection: sqlite3.Connection) -> None:
-        """Delete expired answers, then the oldest until the size is right.
+        """Delete expired answers, then the oldest ones until the size is within the limit.
 
-        Entries dated in the future come first: they were stored before the clock was set back, and are older.
+        Entries dated in the future are deleted first: they were stored before the clock was set back.
         """
         wall = self._wall()
         uncounted = "DELETE FROM answers WHERE created < ? OR created >= ?"

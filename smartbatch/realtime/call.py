@@ -1,4 +1,4 @@
-"""One call to a provider, as a function in layers. A layer turns a call into a call; none waits or retries.
+"""One call to a provider, as a function in layers. Each layer wraps a call in another; none waits or retries.
 
 The layers, from the outside in, and the reason for their order:
 
@@ -34,7 +34,7 @@ from smartbatch.realtime.text_stream import ChunkBox
 from smartbatch.types import Answer, Attempt, LimitReport, Request, Usage, evolve, own_parts
 
 STOPPED: Final = frozenset({"refusal", "content_filter"})
-"""Finish reasons of a packed call that one prompt may have caused: each is then sent alone."""
+"""Finish reasons of a packed call that a single prompt may have caused: all prompts are then sent alone."""
 
 Outcome: TypeAlias = "Answer | ProviderError | None"
 """The outcome of one request of a call; ``None`` if a shared answer lacks it."""
@@ -44,7 +44,7 @@ Outcome: TypeAlias = "Answer | ProviderError | None"
 class CallSpec:
     """One call to make."""
 
-    batch: Batch[Any, Outcome]  # its items may be others than requests, below a middleware
+    batch: Batch[Any, Outcome]  # below a middleware, its items may be something other than requests
     requests: tuple[Request, ...]
     model: str  # provider:model
     attempt: int  # 0 for the first call of these requests
@@ -75,7 +75,7 @@ def build_call(
     """Return the call of ``provider`` and ``model`` with its layers; it never raises.
 
     With a ``compiler``, several requests are sent as one packed prompt; with a ``tier``, each asks for it.
-    The layer ``innermost`` is below the middleware: it sees what is actually sent and answered.
+    The layer ``innermost`` is below the middleware, so it sees what is actually sent and answered.
     """
     call = _classified(_deadlined(provider, model, now, compiler, tier), provider, classifiers)
     if innermost is not None:
@@ -159,7 +159,7 @@ def _classified(call: Call, provider: Provider, classifiers: Classifiers) -> Cal
         if own:
             verdict.usage = usage_of(error) or verdict.usage
         if own and verdict is not error:
-            # the user's own code failed: its traceback helps, and holds nothing of the library
+            # the user's own code failed: its traceback is useful, and refers to nothing in the library
             verdict.__cause__ = error
             return verdict
         # a traceback keeps frames alive, and with them prompts and keys
@@ -185,7 +185,7 @@ def _classified(call: Call, provider: Provider, classifiers: Classifiers) -> Cal
 def _fitted(
     spec: CallSpec, outcomes: object, meaning: Callable[[BaseException], object] | None = None
 ) -> Sequence[Outcome]:
-    """Return one sound outcome per request, whatever the code below returned."""
+    """Return one valid outcome per request, whatever the code below returned."""
     size = len(spec.requests)
     if not isinstance(outcomes, list | tuple):
         return (invalid(f"the call returned {type(outcomes).__name__} instead of a list of answers"),) * size
@@ -216,7 +216,7 @@ def _with_middleware(layer: Middleware, inner: Call) -> Call:
 def _guarded(call: Call, provider: Provider) -> Call:
     """Turn whatever a middleware raises, or fails to return, into an outcome for every request.
 
-    A ``ProviderError`` is taken as a verdict; anything else is a mistake of the middleware, and logged.
+    A ``ProviderError`` is accepted as an outcome; anything else is a mistake of the middleware, and logged.
     """
 
     def guarded(spec: CallSpec) -> Sequence[Outcome]:
@@ -240,7 +240,7 @@ MAX_CALL_USD = 1e9
 
 
 def checked(outcome: object) -> Answer | ProviderError | None:
-    """Return a valid outcome: ``outcome`` itself, a repaired one, or the error it amounts to."""
+    """Return a valid outcome: ``outcome`` itself, a corrected one, or an error."""
     if outcome is None:
         return None
     if isinstance(outcome, Answer):
@@ -255,7 +255,7 @@ def checked(outcome: object) -> Answer | ProviderError | None:
 
 
 def flaw(answer: Answer) -> str | None:
-    """Return what is wrong with ``answer``, or ``None``."""
+    """Return what is wrong with ``answer``; ``None`` if nothing is."""
     text: object = answer.text
     if text is not None and not isinstance(text, str):
         return f"a text of type {type(text).__name__}"
@@ -316,7 +316,7 @@ def streamed(
     end: float,
     timeout: float,
 ) -> Answer:
-    """Make a call and pass its pieces to ``feed``, until ``end``, which is ``timeout`` seconds away.
+    """Make a call and pass its pieces to ``feed`` until the time ``end``, in ``timeout`` seconds.
 
     Raises:
         Exception: as :meth:`Provider.generate <smartbatch.providers.base.Provider.generate>`.
@@ -355,18 +355,18 @@ def streamed(
 def cut(error: ProviderError, request: Request, feed: ChunkBox) -> ProviderError:
     """Return the error of a stream that broke off, with its estimated usage.
 
-    The usage is always an estimate: output that was made but did not arrive is billed as well.
+    The usage is always an estimate, because generated output that did not arrive is billed as well.
     """
     if feed.over and not isinstance(error, RequestCancelled):
         error = RequestCancelled("the stream was closed before its end", maybe_billed=True)
     elif feed.held_up and error.kind is ErrorKind.TIMEOUT:
-        # not the fault of the provider, which could not send what was not read
+        # not the provider's fault: it cannot send pieces while nobody reads them
         error = RequestCancelled("the stream was read too slowly for its timeout", maybe_billed=True)
     if feed.begun or (error.maybe_billed and isinstance(error, RequestCancelled)):
         error.maybe_billed = True
         if error.usage is None:
             error.usage = _estimated(request, feed)
-    if error.usage is not None:  # a count from before the end
+    if error.usage is not None:  # counted before the end
         made = max(error.usage.output_tokens, feed.tokens)
         error.usage = evolve(error.usage, output_tokens=made, estimated=True)
     return error
@@ -378,13 +378,13 @@ def _estimated(request: Request, feed: ChunkBox) -> Usage:
 
 @frozen(eq=False, repr=False)
 class AnswerSharing:
-    """The layer that looks into the cache right before a call, and shares answers below a middleware.
+    """The layer that checks the cache right before a call, and shares answers below a middleware.
 
-    An equal request may have been answered since this one was looked up at its submission. From the call on,
+    An equal request may have been answered since the cache was checked at submission. After that,
     equal requests join this one, so none is paid for twice.
 
-    Below a middleware it also notes the provider's answers for equal requests that share the call, and stores
-    them in the cache. The middleware then runs once for each of these requests, over the noted answers.
+    Below a middleware it also records the provider's answers for equal requests sharing the call, and stores
+    them in the cache. The middleware then runs once for each of these requests, with the recorded answers.
     """
 
     _cache: ResponseCache | None
@@ -413,7 +413,7 @@ class AnswerSharing:
         return outcomes
 
     def said(self, spec: CallSpec) -> Sequence[Outcome]:
-        """Return the noted answers to equal requests of the batch."""
+        """Return the recorded answers to equal requests of the batch."""
         return [self._noted(spec, request) for request in spec.requests]
 
     def _noted(self, spec: CallSpec, request: Request) -> Outcome:

@@ -1,4 +1,4 @@
-"""The collector: which batch may be sent now, and when to look again.
+"""The collector: decides which batch may be sent now, and when to check again.
 
 Its decisions are made in :meth:`Collector.take_locked`, which workers call for their next batch. Its own
 thread only handles events that no worker notices: a first request, the end of a window or backoff, a timeout.
@@ -36,7 +36,7 @@ from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.ticket import Ticket, TicketState
 
 MAX_PASSED_OVER = 200
-"""Requests with another batch key to pass over while filling a batch, before it is sent less full."""
+"""Maximum number of requests with another batch key to skip while filling a batch."""
 
 
 class Collector:
@@ -64,7 +64,7 @@ class Collector:
         self._moved = False  # whether a request moved to a lane that may have been checked before
 
     def take_locked(self, effects: DeferredEffects) -> InFlightCall | float:
-        """Return the next call with its permit taken, or when to ask again, monotonic seconds.
+        """Return the next call with its permit taken, or the time to ask again, in monotonic seconds.
 
         First, retries whose backoff is over and requests whose list can pay again return to service. Then the
         lanes are checked in the order of their heads.
@@ -84,22 +84,22 @@ class Collector:
         if len(lane_queues) > 1:
             lane_queues.sort(key=self._place)
         for lane_queue in lane_queues:
-            # 1. Nothing waits, or the model is paused by a user: the next lane. Ending the pause wakes this.
+            # 1. Nothing waits, or a user paused the model: try the next lane. Ending the pause wakes us.
             while lane_queue.waiting and lane_queue.lane.provider_health.pause is None:
-                # 2. The window is open: look again when it ends; the next lane.
+                # 2. The window is open: check again when it ends; try the next lane.
                 ready = lane_queue.ready(now, flushed=queue.flushing)
                 if ready > now:
                     wake = min(wake, ready)
                     break
-                # 3. The head can be sent, alone or with others: that call is the answer.
+                # 3. The head can be sent, alone or with others: return that call.
                 found = self._try_locked(lane_queue, effects)
                 if isinstance(found, InFlightCall):
                     return found
-                # 4. A gate is closed: look again when it may open; the next lane.
+                # 4. A gate is closed: check again when it may open; try the next lane.
                 if found > now:
                     wake = min(wake, found)
                     break
-                # 5. The head was failed, moved or set aside: look at the next head of the lane.
+                # 5. The head was failed, moved or set aside: try the next head of the lane.
                 if lane_queue.unfunded and not lane_queue.waiting:
                     lane_queue.promote_funded()
         return now if self._moved else wake
@@ -124,14 +124,14 @@ class Collector:
         return self._queue.next_deadline_locked()
 
     def _try_locked(self, lane_queue: LaneQueue, effects: DeferredEffects) -> InFlightCall | float:
-        """Try to send the head of a lane; a time means that nothing is sent before it.
+        """Try to send the head of a lane, or return the time before which nothing can be sent.
 
-        ``now`` means that the head was taken out of the way: look again.
+        ``now`` means that the head was removed, so the next one can be tried.
         """
         lane, head, now = lane_queue.lane, lane_queue.head(), effects.now
         if head is None:
             return math.inf
-        # 1. The head cannot be sent in this lane at all: it was failed or moved.
+        # 1. The head could not be sent in this lane at all, and was failed or moved.
         if self._fail_or_move_locked(lane_queue, head, effects):
             return now
         # 2. Calls in flight have reserved the rest of its list's budget: set it aside, so that only the list
@@ -228,7 +228,7 @@ class Collector:
         return tickets
 
     def _fail_or_move_locked(self, lane_queue: LaneQueue, head: Ticket, effects: DeferredEffects) -> bool:
-        """Fail or move the head if it cannot be sent in this lane at all; True if it is gone."""
+        """Fail or move the head if it cannot be sent in this lane at all; return whether that was done."""
         lane, now = lane_queue.lane, effects.now
         # 1. The slower tier is closed for now: move to the standard lane.
         if lane.standard is not None and not lane.quota.flex.is_open(now):
@@ -276,7 +276,7 @@ class Collector:
         if stopped is not None:
             self._router.fail_locked(head, _unavailable(lane, str(stopped), stopped), effects)
             return True
-        # 7. It has waited too long for the end of the outage, or is not to wait: fail, with all older
+        # 7. It has waited too long for the end of the outage, or must not wait: fail it and all older
         #    requests.
         failing = [head] if instead == "fail" or self._left(head, since, now) < 0 else []
         if now - since > self._config.outage_patience:
@@ -309,7 +309,7 @@ class Collector:
     def _held_back_locked(
         self, lane_queue: LaneQueue, head: Ticket, at: float, effects: DeferredEffects
     ) -> float:
-        """A gate is closed until ``at``: return when to look again.
+        """Return when to check again after a gate was closed until ``at``.
 
         ``now`` means that the head was failed, because waiting does not help.
         """
@@ -341,7 +341,7 @@ class Collector:
         if since is None:
             return at
         until = since + self._config.outage_patience + 0.001
-        if until <= now:  # those of the beginning have failed
+        if until <= now:  # requests from the beginning of the outage have failed
             tickets = (each for each in self._queue.live if each.lane is lane)
             first = next((each for each in tickets if each.state is TicketState.WAITING), None)
             until = now if first is None else now + self._left(first, since, now) + 0.001
@@ -349,7 +349,7 @@ class Collector:
 
 
 def _demand(lane: Lane, tickets: list[Ticket]) -> Demand:
-    """Return what one call for ``tickets`` will use; the first of them is the head."""
+    """Return the expected use of one call for ``tickets``, the first of which is the head."""
     given, made = _expected(lane, tickets)
     head, cost = tickets[0], tickets[0].reserve
     if len(tickets) > 1:

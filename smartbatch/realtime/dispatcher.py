@@ -1,4 +1,4 @@
-"""The dispatcher: worker threads that send batches to the provider and have the answers routed.
+"""The dispatcher: worker threads that send batches to the provider and pass the answers to the router.
 
 A worker repeats one step: make the call of a batch, route its outcomes, take the next batch. The thread pool
 is only handed a call while a thread is free, so its own queue stays empty and priorities hold until the last
@@ -52,7 +52,7 @@ IDLE_SECONDS = 30.0
 
 
 class BatchDispatcher:
-    """A ``ThreadPoolExecutor`` with one thread per call in flight, and a thread that watches the time."""
+    """A ``ThreadPoolExecutor`` with one thread per call in flight, and the collector's thread."""
 
     def __init__(
         self, setup: RealtimeSetup, queue: RequestQueue, collector: Collector, router: ResponseRouter
@@ -99,24 +99,24 @@ class BatchDispatcher:
         return getattr(self._mine, "here", False)
 
     def wake_locked(self) -> None:
-        """Have the collector look, unless a worker will anyway."""
+        """Wake the collector, unless a worker will check the queue anyway."""
         if self._busy < self._parallelism.calls:
             self._wakes_at = -math.inf
             self._monitor.notify()
 
     def wake(self) -> None:
-        """Have the collector look: something changed outside this client."""
+        """Wake the collector after a change outside this client."""
         with self._monitor:
             self.wake_locked()
 
     def wake_before_locked(self, at: float) -> None:
-        """Have the collector look at ``at`` at the latest."""
+        """Make sure that the collector wakes at time ``at`` or earlier."""
         if at < self._wakes_at:
             self._monitor.notify()
 
     @staticmethod
     def _watch(of: weakref.ref[BatchDispatcher], clock: Clock, monitor: Monitor) -> None:
-        """Look, and look again when there may be something to do, until the end.
+        """Check the queue again and again, whenever there may be something to do, until the client stops.
 
         While no request is pending this thread holds nothing of the client, so a client that only its own
         observers and hooks refer to can be collected, and is then stopped.
@@ -148,7 +148,7 @@ class BatchDispatcher:
     def look_locked(self, effects: DeferredEffects) -> _Wait | InFlightCall | None:
         """Take a step; return a call to hand over, or how long to wait if the step had no effects.
 
-        ``None`` at the end. However the wait ends, the collector looks again: a notification may have come
+        Return ``None`` at the end. However a wait ends, the collector checks again: a notification may come
         together with the timeout.
         """
         self._mine.here = True
@@ -165,7 +165,7 @@ class BatchDispatcher:
     def _wait_locked(self, wake: float) -> _Wait:
         """Return how long to wait, and end workers that have been idle for long.
 
-        A worker without a next call does not wake the collector, so it looks again after
+        A worker without a next call does not wake the collector, so the collector checks again after
         :data:`IDLE_SECONDS`.
         """
         now, holds = self._clock.now(), bool(self._queue.live)
@@ -189,7 +189,7 @@ class BatchDispatcher:
         effects.now = self._clock.now()
         deadline = self._collector.expire_locked(effects)
         if self._busy >= self._parallelism.calls:
-            return deadline  # a worker that finishes looks by itself
+            return deadline  # a worker that finishes its call checks the queue
         found = self._collector.take_locked(effects)
         if not isinstance(found, InFlightCall):
             return min(found, deadline)
@@ -228,9 +228,9 @@ class BatchDispatcher:
                 self._router.drop_locked(call, closed, effects)
 
     def _start_worker(self, call: InFlightCall) -> RuntimeError | None:
-        """Use a thread of the pool, or a new one; return why neither could be started."""
+        """Use a thread of the pool or a new one; return the error if neither could be started."""
         pool, hand_over = self._pool, _HandOver(call)
-        if pool is not None:  # else the client was stopped or resized
+        if pool is not None:  # otherwise the client was stopped or resized
             try:
                 pool.submit(self._work, hand_over)
             except RuntimeError:
@@ -290,13 +290,13 @@ class BatchDispatcher:
         return following
 
     def _next_locked(self, effects: DeferredEffects) -> InFlightCall | None:
-        """Take the next batch, or release this worker and tell the collector when to look."""
+        """Take the next batch, or release this worker and set the time when the collector wakes."""
         if not self._stopping and self._busy <= self._parallelism.calls:
             effects.now = self._clock.now()
             found = self._collector.take_locked(effects)
             if isinstance(found, InFlightCall):
                 if self._busy < self._parallelism.calls and self._queue.counts.waiting:
-                    self._monitor.notify()  # a gate may just have opened for more than this one
+                    self._monitor.notify()  # a gate may have opened for other calls too
                 return found
             if found < self._wakes_at:
                 self._monitor.notify()
@@ -346,7 +346,7 @@ class BatchDispatcher:
 
     def _finished(self, call: InFlightCall, outcomes: Sequence[Outcome]) -> CallFinished:
         now, lane, batch = self._clock.now(), call.permit.lane, call.batch
-        error: ProviderError | None = None  # the last one, if no request was answered
+        error: ProviderError | None = None  # the last error, if no request was answered
         for outcome in outcomes:
             if isinstance(outcome, Answer):
                 error = None
@@ -393,7 +393,7 @@ def _called_requests(call: InFlightCall) -> tuple[CalledRequest, ...]:
 def _route(call: InFlightCall, outcomes: Sequence[Outcome]) -> Route | None:
     """Return the route of a call; ``None`` for a function of the user's, or if no call was made."""
     sent = [outcome for outcome in outcomes if not is_from_cache(outcome)]
-    if not sent or call.batch.items[0].request.call is not None:  # it has no other request
+    if not sent or call.batch.items[0].request.call is not None:  # such a call has a single request
         return None
     size, lane = len(sent), call.permit.lane
     return Route.PACKED if size > 1 and lane.packing_health is not None else route_of(lane, sent[0], size)

@@ -1,4 +1,4 @@
-"""What is decided under the monitor and done after it: completing futures and notifying observers."""
+"""Effects decided under the monitor and performed after it: completing futures and notifying observers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class DeferredEffects:
     queue: RequestQueue  # a stop waits until its futures are complete
     now: float  # time of the decision, monotonic seconds
     settlements: list[tuple[Waiter, Result]] = field(factory=list)  # waiters to complete, with their results
-    # for the observers, or what makes them; with the context
+    # events for the observers, or functions that create them, with their context
     events: list[tuple[Event | Callable[[], Event], Context | None]] = field(factory=list)
-    # quotas of calls that were never made: others may have waited for the room
+    # quotas of calls that were never made; others may be waiting for them
     freed: list[SharedQuota] = field(factory=list)
 
     def __bool__(self) -> bool:
@@ -68,7 +68,7 @@ class DeferredEffects:
     ) -> None:
         """Complete ``waiters`` with an error that names each request.
 
-        A refused answer keeps its text next to the error, since it was paid for. If later tries failed in
+        A refused answer keeps its text with the error, because it was paid for. If later tries failed in
         another way, the error gives both reasons. The first waiter pays for all tries, unless another waiter
         of the ticket remains, who then pays.
         """
@@ -120,7 +120,7 @@ class DeferredEffects:
         self._tell_end(ticket, waiter, result, cancelled=True)
 
     def perform(self, tell: Callable[[Event], None]) -> None:
-        """Complete the futures, call the sinks, then pass the events on. No lock may be held."""
+        """Complete the futures, call the sinks, then pass on the events. No lock may be held."""
         begun = 0
         try:
             for waiter, result in self.settlements:
@@ -133,7 +133,7 @@ class DeferredEffects:
                 else:
                     variables.run(tell, event)
         except BaseException:
-            # as by Ctrl-C on a thread of the user's: complete the rest, repeating the interrupted one,
+            # Ctrl-C on a thread of the user's, for example: complete the rest and repeat the interrupted one,
             # which does nothing if it is complete; no event is passed on
             for waiter, result in self.settlements[max(0, begun - 1) :]:
                 waiter.end(result)

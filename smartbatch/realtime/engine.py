@@ -1,4 +1,4 @@
-"""One run of a client: its queue, gates, collector, router, dispatcher and callbacks, put together.
+"""One run of a client: combines its queue, gates, collector, router, dispatcher and callbacks.
 
 A client builds an engine when it starts and drops it when it stops or finds itself in a forked child, so an
 engine is never reset.
@@ -63,7 +63,7 @@ class CallbackThread:
         self._closing = False
 
     def run_later(self, fn: Callable[[], Any]) -> None:
-        """Have ``fn`` run soon."""
+        """Run ``fn`` soon."""
         todo: list[Callable[[], Any]] = []
         with self._monitor:
             self._todo.append(fn)
@@ -103,7 +103,7 @@ class CallbackThread:
             return bool(self._idle.wait_for(lambda: not (self._busy or self._todo), timeout))
 
     def close(self) -> None:
-        """End the thread once nothing is left to do; later callbacks are run all the same."""
+        """End the thread once nothing is left to do; later callbacks still run."""
         with self._monitor:
             self._closing = True
             self._monitor.notify()
@@ -150,7 +150,7 @@ def stored_future(callbacks: CallbackThread) -> ResultFuture:
 
 
 def stored_stream(clock: Clock, future: Future[Result], cancel: Callable[[], None]) -> TextStream:
-    """Return the stream of an answer that arrives whole, from a store; ``cancel`` stops the work on it."""
+    """Return the stream of an answer that arrives complete, from a store; ``cancel`` stops the work on it."""
     box = ChunkBox(clock)
 
     def ended(done: Future[Result]) -> None:
@@ -174,7 +174,7 @@ def _error_of(future: Future[Result]) -> SmartbatchError:
 
 
 LAST_CALLBACK_SECONDS = 0.25
-"""Time for callbacks and observers at a stop that has timed out: they report what was not answered."""
+"""Time for callbacks and observers after a stop timed out, so that they can report unanswered requests."""
 
 
 class RealtimeEngine:
@@ -240,7 +240,7 @@ class RealtimeEngine:
         try:
             with self.queue.monitor:
                 joined = self.queue.admit_locked(ticket, now)
-                # one that joined a waiting request may be more urgent
+                # a request that joined a waiting one may be more urgent
                 if not (joined and waiter.running) or waiter.deadline is not None:
                     self.dispatcher.wake_locked()
                 if waiter.deadline is not None:
@@ -251,7 +251,7 @@ class RealtimeEngine:
             if not known:  # the owner of a known future fails it with the reason
                 future.cancel()  # it may be half admitted, and the caller never sees its future
             raise
-        if known and future.cancelled():  # before its request could be taken out
+        if known and future.cancelled():  # it was cancelled before its request could be removed
             self.cancelled(future)
         return future
 
@@ -266,7 +266,7 @@ class RealtimeEngine:
         return status_of(self.queue, self.gates.budget, self._clock.now(), hide, budget_scope=scope)
 
     def flush(self) -> None:
-        """Send what waits in windows at once."""
+        """Send requests that wait in windows immediately."""
         with self.queue.monitor:
             now = self._clock.now()
             for lane_queue in self.queue.lanes.values():
@@ -274,9 +274,9 @@ class RealtimeEngine:
             self.dispatcher.wake_locked()
 
     def abandon_futures(self, futures: list[ResultFuture]) -> None:
-        """Have requests cancelled that have no reader any more.
+        """Cancel requests that are no longer read, as soon as the collector runs.
 
-        For finalisers, which run in the middle of anything: runs no user code and waits for no lock. The
+        For finalisers, which may run at any point: it runs no user code and waits for no lock. The
         collector cancels the requests when it looks next, and none of their calls starts before. It is woken
         on another thread: a lock taken here without blocking could stay locked after a Ctrl-C.
         """
@@ -349,7 +349,7 @@ class RealtimeEngine:
     def stop(self, timeout: float | None, *, reason: str, release: Callable[[], None]) -> None:
         """Finish what is pending within ``timeout`` seconds, fail the rest, and end the threads.
 
-        No more requests are accepted, and no window counts. Once the time is over, or Ctrl-C comes, the rest
+        No more requests are accepted, and no window counts. After the timeout or Ctrl-C, the rest
         is failed with the ``reason``, and ``release`` ends the calls under way. Callbacks have the remaining
         time.
         """
@@ -395,7 +395,7 @@ class RealtimeEngine:
         self.dispatcher.stop()
 
     def _tell_abandoned(self) -> None:
-        """Cancel what finalisers left since the collector looked last; it does not look any more."""
+        """Cancel requests that finalisers abandoned after the collector's last check."""
         effects = self._effects()
         with self.queue.monitor:
             for ticket, waiter in self.queue.remove_abandoned_locked():
@@ -416,7 +416,7 @@ class RealtimeEngine:
         for ticket in list(self.queue.live):
             for waiter in list(ticket.waiters):
                 waiter.future.abandon(error)
-        for effects in list(self.queue.settling):  # to be settled by a thread that does not exist here
+        for effects in list(self.queue.settling):  # by a thread that does not exist here
             assert isinstance(effects, DeferredEffects)
             for waiter, _ in effects.settlements:
                 waiter.future.abandon(error)
@@ -439,7 +439,7 @@ class RealtimeEngine:
         return sum(future.cancel() for future in futures)
 
     def cancelled(self, future: ResultFuture) -> None:
-        """Report a cancelled future, and take its request out."""
+        """Report a cancelled future, and remove its request."""
         waiter = future.waiter
         if waiter is None:
             return
@@ -450,7 +450,7 @@ class RealtimeEngine:
             first = ticket is not None and known and self.queue.cancelled_locked(ticket, waiter)
             if ticket is not None and first:
                 effects.cancelled(ticket, waiter)
-                self.dispatcher.wake_locked()  # others may have waited for it
+                self.dispatcher.wake_locked()  # others may be waiting for it
         effects.perform(self._setup.tell)
         if first and waiter.sink is not None:
             error = _cancellation(waiter)
@@ -466,7 +466,7 @@ class RealtimeEngine:
             ticket = waiter.ticket
             if ticket is None or not self.queue.has_lane_of(ticket):
                 return
-            alone = len(ticket.waiters) == 1  # others that wait for it need its call
+            alone = len(ticket.waiters) == 1  # other waiters still need the call
             if alone and ticket.state is TicketState.WAITING:
                 self.router.fail_locked(ticket, _cancellation(waiter), effects)
                 self.dispatcher.wake_locked()
@@ -477,7 +477,7 @@ class RealtimeEngine:
 
 
 def _wake(dispatcher: weakref.ref[BatchDispatcher]) -> None:
-    """Have a collector look, if its client still exists: quotas outlive clients and must not hold them."""
+    """Wake a collector if its client still exists; quotas outlive clients and must not keep them alive."""
     found = dispatcher()
     if found is not None:
         found.wake()

@@ -29,13 +29,13 @@ class Ending(enum.Enum):
 
     SUCCESS = "success"
     REFUSED = "refused"
-    """By a limit of the provider: the quota pauses all requests."""
+    """Rejected because of a provider's limit: the quota pauses all requests."""
     FAILURE = "failure"
-    """Of the provider: the breaker counts it."""
+    """A failure of the provider: the breaker counts it."""
     IGNORED = "ignored"
     """A failure of this request alone: it says nothing about the provider's health."""
     DROPPED = "dropped"
-    """Never sent: everything is returned."""
+    """Never sent: all permits are returned."""
 
 
 @define(eq=False)
@@ -47,8 +47,8 @@ class Demand:
     first: bool  # whether it is the first call of its requests
     failures: int  # of earlier calls of its first request, without refusals by a limit
     output: float  # the part of tokens that is output
-    urgent: bool  # whether its first request is; then its share of a limit is leased first
-    own_budget: Budget | None  # pays for it; None for the client's budget
+    urgent: bool  # whether its first request is urgent; then its share of a limit is leased first
+    own_budget: Budget | None  # the budget that pays; None for the client's
     keeps_going: bool = False  # whether it is made although the provider refuses the key, account or model
 
 
@@ -60,13 +60,13 @@ class Used:
     tokens: float | None = None
     output: float | None = None  # the part of tokens that is output; None for the expected share
     cost: float = 0.0  # USD, as far as it is known
-    unconfirmed: float = 0.0  # USD that may have been billed besides
+    unconfirmed: float = 0.0  # USD that may have been billed in addition
     retry_after: float | None = None  # seconds the provider asked to wait
     limits: LimitReport | None = None  # reported in the answer or the error
 
 
 NOTHING = Used()
-"""A call that was never made, or about which nothing is known."""
+"""The use of a call that was never made, or about which nothing is known."""
 
 Change: TypeAlias = "Transition | Cooldown"
 
@@ -81,7 +81,7 @@ class Permit:
     through: BreakerPermit
     hold: SpendReservation
     ended: bool = False
-    cooldown: Cooldown | None = None  # started or lengthened as the permit ended
+    cooldown: Cooldown | None = None  # started or extended when the permit ended
 
 
 class Gates:
@@ -111,12 +111,12 @@ class Gates:
         return Permit(lane, demand, reservation, through, self.payer(demand.own_budget).reserve(demand.cost))
 
     def refusal(self, lane: Lane) -> str:
-        """Return why the limits let no call through if waiting does not help; else an empty string."""
+        """Return why the limits will never allow a call, however long it waits; otherwise an empty string."""
         lease = lane.quota.quota.lease
         return "" if lease is None else lease.refusal
 
     def lack_lease(self, lane: Lane) -> bool:
-        """Whether a call lacked leased parts of a limit or the budget, and more was requested."""
+        """Whether a call lacked leased parts of a limit or the budget, so that more were requested."""
         leases = (lane.quota.quota.lease, self.budget.lease)
         return any(lease is not None and lease.is_lacking for lease in leases)
 
@@ -158,17 +158,17 @@ class Gates:
         permit.ended = True
         self.permits_out -= 1
         lane, demand = permit.lane, permit.demand
-        # 1. The quota, unless end_quota has ended it before.
+        # 1. End the quota's part, unless end_quota did so before.
         if not permit.reservation.ended:
             self.end_quota(permit, ending, now, used)
         changes: list[Change] = [] if permit.cooldown is None else [permit.cooldown]
         succeeded = ending is Ending.SUCCESS
-        # 2. The budget: the known cost is spent, and what may have been billed besides stays reserved.
+        # 2. Charge the known cost to the budget; what may have been billed in addition stays reserved.
         self.payer(demand.own_budget).settle(permit.hold, used.cost, used.unconfirmed)
-        # 3. The throttle and the breaker, which count the provider's successes and failures.
+        # 3. Inform the throttle and the breaker, which count the provider's successes and failures.
         health = _HEALTH.get(ending, Outcome.IGNORED)
         judged = health is not Outcome.IGNORED and lane.breaker.state is BreakerState.CLOSED
-        accepted = succeeded if judged else None  # only the breaker judges probes
+        accepted = succeeded if judged else None  # probes matter only to the breaker
         lane.throttle.end(permit.reservation.started, now, accepted=accepted)
         transition = lane.breaker.end(
             permit.through, now, health, self._rng, first=demand.first, failures=demand.failures
@@ -181,7 +181,7 @@ class Gates:
     def end_quota(self, permit: Permit, ending: Ending, now: float, used: Used) -> None:
         """End the quota's part of ``permit``. Its own lock suffices, which keeps the monitor free.
 
-        A success uses tokens, a refusal starts or lengthens a cooldown, a call that was not made returns
+        A success uses tokens, a refusal starts or extends a cooldown, a call that was not made returns
         everything, and any other failure uses its actual tokens. Limits reported in the answer are learned.
         """
         demand, reservation, quota = permit.demand, permit.reservation, permit.lane.quota.quota

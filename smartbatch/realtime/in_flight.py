@@ -37,7 +37,7 @@ class Bill:
     """What one outcome of a call cost."""
 
     cost: float | None = 0.0  # USD; 0 if nothing was billed, None if price or usage is unknown
-    unconfirmed: float = 0.0  # USD, the most it can have cost if the usage is unknown; else 0
+    unconfirmed: float = 0.0  # maximum possible cost in USD if the usage is unknown, otherwise 0
     usage: Usage | None = None  # None if nothing was reported
 
 
@@ -98,7 +98,7 @@ def account(ticket: Ticket, outcome: Outcome, bill: Bill) -> None:
 
 
 def owed(ticket: Ticket) -> Bill:
-    """Return what the calls of a ticket cost as far as it is known, and what the others may have cost.
+    """Return the known cost of a ticket's calls, and the maximum cost of the others.
 
     That includes a call under way whose answer the ticket no longer waits for.
     """
@@ -125,7 +125,7 @@ def _bill_of(lane: Lane, ticket: Ticket, outcome: Outcome, usage: Usage | None) 
         return Bill(outcome.cost, usage=usage)
     if not lane.provider.capabilities.priced:
         return Bill(usage=usage)
-    # 2. The usage is missing or incomplete, as of a cut stream: up to the maximum cost may have been billed,
+    # 2. The usage is missing or incomplete, as after a cut stream: up to the maximum cost may be billed,
     #    unless the error rules that out.
     rates = _rates(lane, outcome)
     if usage is None or usage.estimated:
@@ -134,7 +134,7 @@ def _bill_of(lane: Lane, ticket: Ticket, outcome: Outcome, usage: Usage | None) 
             return Bill()
         least = 0.0 if usage is None or rates is None else rates.cost(usage)
         return Bill(None, max(least, _most_cost(lane, ticket)), usage)
-    # 3. The price of the usage, if it is known.
+    # 3. Otherwise compute the cost of the usage, if the price is known.
     return Bill(None if rates is None else rates.cost(usage), usage=usage)
 
 
@@ -165,12 +165,12 @@ def _upgraded(lane: Lane, outcome: Outcome) -> bool:
 
 
 class FlexRefusal(enum.Enum):
-    """Why a request leaves the slower tier, as its event words it."""
+    """Why a request leaves the slower tier, as worded in its event."""
 
     FULL = "the flex tier has no capacity"
     DECLINED = "the flex tier was refused for this model"
     REJECTED = "requests were refused in the flex tier"
-    """Possibly because of the request; then the standard tier rejects it too, and nothing is billed."""
+    """Possibly caused by the request; then the standard tier rejects it too, and nothing is billed."""
     LATE = "the flex tier does not answer within call_timeout"
 
 
@@ -179,7 +179,7 @@ class CallEnd:
     """How a call ended as a whole."""
 
     ending: Ending
-    worst: ProviderError | None  # the error that decided how it ended
+    worst: ProviderError | None  # the error that decided the outcome
     used: Used
 
 
@@ -192,7 +192,7 @@ class InFlightCall:
     started: float  # monotonic seconds; until the call begins, when the permit was taken
     bill: CallBill = NO_BILL
     end: CallEnd | None = None  # once its outcomes have arrived
-    requests: tuple[CalledRequest, ...] = ()  # its waiters, as events name them
+    requests: tuple[CalledRequest, ...] = ()  # its waiters, as named in events
 
     def variables(self) -> Context:
         """Return a copy of the context variables of its first waiter, for one call."""

@@ -38,10 +38,10 @@ _LATENCY_WEIGHT = 0.2
 class ProviderHealth:
     """What is known about a provider and model besides their breaker; shared by all their lanes."""
 
-    answered: bool = False  # whether the provider ever answered, even with an error
+    answered: bool = False  # whether the provider has ever answered, even with an error
     open_since: float | None = None  # when the breaker opened, monotonic seconds; None while it is closed
     outages: int = 0  # changes reported by other processes, as far as the breaker followed them
-    pause: Pause | None = None  # set by a user; no call begins meanwhile
+    pause: Pause | None = None  # set by a user; no call begins while it lasts
 
 
 @define(eq=False, repr=False)
@@ -63,7 +63,7 @@ class Lane:
     rates: RateCard | None  # None if the prices are unknown
     calibration: Calibration  # learned token counts
     call: Call  # the provider's call with its layers
-    replay: Call | None  # runs shareable middleware for further waiters; None without
+    replay: Call | None  # runs shareable middleware for further waiters; None without any
     max_tokens: float  # maximum estimated input tokens per call
     batch_key: Callable[[Request], Hashable]  # equal for requests that may share a call
     packing_health: PackingHealth | None  # whether packing pays; None in lanes without packed prompts
@@ -73,10 +73,10 @@ class Lane:
     in_flight: int = field(default=0, init=False)  # requests whose call is under way
     # start and size by batch
     _under_way: dict[str, tuple[float, int]] = field(factory=dict, init=False)
-    last_size: int = field(default=0, init=False)  # requests of the call that ended last
+    last_size: int = field(default=0, init=False)  # number of requests in the call that ended last
     last_finished: float = field(default=-math.inf, init=False)  # monotonic seconds
     latency: float = field(default=0.0, init=False)  # seconds per call; 0 while unknown
-    # end of the closed gate seen last, monotonic seconds
+    # when the last closed gate may open, monotonic seconds
     held_until: float = field(default=-math.inf, init=False)
     # end of the last reported wait for limits, monotonic seconds
     reported_wait_until: float = field(default=-math.inf, init=False)
@@ -120,7 +120,7 @@ class Lane:
         return self if packed is None or packed.packing_paused(now) or not packable(request) else packed
 
     def packing_paused(self, now: float) -> bool:
-        """Whether this is a lane for packed prompts and packing is off for now."""
+        """Whether this is a lane for packed prompts and packing is temporarily off."""
         return self.packing_health is not None and self.packing_health.off_until(now) > now
 
     def started(self, batch_id: str, size: int, now: float) -> None:
@@ -218,7 +218,7 @@ class LaneFactory:
                     lane.packed = self._build(provider, model, None, known, packed=True)
                     self._opened(lane.packed)
                 self._opened(lane)
-                self._lanes[key] = lane  # last: a Ctrl-C must not leave a lane here that is not served
+                self._lanes[key] = lane  # last, so that Ctrl-C cannot leave a lane here that is not served
         return lane
 
     def read(self, provider: Provider, model: str, kind: Kind = Kind.GENERATE) -> _Knowledge:
@@ -342,5 +342,5 @@ class LaneFactory:
 
 
 def _place(provider: Provider) -> _Place:
-    """Return what distinguishes servers and accounts: two of them may use one name and the same models."""
+    """Return an identifier of server and account, since several may have the same name and models."""
     return provider.name, provider.scope

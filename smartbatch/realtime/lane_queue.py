@@ -1,4 +1,4 @@
-"""The tickets that wait in one lane: in order of service, for their next try, for money, for the window."""
+"""The waiting tickets of one lane: by order of service, next try, missing budget, and end of their window."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SPARE_ENTRIES = 64
 """Invalid entries a heap may hold, beyond one per waiting request."""
 
 _SHARE_OF_TURNS = 0.05 + 1e-9
-"""Share of calls that urgent requests give up; slightly more, so that 20 shares add up to at least one."""
+"""Share of calls that urgent requests give up: slightly over 5 %, so that 20 of them are at least one."""
 
 _Heap: TypeAlias = "list[tuple[float, int, Ticket]]"
 """Entries by time; an entry is valid while its number equals that of its ticket."""
@@ -34,7 +34,7 @@ class Turns:
     of a client share it.
     """
 
-    now: float = -math.inf  # time of the present look, monotonic seconds
+    now: float = -math.inf  # time of the current check, monotonic seconds
     credit: float = 0.0  # turns that are due; each urgent call adds a twentieth, up to one
 
     def is_due(self, ticket: Ticket) -> bool:
@@ -42,7 +42,7 @@ class Turns:
         return self.credit >= 1.0 and ticket.key <= self.now
 
     def started(self, *, urgent: bool, before_urgent: bool) -> None:
-        """Count a call by its head ticket, and whether urgent requests waited while another one started."""
+        """Count a call by its head ticket; ``before_urgent`` means that urgent requests waited for it."""
         if urgent:
             self.credit = min(1.0, self.credit + _SHARE_OF_TURNS)
         elif before_urgent:
@@ -52,7 +52,7 @@ class Turns:
 class LaneQueue:
     """The waiting tickets of one lane: urgent ones first, then by latest start. Guarded by the monitor.
 
-    A ticket that leaves early leaves invalid entries in the heaps, which are skipped when they come up.
+    A ticket that is removed early leaves invalid entries in the heaps, which are skipped when reached.
     """
 
     def __init__(self, lane: Lane, turns: Turns) -> None:
@@ -60,7 +60,7 @@ class LaneQueue:
         self._turns = turns
         self.waiting = 0  # tickets that could be served now
         self.delayed: _Heap = []  # retries in backoff, by its end
-        # tickets that wait until calls in flight return money, by budget
+        # tickets that wait until calls in flight release money, by budget
         self.unfunded: dict[Budget, _Heap] = {}
         self._ordered: PriorityQueue[tuple[float, int, Ticket]] = PriorityQueue()
         self._urgent_first: _Heap = []
@@ -72,7 +72,7 @@ class LaneQueue:
         self._shares = lane.shares
 
     def put(self, ticket: Ticket, due: float, now: float) -> None:
-        """Let ``ticket`` wait, from the moment ``due`` on."""
+        """Add ``ticket``, which may be served from the time ``due`` on."""
         ticket.state = TicketState.WAITING
         ticket.due = due
         entry = next(_sequence)
@@ -102,7 +102,7 @@ class LaneQueue:
 
     @property
     def waiting_for_money(self) -> int:
-        """Number of tickets in :attr:`unfunded`, including any that finished since the last look."""
+        """Number of tickets in :attr:`unfunded`, including any that finished since the last check."""
         return sum(len(heap) for heap in self.unfunded.values())
 
     def pop(self) -> Ticket | None:
@@ -125,11 +125,11 @@ class LaneQueue:
         ticket.entry = -ticket.entry
         self.waiting += 1
         heapq.heappush(self._heap_of(ticket), (ticket.key, ticket.entry, ticket))
-        if self._shares:  # its entries in the other heaps are still there
+        if self._shares:  # its entries in the other heaps were not removed
             self._urgent += _skips_window(ticket)
 
     def set_aside(self, budget: Budget) -> None:
-        """Take the head out until ``budget``, which pays for it, has room; it keeps its place."""
+        """Set the head aside until ``budget``, which pays for it, has room; it keeps its place."""
         ticket = self.pop()
         if ticket is not None:
             ticket.paused = True
@@ -157,9 +157,9 @@ class LaneQueue:
         return math.inf
 
     def promote_funded(self) -> None:
-        """Return tickets to service if their budget has room, or never will.
+        """Return tickets to service if their budget has room, or will never have any.
 
-        Of each budget at most as many as one call takes, so that a call that ends does not move all of them.
+        It returns at most one call's tickets per budget, so that the end of a call does not move them all.
         """
         most = self.lane.accumulator.window.max_size
         for budget, heap in list(self.unfunded.items()):
@@ -180,7 +180,7 @@ class LaneQueue:
         lane = self.lane
         if not self._shares or lane.packing_paused(now):
             return now if self.waiting else math.inf
-        if lane.last_finished > self._met_at:  # its worker looks before its callers can submit again
+        if lane.last_finished > self._met_at:  # its worker checks first, before its callers submit again
             self._met_at, self._met = lane.last_finished, self.waiting
         view = Waiting(
             count=self.waiting,
@@ -197,7 +197,7 @@ class LaneQueue:
         return lane.accumulator.ready(now, view)
 
     def _push(self, ticket: Ticket, entry: int) -> None:
-        """Let ``ticket`` be served. Counts change last, without a call, so Ctrl-C leaves all or nothing."""
+        """Let ``ticket`` be served. Counts change last, without a function call, in case of Ctrl-C."""
         self._compact()
         urgent = False
         if self._shares:
@@ -216,7 +216,7 @@ class LaneQueue:
         return self._urgent_first if ticket.urgent else self._ordered.queue
 
     def _compact(self) -> None:
-        """Drop invalid entries once they make up most of a heap: they hold memory."""
+        """Drop invalid entries once they make up most of a heap, because they use memory."""
         most = 2 * self.waiting + _SPARE_ENTRIES
         if len(self._ordered.queue) > most:
             self._ordered.queue = _valid(self._ordered.queue)

@@ -1,4 +1,4 @@
-"""The present status of a client's requests: what waits, how long, and for what."""
+"""The current status of a client's requests: what waits, how long, and for what."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from smartbatch.realtime.ticket import Ticket, TicketState
 from smartbatch.types import Priority
 
 _MAX_SEARCHED = 10_000
-"""Oldest requests to search for the longest waits, without the monitor; takes about a millisecond."""
+"""Number of oldest requests searched for the longest waits, without the monitor, in about a millisecond."""
 
 _MINUTE_SECONDS = 60.0
 
@@ -78,7 +78,7 @@ def _whole(budget: Budget, left: float) -> float:
 def _oldest(tickets: list[Ticket], now: float) -> dict[str, float]:
     found: dict[Priority, float] = {}
     for ticket in tickets:
-        waiter = next(iter(ticket.waiters), None)  # one step: the list may become empty at any time
+        waiter = next(iter(ticket.waiters), None)  # one step, because the list may become empty any time
         if ticket.state is TicketState.WAITING and waiter is not None:
             found.setdefault(waiter.request.priority, waiter.submitted)
             if len(found) == len(Priority):

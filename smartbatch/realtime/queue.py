@@ -23,7 +23,7 @@ from smartbatch.types import Priority
 
 _sequence = itertools.count(1)
 _SPARE_DEADLINES = 64
-"""Deadlines of finished requests that may stay in the heap, beyond one per pending request."""
+"""Maximum number of deadlines of finished requests in the heap, beyond one per pending request."""
 
 
 @define
@@ -80,13 +80,13 @@ class RequestQueue:
         self._idle = clock.monitor(self.monitor.lock)
         self.counts = RequestCounts()
         self.turns = Turns()  # the calls that urgent requests give up
-        self.lanes: dict[Lane, LaneQueue] = {}  # replaced as a whole, never changed
+        self.lanes: dict[Lane, LaneQueue] = {}  # replaced, never changed in place
         self.live: dict[Ticket, None] = {}  # unfinished tickets in order of arrival
         # effects whose futures ended under the lock and are completed after it
         self.settling: dict[object, None] = {}
         # futures cancelled by finalisers, which cannot take the monitor
         self.abandoned: deque[ResultFuture] = deque()
-        self.flushing = False  # whether windows no longer count
+        self.flushing = False  # whether windows are ignored
         self.closed: ClientClosed | None = None  # the error of a submit; None while requests are accepted
         self._identical: dict[tuple[bytes, Budget | None], Ticket] = {}  # by fingerprint and payer
         self._deadlines: list[tuple[float, int, Ticket, Waiter]] = []
@@ -101,19 +101,19 @@ class RequestQueue:
         return ticket.lane in self.lanes
 
     def admit_locked(self, ticket: Ticket, now: float) -> bool:
-        """Let ``ticket`` wait, or let its waiter join an identical one; True if it joined.
+        """Let ``ticket`` wait, or let its waiter join an identical ticket; return whether it joined.
 
         Raises:
             QueueFull: there is no room, and waiting is not configured or took too long.
             ClientClosed: the client was stopped.
         """
         waiter = ticket.waiters[0]
-        # 1. The client was stopped: refuse.
+        # 1. The client was stopped: reject the ticket.
         if self.closed is not None:
             raise _refusal(self.closed, waiter.request_id)
         # 2. An identical request with the same payer is waiting or in flight: join it, which takes no room.
         leader = self._leader_locked(ticket)
-        # 3. There is no room: refuse, or wait for room. An identical request may have come meanwhile, so
+        # 3. There is no room: reject, or wait for room. An identical request may have arrived meanwhile, so
         #    check again and pass the room on.
         if leader is None and self._make_room_locked(waiter, now):
             leader = self._leader_locked(ticket)
@@ -124,7 +124,7 @@ class RequestQueue:
             return True
         # 4. Let it wait in its lane, even if it timed out meanwhile: expired_locked takes it out.
         self._watch_deadline_locked(ticket, waiter)
-        # no call between these lines, so that no Ctrl-C can come between them either
+        # no function call between these lines, so that Ctrl-C cannot interrupt between them
         if ticket.fingerprint is not None:
             self._identical[ticket.fingerprint, ticket.own_budget] = ticket
         self.live[ticket] = None
@@ -135,7 +135,7 @@ class RequestQueue:
         return False
 
     def again_locked(self, ticket: Ticket, due: float, now: float) -> None:
-        """Let a ticket that was in flight wait once more, until ``due``, even if there is no room."""
+        """Let a ticket that was in flight wait again until ``due``, even if there is no room."""
         self.counts.in_flight -= len(ticket.waiters)
         self.counts.waiting += len(ticket.waiters)
         self.lanes[ticket.lane].put(ticket, due, now)
@@ -176,7 +176,7 @@ class RequestQueue:
 
         Args:
             ok: whether its requests succeeded.
-            refused: waiters that failed all the same, because a hook failed their results.
+            refused: waiters that failed nevertheless, because a hook failed their results.
         """
         waiters = ticket.waiters
         if ticket.state is TicketState.IN_FLIGHT:
@@ -194,9 +194,9 @@ class RequestQueue:
         return waiters
 
     def cancelled_locked(self, ticket: Ticket, waiter: Waiter) -> bool:
-        """Take out a waiter whose future was cancelled; False if that was reported before.
+        """Remove a waiter whose future was cancelled; return False if that was already reported.
 
-        A worker that met the cancelled future first has already taken it out; reporting it is left to the
+        If a worker found the cancelled future first, it has already removed it; reporting it is left to the
         thread that cancelled.
         """
         if waiter.future.waiter is None:
@@ -206,19 +206,19 @@ class RequestQueue:
             waiter.begin()
             self._drop_waiter_locked(ticket, waiter)
             if not ticket.waiters:
-                self._forget_locked(ticket)  # first: after a Ctrl-C here, workers skip it
+                self._forget_locked(ticket)  # first, so that workers skip it if Ctrl-C interrupts here
                 self.lanes[ticket.lane].remove(ticket)
         return True
 
     def expired_locked(self, now: float) -> list[tuple[Ticket, Waiter]]:
-        """Take out the waiters that timed out; the caller fails them."""
+        """Remove the waiters that timed out; the caller fails them."""
         late: list[tuple[Ticket, Waiter]] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             _, _, ticket, waiter = heapq.heappop(self._deadlines)
-            # 1. It was completed or taken out before.
+            # 1. It was already completed or removed.
             if ticket.state is TicketState.DONE or waiter not in ticket.waiters:
                 continue
-            # 2. It waits: its place becomes free. If its future was cancelled meanwhile, it counts as such.
+            # 2. It waits: free its place. If its future was cancelled meanwhile, it counts as cancelled.
             # 3. Its call is under way and continues for the other waiters.
             waiting = ticket.state is TicketState.WAITING
             ticket.waiters.remove(waiter)
@@ -252,13 +252,13 @@ class RequestQueue:
             ticket = None if waiter is None else waiter.ticket
             if waiter is None or ticket is None or not self.has_lane_of(ticket):
                 continue  # it has finished, or belongs to another run
-            # not cancelled if its call is under way
+            # cannot be cancelled if its call is under way
             if Future.cancel(waiter.future) and self.cancelled_locked(ticket, waiter):
                 removed.append((ticket, waiter))
         return removed
 
     def settled(self, effects: object) -> None:
-        """Note that futures that ended under the lock are now completed."""
+        """Record that futures that ended under the lock are now completed."""
         self.settling.pop(effects, None)
         if self.closed is not None:
             with self.monitor:
@@ -270,7 +270,7 @@ class RequestQueue:
         self._urgent_room.notify_all()
 
     def wait_idle(self, timeout: float | None) -> bool:
-        """Wait until all futures are complete; False if that took too long."""
+        """Wait until all futures are complete; return False if that took too long."""
         with self._idle:
             return bool(self._idle.wait_for(lambda: not (self.live or self.settling), timeout))
 
@@ -284,18 +284,18 @@ class RequestQueue:
             self._room.notify(places)
 
     def _make_room_locked(self, waiter: Waiter, now: float) -> bool:
-        """Return once there is room; True if that took waiting, so that others may have come meanwhile.
+        """Wait for room; return whether that took time, so that others may have arrived meanwhile.
 
         Raises:
             QueueFull: there is no room, and waiting is not configured or took too long.
             ClientClosed: the client was stopped.
         """
-        # 1. Fewer requests wait than may: the capacity, plus the reserve for URGENT and HIGH requests.
+        # 1. There is room within the capacity, plus the reserve for URGENT and HIGH requests.
         urgent = waiter.request.priority >= Priority.HIGH
         limit = self._capacity + (self._reserve if urgent else 0)
         if self.counts.waiting < limit:
             return False
-        # 2. A full queue refuses.
+        # 2. The queue is full and does not block: reject the request.
         if not self._block:
             raise QueueFull(
                 f"the queue is full ({self.counts.waiting} of {self._capacity} requests wait); try later, "
@@ -331,7 +331,7 @@ class RequestQueue:
         waiter = follower.waiters[0]
         waiter.joined = True
         self._watch_deadline_locked(leader, waiter)
-        leader.waiters += (waiter,)  # no call, no Ctrl-C: see admit_locked
+        leader.waiters += (waiter,)  # without a function call, because of Ctrl-C: see admit_locked
         waiter.ticket = leader
         self.counts.submitted += 1
         if leader.state is TicketState.IN_FLIGHT:
@@ -340,7 +340,7 @@ class RequestQueue:
             return
         self.counts.waiting += 1
         leader.keeps_going = leader.keeps_going or follower.keeps_going
-        # the more urgent of the two decides the order; if one must be sent alone, so is the other
+        # the more urgent one decides the order; if one must be sent alone, both are
         key, must_start = min(leader.key, follower.key), min(leader.must_start, follower.must_start)
         urgent, alone = leader.urgent or follower.urgent, leader.alone or follower.alone
         standing = leader.key, leader.must_start, leader.urgent, leader.alone
