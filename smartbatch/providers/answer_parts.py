@@ -1,4 +1,4 @@
-"""Parts of answers that all APIs have besides the text: tool calls, log-probabilities, vectors and other
+"""Parts of answers besides the text, common to all APIs: tool calls, log-probabilities, vectors and other
 fields.
 """
 
@@ -24,10 +24,10 @@ from smartbatch.types import Answer, Request, TokenLogprob, ToolCall, Usage, sha
 def tool_call(
     identity: Any, name: Any, arguments: Any, extra: Mapping[str, Any] | None = None
 ) -> ToolCall | None:
-    """Return the call that a provider describes; ``None`` without a name.
+    """Return the call that a provider describes; ``None`` if it has no name.
 
     Args:
-        identity: its id; calls without one get theirs from :func:`identified`.
+        identity: its id; :func:`identified` adds ids to calls without one.
         name: of the tool.
         arguments: an object, or JSON text. Text that is not a JSON object is kept unchanged.
         extra: further fields.
@@ -96,7 +96,7 @@ _ID_SIGNS = frozenset(ascii_letters + digits + "_-")
 
 
 def token_logprobs(items: Any) -> tuple[TokenLogprob, ...] | None:
-    """Return log-probabilities from OpenAI's form; ``None`` without any."""
+    """Return log-probabilities from OpenAI's format; ``None`` if there are none."""
     if not isinstance(items, list):
         return None
     found = []
@@ -115,7 +115,7 @@ def _pair(item: Any) -> tuple[str, float] | None:
     return well_formed(token), max(float(logprob), MIN_LOGPROB)
 
 
-MIN_LOGPROB = -9999.0  # written by servers for a probability of 0: JSON has no infinity
+MIN_LOGPROB = -9999.0  # servers write this for a probability of 0, because JSON has no infinity
 
 
 def unmodelled(data: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def joined(value: Any) -> Any:
     return {name: joined(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
-# string fields that each piece of a message repeats completely
+# string fields that every piece of a message repeats in full
 _REPEATED = ("id", "type", "role", "format", "name", "index")
 
 
@@ -204,7 +204,7 @@ _NUMBERS = frozenset({int, float})
 
 
 def vector(raw: Any, dimensions: int | None) -> array[float]:
-    """Return an embedding as 32-bit floats, exact to the bit.
+    """Return an embedding as 32-bit floats, without rounding.
 
     Args:
         raw: base64 of little-endian 32-bit floats, or a list of numbers, which servers that ignore
@@ -236,7 +236,7 @@ def vector(raw: Any, dimensions: int | None) -> array[float]:
 
 @contextmanager
 def counted(tokens: int | None) -> Iterator[None]:
-    """Add the billed tokens to an error, because an unusable answer still has to be paid for.
+    """Add the billed tokens to an error, because an unusable answer has to be paid for as well.
 
     Args:
         tokens: tokens of all texts in the call; ``None`` if the answer does not report them.

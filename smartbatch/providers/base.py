@@ -76,7 +76,7 @@ class AnswerStream(ABC):
 
 @frozen
 class FlexTier:
-    """The cheaper, slower tier of one API: how a request selects it, and how the tier declines.
+    """The cheaper, slower tier of one API: how a request selects it, and how the tier refuses a request.
 
     Sources: OpenAI's guide to flex processing (``service_tier``; without capacity it answers "429 Resource
     Unavailable", which is not billed; tokens cost the same as in batches) and Google's page on flex inference
@@ -85,9 +85,9 @@ class FlexTier:
 
     Args:
         field: the parameter that names a tier.
-        also: other spellings of it.
-        full: whether an error means that the tier has no capacity now, and is not about the request or its
-            limits.
+        also: other spellings of that parameter.
+        full: whether an error means that the tier currently has no capacity, and not that the request or a
+            limit is at fault.
     """
 
     field: str
@@ -95,7 +95,7 @@ class FlexTier:
     full: Callable[[ProviderError], bool]
 
     def is_open_to(self, request: Request) -> bool:
-        """Whether ``request`` may use the tier: a generation that names no tier itself."""
+        """Whether ``request`` may use the tier: it generates an answer and names no tier itself."""
         if request.embedding is not None or request.call is not None:
             return False
         extra = request.params.extra
@@ -112,18 +112,18 @@ class FlexTier:
 
 
 class Provider(ABC):
-    """Base class of the adapters, and of a user's own.
+    """Base class of all adapters, including the user's own.
 
-    Making a provider opens no thread, lock, socket or connection. Opened resources belong to the process that
-    opened them.
+    Creating a provider opens no thread, lock, socket or connection. Opened resources belong to the process
+    that opened them.
 
     Attributes:
         name: the prefix in ``provider:model``.
         scope: identifies the quota: key fingerprint, base URL, organisation, project. Never the key itself.
         capabilities: see :class:`Capabilities`.
-        own_code: True if calls run the user's own code, whose exceptions are kept as a cause.
+        own_code: True if calls run the user's own code, whose exceptions are kept as the cause of errors.
         network: opened and closed with the provider, and the first to classify an exception; ``None`` for a
-            provider without one, or with its own.
+            provider without a network, or one that handles it itself.
     """
 
     name: str
@@ -143,7 +143,7 @@ class Provider(ABC):
             timeout: total seconds for the call, including connection and body.
 
         Raises:
-            Exception: any; :meth:`classify` gives it a meaning.
+            Exception: any; :meth:`classify` returns its meaning.
         """
 
     def generate_many(
@@ -171,9 +171,9 @@ class Provider(ABC):
         raise NotImplementedError(f"{self.name} has no embeddings")
 
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:
-        """Start to stream one answer; only used if ``capabilities.streams``.
+        """Start streaming one answer; only used if ``capabilities.streams``.
 
-        ``timeout`` applies to the whole stream. It may return before the request is sent: then reading sends
+        ``timeout`` applies to the whole stream. It may return before the request is sent; reading then sends
         the request and raises the provider's errors, and closing ends the wait for the answer.
         """
         raise NotImplementedError(f"{self.name} does not stream")
@@ -182,7 +182,7 @@ class Provider(ABC):
         """Raise ``InvalidRequest`` for a request that this provider cannot send, before it is queued."""
 
     def takes_temperature(self, model: str) -> bool:  # noqa: ARG002
-        """Whether ``model`` certainly takes a temperature; checked before the client sets one itself."""
+        """Whether ``model`` certainly accepts a temperature; checked before the client sets one itself."""
         return False
 
     def flex(self, model: str) -> FlexTier | None:  # noqa: ARG002
@@ -208,8 +208,8 @@ class Provider(ABC):
         return ProviderError(scrub(f"{type(error).__name__}: {error}"), kind=kind)
 
     def open(self, workers: int) -> None:
-        """Start to prepare for ``workers`` concurrent calls; called before the first call. It waits for
-        nothing, and repeated calls are cheap.
+        """Start preparing for ``workers`` concurrent calls; called before the first call. It does not wait,
+        and repeated calls are cheap.
         """
         if self.network is not None:
             self.network.open(workers)

@@ -28,18 +28,18 @@ class BatchAbilities:
     """The abilities and limits of a provider's Batch API."""
 
     max_requests: int  # per batch
-    max_bytes: int  # of a batch's input
+    max_bytes: int  # in a batch's input
     kinds: frozenset[Kind] = frozenset({Kind.GENERATE})  # of requests
-    files: bool = True  # the input is uploaded before the create; False: it is sent inline
-    labels: bool = True  # a batch shows its creation mark, also in the list
-    fence: bool = True  # a create that names a deleted input file is refused, which ends its attempt
-    counts: bool = True  # a running batch reports how many requests are done
+    files: bool = True  # whether the input is uploaded before the create, or sent inline
+    labels: bool = True  # whether a batch shows the mark of its creation, also in the list
+    fence: bool = True  # whether a create that names a deleted input file is refused
+    counts: bool = True  # whether a running batch reports how many requests are done
     retention: float = 29 * 86_400.0  # seconds after the create during which results are available
     priced: bool = True  # False if batches never cost anything, so that a missing price is not an error
 
 
 class RemoteState(enum.Enum):
-    """State of a remote batch. A state that no adapter knows is :attr:`RUNNING`: not finished."""
+    """State of a remote batch. An unknown state counts as :attr:`RUNNING`: not finished."""
 
     RUNNING = "running"
     ENDING = "ending"  # cancelled or finalizing; the outcome is still open
@@ -70,14 +70,14 @@ class RemoteBatch:
 
     id: str  # checked against a pattern, so it is safe in URLs, SQL and file names
     state: RemoteState
-    word: str = ""  # the provider's own name of the state
+    word: str = ""  # the provider's own name for the state
     created_at: float | None = None  # Unix seconds by the provider's clock
     mark: str | None = None  # the nonce of its creation, if the provider shows it
     file_id: str | None = None  # the input file, if the provider shows it
     total: int | None = None  # number of requests
     completed: int = 0  # requests answered so far, if reported
     failed: int = 0  # requests failed so far, if reported
-    outputs: tuple[str, ...] = ()  # places of its results, in a form of the adapter's own
+    outputs: tuple[str, ...] = ()  # locations of its results, in a format of the adapter's own
     error: ProviderError | None = None  # the scrubbed reason why it failed as a whole
 
     @property
@@ -104,7 +104,7 @@ class BatchPage:
 class Creation:
     """The arguments of one create."""
 
-    mark: str  # the attempt's nonce, sent in a field that the provider shows again
+    mark: str  # the attempt's nonce, sent in a field that the provider returns with the batch
     model: str  # without the provider's prefix
     kind: Kind  # of all its requests
     size: int  # number of requests
@@ -159,7 +159,7 @@ class BatchApi(ABC):
         return ()
 
     def overhead(self, size: int) -> int:  # noqa: ARG002
-        """Return the bytes of a batch of ``size`` requests besides its lines and their ends."""
+        """Return the number of bytes in a batch of ``size`` requests besides its lines and their ends."""
         return 0
 
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:
@@ -199,7 +199,7 @@ class BatchApi(ABC):
 
     @abstractmethod
     def cancel(self, batch_id: str, timeout: float) -> None:
-        """Request cancellation; one that has ended already is a success."""
+        """Request cancellation; succeeds if the batch has ended already."""
 
     def delete_batch(self, batch_id: str, timeout: float) -> None:
         """Delete the provider's data of an ended batch besides files, if any."""
@@ -222,7 +222,8 @@ class BatchApi(ABC):
         """Read one line of results.
 
         Raises:
-            ValueError: it is not such a line: cut, garbled, or without an id.
+            ValueError: it is not a line of results, for example because it is cut off, garbled or without an
+                id.
         """
 
     # -- errors ----------------------------------------------------------------------------------------------
@@ -261,8 +262,8 @@ def not_run(ended: Literal["cancelled", "expired"]) -> NotRun:
 def line_of(line: bytes, id_field: str, read: Callable[[dict[str, Any]], Answer]) -> Line:
     """Read one line of results, with or without its end.
 
-    An error's kind determines whether the request is sent again. Without money nothing was run, and the
-    request is valid, so it remains open.
+    An error's kind determines whether the request is sent again. If the account has no money, nothing was run
+    and the request is valid, so it remains open.
 
     Args:
         line: JSON.

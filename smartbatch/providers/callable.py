@@ -19,7 +19,7 @@ MAX_SHARED = 10
 """Default maximum of requests per shared call, as ``max_batch_size``."""
 
 _COUNTS = (("input_tokens", "output_tokens"), ("prompt_tokens", "completion_tokens"))
-"""Names of token counts: of Anthropic and OpenAI's responses, and of OpenAI's chat completions."""
+"""Names of token counts in Anthropic's and OpenAI's responses, and in OpenAI's chat completions."""
 
 
 class CallableProvider(Provider):
@@ -28,9 +28,9 @@ class CallableProvider(Provider):
     The function returns a string, an :class:`~smartbatch.types.Answer` (which can have usage and cost) or any
     other object, which becomes ``Result.parsed``; or one of these with its usage, as ``(value, usage)``: a
     :class:`~smartbatch.types.Usage`, or a provider's own mapping or object with the numbers of input and
-    output tokens. An exception may have an attribute ``usage`` too; those of the exceptions it was raised
-    ``from`` are added. The function must respect the call's time-out itself, because a running Python
-    function cannot be stopped from outside.
+    output tokens. An exception may have an attribute ``usage`` too; the usage of the exceptions it was raised
+    ``from`` is added. The function itself must respect the call's time-out, because a running Python function
+    cannot be stopped from outside.
 
     Args:
         fn: makes one call; ``attempt`` is 0 for the first, ``attempt.timeout`` is the time allowed in
@@ -38,7 +38,7 @@ class CallableProvider(Provider):
         name: the prefix in logs and metrics, and the name of the quota.
         many: ``many(requests, attempt)`` makes one call for several requests and returns one entry per
             request, in order: an answer as above, an exception if only that request failed, or ``None`` if
-            the answer is missing. With it requests share calls.
+            the answer is missing. If given, requests share calls.
         max_shared: maximum requests per call of ``many``.
         classify: ``classify(error)`` returns the meaning of an exception of ``fn``, or ``None`` for the
             default.
@@ -158,8 +158,8 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 
 def usage_of(error: BaseException) -> Usage | None:
-    """Return the usage of a failed call of a function: that of the exception and of each one it was raised
-    ``from``; ``None`` without any.
+    """Return the usage of a failed call of a function: the total of the exception and of each one it was
+    raised ``from``; ``None`` if they have none.
     """
     found: dict[int, Usage] = {}
     seen: set[int] = set()
@@ -168,7 +168,7 @@ def usage_of(error: BaseException) -> Usage | None:
         seen.add(id(at))
         stated = getattr(at, "usage", None)
         if (usage := usage_in(stated)) is not None:
-            found[id(stated)] = usage  # an outer exception may have that of the inner one
+            found[id(stated)] = usage  # an outer exception may have the inner one's usage object
         at = at.__cause__
     usages = list(found.values())
     return sum(usages[1:], usages[0]) if usages else None

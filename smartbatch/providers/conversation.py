@@ -1,4 +1,4 @@
-"""Checks of requests that all APIs share, and the content of messages as it is sent."""
+"""Checks of requests that are common to all APIs, and the content of messages as it is sent."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def check_format(params: Generation, names: Collection[str], within: str | None 
     Args:
         params: of the request.
         names: fields that set the format.
-        within: the object of the body that has them and is merged with the client's own; otherwise the body
-            has them.
+        within: the object in the body that has these fields and is merged with the client's own; without it,
+            they are in the body itself.
 
     Raises:
         InvalidRequest: the format is set twice.
@@ -69,7 +69,7 @@ def check_tools(params: Generation, choice_fields: Collection[str], log_fields: 
 
     Args:
         params: of the request.
-        choice_fields: the fields of the body with the choice.
+        choice_fields: the fields of the body that hold the choice.
         log_fields: the fields that request log-probabilities.
 
     Raises:
@@ -98,7 +98,8 @@ def refuse_strict(tool: Tool, provider: str) -> InvalidRequest:
 
 
 def arguments_sent(call: ToolCall) -> Mapping[str, Any]:
-    """Return a call's arguments as an object; text that is not JSON is wrapped, as Anthropic recommends."""
+    """Return a call's arguments as an object; text that is not JSON is wrapped in one, as Anthropic
+    recommends."""
     return {"INVALID_JSON": call.arguments_text or ""} if call.arguments is None else call.arguments
 
 
@@ -108,9 +109,9 @@ def arguments_text(call: ToolCall) -> str:
 
 
 def own_turns(prompt: Sequence[Message]) -> Iterator[Message]:
-    """Yield the messages of a chat with all calls in ``tool_calls`` and each result in a message of its own,
-    for APIs without ``tool_use`` and ``tool_result`` parts. The thoughts of Anthropic's models, signed or
-    encrypted, are left out.
+    """Yield the messages of a chat with all calls in ``tool_calls`` and each result in its own message, for
+    APIs without ``tool_use`` and ``tool_result`` parts. Signed or encrypted thoughts of Anthropic's models
+    are left out.
     """
     for message in prompt:
         if isinstance(message.content, str) or message.role not in ("user", "assistant"):

@@ -2,8 +2,8 @@
 
 The formats: ``error`` as an object or a string; ``errors`` as a list or by field; FastAPI's ``detail`` as a
 string or a list; problem details of RFC 9457; flat objects (``message``, ``msg``, ``error_msg`` and others);
-JSON in a string; XML; plain text; and the title of an HTML page. In any other format the reason is the text
-that most resembles one, at any level.
+JSON in a string; XML; plain text; and the title of an HTML page. In any other format, the reason is the text
+at any level that most resembles one.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from smartbatch.providers.http.content import decode_answer
 from smartbatch.providers.http.replies import Reply, is_html
 
 _MAX_TEXT = 2000  # characters of a reason
-_MAX_PAGE = 64 * 1024  # bytes of a page that are searched for a title
+_MAX_PAGE = 64 * 1024  # bytes at the start of a page that are searched for a title
 _MAX_DEPTH = 6
-_MAX_PARTS = 5  # reasons from one list
+_MAX_PARTS = 5  # maximum reasons from one list
 _TITLES = ("title", "error")  # fields with a headline, often just ``Bad Request``; it comes first
 # fields with the reason itself, the most common first
 _REASONS = (
@@ -39,7 +39,7 @@ _REASONS = (
 )
 # fields with further reasons, or the only one
 _INSIDE = ("errors", "invalid-params", "invalid_params", "fault", "base_resp", "data")
-# fields of a listed reason with a place in the request, such as ``body.seed``
+# fields of a listed reason that name a place in the request, such as ``body.seed``
 _PLACES = ("loc", "pointer", "name", "param", "field", "parameter", "path")
 # fields of a flat error that the adapters read; see :func:`with_reason`
 _WORDS = ("type", "code", "param", "metadata")
@@ -94,7 +94,7 @@ def _joined(reasons: Iterable[str]) -> str:
 
 
 def _completed(message: str, error: Mapping[str, Any]) -> str:
-    """Return an error's message; with the reason inside it, if it is JSON or only a headline."""
+    """Return an error's message; if it is JSON or only a headline, with the reason inside it."""
     if message.lstrip()[:1] in ("{", "["):
         return named_reason(message)
     if len(message.split()) > _HEADLINE_WORDS:
@@ -119,7 +119,7 @@ def is_page(reply: Reply) -> bool:
 
 def page_title(reply: Reply) -> str:
     """Return the title of a page, its first heading, or the message of an XML error; empty without any."""
-    from html import unescape  # imported late: a table of thousands of names, and hardly an answer is a page
+    from html import unescape  # late: a table of thousands of names, and answers are rarely pages
 
     page = reply.body[:_MAX_PAGE]
     lower = page.lower()
@@ -149,7 +149,7 @@ def _reasons(value: Any, depth: int) -> Iterator[str]:
 
 
 def _decoded(text: str) -> Any:
-    """Return the JSON value in a string, a form used by gateways; ``None`` for other text."""
+    """Return the JSON value in a string, which gateways send; ``None`` for other text."""
     if text.lstrip()[:1] not in ("{", "["):
         return None
     try:
@@ -159,9 +159,8 @@ def _decoded(text: str) -> Any:
 
 
 def _searched(data: Any) -> list[str]:
-    """Return the texts of an unknown format that resemble a reason, from the highest level that has any.
-
-    Fields named like a reason take precedence, at any level. Single words are codes.
+    """Return the texts in an unknown format that resemble a reason, from the highest level that has any.
+    Fields named like a reason take precedence at any level. Single words count as codes and are left out.
     """
     named: list[str] = []
     others: list[str] = []
@@ -201,7 +200,7 @@ def _of_object(value: Mapping[str, Any], depth: int) -> Iterator[str]:
 
 
 def _by_field(errors: Mapping[str, Any], depth: int) -> Iterator[str]:
-    """Yield reasons by the field they are about, as in ASP.NET and Rails, or those of one error object."""
+    """Yield the reasons listed by field, as in ASP.NET and Rails, or those of one error object."""
     if any(name in errors for name in (*_REASONS, *_INSIDE)):
         yield from _reasons(errors, depth)
         return

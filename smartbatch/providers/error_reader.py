@@ -1,4 +1,4 @@
-"""Errors of answers, made in one place: each has the call's id and limits, and no key or piece of a prompt.
+"""All errors in answers are made here: each has the call's id and limits, and no key or piece of a prompt.
 
 The APIs differ in the format of an error body and the meaning of its words; every adapter has an
 :class:`ErrorReader` for its own API.
@@ -110,7 +110,7 @@ def _shown(location: str) -> str:
 
 _ANSWERS = ("choices", "data", "candidates")  # fields with an answer, whatever other fields there are
 _ERRORS = ("error", "errors", "detail")  # fields with an error in a success, unless there is an answer
-# every answer of an API has at least one of these fields
+# every answer of the API has at least one of these fields
 _OF_THE_API = frozenset(
     {
         *_ANSWERS,
@@ -249,13 +249,12 @@ class ErrorReader:
         )
 
     def broken(self, reply: Reply, code: str, text: str) -> ProviderError:
-        """Return the error for an answer that was cut or garbled in transit."""
+        """Return the error for an answer that was cut off or garbled in transit."""
         return self.unusable(reply, code, text, kind=ErrorKind.NETWORK_ERROR)
 
     def refused(self, reply: Reply, requests: Sequence[Request]) -> ProviderError:
-        """Return the meaning of a refusal of ``requests``.
-
-        A refusal by a web page is a gateway's, not the provider's, and may not recur with the next call.
+        """Return the meaning of a refusal of ``requests``. A web page comes from a gateway, not from the
+        provider, so the refusal may not recur with the next call.
         """
         if reply.status in _PAGES and is_html(reply.headers):
             return self._page(reply)
@@ -280,8 +279,8 @@ class ErrorReader:
     def check(self, data: Mapping[str, Any], reply: Reply, requests: Sequence[Request] = ()) -> None:
         """Raise the error in a decoded success, if there is one instead of an answer.
 
-        A request that failed after it had begun has a status of its own. A string as ``data`` is not an
-        answer of any API; next to a status of JSend, it is the reason.
+        A request that failed after it had begun has its own status. A string in ``data`` is not an answer in
+        any API; next to a JSend status, it is the reason.
         """
         instead = any(map(data.get, _ERRORS)) and not any(map(data.get, _ANSWERS))
         is_jsend = data.get("status") in _JSEND and isinstance(data.get("data"), str)

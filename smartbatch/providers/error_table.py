@@ -74,7 +74,7 @@ _BAD_KEY = re.compile(r"api key not valid|(?:incorrect|invalid) api key", re.I)
 
 
 def kind_of_code(code: object, type_: object, message: str) -> ErrorKind | None:
-    """Return the meaning of an error's code, type or text alone; ``None`` if they show none."""
+    """Return the meaning that an error's code, type or text alone shows; ``None`` if they show none."""
     named = _CODES.get(code) if isinstance(code, str) else None
     if named is None and isinstance(type_, str) and type_ != "invalid_request_error":
         named = _CODES.get(type_)
@@ -135,7 +135,7 @@ def _http_number(code: object) -> int | None:
 
 Measure: TypeAlias = Literal["requests", "bytes", "tokens"]  # limited per batch
 
-_MAX_TEXT, _MAX_PARTS = 64 * 1024, 20  # characters of a problem's text, and steps of its path
+_MAX_TEXT, _MAX_PARTS = 64 * 1024, 20  # maximum characters of a problem's text, and maximum steps of its path
 # statuses of refusals that may be about lines or limits; a batch that fails validation has none
 _REFUSED = (None, 400, 413, 422)
 _NOT_OF_A_LINE = frozenset(
@@ -199,7 +199,7 @@ def explained(error: ProviderError, refusal: Any, secrets: Sequence[str | None] 
         reason = _reason(problem, error, secrets)
         for place in _places(problem):
             lines.setdefault(place, reason)
-        if reason.kind in _NOT_OF_A_LINE:  # a problem of the account, not of the first line that was read
+        if reason.kind in _NOT_OF_A_LINE:  # the problem is the account, not the first line that was read
             return error
     exceeds = None if lines else _exceeded(error, problems)
     if not lines and exceeds is None:
@@ -223,7 +223,7 @@ def _problems(refusal: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _listed(error: Mapping[str, Any]) -> list[Any]:
-    """Return the problems in the lists that OpenAI, FastAPI and Google put into an error."""
+    """Return the problems listed in an error by OpenAI, FastAPI or Google."""
     errors = error.get("errors")
     listed = fields(errors).get("data") if isinstance(errors, dict) else errors
     if not isinstance(listed, list):
@@ -263,7 +263,7 @@ def _reason(problem: Mapping[str, Any], error: ProviderError, secrets: Sequence[
 
 def _places(problem: Mapping[str, Any]) -> Iterator[int | str]:
     """Yield the positions of lines and the ids of requests that a problem is about."""
-    # 1. It is about a property of all lines, such as the model: none.
+    # 1. It is about a property of all lines, such as the model: yield nothing.
     if short(problem.get("code"), PLAIN_WORD) in _ALL_LINES or _OF_THE_BATCH.fullmatch(problem["param"]):
         return
     # 2. It has the number of a line, or the id of a request.

@@ -1,4 +1,4 @@
-"""Strings, numbers and times from a provider: which may be kept, and which no error may show."""
+"""Strings, numbers and times from a provider: which may be kept, and which must not appear in errors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def repeats(text: str, requests: Sequence[Request]) -> bool:
 
 
 def without_echo(error: ProviderError, request: Request) -> ProviderError:
-    """Return an error of a batch's result line, already scrubbed, without pieces of its request's prompt."""
+    """Return the already scrubbed error of a line of a batch's results without pieces of its request's
+    prompt."""
     if not echoes(error.message, texts((request,))):
         return error
     shown = copy.copy(error)
@@ -145,7 +146,7 @@ def whole(value: Any) -> int | None:
 
 
 def fields(value: Any) -> Mapping[str, Any]:
-    """Return a value that should be an object; an empty mapping for any other."""
+    """Return a value if it is an object; otherwise an empty mapping."""
     return value if type(value) is dict or isinstance(value, Mapping) else {}  # the faster check first
 
 
@@ -160,7 +161,7 @@ def plain(value: Any) -> str:
 
 
 def finish_word(reason: Any, known: Mapping[str, str]) -> str:
-    """Return our word for a provider's finish reason; words that are not ``known`` are returned unchanged."""
+    """Return our name for a provider's finish reason; names that are not ``known`` are returned unchanged."""
     if reason is None:
         return "stop"
     word = short(reason, PLAIN_WORD) or "unknown"

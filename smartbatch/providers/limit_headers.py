@@ -11,20 +11,20 @@ from typing import Any, NamedTuple
 from smartbatch.providers.foreign_text import http_date, unix_seconds
 from smartbatch.types import LimitReport
 
-# maximum wait in seconds that a server may ask for: longer ones seen in practice were mistakes
+# maximum wait in seconds that a server may request: longer ones seen in practice were mistakes
 RETRY_AFTER_CEILING = 600.0
 
 _NUMBER = re.compile(
     r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)(?:e[+-]?\d++)?|[+-]?inf(?:inity)?", re.ASCII | re.IGNORECASE
 )
-# "ms" before "m", or 250ms would read as 250 minutes and a stray s. Both signs for micro are in use.
+# "ms" before "m", or 250ms would read as 250 minutes and a stray s. Both characters for micro are in use.
 _PART = re.compile(r"(?<!\d)(\d++(?:\.\d*+)?|\.\d++)(ms|us|µs|μs|ns|h|m|s)", re.ASCII)
 _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
 _MAX_VALUE = 64  # characters
 
 
 def parse_retry_after(headers: Mapping[str, str], wall: float) -> float | None:
-    """Return the seconds a server asks to wait, up to the ceiling; ``None`` without any.
+    """Return the seconds that a server asks us to wait, up to the maximum; ``None`` if it names none.
 
     Args:
         headers: of the answer, names in lower case. ``retry-after-ms`` (milliseconds) takes precedence over
@@ -74,8 +74,8 @@ def _go_duration(text: str) -> float | None:
 
 
 def read_limits(headers: Mapping[str, str], wall: float) -> LimitReport | None:
-    """Return the limits in OpenAI's ``x-ratelimit-*`` headers; ``None`` without any. Missing is not
-    unlimited.
+    """Return the limits in OpenAI's ``x-ratelimit-*`` headers; ``None`` without any. A missing limit does not
+    mean unlimited.
 
     Args:
         headers: of the answer, names in lower case. Resets are durations; some servers send Unix times, in
@@ -90,7 +90,7 @@ def read_limits(headers: Mapping[str, str], wall: float) -> LimitReport | None:
 
 
 class _Figures(NamedTuple):
-    """The figures of one limit."""
+    """The figures for one limit."""
 
     limit: int | None = None
     remaining: int | None = None
@@ -116,8 +116,8 @@ _HEADERS = {
         "project-tokens": ("project-tokens",),
     }.items()
 }
-"""The headers of each limit, from the provider itself and through a gateway. Cerebras and Mistral name the
-minute; their headers about longer periods are not read."""
+"""The headers of each limit, from the provider itself and through a gateway. The names used by Cerebras and
+Mistral contain the minute; their headers for longer periods are not read."""
 
 
 def _report(rounded_to: float = 0.0, **figures: _Figures) -> LimitReport | None:
@@ -153,7 +153,7 @@ def _tighter(one: _Figures, other: _Figures) -> _Figures:
 
 
 def read_anthropic_limits(headers: Mapping[str, str], wall: float) -> LimitReport | None:
-    """Return the limits in Anthropic's ``anthropic-ratelimit-*`` headers; ``None`` without any.
+    """Return the limits in Anthropic's ``anthropic-ratelimit-*`` headers; ``None`` if there are none.
 
     Args:
         headers: of the answer, names in lower case. Resets are times (RFC 3339), so the server's own ``date``
@@ -187,7 +187,7 @@ _ANTHROPIC = {
 _EARLIEST, _LATEST = 1.5e9, 1e10
 _STAMP_UNITS = (1.0, 1e3, 1e6, 1e9)  # per second
 _STAMPS_ROUNDED_TO = 1.0  # seconds
-_DATE_IS_EXACT_TO = 2.0  # seconds: a Date header has whole seconds, and the answer takes time
+_DATE_IS_EXACT_TO = 2.0  # a Date header has whole seconds, and the answer takes time to arrive
 
 
 def _number(text: str | None) -> float | None:

@@ -68,7 +68,7 @@ class MockProvider(Provider):
     Attributes:
         calls: every call, in the order of their starts.
         max_in_flight: maximum number of concurrent calls so far.
-        opened, closed: number of times the client did so.
+        opened, closed: how many times the client opened and closed it.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class MockProvider(Provider):
             return [self._answer(request, model) for request in requests]
 
     def takes_temperature(self, model: str) -> bool:  # noqa: ARG002
-        """It takes every parameter."""
+        """It accepts every parameter."""
         return True
 
     def open(self, workers: int) -> None:  # noqa: ARG002

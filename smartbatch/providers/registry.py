@@ -218,7 +218,8 @@ class OpenedModel:
         return self if request.model is None else evolve(self, name=request.model)
 
     def named(self, model: str) -> str | None:
-        """Return the name of a model of the same provider, for requests; ``None`` for this one.
+        """Return the name to use in requests for another model of the same provider; ``None`` if it is this
+        model.
 
         Args:
             model: with the provider's prefix or without; a name may contain a colon itself, as in

@@ -1,9 +1,10 @@
 """JSON schemas in the dialects of the APIs that enforce them.
 
-An API takes only a part of JSON Schema. A schema is rewritten to use that part only: references are followed,
-``allOf`` is merged, ``oneOf`` becomes ``anyOf``, and a keyword that the dialect lacks moves into the
-description, which the model reads. The rewritten schema may allow answers that the original rejects, because
-every answer is checked against the original; it never excludes a kind of answer that the original allows.
+An API accepts only a part of JSON Schema. A schema is rewritten to use that part only: references are
+followed, ``allOf`` is merged, ``oneOf`` becomes ``anyOf``, and a keyword that the dialect lacks moves into
+the description, which the model reads. The rewritten schema may allow answers that the original rejects,
+because every answer is checked against the original; it never excludes a kind of answer that the original
+allows.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ _PROMPT = "Answer with one JSON value that follows this JSON schema, and with no
 
 
 class NotExpressible(ValueError):
-    """A dialect cannot express a schema without excluding answers that it allows; the text says why."""
+    """A dialect cannot express a schema without excluding answers that the schema allows; the text says
+    why."""
 
 
 @frozen
 class Dialect:
-    """The part of JSON Schema that an API takes."""
+    """The part of JSON Schema that an API accepts."""
 
     keywords: frozenset[str]  # that limit strings, numbers and arrays
     formats: frozenset[str]  # supported values of format
@@ -60,7 +62,7 @@ def in_dialect(schema: Mapping[str, Any], dialect: Dialect) -> dict[str, Any]:
 
 
 def once_per_schema(write: Callable[[dict[str, Any]], T]) -> Callable[[Mapping[str, Any]], T]:
-    """Return ``write`` with a cache: all requests of a client usually have the same schema."""
+    """Return ``write`` with a cache, because all requests of a client usually have the same schema."""
 
     @lru_cache(maxsize=256)
     def written(text: str) -> T:
@@ -169,7 +171,7 @@ class _DialectWriter:
     def _takes(self, key: str, value: Any) -> bool:
         if key == "format":
             return value in self._dialect.formats
-        if key == "pattern":  # no engine of an API looks around or back
+        if key == "pattern":  # no API supports lookarounds or backreferences
             return isinstance(value, str) and "(?" not in value.replace("(?:", "") and not _refers_back(value)
         if key == "minItems" and "maxItems" not in self._dialect.keywords:
             return value in (0, 1)
@@ -235,7 +237,7 @@ class _DialectWriter:
     # -- what is left over -----------------------------------------------------------------------------------
 
     def _left_over(self, schema: Mapping[str, Any], taken: Iterable[str]) -> dict[str, Any]:
-        """Return the keywords that the dialect lacks and the model should know."""
+        """Return the keywords that the dialect lacks and that the model should know about."""
         skipped = {*taken, *_CHOICES, *_IGNORED, "title", "description", "$ref"}
         left = {key: value for key, value in schema.items() if key not in skipped}
         if left.get("default", 1) is None:
@@ -306,10 +308,10 @@ class _MergedSchema:
         target, parts = schema.get("$ref"), schema.get("allOf") or ()
         own = {key: value for key, value in schema.items() if key not in ("allOf", "$ref", *_IGNORED)}
         if isinstance(target, str):
-            if not self.schema and not own and not parts:  # a reference alone is kept
+            if not self.schema and not own and not parts:  # a reference without other keywords is kept
                 self.schema["$ref"] = target
                 return
-            if target in (*self._open, *self.inlined):  # it would contain itself
+            if target in (*self._open, *self.inlined):  # the schema would contain itself
                 if parts or not {*self.schema, *own} <= {*_ANNOTATIONS}:
                     raise NotExpressible("it refers to itself next to other keywords")
                 self._combine({**own, "anyOf": [{"$ref": target}]})
@@ -359,7 +361,7 @@ def _target(root: Mapping[str, Any], target: str) -> Mapping[str, Any]:
 
 
 def _reached(name: str, direct: Mapping[str, set[str]]) -> set[str]:
-    """Return the definitions that one leads to, through any number of references."""
+    """Return the definitions that one definition leads to, through any number of references."""
     reached: set[str] = set()
     further = [name]
     while further:
@@ -375,7 +377,7 @@ def _made_optional(form: dict[str, Any], back: set[str]) -> bool:
     """Make properties that contain one of the references ``back`` optional.
 
     Returns:
-        False if such a reference is outside all properties.
+        False if one of these references is outside all properties.
     """
     if form.get("$ref") in back:
         return False
