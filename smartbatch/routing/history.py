@@ -1,11 +1,11 @@
-"""What a client has seen of calls, batches and tokens, kept in the store so that the next one knows it.
+"""A client's observations of calls, batches and tokens, kept in the store for later clients.
 
-A topic is one thing whose times are forecast: the calls of a route to a model, its batches, a provider's
-cancels. Each has a forecaster and its rows in the store. Of what this process sees, batches go into the
-forecaster at once, and their rows are written by jobs. Calls are only noted where they end, and learned from
-when a forecast or the metrics are looked at; a sample of them is written into the store now and then. What
-other processes saw is read from the store, once a minute at most. Nothing of this needs a store:
-without one, or when it fails or hangs, everything works in memory.
+A topic is one thing whose times are forecast: the calls of a route to a model, the batches of a model, or a
+provider's cancellations. Each topic has a forecaster and rows in the store. The forecaster learns from the
+batches of this process at once, and jobs write their rows. Calls are only noted when they end; the forecaster
+learns from them when a forecast or the metrics are read, and a sample of them is written to the store now and
+then. Observations of other processes are read from the store, at most once a minute. Without a store, or if
+it fails or hangs, everything works in memory.
 """
 
 from __future__ import annotations
@@ -41,38 +41,38 @@ if TYPE_CHECKING:
 
 _LATE = ErrorKind.TIMEOUT.value
 CALL = Prior.of(2.0, 10.0, growth=0.3)
-"""A call that generates. Half of the answers of the Azure 2023 conversation trace have up to 129 tokens, 95 %
-up to 451 (:data:`~smartbatch.core.preparation.tokens.OUTPUT_TOKENS`): 2 and 8 seconds at some 60 tokens a
-second, which is an assumption, as is that eight requests in a call take twice as long."""
+"""A call that generates text. In the Azure 2023 conversation trace, half of the answers have up to 129
+tokens, and 95 % up to 451 (:data:`~smartbatch.core.preparation.tokens.OUTPUT_TOKENS`): 2 and 8 seconds at an
+assumed 60 tokens per second. Eight requests in a call are assumed to take twice as long."""
 VECTORS = Prior.of(0.3, 1.0, growth=0.3)
-"""A call that returns vectors; an assumption, too. Nothing is generated, so it is a round trip and little
-more."""
+"""A call that returns vectors. This is an assumption too: nothing is generated, so it takes little more than
+a round trip."""
 PACKED = Prior.of(2.0, 10.0, growth=0.9)
 """A call whose prompts are packed into one: their answers are generated one after the other."""
 FLEX = Prior.of(6.0, 30.0)
-"""The half-price tier: OpenAI documents slower answers and no figure; three times as slow is assumed."""
+"""The half-price tier. OpenAI documents slower answers without a figure; three times as slow is assumed."""
 BATCH = Prior(DOCUMENTED_TIMES, fade=86_400.0, together=0.03, only_when_sure=False)
-"""A batch; the same as the time remaining of a job rests on. There are few, and each changes what is
-chosen."""
+"""A batch; the remaining time of a job is based on the same times. Batches are few, so each one changes the
+choices."""
 CANCEL = Prior.of(60.0, 300.0, fade=7 * 86_400.0)
-"""From a cancel to the end of its batch: OpenAI documents at most ten minutes, which 99 of 100 stay within
-here; the other providers document nothing."""
+"""From a cancellation to the end of its batch. OpenAI documents at most ten minutes, which 99 of 100 meet
+with this prior; the other providers document nothing."""
 
 EVERY = 60.0
-"""Seconds between two looks into the store, and between two samples that are written."""
+"""Seconds between two reads of the store, and between two written samples."""
 SAMPLE = 64
-"""Calls of a topic that are written at a time, spread evenly over those since the last time."""
+"""Calls of a topic per written sample, spread evenly over those since the previous sample."""
 WITHIN = 5.0
-"""Seconds that a caller waits for the store."""
+"""Seconds for which a caller waits for the store."""
 LOADED = 300
-"""Rows of a topic that are read; the store keeps 500."""
+"""Rows read per topic; the store keeps 500."""
 OWN = 2 * LOADED
-"""Rows of this process that are remembered, so that they are not learned from again when they are read."""
+"""Rows of this process that are remembered, so that they are not counted again when they are read."""
 A_SECOND = 100
-"""Calls of a topic a second that are learned from; more would tell little more, and cost time."""
+"""Maximum calls per topic and second to learn from; more would add little information, and take time."""
 NOTED = 256
-"""Calls of a topic that wait to be learned from, the latest; to learn from them takes some 10 ms, so it
-is not done before the figures are asked for."""
+"""Latest calls of a topic that are kept to learn from. Learning from them takes about 10 ms, so it is not
+done until the figures are needed."""
 
 _TOPICS = {
     Route.INDIVIDUAL: (CALL, "latency individual"),
@@ -87,15 +87,15 @@ class _Topic:
     """One thing whose times are forecast.
 
     Attributes:
-        name, late: of its rows in the store, and of those for what was given up.
-        route, model: as events name it; ``None`` where nobody is told.
-        loaded: the number of the look into the store at which it was read.
-        known: rows of the store that were learned from.
-        own: what was written by this process.
+        name, late: names of its rows in the store, and of its rows for calls and batches given up.
+        route, model: names in events; without a route, no events are published.
+        loaded: number of the store read with which it was loaded.
+        known: rows of the store that are already learned.
+        own: observations written by this process.
         noted: calls that ended: requests, seconds, Unix time, and whether they were given up.
-        unlearned: of these, what was taken and waits to be learned from.
-        untold: of these, what other clients do not know yet.
-        pending: what is to be written, each ``stride``-th of what was seen.
+        unlearned: noted observations that the forecaster has not learned yet.
+        untold: noted observations that other clients of the process do not have yet.
+        pending: observations to be written, one in every ``stride``.
     """
 
     name: str
@@ -117,8 +117,8 @@ class _Topic:
     in_second: int = 0
 
     def note(self, size: int, seconds: float, at: float, *, late: bool) -> None:
-        """Keep a call to learn from, unless enough of this second are kept. Takes no lock: of threads that
-        come together one too many may be kept.
+        """Keep a call to learn from, unless there are enough of this second. Takes no lock, so with several
+        threads there may be a few too many.
         """
         second = int(at)
         if second != self.second:
@@ -132,7 +132,7 @@ class _Topic:
         return bool(self.noted or self.unlearned)
 
     def take(self) -> list[Observation]:
-        """Take what was noted, and return what was taken since the last time."""
+        """Return the observations since the last call of this method."""
         self._note_taken()
         taken = list(self.untold)
         self.untold.clear()
@@ -147,7 +147,7 @@ class _Topic:
             self.keep(seen)
 
     def learn(self) -> list[ForecastChange]:
-        """Learn from what was noted; return what moved."""
+        """Learn from the noted calls; return the changes of the forecast."""
         self._note_taken()
         moved = []
         while self.unlearned:
@@ -165,7 +165,7 @@ class _Topic:
                 self.stride *= 2
 
     def sample(self) -> list[Observation]:
-        """Return what is to be written now, and begin anew."""
+        """Return the sample to be written now, and start a new one."""
         self._note_taken()
         taken = self.pending if len(self.pending) <= SAMPLE else self.pending[1::2]
         self.pending, self.stride, self.passed = [], 1, 0
@@ -183,7 +183,7 @@ class _Tokens:
 
 
 class ProcessMemory:
-    """What the clients of one process have seen, so that the next one knows it, with a store or without."""
+    """Observations of the clients of one process for its later clients, with or without a store."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -191,7 +191,7 @@ class ProcessMemory:
         self._times: dict[str, deque[Observation]] = {}
 
     def calibration(self, model: str, kind: Kind) -> Calibration:
-        """Return the one object that all clients teach."""
+        """Return the calibration that all clients share."""
         with self._lock:
             return self._tokens.setdefault((model, kind), Calibration())
 
@@ -210,12 +210,12 @@ _memory = PerProcess(ProcessMemory)
 
 
 def process_memory() -> ProcessMemory:
-    """Return what this process has seen."""
+    """Return the observations of this process."""
     return _memory.get()
 
 
 def forget_all() -> None:
-    """Forget what this process has seen, so that a test begins with what no other has learned."""
+    """Forget the observations of this process, so that a test does not depend on earlier ones."""
     _memory.take()
 
 
@@ -223,11 +223,10 @@ class ForecastHistory:
     """Forecasters and calibrations of one client; an observer of its events. Safe to use from any thread.
 
     Args:
-        clock: what is kept is dated by its wall clock.
-        tell: takes what moved. Called without a lock held.
-        store: opens the store, or returns the one that is open; asked by :meth:`refresh`. ``None``: there is
-            none.
-        memory: what other clients of the process have seen; ``None`` for nothing.
+        clock: the wall clock dates observations.
+        tell: called with changes of forecasts, without holding a lock.
+        store: opens the store, or returns the open one; called by :meth:`refresh`. ``None`` for no store.
+        memory: observations of other clients of the process; ``None`` for none.
     """
 
     def __init__(
@@ -254,20 +253,21 @@ class ForecastHistory:
     # -- learning --------------------------------------------------------------------------------------------
 
     def __call__(self, event: CallFinished) -> None:
-        """Note a call that was answered, or took too long; on the thread that made it, so without a lock."""
+        """Note a call that was answered or timed out. Takes no lock, because the calling thread runs it."""
         if event.route is None:
             return
         late = event.error == _LATE
         if event.error is not None and not late:
-            return  # a refusal comes fast, and says nothing of answers
+            return  # a refusal is fast, and shows nothing about answers
         topic = self._latency(event.route, event.model)
         if topic is not None:
             topic.note(event.size, event.seconds, self._clock.wall(), late=late)
 
     def learn(self) -> None:
-        """Learn from the calls that were noted, for whoever looks at figures.
+        """Learn from the noted calls before figures are read.
 
-        Where another thread has the lock it is left to that one: who looks may be a signal handler.
+        If another thread holds the lock, that one does it: the caller may be a signal handler, which must not
+        wait.
         """
         if not any(topic.can_learn for topic in list(self._topics.values())):
             return
@@ -280,7 +280,7 @@ class ForecastHistory:
                 self._told(topic, *changes)
 
     def batch_ended(self, event: BatchEnded) -> None:
-        """Learn from a batch of a job that this process carries on; its rows are stored after that."""
+        """Learn from a batch of a job that this process runs; its rows are stored afterwards."""
         batches, cancels = self._batches(event.model), self._cancels(event.model.partition(":")[0])
         for name, (size, seconds, at) in summary_records.durations_of(event):
             topic = cancels if name == cancels.name else batches
@@ -310,30 +310,29 @@ class ForecastHistory:
     # -- asking ----------------------------------------------------------------------------------------------
 
     def latency(self, route: Route, model: str) -> ForecastAt:
-        """Return how long a call of a route takes to a model with its provider, such as
-        ``openai:gpt-5-mini``.
+        """Return the forecast for calls by a route to a model, such as ``openai:gpt-5-mini``.
 
-        ``SHARED`` is the same as ``INDIVIDUAL``, with more requests.
+        ``SHARED`` has the forecast of ``INDIVIDUAL``, with more requests.
 
         Raises:
-            ValueError: the route is not one of calls.
+            ValueError: the route does not consist of calls.
         """
         topic = self._latency(route, model)
         if topic is None:
-            raise ValueError(f"{route.value} is no route of calls")
+            raise ValueError(f"the route {route.value} does not consist of calls")
         return self._view(topic)
 
     def turnaround(self, model: str) -> ForecastAt:
-        """Return how long a batch takes from its creation to its end, by its number of requests."""
+        """Return the forecast for a batch from its creation to its end, by its number of requests."""
         return self._view(self._batches(model))
 
     def cancelling(self, provider: str) -> ForecastAt:
-        """Return how long a provider's batch still takes to end once its cancel was asked for."""
+        """Return the forecast for a provider's batch from the request to cancel it to its end."""
         return self._view(self._cancels(provider))
 
     def calibration(self, model: str, kind: Kind) -> Calibration:
-        """Return what was learned of a model's tokens (texts and vectors apart): the one object that lanes
-        teach, too.
+        """Return the calibration of a model's tokens, which lanes update; texts and vectors have separate
+        ones.
         """
         with self._lock:
             known = self._tokens.get((model, kind))
@@ -359,7 +358,7 @@ class ForecastHistory:
 
     def _topic_of_calls(self, route: Route, model: str) -> _Topic:
         prior, name = _TOPICS[route]
-        if prior is CALL and "embed" in model:  # as all models for vectors are called
+        if prior is CALL and "embed" in model:  # all embedding models are named like this
             prior = VECTORS
         told = Route.INDIVIDUAL if route is Route.SHARED else route
         return self._topic(f"{name} {model}", prior, told, model)
@@ -388,7 +387,7 @@ class ForecastHistory:
             return topic.forecaster.at(self._clock.wall())
 
     def _store_to_read(self, known: _Topic | _Tokens) -> SqlStore | None:
-        """Return the store unless ``known`` was read since the last look; called with the lock held."""
+        """Return the store unless ``known`` has been read since the last refresh; needs the lock."""
         stale = known.loaded < self._look
         known.loaded = self._look
         return self._store if stale else None
@@ -396,10 +395,10 @@ class ForecastHistory:
     # -- the store -------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Write what was seen here, and have what others saw read when it is next asked for.
+        """Write the observations of this process, and let those of others be read when they are next needed.
 
-        Does nothing if it did within the last minute. Opens the store, so only those should ask who would
-        use it anyway.
+        Does nothing if the last refresh was less than a minute ago. It opens the store, so call it only if
+        the store will be used anyway.
         """
         now = self._clock.now()
         with self._lock:
@@ -416,13 +415,13 @@ class ForecastHistory:
         return self._store is not None
 
     def hand_over(self) -> None:
-        """Let other clients of the process know what was seen since the last time."""
+        """Pass the observations since the last call to other clients of the process."""
         with self._lock:
             for topic in self._topics.values():
                 self._memory.keep(topic.name, topic.take())
 
     def save(self) -> None:
-        """Write a sample of what was seen since the last time, where a store is in use. Never raises."""
+        """Write a sample of the observations since the last call, if a store is in use. Never raises."""
         store = self._store
         if store is not None:
             self._safely(lambda: self._write(store))
@@ -434,11 +433,11 @@ class ForecastHistory:
             self._look += 1
 
     def _load(self, store: SqlStore, topic: _Topic, *, first: bool) -> None:
-        """Learn from the rows of a topic that are new here. The cases, in order:
+        """Learn from the rows of a topic that are new to this process. The cases, in order:
 
-        1. The first time: they come before what was seen here, so the forecaster begins anew, and nobody is
-           told of what moves.
-        2. Later: they are learned from like what is seen here.
+        1. The first time: the rows precede this process's own observations, so the forecaster starts again,
+           and changes are not reported.
+        2. Later: the forecaster learns from them as from its own observations.
         """
         rows = [*_rows(store, topic.name, ended=True), *_rows(store, topic.late, ended=False)]
         told: list[ForecastChange | None] = []
@@ -446,7 +445,7 @@ class ForecastHistory:
             mine = {*topic.own, *topic.pending}
             new = [seen for seen in rows if seen not in topic.known and seen not in mine]
             topic.known = frozenset(rows)
-            if first:  # what was seen here comes after what was seen before
+            if first:  # this process's own observations are later than the stored ones
                 new += topic.forecaster.seen
                 topic.forecaster = Forecaster(topic.prior)
             for seen in sorted(new, key=lambda each: each.at):
@@ -465,7 +464,7 @@ class ForecastHistory:
                 if rows:
                     store.facts.observe_turnarounds(name, rows)
         for known in tokens:
-            if known.calibration.unsaved:  # after those that other processes have added
+            if known.calibration.unsaved:  # on top of what other processes have added
                 known.calibration.restore(store.facts.recall(known.name))
                 state = known.calibration.state()
                 store.facts.remember(known.name, state)
@@ -473,7 +472,7 @@ class ForecastHistory:
 
     def _timed(self, act: Callable[[], object]) -> None:
         """Run a store operation that a caller waits for; if it hangs, do without the store until the next
-        look.
+        refresh.
         """
         if not self._reads.read(lambda: self._safely(act), WITHIN, "smartbatch-history"):
             with self._lock:
@@ -481,7 +480,7 @@ class ForecastHistory:
             logs.warn("forecasts_not_stored", error="the store has not answered")
 
     def _safely(self, act: Callable[[], object]) -> None:
-        """Run a store operation; if it fails, continue in memory and try again at the next look."""
+        """Run a store operation; if it fails, continue in memory and try again at the next refresh."""
         try:
             act()
         except Exception as error:

@@ -360,14 +360,14 @@ class JobResults(Iterator[Result]):
             if not isinstance(error, KeyboardInterrupt):  # which says so itself
                 error.add_note(
                     f"what was not sent stays in the store as job {self._job.id}: the same call with "
-                    f"key={self._job.key!r} goes on"
+                    f"key={self._job.key!r} continues with it"
                 )
             return
         try:
             self.close()
         except SmartbatchError:
             error.add_note(
-                f"job {self._job.id} goes on: smartbatch.job({self._job.id!r}).cancel() cancels it"
+                f"job {self._job.id} is still running: smartbatch.job({self._job.id!r}).cancel() cancels it"
             )
         else:
             error.add_note(

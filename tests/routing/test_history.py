@@ -150,7 +150,7 @@ class TestCalls:
         assert history.latency(Route.INDIVIDUAL, MODEL).chance(10.0, 1) < 0.2
 
     def test_batches_are_no_calls(self, process: Process) -> None:
-        with pytest.raises(ValueError, match="no route of calls"):
+        with pytest.raises(ValueError, match="does not consist of calls"):
             process().latency(Route.BATCH, MODEL)
 
     def test_a_flood_of_calls_is_learned_from_in_part(self, process: Process, clock: VirtualClock) -> None:

@@ -40,8 +40,8 @@ MAX_ANSWER_BYTES = 4 << 20
 """Maximum size of one request's results: eight times the longest answer, of 128,000 tokens."""
 TOO_LARGE_CODE = "too_large"  # error code of larger results
 MAX_BUFFERED_BYTES = 4 << 20
-"""Maximum size of results that are kept in memory between the two passes; decoded they take twice as much."""
-PEEK_BYTES = 1 << 20  # read from each output of a candidate to find out whose it is
+"""Maximum size of results kept in memory between the two passes; decoded, they take twice as much."""
+PEEK_BYTES = 1 << 20  # read from each output of a batch to find out which shard it belongs to
 
 
 def fetch(step: Step, shard: ShardRow) -> ShardRow:
@@ -132,15 +132,15 @@ def ingest(step: Step, shard: ShardRow) -> ResultTotals | None:
 
 
 def store_results(step: Step, shard: ShardRow, paths: Sequence[Path]) -> ResultTotals:
-    """Read result files of a shard into the store; results that are stored already are not replaced.
+    """Read the result files of a shard into the store; results already stored are not replaced.
 
     There are two passes. The first one finds unusual lines, and checks whether the billed tokens match the
     prompts (see :mod:`smartbatch.core.batching.sharding`), so that incidents exist before the last result
     is stored. The second one stores results, one page per transaction. Small files
     (:data:`MAX_BUFFERED_BYTES`) are read only once.
 
-    If every line was refused, the cause may be the batch itself: if the job may fall back, its requests are
-    sent in real time, where a refusal costs nothing either.
+    If every line was refused, the cause may be the batch itself. So if the job may fall back, its requests
+    are sent in real time, where a refusal costs nothing either.
     """
     check = Crosscheck()
     all_refused = step.falls_back
@@ -171,7 +171,7 @@ def store_results(step: Step, shard: ShardRow, paths: Sequence[Path]) -> ResultT
         stored = step.store.shards.ingest(step.lease, shard, results, at=step.wall)
         final = frozenset(stored.final)
         totals.add(results, final, frozenset(stored.doubled))
-        for line in page:  # calibrate token estimates with the answers that were stored now
+        for line in page:  # calibrate token estimates with the newly stored answers
             item, answer = items.get(line.position), line.line.answer
             if item is not None and item.ix in final and answer is not None and answer.usage is not None:
                 calibration.observe(item.tokens, answer.usage, shape.key)
@@ -217,8 +217,8 @@ def nonces_in(step: Step, shard: ShardRow, batch: RemoteBatch) -> set[str | None
     One line is not enough, since it may be garbled or foreign. An empty set proves nothing.
 
     Raises:
-        ProviderError: an output ends in the middle of a line, and the part received does not show whose it
-            is.
+        ProviderError: an output ends in the middle of a line, and the received part does not show which shard
+            it belongs to.
     """
     found: set[str | None] = set()
     cut = False
@@ -235,12 +235,12 @@ def nonces_in(step: Step, shard: ShardRow, batch: RemoteBatch) -> set[str | None
 @define
 class ResultTotals:
     billed: int = 0  # requests that were processed
-    used: int = 0  # of these, those whose result was stored now
-    unused: int = 0  # of these, those whose request has another result
-    doubled: int = 0  # requests that had another answer already
-    usd: float | None = 0.0  # cost of the billed requests; None if the price of one is unknown
+    used: int = 0  # billed requests whose result was newly stored
+    unused: int = 0  # billed requests that have another result
+    doubled: int = 0  # requests that already had another answer
+    usd: float | None = 0.0  # cost of the billed requests; None if any price is unknown
     wasted: float | None = 0.0  # cost of the unused results
-    twice: float | None = 0.0  # cost of those unused results whose request had another answer already
+    twice: float | None = 0.0  # cost of the unused results whose request already had another answer
     unknown: list[int] = field(factory=list)  # positions of requests whose line does not report usage
     size: int = 0  # bytes of the files
     unended: bool = False  # a file ends without a newline
@@ -259,9 +259,9 @@ class ResultTotals:
         """Add a page of results.
 
         Args:
-            final: items whose result was stored now.
-            doubled: items that had another answer. A line that says that its request was not processed is not
-                an answer.
+            final: items whose result was newly stored.
+            doubled: items that already had another answer. A line stating that its request was not processed
+                is not an answer.
         """
         for result in results:
             self.doubled += result.ix in doubled and result.outcome != "unrun"
@@ -283,7 +283,7 @@ class ResultTotals:
 
 def _report_odd_lines(step: Step, shard: ShardRow, odd: OddLines, reader: ResultReader) -> None:
     _report(step, shard, "malformed_line", odd.malformed, "lines of the results could not be read")
-    foreign = "lines of the results carry ids that were never sent; they are ignored"
+    foreign = "lines of the results have ids that were never sent; they are ignored"
     _report(step, shard, "foreign_line", odd.foreign, foreign)
     costs = [reader.cost(usage) for usage in odd.repeats]
     known = [cost for cost in costs if cost is not None]
