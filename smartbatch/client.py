@@ -85,7 +85,7 @@ class BatchingClient:
     Args:
         model: ``provider:model``, such as ``openai:gpt-5-mini`` or ``sim:demo``; or a :class:`Provider` of
             your own, or a callable ``fn(request, attempt)``.
-        config: settings; read from ``SMARTBATCH_*`` variables when ``None``.
+        config: settings; ``None`` reads them from ``SMARTBATCH_*`` variables.
         provider: an adapter instance, for ``model`` names without a prefix.
         provider_options: arguments of the adapter that the prefix names, such as ``base_url`` or, for
             ``openai:``, ``api="responses"``.
@@ -258,7 +258,7 @@ class BatchingClient:
             prompts: strings, chats or requests; or a table of pandas, Polars, Arrow or datasets, or rows as
                 mappings, with ``template="… {column} …"`` or ``column="text"`` in ``params``.
             on_error: ``"result"`` yields failed requests as results with ``.error``, ``"raise"`` raises the
-                first one; the client's setting when ``None``.
+                first one; ``None`` for the client's setting.
             on_progress: called with a :class:`~smartbatch.ListProgress` for each result that arrives, by the
                 thread that reads the list; for a batch, for each result read.
             progress: True for a progress bar, or lines without a terminal, False for nothing; by default a
@@ -404,7 +404,7 @@ class BatchingClient:
                 can be run again: nothing is sent twice. Requests added at the end are added to the job.
             metadata: labels, strings by name.
             batch_fallback: what to do with requests that an expired, failed or late batch did not process:
-                ``"batch"`` for a new batch or ``"individual"`` for real time; the setting when ``None``.
+                ``"batch"`` for a new batch or ``"individual"`` for real time; ``None`` for the setting.
                 ``"individual"`` also accepts jobs if batches are switched off, or the provider has none.
             params: as in :meth:`submit`, for all requests; and the constraints, see
                 :class:`ConstraintParams`.

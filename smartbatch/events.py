@@ -88,7 +88,7 @@ class RequestSubmitted(RequestEvent):
     priority: Priority
     model: str
     joined: bool
-    """Whether it joined an identical request in flight, so that no call of its own follows."""
+    """Whether it joined an identical request in flight, so that no separate call follows."""
 
 
 @frozen(kw_only=True)

@@ -351,7 +351,7 @@ def tokens_in_words(usage: Usage) -> str:
 
 
 def as_kept(result: Result) -> Result:
-    """Return a stored result, marked as paid for earlier and with no call of its own."""
+    """Return a stored result, marked as paid for earlier and without a call."""
     kept = evolve(result, latency=0.0, queued=0.0, attempts=0, paid_before=True)
     return evolve(kept, route=Route.CACHED) if result.ok else kept
 

@@ -427,7 +427,7 @@ class RunningState:
             self._jobs.engine.halt()
 
     def after_fork(self) -> None:
-        """In a forked child: end the copies of the parent's futures. The child has a state of its own."""
+        """In a forked child: end the copies of the parent's futures. The child has its own state."""
         error = of_the_parent()
         self.realtime.abandon(error)
         self.stored.abandon(error)

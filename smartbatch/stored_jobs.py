@@ -265,7 +265,7 @@ class _StoreState:
         on_exit(self)
 
     def after_fork(self) -> None:
-        # the child has a state of its own; only the copies of the parent's futures remain to be failed
+        # the child has its own state; only the copies of the parent's futures have to fail
         error = WrongProcess(
             "the job's futures belong to the parent process; look the job up again in this process"
         )

@@ -98,7 +98,7 @@ class EmulatorSettings(BatchSettings):
         burst: requests admitted at once after a pause; ``None`` for one minute's worth.
         enforce: ``"minute"`` is a token bucket that starts full; ``"second"`` admits a sixtieth in each
             second of the server's clock, without bursts.
-        count_refused: True when refused requests count against the limit as well.
+        count_refused: True if refused requests also count against the limit.
         retry_after: False omits Retry-After from 429 responses.
         limit_headers: False omits the rate limit headers.
         faults: probability of a fault, drawn from common ones, or a mapping of :data:`FAULTS` names to
@@ -115,7 +115,7 @@ class EmulatorSettings(BatchSettings):
         rejects: parameters that OpenAI's API rejects by name, such as ``seed``, and types of
             ``response_format``, such as ``json_schema``: as a compatible server that lacks them.
         keep_prompts: True keeps prompt texts in the ledger, not only their SHA-256.
-        max_connections: connections at the same time; further ones are answered 503 and closed.
+        max_connections: maximum number of open connections; others are answered with 503 and closed.
         max_body: bytes of a request body; larger ones are answered 413. Uploads and batches may have 256 MiB.
 
     Raises:

@@ -167,7 +167,7 @@ class AgentProvider(Provider):
             self._used = False
             try:
                 self._runs.tasks.run(close, CLOSE_SECONDS)
-            except Exception as error:  # the client stops all the same
+            except Exception as error:  # the client stops nevertheless
                 logs.warn("agent_not_closed", agent=self.name, error=type(error).__name__)
 
     def abandon(self) -> None:

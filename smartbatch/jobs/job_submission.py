@@ -261,7 +261,7 @@ class JobSubmission:
         try:
             row = reservations.reserve(0.0 if by_cost else draft.policy.budget, store)
         except BaseException:
-            self._budget.refresh()  # it may be stored all the same
+            self._budget.refresh()  # the job may have been stored nevertheless
             raise
         self._budget.refresh(row.id)
         return row

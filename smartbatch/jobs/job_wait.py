@@ -162,8 +162,8 @@ class JobWait:
         return self.carry_on() if waits else None, self.page(ordered=ordered, after=after, limit=limit)
 
     def _count_retried(self, after: int) -> int:
-        """Return how many results are still to come after one per request was read: rows that were sent again
-        meanwhile have one more."""
+        """Return how many results are missing after one result per request has been read: rows that were sent
+        again since then have another one."""
         row = self._engine.store.jobs.get(self._job_id)
         if row is None:  # it was forgotten meanwhile
             return 0

@@ -427,9 +427,9 @@ class JobsEngine:
         """Release the jobs and close the store. Returns at ``until``, whatever the store does.
 
         Each part waits in memory for what its threads are doing; the last calls to the store are made on a
-        thread of their own. If the engine was opened again meanwhile, the store stays open until the next
-        stop. A second thread that stops waits for the first; if its time is over before, it stops what was
-        started in between and leaves closing the store to the first.
+        separate thread. If the engine has been opened again in the meantime, the store stays open until the
+        next stop. A second thread that stops the engine waits for the first; if it times out, it stops what
+        has been started since and leaves closing the store to the first.
 
         Args:
             until: monotonic seconds.

@@ -100,8 +100,8 @@ def encode_request(request: Request, shared: Shared, *, row: int | None = None) 
         row: its position in the list, from 0, for errors.
 
     Raises:
-        InvalidRequest: it has a callable of its own, a context that cannot be written as JSON, or a lone
-            surrogate; names the field and the row.
+        InvalidRequest: it has a callable, a context that cannot be written as JSON, or a lone surrogate; the
+            message names the field and the row.
     """
     if request.call is not None:
         problem = "is a callable, which cannot be stored for another process: use submit() for it"
@@ -472,7 +472,7 @@ def _error_form(error: SmartbatchError) -> dict[str, Any]:
 
 
 def _error_of(result: Mapping[str, Any], request_id: str | None) -> SmartbatchError | None:
-    """Return the error of a result, of its own class or, if that is unknown here, the closest one."""
+    """Return the error of a result; if its class is unknown here, an error of the closest class."""
     if "error" not in result:
         return None
     form = result["error"]

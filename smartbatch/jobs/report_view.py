@@ -50,7 +50,7 @@ _FIGURES: tuple[tuple[str, Unit], ...] = (
 MAX_SAMPLED = 4_000
 """Requests in a sample."""
 MAX_GROUPS = 200
-"""Groups of failures; further ones of a kind are counted as one group."""
+"""Maximum number of groups of failures; the others of a kind are counted as one group."""
 _OTHERS = "(further messages)"
 
 

@@ -204,8 +204,8 @@ class RealtimeRunner:
     def halt(self) -> None:
         """Submit nothing more and recall everything: the first half of a stop.
 
-        It waits for a submission in progress, so that its call can be recalled as well: after this returns,
-        no call of a job starts.
+        This waits for a submission in progress, so that its call can be recalled, too: after this returns, no
+        call of a job starts.
         """
         with self._monitor:
             self._halted = True

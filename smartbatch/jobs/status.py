@@ -226,7 +226,7 @@ def read_status(
         note: returns what keeps the job from continuing, as far as this process can tell.
         wall: Unix seconds.
     """
-    # the row is read after the shards: a shard that ends in between is counted twice, not left out
+    # the row is read after the shards: a shard that ends between these reads is counted twice, not left out
     shards = store.shards.of_job(row.id)
     row = store.jobs.get(row.id) or row
     asking = 0 if row.state is JobState.DONE else store.items.count(row.id, ItemState.IN_FLIGHT)
@@ -442,7 +442,7 @@ def time_left(
 def _batch_seconds(
     waiting: Sequence[ShardRow], unplanned: Sequence[int], times: Times, wall: float
 ) -> float | None:
-    """Return the seconds until running batches, and further ones of the given sizes, have ended."""
+    """Return the seconds until running batches, and unsent ones of the given sizes, have ended."""
     running = [
         RunningBatch(
             shard.size,

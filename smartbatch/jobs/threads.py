@@ -102,7 +102,7 @@ def run_within(run: Callable[[], object], seconds: float, clock: Clock, name: st
 
 
 class TimedReads:
-    """Reads that may hang, each on a thread of its own. Thread-safe.
+    """Reads that may hang, each on a separate thread. Thread-safe.
 
     At most :data:`MAX_HUNG_READS` abandoned threads may be running: further reads wait for one of them to
     end.

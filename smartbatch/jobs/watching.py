@@ -350,7 +350,7 @@ class Watcher:
         for group in groups:
             while (future := group.take()) is not None:
                 future.settle(Result("", error=ending))
-        # 3. something was added meanwhile: it is served as well
+        # 3. something has been added in the meantime: process it, too
         with self._monitor:
             if self._groups or self._callbacks:
                 return False

@@ -68,8 +68,8 @@ class AnswerReader:
     ) -> Result | Shares | Repair:
         """Return the verdict on an answer.
 
-        What is shared and stored is the provider's answer: each waiter gets an object of its own, and
-        middleware and hooks run for each with its own context; hooks not for raw results.
+        Only the provider's answer is shared and stored: each waiter gets its own object, and middleware and
+        hooks run for each with its own context; hooks do not run for raw results.
         """
         # 1. It does not fit the request: try again, or return a failed result if no try is left.
         verdict = _validated(ticket, answer, self._validation_retries)

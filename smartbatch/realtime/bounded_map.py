@@ -31,7 +31,7 @@ _MAX_AHEAD = 64
 
 
 class ReadAhead(Iterator[_T], Generic[_T]):
-    """Reads items on a thread of its own, in the caller's context, and never more than were requested.
+    """Reads items on a separate thread, in the caller's context, and never more than were requested.
 
     The thread starts when items are first requested and ends after the last item or :meth:`close`. It cannot
     be interrupted while it reads an item; it is a daemon, so the interpreter does not wait for it.
@@ -174,7 +174,7 @@ class BoundedMap(Iterator[Result]):
     """Submits requests as results are read, and yields the results. Only one thread may read it.
 
     If reading or submitting a request fails, the results of earlier requests are yielded before the error is
-    raised. If other requests fill the queue, it waits while results of its own are outstanding.
+    raised. If other requests fill the queue, it waits while any of its own results are outstanding.
 
     Args:
         requests: checked requests; read lazily, on this thread or ahead of it.

@@ -36,7 +36,7 @@ _LATENCY_WEIGHT = 0.2
 
 @define(eq=False)
 class ProviderHealth:
-    """What is known about a provider and model besides their breaker; shared by all their lanes."""
+    """What is known about a provider and model, apart from their breaker; shared by all their lanes."""
 
     answered: bool = False  # whether the provider has ever answered, even with an error
     open_since: float | None = None  # when the breaker opened, monotonic seconds; None while it is closed

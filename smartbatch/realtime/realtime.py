@@ -127,14 +127,14 @@ class Realtime:
         return results
 
     def never_waits(self, request: Request) -> bool:
-        """Whether a request has a call of its own, and never a batch, because of its purpose."""
+        """Whether a request gets a separate call and is never sent by batch, because of its purpose."""
         return request.purpose in self._config.prefer_individual_for
 
     def ask(self, request: Request, options: CallOptions, future: ResultFuture | None = None) -> ResultFuture:
         """Queue a request that was checked and preprocessed; errors as :meth:`submit`.
 
         Args:
-            future: gets its result, if its caller already has one; a new one when ``None``.
+            future: receives the result, if the caller already has one; ``None`` creates a new one.
         """
         # 1. The cache has its answer, and no middleware has to see it: complete it at once.
         admission, hooks, config = self.admission, self._setup.hooks, self._config

@@ -27,7 +27,7 @@ from smartbatch.types import NO_USAGE, Priority, Request, Result, Route, T, Usag
 
 @frozen
 class CallOptions:
-    """How one request is sent, besides what the request itself says."""
+    """How one request is sent, apart from the request's own fields."""
 
     model: OpenedModel
     # gets the result before threads that wait for the future continue

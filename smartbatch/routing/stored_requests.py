@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from smartbatch.jobs.records import ItemName, JobRow, NamedPlace
 
 LAST_SEND = 5.0
-"""Seconds for what is being stored, or handed to real time, at a stop without a time of its own."""
+"""Seconds for requests that are being stored, or passed to real time, at a stop without a timeout."""
 LATE_SEND = 0.2
-"""The same at a stop whose time is over."""
+"""The same at a stop that has already timed out."""
 SHORTEST = 0.001
 """Seconds of a time-out that is over, for a request that then fails with it."""
 
@@ -367,7 +367,7 @@ class StoredRequests:
             stored = None if key is None else self._job_of(key)
             if stored is None:
                 return False
-            row = stored  # all the same: sending its requests in real time would pay them twice
+            row = stored  # use it nevertheless: requests sent in real time would be paid for twice
         placed: list[tuple[StoredRequest, NamedPlace]] = []
         for each in group:
             ix = order[each if each.name is None else each.name]

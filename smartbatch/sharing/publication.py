@@ -50,8 +50,7 @@ class Publication:
     """The record of one process at one back end. Thread-safe.
 
     Its sums never decrease while the process is alive: they include what a client counted even after the
-        client
-    is stopped or its figures are reset.
+    client is stopped or its figures are reset.
 
     Args:
         member: the unique name of this process.

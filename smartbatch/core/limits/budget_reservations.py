@@ -1,7 +1,7 @@
 """What a client's budget reserves for its jobs, from their submission to their end.
 
-A job has a budget of its own in the store, which any process that runs it obeys. What the job can still
-spend is reserved here, so that it and everything else the client does stay within the client's budget.
+A job has its own budget in the store, which applies to every process that runs it. What the job can still
+spend is reserved here, so that the job and everything else the client sends stay within the client's budget.
 """
 
 from __future__ import annotations

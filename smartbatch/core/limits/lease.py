@@ -161,7 +161,7 @@ class LimitLease:
             if self._held[d] < costs[d] - _SLACK_UNITS:
                 return self._lack(costs)
         # 4. Calls are spaced: at the next slot.
-        if not self._spaced or self.members == 1:  # alone, the spacing of its own is enough
+        if not self._spaced or self.members == 1:  # a single process needs only its own spacing
             return now
         slots = self._slots
         while slots and (slots[0].left < 1.0 or now > slots[0].until):

@@ -1,7 +1,7 @@
 """All limits that a provider reports for one quota, and what this client sent around each report.
 
 Providers report up to three dimensions: requests, and tokens either together or separately as input and
-output. Each has a bucket of its own; a call needs the consent of all of them.
+output. Each has its own bucket; a call must fit into all of them.
 """
 
 from __future__ import annotations

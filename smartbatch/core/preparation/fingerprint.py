@@ -103,7 +103,7 @@ def _canonical(params: Generation) -> bytes:
 
 def _write(params: Generation) -> bytes:
     form = asdict(params)
-    del form["n"]  # each of the n answers is a request of its own
+    del form["n"]  # each of the n answers is a separate request
     return _json(form)
 
 

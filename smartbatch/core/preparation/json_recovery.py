@@ -191,7 +191,7 @@ def _recovered(text: str) -> Any:
 def _fenced(text: str) -> Iterator[str]:
     """Yield the contents of the fenced blocks in ``text``.
 
-    A fence on a line of its own ends a block, because JSON strings may contain fences; if there is none, the
+    A fence on a separate line ends a block, because JSON strings may contain fences; if there is none, the
     next fence ends it. A block without an end counts only if it follows others.
     """
     several = False

@@ -226,7 +226,7 @@ def check_schema(schema: Mapping[str, Any]) -> None:
             compiled(pattern)
         except PatternError as error:
             raise ValueError(f"cannot be checked: the pattern {pattern[:80]!r} {error}") from None
-    if '"$id": ' in text:  # a part with an address of its own has its own references
+    if '"$id": ' in text:  # a part with its own address also has its own references
         return
     for reference in _references(decoded):
         if reference.startswith("#/") and "%" not in reference and not _has(decoded, reference):

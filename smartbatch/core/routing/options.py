@@ -267,7 +267,7 @@ def _rescue(
         pieces, share = 1, alone
     # 4. The batch is nearly certain to be on time, and waiting for it is worth more than any start.
     if chance >= HIGHEST_LEVEL and saving * whole - penalty * (1 - chance) > start.worth:
-        return evolve(never, pieces=pieces)  # if it is late all the same, pieces are withdrawn one by one
+        return evolve(never, pieces=pieces)  # if it is late nevertheless, pieces are withdrawn one by one
     chance = batch.chance(start.at, rest)
     return _RescuePlan(start.at, start.needs + margin, chance, share, 1 - start.risk, pieces)
 

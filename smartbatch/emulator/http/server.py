@@ -1,4 +1,4 @@
-"""The server and its connections: on a thread in the caller's process, or as a process of its own."""
+"""The server and its connections, on a thread in the caller's process or in a separate process."""
 
 from __future__ import annotations
 
@@ -338,7 +338,7 @@ _BACKLOG = 1024  # connections that the kernel queues before they are accepted
 class Emulator:
     """The APIs of OpenAI, Anthropic and Gemini on a loopback address, offline.
 
-    ``with Emulator(latency=0.05) as emulator: …`` serves on a thread of its own until the block ends.
+    ``with Emulator(latency=0.05) as emulator: …`` serves on a separate thread until the block ends.
     The port is open as soon as the object exists.
 
     Args:
@@ -416,7 +416,7 @@ class Emulator:
         self.stop()
 
     def start(self) -> Emulator:
-        """Serve on a thread of its own; a second call changes nothing.
+        """Start serving on a separate thread; a second call changes nothing.
 
         Raises:
             ConfigError: it was stopped before.

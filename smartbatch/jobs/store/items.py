@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 PAGE_DROPPED = 10_000  # items of a cancelled job that end in one transaction
 # pages are closed ranges of numbers: with an open end, PostgreSQL without statistics would read all rows.
-# A follower has no body of its own: its leader's body and earlier tries are used
+# A follower has no body: its leader's body and earlier tries are used
 _RESULTS = """SELECT {columns} FROM result r JOIN payload p ON p.no = r.no
     LEFT JOIN follower f ON f.no = r.no LEFT JOIN result l ON l.no = f.leader
     LEFT JOIN earlier_tries e ON e.no = coalesce(f.leader, r.no)
