@@ -51,14 +51,14 @@ class AnthropicBatches(BatchApi):
 
     Args:
         sdk: returns this process's SDK client, over a transport for batches.
-        leads_to: whether an origin is that of the base URL.
+        leads_to: returns whether an origin is that of the base URL.
         message: returns the body of a request for a model, and the parameters it leaves out.
     """
 
     name = "anthropic"
     abilities = BatchAbilities(
         max_requests=100_000,
-        max_bytes=256_000_000,  # documented as 256 MB, read as the smaller meaning
+        max_bytes=256_000_000,  # documented as 256 MB, which is taken as the smaller of the two meanings
         files=False,
         labels=False,
         fence=False,

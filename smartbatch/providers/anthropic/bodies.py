@@ -41,7 +41,7 @@ DIALECT = Dialect(
     recursion="none",
 )
 MAX_OPTIONAL = 24  # optional properties per request
-MAX_UNIONS = 16  # parts with several types per request
+MAX_UNIONS = 16  # schemas with several types per request
 
 
 @once_per_schema
@@ -198,7 +198,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 _CALL_FIELDS = ("caller", "cache_control")  # fields of an earlier call that are returned with it
-_NO_ID = re.compile(r"[^a-zA-Z0-9_-]")  # ids of other providers may have such characters
+_NO_ID = re.compile(r"[^a-zA-Z0-9_-]")  # ids of other providers may contain such characters
 
 
 _CHOICES = {"auto": "auto", "none": "none", "required": "any"}

@@ -73,7 +73,7 @@ def _not_a_body(record: logging.LogRecord) -> bool:
 
 
 def _keep_prompts_out_of_logs() -> None:
-    """At level DEBUG the SDK logs complete requests; only ``ANTHROPIC_LOG`` enables that."""
+    """At level DEBUG the SDK logs complete requests, so that level is enabled by ``ANTHROPIC_LOG`` only."""
     logger = logging.getLogger("anthropic._base_client")
     if not os.environ.get("ANTHROPIC_LOG") and _not_a_body not in logger.filters:
         logger.addFilter(_not_a_body)

@@ -41,7 +41,7 @@ from smartbatch.types import MESSAGE_BLOCKS, Answer, Kind, Request, TokenLogprob
 _FINISH = {
     "STOP": "stop",
     "MAX_TOKENS": "length",
-    "CONTINUATION": "length",  # the answer is incomplete; the call that would continue it is not made
+    "CONTINUATION": "length",  # the answer is incomplete, and no call is made to continue it
     "SAFETY": "content_filter",
     "RECITATION": "content_filter",
     "BLOCKLIST": "content_filter",
@@ -59,7 +59,7 @@ class Gathered:
     """An answer put together from the body of a call, or from the chunks of a stream."""
 
     def __init__(self) -> None:
-        self.ended = False  # a finish reason, or the block of the prompt, has arrived
+        self.ended = False  # whether a finish reason, or the reason why the prompt was blocked, has arrived
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._parts: list[Mapping[str, Any]] = []
@@ -73,7 +73,7 @@ class Gathered:
         self._tier: str | None = None
 
     def add(self, data: Mapping[str, Any]) -> str:
-        """Take in a body or a chunk and return its text; one without the expected shape is an error."""
+        """Add a body or a chunk and return its text; one without the expected shape is an error."""
         self._model = short(data.get("modelVersion"), PLAIN_ID) or self._model
         self._identity = short(data.get("responseId"), PLAIN_ID) or self._identity
         metadata = data.get("usageMetadata")
@@ -167,7 +167,7 @@ def _is_plain(part: Mapping[str, Any]) -> bool:
 
 
 def _is_text_only(counts: Any) -> bool:
-    """Whether counts by modality have no modality but text."""
+    """Whether counts by modality are about text only."""
     return isinstance(counts, list) and all(fields(each).get("modality") == "TEXT" for each in counts)
 
 

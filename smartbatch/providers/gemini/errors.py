@@ -67,7 +67,7 @@ class _Error:
     code: int | None  # the HTTP status it names
 
     def quotas(self, word: str) -> list[tuple[str, str | None]]:
-        """Return the violated quotas with this word in their name."""
+        """Return the violated quotas that have this word in their name."""
         return [(name, value) for name, value in self.violations if word in name]
 
 
@@ -115,7 +115,8 @@ def _kind(status: int, found: _Error) -> ErrorKind:
 
 
 def _used_up(found: _Error) -> Refusal | None:
-    """Return the meaning of a 429 that no short wait resolves; its own delay of seconds is misleading."""
+    """Return the meaning of a 429 that a short wait does not resolve; the delay of seconds that it names is
+    misleading."""
     if day := found.quotas("PerDay"):
         name, value = day[0]
         amount = f" of {value}" if value is not None else ""
@@ -203,7 +204,7 @@ def rpc_code(found: Any) -> int:
 def _gemini_full(error: ProviderError) -> bool:
     if error.status == 503:
         return True
-    # a refusal for a quota names it, or a time to wait
+    # a refusal because of a quota names the quota, or a time to wait
     unnamed = error.limits is None and error.retry_after is None
     return error.status == 429 and error.kind is ErrorKind.RATE_LIMIT and unnamed
 

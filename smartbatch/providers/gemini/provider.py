@@ -1,10 +1,11 @@
 """Google's Gemini API through the ``google-genai`` SDK, over our own pool of connections.
 
 The SDK builds the requests, signs them and names their addresses. Its network is replaced by ours (see
-:mod:`smartbatch.providers.http.sdk_bridge`): by itself it has no time-out, keeps twenty connections for five
-seconds, and counts time-outs by the read. Its typed models are passed by as well: they cost more than the
-call itself, drop fields they do not know, follow continuations with calls nobody asked for, and merge a list
-of strings into one vector. So the body and its meaning are ours, and every call is exactly one request.
+:mod:`smartbatch.providers.http.sdk_bridge`): its own has no time-out by default, keeps twenty connections for
+five seconds, and applies time-outs to each read. Its typed models are not used either: they cost more than
+the call itself, drop unknown fields, make further calls to continue an answer, and merge a list of strings
+into one vector. So the adapter builds the body and reads the answer itself, and every call is exactly one
+request.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ class GeminiProvider(Provider):
         check_request(request, model)
 
     def flex(self, model: str) -> FlexTier | None:  # noqa: ARG002
-        """Return the tier ``serviceTier: flex`` for Google's own server, or as configured."""
+        """Return the tier ``serviceTier: flex`` for Google's own server, or if it is configured."""
         return FLEX_TIER if self._flex else None
 
     def takes_temperature(self, model: str) -> bool:  # noqa: ARG002

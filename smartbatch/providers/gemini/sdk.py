@@ -1,5 +1,5 @@
-"""The ``google-genai`` SDK, limited to one request per call. Importing this module imports it, in about a
-second.
+"""The ``google-genai`` SDK, limited to one request per call. Importing this module imports the SDK, which
+takes about a second.
 
 Its raw path (``_build_request`` and ``_request_once``) is used: the same addresses, headers and key as its
 typed methods, at about a third of their CPU. Those names are private, so the version is bounded and a test

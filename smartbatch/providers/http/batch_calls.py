@@ -1,4 +1,4 @@
-"""Parts that Batch APIs over HTTP share: judging answers, checking ids, and downloads."""
+"""Parts common to Batch APIs over HTTP: judging answers, checking ids, and downloads."""
 
 from __future__ import annotations
 

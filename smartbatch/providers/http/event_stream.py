@@ -41,7 +41,7 @@ class EventReader(ABC):
 
     @abstractmethod
     def take(self, data: Mapping[str, Any], name: str, head: Reply) -> str:
-        """Enter an event; return the text in it."""
+        """Add an event; return the text in it."""
 
     @abstractmethod
     def finish(self, text: str, head: Reply) -> Answer:
@@ -185,7 +185,7 @@ class EventStream(AnswerStream):
             raise self._errors.unusable(head, "shape", "an event of the stream is not a JSON object")
         if _is_error(data, name):
             error = self._errors.read(head, (self._request,), data=data)
-            if error.kind is ErrorKind.INVALID_RESPONSE:  # an unknown error after a good start
+            if error.kind is ErrorKind.INVALID_RESPONSE:  # an unknown error after a successful start
                 error.kind = ErrorKind.SERVER_ERROR
             raise error
         return data

@@ -51,8 +51,8 @@ def failure(error: Exception, step: Step, place: str, *, late: bool, closed: boo
 
 
 def _meaning(error: Exception, step: Step, place: str) -> tuple[ErrorKind, str, str]:
-    """Return kind, code and text by the error's class: most are an ``OSError``, so specific classes come
-    first.
+    """Return kind, code and text by the error's class; most classes derive from ``OSError``, so specific ones
+    are checked first.
     """
     network = ErrorKind.NETWORK_ERROR
     if isinstance(error, EmptyPoolError):
@@ -200,12 +200,12 @@ class Connection(HTTPConnection):
     idle_since = 0.0  # when it was returned, by the pool's clock
     step: Step = "connect"  # progress of the call
     dialling: socket.socket | None = None  # socket of the address being tried
-    is_cut = False  # another thread ended the call
+    is_cut = False  # whether another thread ended the call
     _watch: tuple[socket.socket, Callable[[int], object]] | None = None
 
     @property
     def is_connected(self) -> bool:
-        """False if the server has closed the connection, or has sent unrequested data."""
+        """Whether the connection is usable: the server has neither closed it nor sent unrequested data."""
         sock = self.sock
         if sock is None:
             return False
@@ -283,7 +283,7 @@ class ConnectionPool(HTTPConnectionPool):
     connect_timeout: float  # maximum seconds for one address to answer
     reuse: bool  # keep a connection for the next call, see :class:`Transport`
     now: Callable[[], float]  # monotonic seconds, for the age of idle connections
-    closed = False  # calls under way were cut
+    closed = False  # whether calls in flight were cut off
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -418,7 +418,8 @@ def _resolve(host: str, port: int | None, deadline: float) -> list[Any]:
         raise socket.gaierror(socket.EAI_AGAIN, "the name was not resolved in time")
     lookup.pending.release()
     if lookup.error is not None:
-        raise type(lookup.error)(*lookup.error.args)  # each call its own, as a traceback is added to it
+        # each call raises its own error, because a traceback is added to it
+        raise type(lookup.error)(*lookup.error.args)
     return lookup.found
 
 

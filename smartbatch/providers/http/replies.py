@@ -54,7 +54,7 @@ def _is_plain(headers: Mapping[str, str]) -> bool:
 
 
 def is_html(headers: Mapping[str, str]) -> bool:
-    """Whether a body is a web page, from a server between us and the provider."""
+    """Whether a body is a web page, which comes from a server between us and the provider."""
     return headers.get("content-type", "").lower().startswith("text/html")
 
 
@@ -72,7 +72,7 @@ def decoded(pieces: Iterable[bytes], headers: Mapping[str, str], cap: int) -> It
 
 
 def joined(pieces: Iterable[bytes]) -> bytes:
-    """Return the pieces of a body together; a list of tiny pieces would take far more memory."""
+    """Return the pieces of a body joined; a list of tiny pieces would take far more memory."""
     whole = BytesIO()
     whole.writelines(pieces)
     return whole.getvalue()
@@ -97,7 +97,7 @@ def _encoding(headers: Mapping[str, str]) -> str:
 
 
 def _inflated(pieces: Iterable[bytes], encoding: str) -> Iterator[bytes]:
-    """Yield the inflated bytes; for gzip those of all its members, without any data behind them."""
+    """Yield the inflated bytes; for gzip, those of all members, without any data after them."""
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise _encoded_otherwise()
     decoder = _decoder()
@@ -172,7 +172,8 @@ class LiveReply:
             raise
 
     def whole(self) -> Reply:
-        """Return the complete answer; the unreadable body of a refusal is empty, as its status suffices."""
+        """Return the complete answer; if the body of a refusal is unreadable, it is left empty, because the
+        status suffices."""
         try:
             body = joined(self.pieces())
         except ProviderError as error:

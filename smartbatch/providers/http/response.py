@@ -131,7 +131,7 @@ class IncomingResponse:
         if coding != "identity":
             self._chunked = coding == "chunked"
             return self._chunked and "content-length" not in headers
-        sure = "transfer-encoding" not in headers  # its sender may mean another length
+        sure = "transfer-encoding" not in headers  # the sender may mean another length
         if self.status in (204, 304) or self.status < 200:
             self.length = 0
             return sure
@@ -208,7 +208,7 @@ class IncomingResponse:
         return piece
 
     def _ended(self, surplus: bytes) -> None:
-        """Note the end of the body; a connection with unrequested bytes serves no other call."""
+        """Note the end of the body; a connection with unrequested bytes is not used for another call."""
         self._rest = b""
         self.length = 0
         if surplus:
@@ -254,7 +254,7 @@ def _fields(head: str) -> tuple[dict[str, str], bool]:
     return headers, len(found) == len(fields)
 
 
-@lru_cache(maxsize=512)  # most header lines of a server never change
+@lru_cache(maxsize=512)  # most of a server's header lines never change
 def _field(line: str) -> tuple[str, str] | None:
     """Return the lower-case name and the value of a header line; ``None`` if it is not one."""
     found = _FIELD.fullmatch(line)

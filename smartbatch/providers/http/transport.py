@@ -40,8 +40,8 @@ _OURS = (b"host", b"content-length", b"transfer-encoding", b"connection", b"acce
 class Transport:
     """Requests to one base URL; safe from any number of threads.
 
-    Nothing is made before the first call. Pool and connections belong to the process that made them: a forked
-    child makes its own and does not disturb its parent's.
+    Nothing is created before the first call. Pool and connections belong to the process that made them: a
+    forked child makes its own and does not disturb its parent's.
 
     Args:
         base_url: ``http`` or ``https`` URL, already checked; its path precedes that of every call.
@@ -293,7 +293,7 @@ class Cutoff:
                 raise ConnectionAbortedError("ended before the call began")
 
     def let_go(self) -> None:
-        """Forget the connection, which other calls may use next."""
+        """Forget the connection, which other calls may use from now on."""
         with self._lock:
             if self._connection is not None:
                 self._connection.is_cut = False

@@ -1,1 +1,1 @@
-"""OpenAI's API, and every server that speaks it."""
+"""OpenAI's API, and every server that implements it."""

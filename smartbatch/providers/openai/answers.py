@@ -58,7 +58,7 @@ _FINISH = {
     "model_length": "length",  # Mistral: the model's context is full
 }
 _CALLS = ("tool_calls", "function_call")
-# fields with the reasoning of a message: DeepSeek, vLLM and xAI; OpenRouter and Groq
+# fields that hold the reasoning of a message: at DeepSeek, vLLM and xAI; at OpenRouter and Groq
 REASONING = ("reasoning_content", "reasoning")
 KNOWN_IN_MESSAGE = frozenset({"role", "content", "refusal", *_CALLS, *REASONING})
 KNOWN_IN_CHOICE = frozenset({"index", "message", "delta", "finish_reason", "logprobs", "error"})
@@ -160,7 +160,7 @@ def _reasoning(message: Mapping[str, Any], content: Any) -> str | None:
             return well_formed(text)
     if not isinstance(content, list):
         return None
-    # Mistral's models send it as a part of the content
+    # Mistral's models send the reasoning as a part of the content
     thoughts = (part.get("thinking") for part in content if isinstance(part, Mapping))
     found = "".join(text_of(thought) or "" for thought in thoughts if has_value(thought))
     return well_formed(found) or None
@@ -288,7 +288,8 @@ def _unfinished(name: str, error: Mapping[str, Any], reply: Reply, usage: Usage 
 
 
 def read_embeddings(data: Mapping[str, Any], reply: Reply, requests: Sequence[Request]) -> list[Answer]:
-    """Return one answer per request, placed by the ``index`` of each vector; without indices, in their order.
+    """Return one answer per request, placed by the ``index`` of each vector; if there are no indices, in the
+    order of the vectors.
 
     The provider counts the tokens of the whole call; they are split over its texts by their lengths.
 
@@ -315,7 +316,7 @@ def _by_index(items: Any, size: int, dimensions: int | None) -> list[array[float
     indices = [item.get("index") if isinstance(item, dict) else None for item in found]
     if indices.count(None) == size:  # some gateways omit all indices
         indices = list(range(size))
-    elif indices.count(None) == 1:  # Gemini's layer omits the index 0
+    elif indices.count(None) == 1:  # Gemini's OpenAI-compatible layer omits the index 0
         indices[indices.index(None)] = next(index for index in range(size) if index not in indices)
     placed: dict[int, array[float]] = {}
     for index, item in zip(indices, found, strict=True):
@@ -330,7 +331,7 @@ def usage_of(usage: Any) -> Usage | None:
     estimate is used.
 
     xAI and Gemini's layer count the reasoning in the total only: the part of the total that no other count
-    explains is output.
+    explains counts as output.
     """
     if not isinstance(usage, dict):
         return None
@@ -364,7 +365,7 @@ def text_of(content: Any) -> str | None:
     return content if isinstance(content, str) else None
 
 
-_TEXT = Request()  # a line has one text; the caller checks the vector against its request
+_TEXT = Request()  # a line has one text; the caller checks whether the vector fits the request
 
 
 def read_line(line: bytes, kind: Kind, api: str, errors: ErrorReader) -> Line:

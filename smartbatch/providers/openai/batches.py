@@ -56,7 +56,7 @@ _FILES = 10_000
 _MAX_PAGES = 1000  # of a list of files
 _JSON = {"Content-Type": "application/json"}
 _SUFFIX = ".jsonl"  # required in the names of batch inputs
-_QUOTA = "token_limit_exceeded"  # too many tokens in unfinished batches
+_QUOTA = "token_limit_exceeded"  # there are too many tokens in unfinished batches
 
 # LiteLLM's ids are base64 strings of some 400 characters; no id has a slash or starts with a period
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:=+~-]{0,1023}")
@@ -150,12 +150,13 @@ class OpenAIBatches(BatchApi):
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:
         """Upload the input, which is read from disk while it is sent.
 
-        After any error from the first byte on a file may exist, so the caller looks for its name. The errors:
+        After any error from the first byte on, the file may exist, so the caller looks for it by name.
+        The errors:
 
         1. the input cannot be read (code ``source``);
         2. the server refuses, or no answer arrives;
         3. the answer describes a file without an id, or one that could not be processed;
-        4. the provider counts other bytes than were sent, so the file is not used.
+        4. the provider reports another number of bytes than were sent, so the file is not used.
         """
         body, content_type = upload_form({"purpose": self._purpose}, source, name + _SUFFIX)
         reply = self._session().ask(
@@ -220,11 +221,11 @@ class OpenAIBatches(BatchApi):
         if batch is None:
             return None
         error = None if batch.error is None else self._parameters.learn(batch.error)
-        # LiteLLM may return its upstream's id, which it does not recognise later.
+        # LiteLLM may return the id of the service behind it, which it does not recognise later.
         return evolve(batch, id=batch_id, error=error)
 
     def page(self, after: str | None, timeout: float) -> BatchPage:
-        """Return up to 100 batches; unreadable ones are left out unless they have our mark."""
+        """Return up to 100 batches; unreadable ones without our mark are left out."""
         query = {"limit": str(_PAGE), **({"after": after} if after else {})}
         reply = self._session().ask("GET", "/batches", timeout, params=query)
         data, listed = self._listed(reply)

@@ -45,8 +45,8 @@ def chat_body(
     Args:
         request: a generation.
         model: without the prefix.
-        parameters: which parameters the server takes.
-        reasoning: whether the server takes the reasoning of earlier turns.
+        parameters: the parameters that the server accepts.
+        reasoning: whether the server accepts the reasoning of earlier turns.
     """
     params = request.params
     messages: list[dict[str, Any]] = []
@@ -126,7 +126,8 @@ def response_body(request: Request, model: str, parameters: ServerParameters) ->
 def embeddings_body(
     requests: Sequence[Request], model: str, encoding_format: str | None = "base64"
 ) -> dict[str, Any]:
-    """Return the body for the vectors of ``requests``; parsing base64 takes an eighth of the CPU."""
+    """Return the body for the vectors of ``requests``; it requests base64, which takes an eighth of the CPU
+    to parse."""
     body: dict[str, Any] = {"model": model, "input": [request.prompt for request in requests]}
     if encoding_format is not None:
         body["encoding_format"] = encoding_format

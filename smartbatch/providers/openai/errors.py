@@ -42,7 +42,7 @@ _FORMS: Final = {
 }
 """Output formats for a schema. A rejection may name the format, or the field alone, meaning the format that
 was sent."""
-# further words for an unknown format, which is a value to the server
+# further words for an unknown format, which the server treats as an invalid value
 _FORM_VALUE = re.compile(
     r"must be|should be|one of|not (?:a )?valid|invalid|expected|\bonly\b|variant|enabled", re.I
 )
@@ -52,9 +52,9 @@ _FLAWED_SCHEMA = re.compile(
     r"\$ref|json_schema\.\w|word .?json",
     re.I,
 )
-# parameters whose value is never the caller's: any error about them is a rejection
+# parameters whose value the caller never sets: any error about them is a rejection
 _OWN_VALUES: Final = ("encoding_format", "stream_options")
-# the effect of omitting a parameter, and the option that sends it nevertheless
+# the effect of omitting a parameter, and the option that sends it anyway
 _OPTIONS: Final = {
     "encoding_format": 'vectors arrive as numbers; provider_options={"encoding_format": "base64"} sends it',
     "stream_options": "the usage of streamed answers is estimated unless the server reports it; "
@@ -89,7 +89,7 @@ _VALUE = re.compile(
     r"minimum|\brange\b|integer|negative|positive",
     re.I,
 )
-# the end of a message that names other parameters, which the server does know
+# the end of a message, which names other parameters that the server does know
 _ALTERNATIVES = re.compile(
     r"(?:(?:^|[.;,:] |please )(?:use|try)|did you mean|\bone of|(?<!not a )\b"
     r"(?:valid|supported|allowed|accepted|known) (?:parameter|field|option|key|argument|propert)\w*)\b.*",
@@ -101,7 +101,7 @@ _OF_THE_MODEL = re.compile(r"\bmodels?\b", re.I)
 def refused_parameters(
     status: int, message: str, param: object = None, code: object = None
 ) -> tuple[str, ...]:
-    """Return the parameters that an error rejects by name; a rejected value is no rejected parameter.
+    """Return the parameters that an error rejects by name; rejecting only a value does not count.
 
     Args:
         status: HTTP status.
@@ -122,7 +122,7 @@ def refused_parameters(
 
 
 class ServerParameters:
-    """The parameters that one server takes; safe from any thread.
+    """The parameters that one server accepts. Thread-safe.
 
     Args:
         encoding_format: of embeddings; ``omit`` never sends it, ``None`` sends ``base64`` until it is
@@ -185,7 +185,7 @@ class ServerParameters:
         return tuple(name for name in (*_NAMES, *_FORMS) if self._is_refused(name, model))
 
     def dropped(self, request: Request, body: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-        """Return the parameters that a request sets and its ``body`` lacks, each with the reason."""
+        """Return the parameters that a request sets but its ``body`` lacks, each with the reason."""
         if request.params.seed is None or "seed" in body:
             return ()
         return (("seed", "send_seed is False" if "seed" in self._forced else _reason("seed")),)
@@ -212,7 +212,7 @@ class ServerParameters:
         if not error.refused_parameters:
             return error
         if body is None:
-            # the format it requested is unknown: the one named in the error, or else any
+            # it is not known which format was sent: the one named in the error, or else any
             forms = [form for form in _FORMS if form in error.message.lower()][:1]
             sent = {*_NAMES, *(forms or _FORMS)}
         else:

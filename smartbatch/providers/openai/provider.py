@@ -237,11 +237,11 @@ class OpenAIProvider(Provider):
             self._checked = request.params
 
     def flex(self, model: str) -> FlexTier | None:  # noqa: ARG002
-        """Return the tier ``service_tier: flex`` for OpenAI's own server, or as configured."""
+        """Return the tier ``service_tier: flex`` for OpenAI's own server, or if it is configured."""
         return FLEX_TIER if self._flex else None
 
     def takes_temperature(self, model: str) -> bool:
-        """All models take one, except reasoning models."""
+        """All models accept a temperature, except reasoning models."""
         return _REASONS.match(model) is None
 
     def __repr__(self) -> str:
@@ -267,6 +267,6 @@ def _headers(
         headers["OpenAI-Organization"] = organization
     if project:
         headers["OpenAI-Project"] = project
-    for name, value in own.items():  # they replace ours, whatever their case
+    for name, value in own.items():  # they replace ours, regardless of case
         headers[name] = value
     return own_headers(dict(headers))

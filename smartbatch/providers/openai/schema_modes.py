@@ -34,7 +34,7 @@ STRICT = Dialect(
 MAX_PROPERTIES = 5_000
 MAX_LEVELS = 10
 MAX_CHOICES = 1_000
-MAX_CHARACTERS = 120_000  # in the names of properties and definitions and the values of choices together
+MAX_CHARACTERS = 120_000  # in all names of properties and definitions and all values of choices together
 
 
 @frozen
@@ -47,7 +47,8 @@ class SentSchema:
 
 @once_per_schema
 def sent_schema(schema: dict[str, Any]) -> SentSchema:
-    """Return a schema for strict mode if that mode can express it, otherwise unchanged."""
+    """Return a schema in the form for strict mode if that mode can express it; otherwise return it
+    unchanged."""
     try:
         form = in_dialect(schema, STRICT)
         root = form
@@ -78,7 +79,7 @@ def _is_object(schema: Mapping[str, Any]) -> bool:
 
 
 def _moved(schema: Any) -> Any:
-    """Return a schema that becomes a property: its references start from the new root."""
+    """Return a schema for use as a property, with its references starting from the new root."""
     if isinstance(schema, list):
         return [_moved(part) for part in schema]
     if not isinstance(schema, Mapping):
@@ -198,7 +199,7 @@ def _instruct(body: dict[str, Any], text: str) -> None:
         own = body.get("instructions")
         body["instructions"] = f"{own}\n\n{text}" if own else text
         return
-    # some servers take a single system message, the first
+    # some servers accept only one system message, as the first message
     first, *others = body["messages"]
     content = first.get("content")
     if first["role"] not in INSTRUCTIONS:

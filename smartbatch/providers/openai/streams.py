@@ -80,7 +80,7 @@ class ChatReader(EventReader):
         return content + refusal
 
     def _take_rest(self, delta: Mapping[str, Any]) -> None:
-        """Enter the parts of a delta besides text: calls, reasoning and unmodelled fields."""
+        """Add the parts of a delta besides text: calls, reasoning and unmodelled fields."""
         calls = delta.get("tool_calls")
         for item in calls if isinstance(calls, list) else ():
             if isinstance(item, dict):
