@@ -51,8 +51,8 @@ class Realtime:
     """Answers requests one by one, or several per call, while their callers wait.
 
     Args:
-        model: answers requests; items of jobs name their own.
-        preparer: prepares what callers pass.
+        model: answers requests, except items of jobs, which name their own model.
+        preparer: prepares prompts that callers pass.
     """
 
     def __init__(self, setup: RealtimeSetup, model: OpenedModel, preparer: RequestPreparer) -> None:
@@ -64,7 +64,7 @@ class Realtime:
         shares_budget = setup.config.budget_scope != "client"
         # the client's, which outlives a stop
         self.budget = Budget(0.0 if shares_budget else setup.config.budget)
-        self._lock = threading.Lock()  # of the budget and of each engine's monitor; there may be two
+        self._lock = threading.Lock()  # guards the budget and each engine's monitor; there may be two engines
         self._budget_share: BudgetShare | None = None
         self._leased = setup.clock.monitor(self._lock)
         self.admission = Admission(model, setup)
@@ -74,8 +74,8 @@ class Realtime:
         self._starting = threading.Lock()
         self._lists: weakref.WeakSet[BoundedMap] = weakref.WeakSet()
         self.engine: RealtimeEngine | None = None  # None while no threads run
-        self._stopping: tuple[RealtimeEngine, ...] = ()  # the one stopped last is last
-        self._counts = RequestCounts()  # of the engine that stopped last
+        self._stopping: tuple[RealtimeEngine, ...] = ()  # engines being stopped, in order of their stop
+        self._counts = RequestCounts()  # counts of the last engine that stopped
         self._controls = ModelControls()
         self._published_to: SharedLeases | None = None  # where other processes see its status
         self._is_stopped = self._has_warned = False
@@ -136,21 +136,21 @@ class Realtime:
         Args:
             future: receives the result, if the caller already has one; ``None`` creates a new one.
         """
-        # 1. The cache has its answer, and no middleware has to see it: complete it at once.
+        # 1. The cache has its answer, and no middleware needs to see it: complete it immediately.
         admission, hooks, config = self.admission, self._setup.hooks, self._config
         model = options.model.of(request)
         streamed = options.stream is not None
         own = self.model.of(request).is_same(model.provider, model.name)
         shared, kept = (None, None) if streamed or not own else admission.keys(request)
-        if hooks.middleware:  # it sees cached answers as well: see AnswerSharing
+        if hooks.middleware:  # middleware sees cached answers as well: see AnswerSharing
             kept = None
         known = admission.recalled(request, kept)
         if known is not None:
             result = hooks.process(known) if known.ok and not options.raw else known
             return self._settled(request, result, options, future)
-        # 2. It is streamed: it waits in the standard lane, and shares its answer with no other.
+        # 2. It is streamed: it waits in the standard lane, and does not share its answer.
         # 3. It waits in the lane for its kind, or in that of the slower tier if the options ask for it.
-        engine = self._running()  # once: a lane belongs to one engine, and another may have started since
+        engine = self._running()  # read once: a lane belongs to one engine, and another may start at any time
         flex = options.flex and not streamed
         lane = engine.lanes.of(model.provider, model.name, request.embedding, flex=flex)
         if not streamed:
@@ -158,7 +158,7 @@ class Realtime:
         if shared is not None:
             shared = object_key(shared, request)
             if lane.standard is not None:
-                shared += b"flex"  # a request paid for speed must not wait for the slower tier
+                shared += b"flex"  # a request that pays for speed must not join one in the slower tier
         estimated = estimate_request(request)
         # without a budget nothing depends on the cost
         priced = options.own_budget is not None or config.budget is not None
@@ -209,7 +209,7 @@ class Realtime:
         return self._submit_prepared(request, prepared, CallOptions(self.model), future)
 
     def cancelled(self, future: ResultFuture) -> None:
-        """Take out the request of a future passed to :meth:`ask` that was cancelled."""
+        """Remove the request of a cancelled future that was passed to :meth:`ask`."""
         for engine in self._engines():
             engine.cancelled(future)
 
@@ -234,7 +234,7 @@ class Realtime:
     def _settled(
         self, request: Request, result: Result, options: CallOptions, future: ResultFuture | None
     ) -> ResultFuture:
-        """Complete a request that needs no call: no queue, no cost, but counted like any other."""
+        """Complete a request that needs no call: it is not queued and costs nothing, but it counts."""
         engine, now, label = self._running(), self._clock.now(), self.model.of(request).label
         if options.stream is not None:
             result = evolve(result, time_to_first_chunk=0.0)
@@ -252,7 +252,7 @@ class Realtime:
         return future
 
     def _abandon_futures(self, futures: list[ResultFuture]) -> None:
-        """Cancel requests that have no reader any more. For finalisers: no user code, no lock."""
+        """Cancel requests that are no longer read. For finalisers: it runs no user code and takes no lock."""
         for engine in self._engines():
             engine.abandon_futures(futures)
 
@@ -281,7 +281,7 @@ class Realtime:
                 provider.open(self._setup.parallelism.calls)
             share, leases = self._shared_budget(), self._leases()
             self._setup.read_controls()  # a pause applies from the first request on
-            if share is not None:  # before a request can wait for it
+            if share is not None:  # before any request can wait for the shared budget
                 share.leases.join(share)
             try:
                 with self._starting:
@@ -351,24 +351,24 @@ class Realtime:
     def stop(self, timeout: float | None, reason: str) -> int:
         """Finish what is pending within ``timeout`` seconds, fail the rest, and end the threads.
 
-        ``None`` waits for everything; ``reason`` is in the errors of the rest. Returns how many of the rest
-        are lost: awaited, and not sent again by anyone.
+        ``None`` waits for everything; errors of the rest contain ``reason``. Returns how many of the rest
+        are lost: someone waits for them, and no one will send them again.
         """
         began = self._clock.now()
         with self._starting:
             engine, stopping = self.engine, self._stopping
             if engine is not None:
                 self._stopping = (*stopping, engine)
-            self.engine = None  # last: a reader without a lock finds it in one of the two
+            self.engine = None  # last, so that a reader without a lock finds the engine in either place
             self._is_stopped = True
         self.look_again()
-        # 1. It does not run: help the other threads that stop it, for at most ``timeout`` seconds.
+        # 1. No engine runs: help the other threads that stop one, for at most ``timeout`` seconds.
         if engine is None:
             for each in stopping:
                 left = None if timeout is None else max(0.0, began + timeout - self._clock.now())
                 each.stop(left, reason=reason, release=self.close_providers)
             return sum(each.lost for each in stopping)
-        # 2. It runs: stop its engine. Then, in any case, leave what is shared, report the end, and wait for
+        # 2. An engine runs: stop it. Then, in any case, leave what is shared, report the end, and wait for
         #    callbacks.
         try:
             engine.stop(timeout, reason=reason, release=self.close_providers)
@@ -377,12 +377,12 @@ class Realtime:
             with self._starting:
                 self._stopping = tuple(each for each in self._stopping if each is not engine)
             engine.detach()
-            with self._opening:  # else one that starts now would join before this one leaves
+            with self._opening:  # otherwise an engine that starts now would join before this one leaves
                 if self._budget_share is not None and not self._engines():
                     self._budget_share.leases.leave(self._budget_share)
             something_ended()
             engine.tell_later(ClientStopped(at=self._clock.now(), failed=engine.failed))
-            if timeout is not None:  # less the time the engine took
+            if timeout is not None:  # minus the time that the engine took
                 timeout = max(0.0, began + timeout + LAST_CALLBACK_SECONDS - self._clock.now())
             engine.callbacks.drain(timeout)
         return engine.lost
@@ -415,9 +415,9 @@ class Realtime:
             leases.publish_client(self._setup.metrics, partial(_status, weakref.ref(self)))
 
     def unpublish(self) -> None:
-        """Publish the client's counts a last time."""
+        """Publish the client's counts one last time."""
         metrics = self._setup.metrics
-        with self._opening:  # else it could end one that starts now
+        with self._opening:  # otherwise it could end one that starts now
             if self._published_to is not None and metrics is not None and self._has_ended:
                 leases, self._published_to = self._published_to, None
                 leases.unpublish_client(metrics)
@@ -445,20 +445,20 @@ class Realtime:
         return sum(engine.cancel_pending() for engine in self._engines())
 
     def flush(self) -> None:
-        """Send what waits in windows at once."""
+        """Send requests that wait in windows immediately."""
         engine = self.engine
         if engine is not None:
             engine.flush()
 
     def on_own_thread(self) -> bool:
-        """Whether the caller runs on a worker, in an observer or a middleware of the user's."""
+        """Whether the caller runs on a worker, in one of the user's observers or middleware."""
         return any(engine.dispatcher.on_own_thread() for engine in self._engines())
 
     # -- status ----------------------------------------------------------------------------------------------
 
     @property
     def counts(self) -> RequestCounts:
-        """Requests by state since the last start, also after the stop; always balanced."""
+        """Requests by state since the last start, even after a stop; always balanced."""
         engine = next(iter(self._engines()), None)
         return evolve(self._counts) if engine is None else engine.counts()
 
@@ -476,7 +476,7 @@ class Realtime:
         return 0 if engine is None else engine.queue.counts.waiting
 
     def guard_budget(self, work: Callable[[], _T]) -> _T:
-        """Do ``work`` under the lock of :attr:`budget`, which is that of the calls' monitor.
+        """Do ``work`` under the lock of :attr:`budget`, which is also the lock of the engine's monitor.
 
         A function, not a context manager: one written in Python leaves the lock taken if Ctrl-C comes between
         its beginning and the block.
@@ -485,14 +485,14 @@ class Realtime:
             return work()
 
     def await_budget(self, work: Callable[[], bool]) -> None:
-        """Do ``work`` as :meth:`guard_budget`, again whenever more of a shared budget may have been leased,
+        """Do ``work`` like :meth:`guard_budget`, and again when more of a shared budget may have been leased,
         until it returns True.
 
         Raises:
             ClientClosed: it would have to wait, and the client was stopped.
         """
         if self._config.budget_scope != "client":
-            self._running()  # only an engine leases
+            self._running()  # only an engine leases shares
 
         def done() -> bool:
             self._check_not_stopped()
@@ -505,7 +505,7 @@ class Realtime:
 
     def _engines(self) -> list[RealtimeEngine]:
         """Return the engines that may have requests, the latest first."""
-        running = self.engine  # read first, see :meth:`stop`
+        running = self.engine  # read first; see :meth:`stop`
         stopping = reversed(self._stopping)
         return [*stopping] if running is None else [running, *stopping]
 

@@ -121,7 +121,7 @@ class ResponseRouter:
         return readings
 
     def end_quota(self, call: InFlightCall, now: float) -> None:
-        """Report to the limits how ``call`` ended. They have their own lock, so the monitor is not needed."""
+        """Report the end of ``call`` to the limits; they have their own lock, so no monitor is needed."""
         end = end_of(call) if call.end is None else call.end
         self._gates.end_quota(call.permit, end.ending, now, end.used)
 
@@ -235,7 +235,7 @@ class ResponseRouter:
         ticket.refused = repair.error
         _resize(ticket, repair.request)
         ticket.alone = ticket.lane.shares
-        self._again(ticket, repair.error, "validation", effects)  # uncounted: not the provider's fault
+        self._again(ticket, repair.error, "validation", effects)  # not counted: not the provider's fault
 
     def give_up_locked(self, call: InFlightCall, error: ProviderError, effects: DeferredEffects) -> None:
         """Fail the requests that an internal error left in flight, and end the call's permit."""
@@ -285,7 +285,7 @@ class ResponseRouter:
         # try, unless the tier worked on it until the timeout.
         refusal = flex_refusal(lane, error)
         if refusal is not None:
-            assert lane.standard is not None  # the reservation is at its price
+            assert lane.standard is not None  # the reservation is at the standard price
             ticket.lane = lane.standard
             ticket.batch_key = lane.standard.batch_key(ticket.request)
             if refusal is not FlexRefusal.LATE and not ticket.final:
@@ -446,7 +446,7 @@ class ResponseRouter:
     def note_change(self, lane: Lane, change: Change, effects: DeferredEffects) -> None:
         """Apply a change of the breaker or a new cooldown, and report it."""
         if isinstance(change, Cooldown):
-            if change.fresh and change.seconds > 0:  # others report the same cooldown again
+            if change.fresh and change.seconds > 0:  # otherwise it was already reported
                 lane.reported_wait_until = effects.now + change.seconds
                 effects.tell(
                     CooldownStarted(

@@ -23,7 +23,7 @@ from smartbatch.realtime.call import Middleware
 from smartbatch.types import Kind, Result, RunCallback, call_now, evolve
 
 PostProcess = Callable[[Result], "Result | None"]
-"""Takes an answered result and returns it, or a changed one."""
+"""Receives an answered result and returns it, or a changed one."""
 
 
 class HookParams(TypedDict, total=False):

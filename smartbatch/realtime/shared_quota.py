@@ -22,8 +22,8 @@ from smartbatch.observe import logs
 from smartbatch.sharing.limit_leases import SharedLeases
 
 MAX_UNUSED_QUOTAS = 1_000
-"""Unused quotas that are kept in case a client needs them again, about 5 kB each: a service with one key
-per customer has ever more of them."""
+"""Number of unused quotas to keep for later clients, about 5 kB each: in a service with one key
+per customer, their number keeps growing."""
 
 
 @frozen(eq=False, repr=False)
@@ -77,7 +77,7 @@ class _QuotaShare:
     def adopt(self, grant: LeaseGrant, now: float) -> None:
         with self._shared.lock:
             self._lease.adopt(grant, now)
-            if self._shared.quota.lease is self._lease:  # otherwise a client has attached since
+            if self._shared.quota.lease is self._lease:  # otherwise a client has attached in the meantime
                 self._shared.quota.follow(now)
 
     def lose(self, now: float, incompatible: str) -> int | None:
@@ -170,18 +170,18 @@ class SharedQuota:
         return bool(self._owners)
 
     def wake_all(self) -> None:
-        """Have all clients check whether calls may be sent now. No lock may be held."""
+        """Make all clients check whether calls may be sent now. No lock may be held."""
         with self.lock:
             wakers = [owner.wake for owner in self._owners.values()]
         for wake in wakers:
             wake()
 
     def wake_others(self, owner: object) -> None:
-        """Inform the other clients that a call has ended, possibly of an owner that has left since.
+        """Inform the other clients that a call has ended, even if its owner has left.
 
         No lock may be held.
         """
-        if len(self._owners) == 1 and owner in self._owners:  # the usual case: there are no others
+        if len(self._owners) == 1 and owner in self._owners:  # the usual case: no other clients
             return
         with self.lock:
             wakers = [other.wake for key, other in self._owners.items() if key is not owner]
@@ -195,7 +195,7 @@ class SharedQuota:
 
 
 class _Quotas:
-    """The quotas of a process, by provider scope and model; only the latest ones of those without a
+    """The quotas of a process, by provider scope and model, but only the latest of those without a
     client."""
 
     def __init__(self) -> None:
@@ -225,5 +225,5 @@ def shared_quota(scope: str, model: str) -> SharedQuota:
 
 
 def forget_all() -> None:
-    """Discard all quotas, so that a test begins without what others have learned."""
+    """Discard all quotas, so that a test does not depend on earlier ones."""
     _quotas.take()

@@ -1,4 +1,4 @@
-"""An answer passed on piece by piece, from the worker that makes the call to the thread that reads it.
+"""An answer passed piece by piece from the worker that makes the call to the thread that reads it.
 
 The life of a stream, in order:
 
@@ -36,23 +36,23 @@ from smartbatch.results import Interrupted, ResultList
 from smartbatch.types import Result, T
 
 MAX_CHUNKS = 1_000
-"""Chunks that may wait for the reader; then the call waits."""
+"""Maximum number of chunks that wait for the reader; then the call waits."""
 MAX_CHARACTERS = 1 << 20
-"""Total length of these chunks."""
+"""Maximum total length of these chunks."""
 
 
 class ChunkBox:
     """A bounded box of chunks: a worker puts them in, one thread takes them out, any thread may cancel."""
 
     def __init__(self, clock: Clock) -> None:
-        self.request_id = ""  # once it is known
-        self.drop: Callable[[], None] = lambda: None  # takes the request out of the queue if it waits there
+        self.request_id = ""  # set once it is known
+        self.drop: Callable[[], None] = lambda: None  # removes the request from the queue if it waits there
         self.begun = False  # whether a chunk was put in
-        self.first_at = 0.0  # monotonic seconds of the first chunk
+        self.first_at = 0.0  # when the first chunk arrived, monotonic seconds
         self.held_up = False  # whether the worker ever had to wait for the reader
-        self.tokens = 0  # estimate of what was put in
+        self.tokens = 0  # estimated tokens of the chunks put in
         self.cancelled = False  # whether the reader closed the stream early
-        self.result: Result | None = None  # once the request has finished
+        self.result: Result | None = None  # set once the request has finished
         self._clock = clock
         self._filled = clock.monitor()
         self._emptied = clock.monitor(self._filled.lock)
@@ -74,19 +74,19 @@ class ChunkBox:
         return self.begun or self.over
 
     def attach(self, close: Callable[[], None]) -> None:
-        """Have ``close`` called when the request is cancelled or times out; raises if it already has."""
+        """Call ``close`` when the request is cancelled or times out; raises an error if it already has."""
         with self._filled:
             if self.over:
                 raise _cancelled()
             self._close = close
 
     def detach(self) -> None:
-        """The call is over: nothing is left to close."""
+        """Forget the connection, because the call has ended."""
         with self._filled:
             self._close = None
 
     def put(self, piece: str, deadline: float) -> None:
-        """Put a chunk in; waits while the box is full.
+        """Put a chunk in, waiting while the box is full.
 
         Raises:
             RequestCancelled: no more chunks are accepted, or there was no room until ``deadline``.
@@ -111,7 +111,7 @@ class ChunkBox:
             self._filled.notify()
 
     def end(self, result: Result) -> None:
-        """Give the reader the result; the chunks in the box can still be read."""
+        """Set the result; the chunks in the box can still be read."""
         with self._filled:
             if self.result is not None:
                 return
@@ -121,7 +121,7 @@ class ChunkBox:
         _call_quietly(close)
 
     def lift(self) -> None:
-        """Accept any number of chunks from now on: the thread that stops a client may be the reader."""
+        """Accept any number of chunks from now on, as the thread that stops a client may be the reader."""
         with self._emptied:
             self._bounded = False
             self._emptied.notify_all()
@@ -140,7 +140,7 @@ class ChunkBox:
             return piece
 
     def cancel(self) -> bool:
-        """Accept no more, and close the call under way; False if everything was read before."""
+        """Accept no more chunks, and close the call under way; return False if everything was read before."""
         with self._filled:
             if self.result is not None and not self._chunks:
                 return False
@@ -173,7 +173,7 @@ class ChunkBox:
 class TextStream(Iterator[str], Generic[T]):
     """The answer of one request, chunk by chunk, as it is generated. One thread reads it; any may close it.
 
-    ``for chunk in stream`` closes it however the loop is left, including by Ctrl-C; so does the end of a
+    ``for chunk in stream`` closes it however the loop ends, even by Ctrl-C; so does the end of a
     ``with`` block. If you call ``next`` yourself, close the stream, or the answer is generated to its end.
 
     The loop raises the request's error if it has one, even after chunks were read: the answer is complete
@@ -213,7 +213,7 @@ class TextStream(Iterator[str], Generic[T]):
         """
         if self._process != os.getpid():
             return
-        if reentered():  # a signal handler; what it interrupted may hold our lock
+        if reentered():  # in a signal handler: the interrupted code may hold our lock
             self._close_elsewhere()
         elif self._box.cancel():
             self._box.drop()
@@ -264,7 +264,7 @@ class TextStream(Iterator[str], Generic[T]):
         except KeyboardInterrupt:
             self.close()
             interrupted = True
-        except BaseException:  # as a signal handler may raise
+        except BaseException:  # such as one raised by a signal handler
             self.close()
             raise
         if interrupted:

@@ -1,4 +1,4 @@
-"""A request on its way: its submission, the ticket that travels, its waiters, and their futures.
+"""A request being processed: its submission, its ticket, its waiters, and their futures.
 
 They refer to each other: a ticket lists its waiters, a waiter has its future and its ticket, and a cancelled
 future leads back to its waiter.
@@ -32,9 +32,9 @@ class CallOptions:
     model: OpenedModel
     # gets the result before threads that wait for the future continue
     sink: Callable[[Result], None] | None = None
-    stream: ChunkBox | None = None  # takes the answer piece by piece
+    stream: ChunkBox | None = None  # receives the answer piece by piece
     raw: bool = False  # whether hooks are left out, because they run when the result is read
-    # pays for it, within the client's budget; None if the client's budget pays
+    # the budget that pays, within the client's; None for the client's budget
     own_budget: Budget | None = None
     alone: bool = False  # whether it shares its call with no other request
     flex: bool = False  # whether to use the provider's slower tier, if there is one
@@ -46,14 +46,14 @@ class Submission:
     """A checked request with everything that decides how it is processed."""
 
     request: Request  # as it is to be sent
-    request_id: str  # its own id, or a generated one
+    request_id: str  # the request's own id, or a generated one
     lane: Lane
     options: CallOptions
     fingerprint: bytes | None  # equal for requests that may share one answer; None if it must not
-    # where the cache stores the answer of the requested model; None for not at all
+    # where the cache stores the answer of the requested model; None if it does not
     cache_key: bytes | None = None
     input_tokens: int = 0  # estimated from the text
-    tokens: int = 0  # input and output, as far as its lane has learned
+    tokens: int = 0  # expected input and output, from what its lane has learned
     reserve: float = 0.0  # maximum cost, USD
 
 
@@ -79,7 +79,7 @@ def latest_start(arrival: float, priority: Priority, deadline: float | None) -> 
 
 
 class TicketState(enum.Enum):
-    """WAITING and IN_FLIGHT alternate while a ticket is retried; DONE is final."""
+    """A ticket that is retried alternates between WAITING and IN_FLIGHT; DONE is final."""
 
     WAITING = "waiting"
     IN_FLIGHT = "in_flight"
@@ -95,7 +95,7 @@ class ResultFuture(Future[Result[T]]):
     A callback may therefore block, wait for another future, submit, or stop the client without holding up the
     workers. A callback added after the end runs at once on the caller's thread, as in the standard library.
 
-    A copy in a forked child reports whose it is, even if the fork called no hooks.
+    A copy in a forked child reports that it belongs to the parent, even if the fork called no hooks.
 
     Attributes:
         outcome: the whole result, failures included, once the future is complete.
@@ -183,13 +183,13 @@ class ResultFuture(Future[Result[T]]):
     def settle(self, result: Result) -> None:
         """Complete the future with ``result``, unless it was cancelled before its call started."""
         self.outcome = result
-        self.waiter = None  # a future must not keep its ticket alive
+        self.waiter = None  # the future must not keep its ticket alive
         try:
             if result.error is None:
                 self.set_result(result)
             else:
                 self.set_exception(result.error)
-        except InvalidStateError:  # another thread ended it, against the rules of concurrent.futures
+        except InvalidStateError:  # another thread completed it, against the rules of concurrent.futures
             pass
         self._let_go()
 
@@ -226,7 +226,7 @@ def _interrupted() -> Interrupted:
 
 @define(eq=False, repr=False)
 class Waiter:
-    """One request's share in a ticket: its future, and whatever concerns this request alone.
+    """One request's part of a ticket: its future, and everything that concerns this request alone.
 
     Only copies of ``variables`` are entered, as one context cannot be entered by two threads at a time.
     """
@@ -256,11 +256,11 @@ class Waiter:
         self.running = True
         try:
             return self.future.set_running_or_notify_cancel()
-        except RuntimeError:  # another thread moved or ended it, against the rules
+        except RuntimeError:  # another thread changed its state, against the rules
             return not self.future.done()
 
     def end(self, result: Result) -> None:
-        """Complete the future and call the sink. No lock may be held; a second call does nothing."""
+        """Complete the future and call the sink, once. No lock may be held."""
         self.future.settle(result)
         self.ticket = None  # breaks the cycle, so that neither waits for the garbage collector
         if self.sink is not None:
@@ -269,7 +269,7 @@ class Waiter:
 
 @define(eq=False, repr=False)
 class Ticket:
-    """A request on its way, with everything that was tried so far.
+    """A request being processed, with a record of its tries.
 
     A ticket is completed once. While it waits, it belongs to the queue and is changed under the monitor;
     while it is in flight, it belongs to its worker, except for its waiters.
@@ -277,8 +277,8 @@ class Ticket:
 
     submission: Submission  # as submitted; fields of the ticket itself may change later
     waiters: list[Waiter]  # whose futures its result completes; the first one pays
-    request: Request  # to be sent next; another one after an answer that did not fit
-    lane: Lane  # where it waits; changed by the slower tier or the fallback
+    request: Request  # the request to send next; changed after an answer that did not fit
+    lane: Lane  # where it waits; the slower tier or the fallback may change it
     key: float  # its latest start, which decides the order of service
     due: float  # when it may be served
     must_start: float  # end of its window
@@ -294,12 +294,12 @@ class Ticket:
     reserve: float
     state: TicketState = TicketState.WAITING
     entry: int = 0  # its valid entry in the lane's heaps; 0 for none, negative while taken out
-    paused: bool = False  # whether it waits for its next try, or for its list's money
-    group: object | None = None  # equal for the requests of one half of a call that is sent again
-    final: bool = False  # whether the call under way is the last in any case
+    paused: bool = False  # whether it waits for its next try, or until its list's budget has room
+    group: object | None = None  # equal for requests in the same half of a split call
+    final: bool = False  # whether the call under way is certainly the last
     attempts: int = 0
-    repairs: int = 0  # times it was sent again because an answer did not fit
-    refused: UnusableAnswer | None = None  # why the last such answer was refused, with its text
+    repairs: int = 0  # how many times it was sent again because an answer did not fit
+    refused: UnusableAnswer | None = None  # why the last such answer was rejected, with its text
     retry_count: RetryCount = field(factory=RetryCount)
     usage: Usage = NO_USAGE
     cost: float | None = 0.0  # USD of all tries with a known bill; None once a price is unknown
@@ -307,8 +307,8 @@ class Ticket:
     calling: bool = False  # whether a call is under way, whose bill is unknown
     started: float = 0.0
     last_error: SmartbatchError | None = None
-    seconds: float = 0.0  # of the last finished call
-    route: Route | None = None  # of the last call, including one under way
+    seconds: float = 0.0  # duration of the last finished call
+    route: Route | None = None  # route of the last call, including one under way
     dropped: tuple[tuple[str, str], ...] = ()  # parameters omitted by repairs, with the reasons
 
     @classmethod
@@ -349,7 +349,7 @@ class Ticket:
         return "cancelled" if waiter is None else waiter.request_id
 
     def down_for(self, since: float, now: float) -> float:
-        """Return for how many seconds it has met an outage that began at ``since``."""
+        """Return for how many seconds an outage that began at ``since`` has affected it."""
         waiter = next(iter(self.waiters), None)
         return now - (since if waiter is None else max(since, waiter.submitted))
 
