@@ -617,7 +617,7 @@ class BatchingClient:
 
     @property
     def status(self) -> RealtimeStatus:
-        """The present status of real-time requests in this process: what waits, for what, and how full the
+        """The current status of real-time requests in this process: what waits, for what, and how full the
         limits are. :func:`smartbatch.participants` has the status of all processes, some seconds old.
         """
         return self._running.status

@@ -348,7 +348,7 @@ class RunningState:
 
     @property
     def status(self) -> RealtimeStatus:
-        """The present status of real-time requests, with the metrics of this process."""
+        """The current status of real-time requests, with the metrics of this process."""
         recent = self.metrics.recent(self._clock.wall())
         return with_figures(self.realtime.status(), self.metrics.counted(), recent)
 

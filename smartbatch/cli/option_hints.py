@@ -45,7 +45,7 @@ _COMMANDS: Final = {
 _NOTES: Final = {
     **dict.fromkeys(
         ("resume", "continue", "restart"),
-        "a run resumes by itself: run the same command again with the same -o",
+        "no option is needed to resume a run: run the same command again with the same -o",
     ),
     **dict.fromkeys(
         ("dry_run", "estimate"),

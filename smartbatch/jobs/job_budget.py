@@ -322,7 +322,7 @@ class ClientBudget:
             return
         budget = row.policy.budget
         unspent = None if budget is None else max(0.0, budget - row.cost)
-        with suppress(ClientClosed):  # nothing can be leased any more, and no request is sent
+        with suppress(ClientClosed):  # nothing more can be leased, and no request is sent
             self.reservations.reserve(
                 unspent, lambda reservation: self.reservations.assign(row.id, reservation, row.cost)
             )

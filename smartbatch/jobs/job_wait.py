@@ -147,7 +147,7 @@ class JobWait:
                     )
                 # 4. nothing is new: wait for a change
                 self._wait_once(look, job, display and display(), reads=True)
-            # 5. nothing is missing any more, unless rows were sent again meanwhile
+            # 5. nothing is missing now, unless rows were sent again in the meantime
             if missing <= 0 and waits and not ordered:
                 missing = self._read_store(partial(self._count_retried, last))
 

@@ -179,7 +179,7 @@ class RealtimeJob:
     failures: int = 0  # consecutive failed claims
     budget: JobBudget | None = None
     short: bool = False  # items wait for money that other items may leave
-    cancelled: set[int] = field(factory=set)  # positions of items that must not be sent any more
+    cancelled: set[int] = field(factory=set)  # positions of items that must no longer be sent
     withdrawn: bool = False  # nothing more is sent, and it is returned once nothing is in flight
     stop: EqualFailures | None = field(
         init=False

@@ -246,7 +246,7 @@ class RealtimeRunner:
                 self._started.add(name)
 
     def _idles_locked(self, name: str, monitor: Monitor) -> bool:
-        """Wait for work; True if there was no job for long, and the thread of that name ends."""
+        """Wait for work; return True if there was no job for so long that the thread with that name ends."""
         idle = not self._jobs and not self._turns.under_way.total()
         if monitor.wait(IDLE_SECONDS if idle else None, idle=idle) or self._jobs or self._verdicts:
             return False

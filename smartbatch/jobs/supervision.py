@@ -418,7 +418,7 @@ class Supervision:
         """Run one step of a job."""
         lease = owned.lease
         try:
-            # 1. nobody here waits for it any more: it is released once its items in flight have results
+            # 1. nobody here waits for it now: it is released once its items in flight have results
             if not self._is_wanted(owned.row):
                 self._release_unwanted(owned)
                 return
@@ -486,7 +486,7 @@ class Supervision:
     def _release(self, lease: JobLease) -> None:
         try:
             self._store.leases.release(lease)
-        except SmartbatchError as error:  # the lease expires by itself
+        except SmartbatchError as error:  # the lease expires on its own
             self._report(lease.job_id, error)
 
     def _spawn_locked(self, target: Callable[[], None], name: str) -> bool:

@@ -149,4 +149,4 @@ class TimedReads:
 @define(eq=False)
 class _TimedRead:
     ended: bool = False
-    given_up: bool = False  # nobody waits for it any more
+    given_up: bool = False  # nobody waits for it now

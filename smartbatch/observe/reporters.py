@@ -32,7 +32,7 @@ class ConsoleReporter:
 
     Args:
         metrics: the figures.
-        stream: where to print; standard output when ``None``.
+        stream: where to print; ``None`` for standard output.
         json: whether a line of JSON is printed instead of a table.
     """
 

@@ -130,7 +130,7 @@ class SharedQuota:
             if has_account:
                 self.quota.approach()
             joined: _QuotaShare | None = None
-            # a lease without a share is being returned and must not be used any more
+            # a lease without a share is being returned and must no longer be used
             if sharing is not None and (self.quota.lease is None or self._share is None):
                 joined = self._share = _QuotaShare(self, sharing)
         if joined is None:

@@ -238,7 +238,7 @@ class StoredRequests:
         self._realtime.flush()
 
     def _cancelled(self, future: ResultFuture) -> None:
-        """Remove a cancelled deferrable request; a thread that took its group notices by itself."""
+        """Remove a cancelled deferrable request; a thread that already took its group notices this."""
         with self._monitor:
             found = [lane for lane, group in self._groups.items() if group.waiting.pop(future, None)]
             for lane in found:

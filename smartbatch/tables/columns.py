@@ -141,7 +141,7 @@ def to_pandas(columns: Columns, index: Any = None) -> pandas.DataFrame:
     """Return a pandas frame; nested and mixed values are Python objects.
 
     Args:
-        index: the index of its rows; numbers if ``None``.
+        index: the index of its rows; ``None`` for row numbers.
     """
     with _extra("pandas"):
         import pandas

@@ -78,8 +78,14 @@ RUN = ["run", "in.txt", "--model", "sim:demo"]
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        ([*RUN, "--resume"], "a run resumes by itself: run the same command again with the same -o"),
-        ([*RUN, "--resum"], "a run resumes by itself: run the same command again with the same -o"),
+        (
+            [*RUN, "--resume"],
+            "no option is needed to resume a run: run the same command again with the same -o",
+        ),
+        (
+            [*RUN, "--resum"],
+            "no option is needed to resume a run: run the same command again with the same -o",
+        ),
         (
             [*RUN, "--price", "3"],
             'prices are set in a settings file (--config FILE), in a table [prices."PRO',

@@ -61,7 +61,7 @@ def operation(
     """Return the long-running operation of a batch.
 
     Args:
-        batch: its present state.
+        batch: the batch in its current state.
         context: time and settings.
         inline: its inline results; ``None`` to omit them.
     """

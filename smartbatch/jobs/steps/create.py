@@ -403,7 +403,7 @@ def _create_failed(step: Step, shard: ShardRow, error: ProviderError) -> ShardRo
     reason = f"its create was refused ({error.kind.value})"
     back = step.advance(shard, ShardState.READY, reason, tries=shard.tries)
     # 2. the quota of enqueued tokens, or a rate limit: all shards of the model wait together. A shard that
-    # exceeds the quota by itself ends, and its items go into smaller ones
+    # exceeds the quota alone ends, and its items go into smaller ones
     if error.code in refusals.QUOTA_CODES or error.kind is ErrorKind.RATE_LIMIT:
         if refusals.quota_refused(step, back, error, error.message):
             reason = "exceeds the quota of enqueued tokens; its requests are sent again in smaller batches"

@@ -167,7 +167,7 @@ def _may_have_run(shard: ShardRow, rest: list[UnsettledItem], billed: int) -> bo
     # 1. the results are gone: nothing more can be learned
     if shard.remote.results_gone:
         return False
-    # 2. the batch ended by itself: all were processed
+    # 2. the batch ended on its own: all were processed
     if collect.ended_by_itself(shard) and not shard.cancelled:
         return True
     # 3. it expired or was cancelled. Some providers omit the lines of requests that were not processed, some

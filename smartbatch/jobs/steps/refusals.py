@@ -7,7 +7,7 @@
 - Too many tokens are enqueued: providers limit the prompt tokens of one model in batches that have not ended.
   They refuse a batch above that limit at its create, or minutes later during validation, so it is sent later.
 
-A shard that exceeds the quota by itself would be refused forever. It certainly does if the refusal names a
+A shard that alone exceeds the quota would be refused forever. It certainly does if the refusal names a
 limit below its tokens. It may if it is refused several times while no other batch of ours is enqueued: Gemini
 names no limit, and our count of tokens may be below the provider's. Then shards become smaller, and grow
 again with every batch that is accepted.
@@ -185,7 +185,7 @@ class _EnqueuedQuota:
     limit: float | None = None  # tokens; None if no refusal named a limit
     until: float = 0.0  # Unix seconds until which shards of the model wait
     refusals: int = 0  # in a row
-    most: int | None = None  # requests of a shard; None if no shard exceeded the quota by itself
+    most: int | None = None  # requests per shard; None if no single shard exceeded the quota
 
 
 def enqueued_token_limit(step: Step, named: float = math.inf) -> float:
@@ -198,7 +198,7 @@ def enqueued_token_limit(step: Step, named: float = math.inf) -> float:
 
 
 def max_shard_requests(step: Step, otherwise: int) -> int:
-    """Return the maximum size of a shard if larger ones exceeded the quota by themselves."""
+    """Return the maximum size of a shard if single larger ones exceeded the quota."""
     return _quota(step).most or otherwise
 
 

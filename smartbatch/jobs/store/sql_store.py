@@ -194,7 +194,7 @@ def resolved_place(place: str | None) -> str:
         raise StoreError("the store cannot be used: its name contains a NUL character; use another name")
     if is_server(place):
         return place
-    if _KEYWORD_FORM.match(place):  # a file of that name would show the password
+    if _KEYWORD_FORM.match(place):  # a file with that name would reveal the password
         raise ConfigError(
             "store: write the address of a PostgreSQL server as a URL, such as "
             "postgresql://user:password@host:5432/database?schema=smartbatch, with special characters "
@@ -202,7 +202,7 @@ def resolved_place(place: str | None) -> str:
         )
     # sqlite:///relative, sqlite:////absolute or a plain path
     path = place.removeprefix("sqlite:///")
-    if "://" in path:  # another kind of server: a file of that name would show the password
+    if "://" in path:  # another kind of server: a file with that name would reveal the password
         raise StoreError(
             "the store cannot be used: its address must be sqlite:///FILE, postgresql://HOST/DATABASE, or the"
             " path of a file"

@@ -92,7 +92,7 @@ class SimBatches(BatchApi):
         return self._file(self._backend.get().upload(name, source, self._wall()).id, name)
 
     def find_file(self, name: str, timeout: float) -> RemoteFile | None:  # noqa: ARG002
-        """Return the newest file of that name."""
+        """Return the newest file with that name."""
         files = self._backend.get().files(self._wall())
         return next((self._file(file.id, name) for file in files if file.name == name), None)
 
