@@ -224,5 +224,5 @@ def _disk_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         raise StoreError(
             f"the folder {path.parent} cannot be written ({error.strerror}); it contains files being "
-            "uploaded or downloaded: free some disk space, and the job continues by itself"
+            "uploaded or downloaded: free some disk space, and the job continues automatically"
         ) from None

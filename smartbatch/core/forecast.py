@@ -359,7 +359,7 @@ class Forecaster:
             each.weight *= OUTDATED_WEIGHT_SHARE
         self._detector = ChangeDetector()
         after = self._refit(now)
-        return self._report(after, before, len(latest), "those before", sudden=True)
+        return self._report(after, before, len(latest), "the earlier ones", sudden=True)
 
     def _report_drift(self, now: float) -> ForecastChange | None:
         if self._is_current(now):
@@ -373,7 +373,7 @@ class Forecaster:
         )
         if (self._prior.only_when_sure and not sure) or abs(fit.curve.median - before) < MIN_LOG_CHANGE:
             return None
-        than = "assumed before anything was seen" if first else "those before, by and by"
+        than = "assumed before any was observed" if first else "the earlier ones, after a gradual change"
         return self._report(fit, self._reported, len(self._observations), than)
 
     def _report(

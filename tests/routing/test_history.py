@@ -204,7 +204,7 @@ class TestTelling:
         assert moved.before == pytest.approx(2.0, rel=0.2)
         assert moved.after == pytest.approx(8.0, rel=0.2)
         assert moved.observations <= 20
-        assert "times as long as those before" in moved.reason
+        assert "times as long as the earlier ones" in moved.reason
         assert moved.fields()["route"] == "individual"
 
     def test_observers_may_ask_for_the_forecast(self, clock: VirtualClock) -> None:

@@ -205,7 +205,7 @@ class TestAChange:
         assert changes.before == pytest.approx(3.0, rel=0.2)
         assert changes.after == pytest.approx(9.0, rel=0.3)
         assert 3 <= changes.seen <= 20
-        assert "times as long as those before" in changes.why
+        assert "times as long as the earlier ones" in changes.why
 
     def test_what_was_before_counts_no_more(self, changes: ForecastChange) -> None:
         self.run.learn(0)
@@ -227,7 +227,7 @@ class TestAChange:
         changes = [forecaster.observe(Observation(1, 30.0 + n, NOW + n)) for n in range(12)]
         (moved,) = [one for one in changes if one is not None]
         assert moved.before == pytest.approx(2.0)
-        assert "assumed before anything was seen" in moved.why
+        assert "assumed before any was observed" in moved.why
 
     @pytest.mark.full
     def test_what_grows_little_by_little_all_the_time_is_followed(self) -> None:
