@@ -246,7 +246,7 @@ class RunningState:
             return self._jobs
 
     def _make_jobs(self) -> None:
-        """Create the jobs engine, unless a signal handler does so meanwhile."""
+        """Create the jobs engine, unless a signal handler has just created it."""
         from smartbatch.core.limits.budget_reservations import JobReservations
         from smartbatch.jobs.job_budget import ClientBudget
         from smartbatch.jobs.job_submission import JobSubmission
@@ -412,7 +412,7 @@ class RunningState:
                 until = max(end + STOP_STEP_SECONDS, self._clock.now() + MIN_STOP_STEP_SECONDS)
                 last = end + LAST_EVENTS_SECONDS
             self.history.hand_over()
-            if self._jobs is not None:  # with the answers that arrived meanwhile
+            if self._jobs is not None:  # with the answers that have arrived in the meantime
                 self._jobs.engine.finish(until, self.history.save)
             self._callbacks.drain(max(0.0, last - self._clock.now()))
             self._callbacks.close()

@@ -111,7 +111,7 @@ class CeleryTasks:
     def results(self, key: str, *, countdown: Duration = 30.0) -> ResultList[Any]:
         """Return the results of a job, in order; if it has not ended, retry the task later.
 
-        No worker waits meanwhile. If the process that ran the job was killed, this one resumes it.
+        No worker waits until then. If the process that ran the job was killed, this one resumes it.
 
         Args:
             key: of the job.

@@ -158,7 +158,7 @@ def _with_further_rows(
 ) -> JobRow:
     """Return the job ``row`` after adding the rows of ``items`` that follow its own.
 
-    If another thread or process stored the key meanwhile, the rows were already read and must be the same.
+    If another thread or process has stored the key since, the rows have already been read and must be equal.
 
     Args:
         deadline: of the call that adds them, in Unix seconds.

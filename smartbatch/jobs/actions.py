@@ -1,7 +1,7 @@
 """User actions: changes of jobs, and how a process notices the actions of others.
 
-Actions are numbered in commit order. What a process has not seen begins after the last number it read,
-whatever the clocks of the machines say. Reading them is one indexed query, on a thread that runs anyway.
+Actions are numbered in commit order. The actions that a process has not seen follow the last number it read,
+regardless of the machines' clocks. Reading them is one indexed query, on a thread that runs anyway.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ _RESTARTING_ACTS = frozenset({"resume", "retry_failed"})
 
 @frozen
 class NewActs:
-    """What was done since the last look."""
+    """The actions since the last read."""
 
     models: bool  # pauses or limits changed
     jobs: frozenset[str]  # ids of jobs that were named
@@ -188,7 +188,7 @@ class LiveControls:
         return self.current
 
     def new_acts(self) -> NewActs | None:
-        """Return what was done since the last call, ``None`` if nothing; raises like :meth:`read`."""
+        """Return the actions since the last call, or ``None`` if there are none; raises like :meth:`read`."""
         before = self.current
         self._look()
         with self._lock:

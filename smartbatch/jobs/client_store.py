@@ -165,7 +165,7 @@ class SummaryLog:
                 return
 
     def save(self, store: SqlStore) -> None:
-        """Write what was noted since the last time. Never raises: what cannot be written is kept."""
+        """Write everything noted since the last call. Never raises: notes that cannot be written are kept."""
         self._saved_at = self._clock.now()
         with self._lock:
             self._fold_locked()

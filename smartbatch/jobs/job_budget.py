@@ -105,16 +105,16 @@ def remaining_budget(row: JobRow) -> float:
 
 @frozen
 class JobBill:
-    """What a job has cost so far, in USD."""
+    """The cost of a job so far, in USD."""
 
-    cost: float  # spent, as far as known; at its end including answers that were of no use
+    cost: float  # spent, as far as known; once the job has ended, including unusable answers
     ended: bool  # it can cost nothing more
     # once all requests have their results: what it can still cost, or may have cost for lost answers
     open: float | None
 
 
 def bill(store: SqlStore, job_id: str) -> JobBill:
-    """Return what a job has cost; 0 if it was deleted."""
+    """Return the cost of a job; 0 if it was deleted."""
     row = store.jobs.get(job_id)
     if row is None:
         return JobBill(0.0, True, None)
@@ -171,8 +171,8 @@ class JobBudget:
 
     Before a call, its maximum cost is reserved in the store. The transaction that stores the answer charges
     the cost and releases the reservation. :attr:`calls` never holds more than was reserved, so that repeated
-    calls of one item are bounded as well. When no item is in flight, the rest is released. After a crash the
-    reservation stays, because it is unknown what was billed.
+    calls of one item are bounded, too. When no item is in flight, the rest is released. After a crash, the
+    reservation is kept, because the billed amount is unknown.
     """
 
     def __init__(self, runtime: JobRuntime, lease: JobLease, row: JobRow) -> None:
@@ -196,7 +196,7 @@ class JobBudget:
             if self._reserve_locked(mosts):
                 return {}
             fitting = self._fitting_locked(mosts)
-            if not self._reserve_locked(fitting):  # a shard took the room meanwhile
+            if not self._reserve_locked(fitting):  # a shard has used up the budget
                 return mosts
         return {ix: most for ix, most in mosts.items() if ix not in fitting}
 

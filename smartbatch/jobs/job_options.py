@@ -26,7 +26,7 @@ MAX_KEY_CHARS = 512
 
 @frozen
 class JobOptions:
-    """What a caller gives for a job besides its requests."""
+    """A caller's options for a job, in addition to its requests."""
 
     key: str | None = None  # the caller's own name; the same requests under the same key are the same job
     metadata: Mapping[str, str] | None = None  # labels

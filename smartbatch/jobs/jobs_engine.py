@@ -244,8 +244,8 @@ class JobsEngine:
         )
 
     def release_attended(self, job_id: str) -> None:
-        """Stop running an attended job, unless a future waits for it: what has not started stays in the
-        store, and what is in flight gets its result. The next process that names the job resumes it."""
+        """Stop running an attended job, unless a future waits for it: items that have not started stay in the
+        store, and items in flight get their results. The next process that names the job resumes it."""
         with self.lock:
             if self._watchers.runs_locked(job_id):
                 return
@@ -262,7 +262,7 @@ class JobsEngine:
             self._supervisor.notify(job_id)
 
     def recall(self, job_id: str) -> None:
-        """A job is to be cancelled: recall what has not started."""
+        """Recall the items of a job that have not started, because it is being cancelled."""
         if self._supervisor is not None:
             self._supervisor.realtime.recall(job_id)
             self._supervisor.notify(job_id)

@@ -64,7 +64,7 @@ class Shared:
 
 
 def encode_params(params: Generation, embedding: Embedding | None = None) -> bytes:
-    """Return what a job's requests have in common as bytes.
+    """Return the parameters shared by a job's requests as bytes.
 
     Raises:
         InvalidRequest: a parameter cannot be written as JSON.
@@ -96,7 +96,7 @@ def encode_request(request: Request, shared: Shared, *, row: int | None = None) 
 
     Args:
         request: as returned by :func:`~smartbatch.core.preparation.validation.normalise`.
-        shared: what the job's requests have in common.
+        shared: the parameters shared by the job's requests.
         row: its position in the list, from 0, for errors.
 
     Raises:
@@ -296,7 +296,7 @@ def decode_error(data: bytes, *, request_id: str | None = None) -> SmartbatchErr
 
 
 def _checked(form: Mapping[str, Any], row: int | None) -> bytes:
-    """Write what a user gave; refuse what JSON or UTF-8 cannot represent."""
+    """Write a user's values; reject values that JSON or UTF-8 cannot represent."""
     copied: dict[str, Any] = {}
     for name, value in form.items():
         if name == "params":
@@ -401,7 +401,7 @@ def _write(form: dict[str, Any]) -> bytes:
 
 
 def _copied(written: bytes) -> bytes:
-    """Copy what the fast encoder wrote: its own buffers take at least 1 kB each, and thousands are held."""
+    """Copy the output of the fast encoder: its buffers take at least 1 kB each, and thousands are kept."""
     return memoryview(written).tobytes()
 
 
@@ -452,7 +452,7 @@ _DETAILS: Mapping[str, Any] = {
 
 
 def _error_form(error: SmartbatchError) -> dict[str, Any]:
-    """Return what is stored of an error; its strings pass :func:`scrub` once more."""
+    """Return the stored form of an error; :func:`scrub` is applied to its strings once more."""
     known = next(kind for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
     form: dict[str, Any] = {
         "class": known.__name__,

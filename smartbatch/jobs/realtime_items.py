@@ -71,7 +71,7 @@ class Verdict:
     outcome: str  # see NewResult
     ended_with: Result
     wait: float = 0.0  # seconds before more items of the job are claimed
-    note: str | None = None  # what the job waits for, for users
+    note: str | None = None  # what the job is waiting for, as shown to users
     hold: bool = False  # the job waits for a person
     asked: bool = True  # it was submitted in real time, and is therefore counted there
 
@@ -175,7 +175,7 @@ class RealtimeJob:
     # no user acted on it since its row was read; otherwise claimed items are not sent
     is_current: bool = False
     resumes_at: float = -math.inf  # when more is claimed, by the clock
-    noted: bool = False  # the store has a note what the job waits for
+    noted: bool = False  # the store has a note on what the job is waiting for
     failures: int = 0  # consecutive failed claims
     budget: JobBudget | None = None
     short: bool = False  # items wait for money that other items may leave
@@ -234,7 +234,7 @@ class RealtimeJob:
         return verdict_of(result, attended=policy.attended, keeps_going=policy.keep_going)
 
     def note_of(self, verdicts: Sequence[Verdict]) -> JobNote | None:
-        """Return the note to store: what the job waits for, or that it no longer waits."""
+        """Return the note to store: what the job is waiting for, or that it is no longer waiting."""
         for verdict in verdicts:
             if verdict.note is not None:
                 return JobNote(verdict.note, hold=verdict.hold)
@@ -380,7 +380,7 @@ def short_of_budget(store: SqlStore, row: JobRow, refused: Mapping[int, float], 
 
 
 SLOW_WRITE_SECONDS = 3.0
-"""Seconds after which an unfinished write counts as failing: answers that arrive meanwhile are paid for."""
+"""Seconds after which an unfinished write counts as failed: answers that arrive until then are paid for."""
 
 
 @frozen

@@ -133,8 +133,8 @@ class OverJobBudget(SmartbatchError):
 
 @frozen
 class JobNote:
-    text: str | None  # what the job waits for, for users; None if it no longer waits
-    hold: bool = False  # it waits for a person
+    text: str | None  # what the job is waiting for, as shown to users; None if it is no longer waiting
+    hold: bool = False  # it is waiting for a person
 
 
 ACCOUNT_ERRORS = frozenset({ErrorKind.NO_MONEY, ErrorKind.AUTH_ERROR})
@@ -396,8 +396,8 @@ class Act:
     Attributes:
         number: grows with each action in the store.
         at: Unix seconds, by the clock of the store.
-        by: who did it.
-        name: what was done.
+        by: the user.
+        name: the kind of action.
         target: the job id, ``provider:model``, or a description of the selected jobs.
         job_id: the job, if the action concerned exactly one.
         count: how many jobs, rows or models it changed.

@@ -175,7 +175,7 @@ class ReportedRun:
 
 @frozen(kw_only=True)
 class ReportedRequests:
-    """What the requests of a report have in common."""
+    """Parameters shared by the requests of a report."""
 
     kind: str | None  # "generate" or "embed"; None if not recorded
     models: tuple[str, ...]  # provider:model, most frequent first

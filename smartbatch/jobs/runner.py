@@ -298,7 +298,7 @@ class RealtimeRunner:
         job, items, publishes_done = turn.job, list[StoredItem](), True
         try:
             with self._monitor:
-                job.is_current = True  # before its row is read: a recall may arrive meanwhile
+                job.is_current = True  # set before its row is read, because a recall may arrive then
             row = self._store.jobs.get(job.lease.job_id)
             held = row is None or row.state is not JobState.ACTIVE or row.cancel_requested
             if row is None or held or self._runtime.pause_of(row.model) is not None:

@@ -26,7 +26,7 @@ class ShardState(enum.Enum):
     UPLOADING = "uploading"
     READY = "ready"
     SUBMITTING = "submitting"  # the one create may be on its way; after a crash its outcome is unknown
-    UNCERTAIN = "uncertain"  # the outcome is unknown: the batch is looked for, and nothing is sent meanwhile
+    UNCERTAIN = "uncertain"  # the outcome is unknown: nothing is sent while the batch is being looked for
     PROVISIONAL = "provisional"  # a batch that could be ours exists; its results will prove it (Anthropic)
     FENCED = "fenced"  # not found, and its input file was deleted, so that a late create must fail
     SUBMITTED = "submitted"

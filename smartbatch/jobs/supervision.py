@@ -370,7 +370,7 @@ class Supervision:
                     self._renew_at = self._clock.now() + RENEW_SECONDS
                 self._owned[owned.lease.job_id] = owned
                 return True
-        self._release(owned.lease)  # stopped meanwhile
+        self._release(owned.lease)  # stopped in the meantime
         return False
 
     def _refresh_owned(self) -> None:

@@ -306,7 +306,7 @@ class Watcher:
             self._call(callbacks, status_of())
         with self._monitor:
             self._groups = [group for group in self._groups if group.waiting]
-            if ended:  # keep those that were added meanwhile: they get their one call
+            if ended:  # keep those that have been added since: each is called once
                 self._callbacks = [one for one in self._callbacks if one not in callbacks]
 
     def _settle(self, group: _FutureGroup, store: SqlStore) -> None:

@@ -117,7 +117,7 @@ class ResultFuture(Future[Result[T]]):
         self.withdraw: Callable[[ResultFuture[T]], bool] | None = None
 
     def result(self, timeout: float | None = None) -> Result[T]:
-        """Wait for the result. Ctrl-C meanwhile cancels every request of the client that has not started.
+        """Wait for the result. Ctrl-C during the wait cancels all of the client's unstarted requests.
 
         Raises:
             SmartbatchError: the error the request failed with.

@@ -347,7 +347,7 @@ def _refill(record: SharedRecord, ask: LeaseAsk, d: int, more: float) -> None:
         known.append((record.caps[d], record.rates[d]))
     elif not known and record.learned_caps[d] > 0.0:
         known.append((record.learned_caps[d], record.learned_rates[d]))
-    # 2. There is no limit any more: meanwhile debts to it are repaid.
+    # 2. There is no longer a limit: debts to it are repaid over time.
     if not known:
         record.caps[d] = 0.0
         record.levels[d] += more

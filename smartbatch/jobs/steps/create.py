@@ -88,7 +88,7 @@ def plan_shards(step: Step) -> bool:
             return _end_unaffordable(step, items)
         items = [item for item in items if item.ix in costs]
     # 3. they are cut into shards within the limits of API, server and settings, stored one by one. If items
-    # in real time use up the budget meanwhile, the rest is cut in the next step
+    # in real time use up the budget in the meantime, the rest is cut in the next step
     for label, members in _by_model(step, items).items():
         if not _plan_model(step.for_model(label), members, costs):
             break
@@ -147,7 +147,7 @@ def _by_model(step: Step, items: Sequence[OpenItem]) -> dict[str, Sequence[OpenI
 
 
 def _plan_model(step: Step, items: Sequence[OpenItem], costs: Mapping[int, float]) -> bool:
-    """Store shards for items of one model; return false if the job's budget ran out meanwhile."""
+    """Store shards for items of one model; return false if the job's budget has run out since."""
     abilities, server = step.api.abilities, refusals.server_limits(step)
     most = min(
         step.policy.max_requests or step.limits.max_requests,
@@ -186,7 +186,7 @@ def _plan_model(step: Step, items: Sequence[OpenItem], costs: Mapping[int, float
         )
         try:
             step.store.shards.plan(step.lease, new)
-        except OverJobBudget:  # items in real time used up the budget meanwhile
+        except OverJobBudget:  # items in real time have used up the budget
             return False
     if pieces.too_big:
         _refuse_too_big(step, pieces.too_big)
@@ -369,7 +369,7 @@ def _turn(step: Step, shard: ShardRow) -> float:
     """Return the seconds to wait before the shard may be created; 0 if it may be created now.
 
     If batches have no labels, an account has one create at a time. A lost answer takes half an hour or more
-    to resolve; meanwhile only the store is read, not the provider.
+    to resolve; until then, only the store is read, not the provider.
     """
     if step.api.abilities.labels:
         return 0.0

@@ -10,7 +10,7 @@ it: the response to the first is lost, the second is answered, and both run. So 
 after each create. A second batch with the shard's label is cancelled; without labels, one of the same size is
 examined when it has ended. An incident reports its cost.
 
-What the provider stores is deleted when the user's retention is over, and never before.
+Data at the provider is deleted when the user's retention period has passed, and never before.
 """
 
 from __future__ import annotations

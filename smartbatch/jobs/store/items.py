@@ -113,8 +113,8 @@ class ItemTable:
 
         Args:
             freed: USD of reservations to release.
-            note: what the job waits for, if anything. It belongs to this transaction, since otherwise a held
-                job's items could be claimed again before it is written.
+            note: what the job is waiting for, if anything. It is written in this transaction, because
+                otherwise a held job's items could be claimed again before it is written.
             claim: maximum number of items to claim, as :meth:`claim_realtime` does.
 
         Raises:

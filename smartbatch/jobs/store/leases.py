@@ -332,7 +332,7 @@ class FileLocks(OwnerLocks):
             raise self._not_written(error) from None
         try:
             lock_file(lock)
-            # another process may have deleted the file meanwhile
+            # another process may have deleted the file in the meantime
             ours = os.fstat(lock).st_ino == os.stat(path).st_ino
         except OSError:
             ours = False

@@ -85,7 +85,7 @@ def reserve_anyway(tx: Transaction, job: int, usd: float) -> None:
 
 
 def note(tx: Transaction, job: int, noted: JobNote) -> None:
-    """Store what a job waits for. A held job keeps its note, since items in flight have no news."""
+    """Store what a job is waiting for. A held job keeps its note, which items in flight do not change."""
     held = ", state = {held} WHERE state = {active}" if noted.hold else " WHERE state <> {held}"
     tx.change(f"UPDATE job SET note = ?{held} AND no = ?", encoded(noted.text), job)
 
@@ -103,7 +103,7 @@ def count(
 def charge(tx: Transaction, job: int, results: Sequence[NewResult], at: float) -> None:
     """Charge answers that were paid for but do not count, such as those that violate their schema.
 
-    Their items record what was billed for them.
+    Their items record the billed amount.
     """
     billed = [result for result in results if result.usage.total_tokens]
     remember(tx, {number(job, result.ix): result for result in billed})

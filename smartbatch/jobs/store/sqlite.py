@@ -1,8 +1,8 @@
 """A store's database in one SQLite file, for any number of processes and threads on one machine.
 
 It uses a write-ahead log with ``synchronous=FULL``: committed data survives a loss of power. Every write
-begins with ``BEGIN IMMEDIATE``: a read that becomes a write would be refused if another process wrote
-meanwhile.
+begins with ``BEGIN IMMEDIATE``: a read transaction that becomes a write would be refused if another process
+had written since.
 
 Only SQLite opens the file: closing any other descriptor of it would drop the locks of this process.
 """

@@ -40,7 +40,7 @@ def failure(error: Exception, step: Step, place: str, *, late: bool, closed: boo
         step: the progress of the call; from ``receive`` on it may have been executed, and billed.
         place: host and port, for the text.
         late: the call's total deadline has passed.
-        closed: the provider was closed meanwhile.
+        closed: the provider was closed during the call.
     """
     kind, code, text = _meaning(error, step, place)
     if closed:
