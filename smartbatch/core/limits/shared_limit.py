@@ -316,15 +316,15 @@ def _forget_gone(record: SharedRecord, ask: LeaseAsk, now: float, *, known: bool
 
 
 def _given_back(ask: LeaseAsk, d: int, account: Account | None, *, forgotten: bool) -> float:
-    """Return what a process gives back: for a budget according to the totals, so that an exchange whose
-    answer was lost counts. What a removed process held was returned at its removal."""
+    """Return the units that a process gives back: for a budget, according to the totals, so that an exchange
+    whose answer was lost is counted. A removed process returned its units at its removal."""
     if d == 0 and account is not None:
         return account.drawn - ask.totals.drawn + ask.totals.given - account.given
     return min(ask.returned[d], 0.0) if forgotten else ask.returned[d]
 
 
 def _note_account(record: SharedRecord, ask: LeaseAsk, now: float, granted: float) -> None:
-    """Update a client's account of a budget. What an unknown client drew and gave was reconciled before."""
+    """Update a client's account of a budget. The totals of an unknown client have been reconciled before."""
     if ask.kind is QuotaKind.BUDGET:
         drawn, held = ask.totals.drawn + granted, ask.kept[0] + granted
         record.accounts[ask.member] = Account(now, ask.totals.number, drawn, ask.totals.given, held)
@@ -342,12 +342,13 @@ def _refill(record: SharedRecord, ask: LeaseAsk, d: int, more: float) -> None:
     if ask.limits.learned_caps[d] != 0.0:
         record.learned_caps[d] = max(0.0, ask.limits.learned_caps[d])
         record.learned_rates[d] = ask.limits.learned_rates[d]
-    # 1. No living process knows a limit: the former one of money and what does not refill, or the provider's.
+    # 1. No live process knows a limit: for a budget or enqueued tokens, use the former one; for a rate, the
+    # limit that the provider reported last.
     if not known and ask.kind is not QuotaKind.RATE:
         known.append((record.caps[d], record.rates[d]))
     elif not known and record.learned_caps[d] > 0.0:
         known.append((record.learned_caps[d], record.learned_rates[d]))
-    # 2. There is no longer a limit: debts to it are repaid over time.
+    # 2. There is no longer a limit, but returned units still reduce debts.
     if not known:
         record.caps[d] = 0.0
         record.levels[d] += more
@@ -355,7 +356,7 @@ def _refill(record: SharedRecord, ask: LeaseAsk, d: int, more: float) -> None:
     cap = min(cap for cap, _ in known)
     if record.caps[d] == 0.0 and record.rates[d] == 0.0:  # 3. the first known limit: the bucket is full
         record.levels[d] = cap
-    elif ask.kind is QuotaKind.BUDGET:  # 4. another budget: what was spent stays spent
+    elif ask.kind is QuotaKind.BUDGET:  # 4. the budget was changed: spent money stays spent
         record.levels[d] += cap - record.caps[d]
     record.caps[d] = cap
     record.rates[d] = min(rate for _, rate in known)

@@ -250,7 +250,7 @@ def _exchange(connection: Connection, head: bytes, body: Body) -> IncomingRespon
 def _send(connection: Connection, sock: PlainSocket, head: bytes, body: Body) -> OSError | None:
     """Write a request: in one piece or, if its body is on disk, while it is read.
 
-    Returns the error if the connection breaks while writing: the server may have refused early, with a reason.
+    Returns the error if the connection breaks while writing: the server may have refused early and said why.
     """
     connection.step = "send"
     try:
