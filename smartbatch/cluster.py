@@ -236,7 +236,7 @@ class Cluster:
                 # 2. The scheduler is lost.
                 if isinstance(error, CommClosedError) or self._dask.status != "running":
                     raise ConnectionError(
-                        f"the scheduler is lost: {RESUME_ADVICE}, with another scheduler"
+                        f"the scheduler cannot be reached; {RESUME_ADVICE}, with another scheduler"
                     ) from error
                 # 3. Its worker was closed, or several died: send it again, up to a limit.
                 if unit.sent == MAX_SENDS:

@@ -92,7 +92,7 @@ class BatchingConfig:
     breaker_pause: float = seconds(
         1.0, "Maximum time from the opening of a breaker to its first probe.", 0.01, 3600
     )
-    breaker_max_pause: float = seconds(5.0, "Maximum time between two probes of an open breaker.", 0.01, DAY)
+    breaker_max_pause: float = seconds(5.0, "Maximum time between probes of an open breaker.", 0.01, DAY)
     breaker_probes: int = setting(
         4, "int", "Concurrent calls that probe whether the provider works again.", 1, 100
     )
@@ -174,7 +174,7 @@ class BatchingConfig:
     batch_threshold: int = setting(
         10, "int", "Minimum number of requests for which a batch is considered.", 1, 1_000_000
     )
-    batch_poll_interval: float = seconds(30.0, "Time between two polls of a batch.", 0.01, 3600)
+    batch_poll_interval: float = seconds(30.0, "Time between polls of a batch.", 0.01, 3600)
     batch_timeout: float = seconds(
         3600.0,
         "Default timeout of submit_and_wait, and time after which a job may fall back to real time.",

@@ -114,7 +114,7 @@ further:
 """,
     "batches": """
 further:
---batch-poll-interval D  set the time between two polls of a batch, such as 2min
+--batch-poll-interval D  set the time between polls of a batch, such as 2min
 --batch-fallback individual|batch  send rows that a batch did not process in real time, or in a new batch
 --batch-timeout D      with --batch-fallback individual: wait this long, such as 6h, before sending
                        unprocessed rows in real time
@@ -152,7 +152,7 @@ _JOBS_OPTIONS = """
 further:
 --csv-formulas escape|keep  results: quote .csv cells that a spreadsheet would read as formulas, or keep them
                        (default)
---batch-poll-interval D  set the time between two polls of a batch, such as 2min
+--batch-poll-interval D  set the time between polls of a batch, such as 2min
 --config FILE          read settings from a TOML or YAML file; options override them
 """
 

@@ -34,7 +34,7 @@ class FullScreen:
 
     Args:
         stream: a terminal.
-        every: seconds between two frames, in steps of 0.1.
+        every: seconds between frames, in steps of 0.1.
         colours: also allow bold and inverse text.
     """
 

@@ -97,9 +97,9 @@ class ClientStore:
 MAX_UNFOLDED_REQUESTS = 2_000
 """Finished requests after which they are added up, before they are written."""
 MAX_ERROR_GROUPS = 100
-"""Groups of errors between two writes; further errors are counted by their kind."""
+"""Groups of errors between writes; further errors are counted by their kind."""
 MAX_DECISIONS = 100
-"""Decisions kept between two writes, the latest ones."""
+"""Decisions kept between writes, the latest ones."""
 SAVE_SECONDS = 15.0
 """Seconds after the last write from which the end of a list triggers one, if no supervisor does."""
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LAST_CALLBACKS_SECONDS = 1.0
 """Seconds for callbacks to learn of a job's end before a wait for it returns."""
 STATUS_INTERVAL_SECONDS = 1.0
-"""Seconds between two looks at a job whose progress is displayed."""
+"""Seconds between checks of a job whose progress is displayed."""
 LAST_LOOK_SECONDS = 0.75
 """Seconds for the store to report the status of a job once the time limit has passed."""
 

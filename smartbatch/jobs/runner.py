@@ -50,7 +50,7 @@ from smartbatch.jobs.wiring import JobRuntime
 from smartbatch.types import Result
 
 MAX_STORE_PAUSE_SECONDS = 10.0
-"""Longest pause between two tries to store results, which are paid for and exist only in memory."""
+"""Longest pause between tries to store results, which are paid for and exist only in memory."""
 MAX_LAST_PAUSE_SECONDS = 1.0
 """The same while the runner is closing."""
 IDLE_SECONDS = 30.0

@@ -44,7 +44,7 @@ IDLE_SECONDS = 30.0
 MAX_CLAIMS = 200
 """Jobs claimed in one search, so that the leases of the first ones are renewed in time."""
 MAX_PAUSE_SECONDS = 60.0
-"""Longest pause between two tries of a step that fails because of the store or a bug."""
+"""Longest pause between tries of a step that fails because of the store or a bug."""
 
 
 @define(eq=False)

@@ -179,7 +179,7 @@ HOUR = 3600.0
 class StepLimits:
     """Waiting times of the engine, in seconds, and the size of batches."""
 
-    poll_interval: float  # between two polls of a batch
+    poll_interval: float  # between polls of a batch
     timeout: float  # until a job that may fall back to real time has its batches cancelled
     # How long a batch whose creation is uncertain is looked for before its items are sent again. 30 minutes
     # is the longest delay observed for a late create, with a margin.
@@ -198,7 +198,7 @@ class StepLimits:
     # How long a batch that was written off is looked for in the list and, once found, followed while it runs.
     # After 26 hours every batch that could exist has ended.
     orphan_watch: float = 26 * HOUR
-    longest_pause: float = 10 * MINUTE  # between two tries of a failing call
+    longest_pause: float = 10 * MINUTE  # between tries of a failing call
 
     @classmethod
     def of(cls, config: BatchingConfig) -> Self:

@@ -50,7 +50,7 @@ but those of the user's functions and providers, which may report themselves (``
 _SCOPE: Final = "smartbatch"
 _PROVIDERS: Final = {"gemini": "gcp.gemini"}
 _OPERATIONS: Final = {"gemini": "generate_content"}
-_SEARCH_SECONDS: Final = 0.1  # minimum between two searches for an SDK
+_SEARCH_SECONDS: Final = 0.1  # minimum between searches for an SDK
 _TOKENS: Final = tuple(4.0**power for power in range(14))
 _SECONDS: Final = tuple(0.01 * 2.0**power for power in range(14))
 _LONG: Final = (*_SECONDS, 300.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0, 28800.0, 57600.0, 86400.0)

@@ -127,7 +127,7 @@ def together(histories: Iterable[Iterable[MinuteOfCalls]]) -> tuple[MinuteOfCall
 
 
 VERSION = 1  # of the record format; records of later versions are skipped
-RECORD_SECONDS = 5.0  # seconds between two records of a process
+RECORD_SECONDS = 5.0  # seconds between records of a process
 ALIVE_SECONDS = 15.0  # seconds for which a process counts as alive after its last record
 KEPT_SECONDS = 600.0  # seconds for which a process's last record is kept
 MAX_RECORD_BYTES = 32_768  # lanes that do not fit are left out; their number is recorded

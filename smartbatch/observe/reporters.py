@@ -85,7 +85,7 @@ class PeriodicReporter:
 
     Args:
         reporter: such as a :class:`ConsoleReporter`.
-        every: time between two reports, such as ``"60s"``, or seconds.
+        every: time between reports, such as ``"60s"``, or seconds.
         clock: the source of time and waits, which tests replace.
     """
 

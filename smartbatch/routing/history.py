@@ -59,7 +59,7 @@ CANCEL = Prior.of(60.0, 300.0, fade=7 * 86_400.0)
 with this prior; the other providers document nothing."""
 
 EVERY = 60.0
-"""Seconds between two reads of the store, and between two written samples."""
+"""Seconds between reads of the store, and between written samples."""
 SAMPLE = 64
 """Calls of a topic per written sample, spread evenly over those since the previous sample."""
 WITHIN = 5.0

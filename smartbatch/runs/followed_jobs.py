@@ -19,8 +19,8 @@ from smartbatch.types import DEFECTS, Result
 GRACE_SECONDS: Final = 10.0
 """Time for calls in flight to finish after Ctrl-C, including those that create batches: a batch whose
 creation is cut off has to be searched for later. A second Ctrl-C does not wait."""
-WAIT_STEP_SECONDS: Final = 0.5  # between two checks whether a wait was interrupted
-REFRESH_SECONDS: Final = 0.25  # between two reads of the displayed statuses
+WAIT_STEP_SECONDS: Final = 0.5  # between checks for an interrupt
+REFRESH_SECONDS: Final = 0.25  # between reads of the displayed statuses
 
 _ACTIVE_STATES: Final = frozenset({"submitting", "submitted", "ended", "ingesting"})
 """States of a batch whose results still arrive although its job is held."""

@@ -52,7 +52,7 @@ _TRANSIENT_KINDS = frozenset(
 )
 _PENDING_CREATES = (ShardState.SUBMITTING, ShardState.UNCERTAIN, ShardState.PROVISIONAL)
 _TURN_NOTE = "waits until the outcome of another create of this account is known"
-FILE_POLL_SECONDS = 2.0  # between two polls of a file that the provider still processes; it takes a few
+FILE_POLL_SECONDS = 2.0  # between polls of a file that the provider still processes; it takes a few
 MAX_FILE_TRIES = 6  # refusals in a row (about a minute) while waiting for an input file to become usable
 _FILE_NOT_YET = re.compile(
     r"\bfiles?\b.{0,80}(?:not (?:yet|found|ready|available|exist|active|processed|visible|uploaded)|"
