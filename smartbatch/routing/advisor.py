@@ -1,4 +1,4 @@
-"""What a client knows when it chooses a route: prices, limits, waiting requests and observed times.
+"""The basis of a client's choice of a route: prices, limits, waiting requests and observed times.
 
 The decision itself is :func:`smartbatch.core.routing.choice.choose`; the advisor collects its arguments, and
 scores the outcome.
@@ -47,7 +47,7 @@ THRESHOLD_CALLS = 5  # in flight, by default, for a list that the threshold stra
 
 @frozen
 class _Watched:
-    """The latest list that could have been sent as a batch: the threshold is that of similar lists."""
+    """The latest list that could have been sent as a batch; the threshold is computed for similar lists."""
 
     load: Load
     offers: Sequence[Offer]
@@ -73,7 +73,7 @@ class Advisor:
         history: observed times of calls and batches.
         tell: called with events.
         parallelism: maximum number of calls of the client in flight.
-        root: the client's model, if ``model`` is another one of its provider.
+        root: the client's model, if ``model`` is another model of the same provider.
     """
 
     _model: OpenedModel
@@ -89,7 +89,7 @@ class Advisor:
     _watched: _Watched | None = field(default=None, init=False)
     _root: OpenedModel | None = None
     _of_models: dict[str, Advisor] = field(factory=dict, init=False)
-    _told: dict[Route, ForecastAt] = field(factory=dict, init=False)  # forecasts, when it was last told
+    _told: dict[Route, ForecastAt] = field(factory=dict, init=False)  # of the last reported threshold
 
     @property
     def label(self) -> str:
@@ -99,7 +99,7 @@ class Advisor:
     def workload(
         self, kind: Kind, requests: int, constraints: Constraints, *, batchable: bool, flexible: bool = False
     ) -> Workload:
-        """Return an empty workload for at most ``requests`` requests, which are added to it.
+        """Return an empty workload, to which at most ``requests`` requests are added.
 
         Observations in the store are used if a store was named, or if the list may be sent as a batch and so
         needs the store anyway; ``flexible`` allows the flex tier.
@@ -186,20 +186,20 @@ class Advisor:
 
         1. Batches are left out if the requests may not wait, or there is no Batch API, or no store for a job.
         2. The remaining routes are offered; the batch threshold that is reported later is that of this list.
-        3. A budget too small for all requests at once splits the batches into rounds, which the reason
-        mentions.
+        3. If the budget is too small for all requests at once, the batches are split into rounds, and the
+           reason mentions this.
 
         Args:
             constraints: with a budget only if it can be enforced.
-            batchable: whether its requests may be sent as a batch.
+            batchable: whether the requests may be sent as a batch.
 
         Raises:
-            ConfigError: no route meets the constraints; the error names the nearest that can be met.
+            ConfigError: no route meets the constraints; the error names the nearest ones that can be met.
         """
         load = workload.load
         api = self._api(kind, constraints, batchable) if load.requests else None
         if load.requests > constraints.at_once and constraints.strategy is Strategy.AUTO:
-            api = api if self._history.stored else None  # a job could not be kept; real time needs no store
+            api = api if self._history.stored else None  # no store for a job
         offers = self._offers(workload, load, kind, constraints)
         batch = None if api is None else self._batch(workload, load, api)
         if batch is not None and load.requests:
@@ -217,7 +217,7 @@ class Advisor:
         return evolve(decision, reason=f"{decision.reason}; {rounds.in_words()}")
 
     def announce(self, decision: Decision, purpose: str | None = None) -> AnnouncedPlan:
-        """Announce a decision to observers; return what scores it."""
+        """Announce a decision to observers and return the plan, which scores it."""
         number = f"decision-{next(self._numbers)}"
         return AnnouncedPlan(
             number, self._model.label, decision, purpose, self._prices_of, self._clock, self._tell
@@ -234,8 +234,8 @@ class Advisor:
         return Speed(throughput, cancelling, self._history.turnaround(row.model))
 
     def batch_ended(self, event: BatchEnded) -> None:
-        """Handle a finished batch before it is learned from: if no list was considered yet, the reported
-        threshold is that of lists like it.
+        """Handle a finished batch before forecasts learn from it: if no list has been considered yet, the
+        reported threshold is that of lists like this batch.
         """
         api, _ = batches_of(self._config, self._model, event.kind)
         if self._watched is not None or event.model != self._model.label or api is None:
@@ -251,7 +251,7 @@ class Advisor:
         self._watch(_Watched(workload.load, offers, batch, constraints))
 
     def learned(self, event: ForecastMoved) -> None:
-        """Report if the batch threshold of lists like the latest one moved with a forecast."""
+        """Report the batch threshold of lists like the latest one if a changed forecast moved it."""
         with self._watching:
             watched, told = self._watched, self._told
         if watched is None:
@@ -259,13 +259,13 @@ class Advisor:
         now = {route: self._forecast(route) for route in told}
         before, after = watched.threshold(told), watched.threshold(now)
         with self._watching:
-            another = self._told[Route.BATCH] is not told[Route.BATCH]  # a thread that tells it meanwhile
+            another = self._told[Route.BATCH] is not told[Route.BATCH]  # another thread is reporting it
             if another or not _apart(before, after):
                 return
             self._told = {**self._told, **now}
         reason = (
-            f"{event.route.value} answers now take {duration(event.after)} in the middle, "
-            f"{duration(event.before)} before: {event.reason}"
+            f"the median of {event.route.value} answers is now {duration(event.after)}, previously "
+            f"{duration(event.before)}: {event.reason}"
         )
         self._tell(
             ThresholdMoved(
@@ -311,7 +311,7 @@ class Advisor:
         if at_once is not None:
             individual = evolve(individual, parallelism=min(individual.parallelism, at_once))
         packs = config.packing and kind is Kind.GENERATE and most <= 1 < config.max_batch_size
-        if packs:  # whoever turned packing on wants it, whatever is forecast
+        if packs:  # packing is turned on by the user, so forecasts do not decide on it
             throughput = self._throughput(Route.PACKED, tokens, per_call=config.max_batch_size)
             offers.append(Offer(Route.PACKED, throughput, standard))
         offers.append(Offer(Route.INDIVIDUAL, individual, standard, open=not packs))
@@ -368,7 +368,7 @@ class Advisor:
     # -- what is known ---------------------------------------------------------------------------------------
 
     def _limits(self) -> dict[str, float]:
-        """Return the configured, reported or discovered limits per minute; the tighter one of each kind."""
+        """Return the lowest of the configured, reported and discovered limits per minute, by kind."""
         shared = shared_quota(self._model.provider.scope, self._model.name)
         with shared.lock:
             known = dict(shared.quota.reported_limits)
@@ -386,7 +386,7 @@ class Advisor:
         return self._prices.rates(self._model.provider.name, self._model.name, self._clock.wall(), processing)
 
     def _flex_rates(self) -> RateCard | None:
-        """Return the prices of the flex tier; ``None`` if there is none, or it is closed at the moment."""
+        """Return the prices of the flex tier; ``None`` if there is no such tier or it is currently closed."""
         if not self._config.flex or self._model.provider.flex(self._model.name) is None:
             return None
         is_open = shared_quota(self._model.provider.scope, self._model.name).flex.is_open(self._clock.now())
@@ -448,12 +448,12 @@ class AnnouncedPlan:
         self.actual.add(result, *self._prices_of(result))
 
     def score(self, seconds: float, actual: ActualCost | None = None) -> RouteScored | None:
-        """Tell observers what the plan really took, and return that; ``None`` if nothing was answered, as
-        the time until then says nothing about the route.
+        """Publish and return the plan's actual time and cost; ``None`` if nothing was answered, because then
+        the time shows nothing about the route.
 
         Args:
             seconds: from the submission to the last answer.
-            actual: the cost, if its results were not added here.
+            actual: the cost, if the results were not added here.
         """
         actual, decision = actual or self.actual, self._decision
         if not actual.answered:
@@ -482,8 +482,8 @@ class AnnouncedPlan:
 
 
 def individual_calls(config: BatchingConfig, strategy: Strategy) -> int | None:
-    """Return the maximum number of calls in flight for a list sent individually; ``None`` for the
-    client's.
+    """Return the maximum number of calls in flight for a list sent individually; ``None`` for the client's
+    own limit.
     """
     if config.max_parallel_individual is None and strategy is Strategy.THRESHOLD:
         return THRESHOLD_CALLS

@@ -39,11 +39,11 @@ UNDELIVERED_SECONDS = 7 * 86_400.0  # for which an undelivered answer is used fo
 class StoredRequest:
     """A request that is or will be part of a job."""
 
-    request: Request  # as the hooks left it
-    name: ItemName | None  # None where its answer is for itself alone
+    request: Request  # after the hooks
+    name: ItemName | None  # None if it does not share its answer
     future: ResultFuture
-    deadline: float = math.inf  # the moment at which its time-out is over
-    placed: bool = False  # whether it stands in the store
+    deadline: float = math.inf  # when its timeout expires
+    placed: bool = False  # whether it is in the store
 
 
 @define(eq=False)
@@ -54,14 +54,14 @@ class _Waiters:
     place: NamedPlace
     durable: bool
     waiting: list[StoredRequest] = field(factory=list)
-    paying: int = 1  # how many of the first are told what it cost; the others took part in it
-    given: bool = False  # whether all of them have it
+    paying: int = 1  # number of futures, from the first, that are charged the cost
+    given: bool = False  # whether all of them have the result
 
     def settle(self, result: Result) -> None:
         self.settle_all(self, result)
 
     def abandon(self, error: WrongProcess) -> None:
-        """In a forked child: end the copies of the parent's futures."""
+        """In a forked child, fail the copies of the parent's futures."""
         for each in self.waiting:
             each.future.abandon(error)
 
@@ -84,7 +84,7 @@ class AwaitedPlaces:
         self._monitor = self._clock.monitor()
 
     def await_results(self, placed: Iterable[tuple[StoredRequest, NamedPlace]], *, durable: bool) -> None:
-        """Have stored results at these places complete the futures of requests."""
+        """Complete the futures of requests when results are stored at these places."""
         found: dict[str, dict[int, _Waiters]] = {}
         with self._monitor:
             for each, place in placed:
@@ -127,8 +127,8 @@ class AwaitedPlaces:
         return self._jobs().engine.cancel_item(waiters.place.job_id, waiters.place.ix)
 
     def find(self, names: Sequence[str]) -> dict[str, NamedPlace]:
-        """Return the places of usable deferrable requests by name. Not usable are those that failed, are too
-        old, were delivered in this process, or whose job is cancelled.
+        """Return the places of usable deferrable requests by name. A request is not usable if it failed, is
+        too old, was delivered in this process, or belongs to a cancelled job.
         """
         self.release()
         try:
@@ -181,26 +181,26 @@ class AwaitedPlaces:
             self._monitor.wait_for(lambda: not self._awaited, timeout)
 
     def on_own_thread(self) -> bool:
-        """Whether the caller runs on a thread that completes futures, and so must not wait for its end."""
+        """Whether the caller runs on a thread that completes futures, so it must not wait for that thread."""
         return self._threads.has_current()
 
     def abandon(self, error: WrongProcess) -> None:
-        """In a forked child: end the copies of the parent's futures. Takes no inherited lock."""
+        """In a forked child, fail the copies of the parent's futures. Takes no inherited lock."""
         for future in list(self._awaited):
             future.abandon(error)
 
     # -- settling --------------------------------------------------------------------------------------------
 
     def _settle(self, waiters: _Waiters, result: Result) -> None:
-        """Complete the futures that wait for one request. The first is charged its cost, unless the answer
-        of a durable request was stored before; the others shared it.
+        """Complete the futures that wait for one request. The first is charged the cost, unless the answer of
+        a durable request was already stored; the others share the answer at no cost.
         """
         stored = not isinstance(result.error, ClientClosed | JobNotFound | StoreError)
         self._take_out(waiters, given=stored and not waiters.durable)
         paying = waiters.paying
         if waiters.durable and waiters.place.outcome is not None:
             result, paying = as_kept(result), len(waiters.waiting)
-        with self._threads.counted():  # a hook of the user's could stop the client
+        with self._threads.counted():  # a user's hook could stop the client
             for number, each in enumerate(waiters.waiting):
                 if number < paying:
                     named = evolve(result, request_id=each.request.id or result.request_id)
@@ -228,8 +228,8 @@ class AwaitedPlaces:
 
 
 def kept_request(request: Request, *, durable: bool) -> Request:
-    """Return a request as it is stored: its context, which may be any object, stays with this process. The
-    timeout of a deferrable request is that of its job.
+    """Return a request as it is stored: without its context, which may be any object and stays in this
+    process, and, if it is deferrable, without its timeout, which its job has.
     """
     return evolve(request, context=None, timeout=request.timeout if durable else None)
 
@@ -240,7 +240,7 @@ def fail(
     """Fail the futures that have no result yet.
 
     Args:
-        problem: what users read for an error that is not the library's; that error is logged.
+        problem: message for an error that is not the library's own; such an error is logged.
         sent: whether the requests may have been sent, so that their cost is unknown.
     """
     if not isinstance(error, SmartbatchError):
@@ -265,7 +265,7 @@ class AnswerFutures:
         """Submit the requests, each with its number; if one is rejected, the earlier ones are cancelled.
 
         Raises:
-            Exception: as ``submit``.
+            Exception: any error of ``submit``.
         """
         self._requests = requests
         self._lock = threading.Lock()
@@ -282,7 +282,7 @@ class AnswerFutures:
                 future.cancel()
             raise
         for future in self._futures:
-            # not as users add theirs, which wait for the thread of callbacks: one of them may wait for this
+            # not on the callback thread, where a user's callback may be waiting for this
             Future.add_done_callback(future, self._completed)
 
     def _completed(self, _: Future[Result]) -> None:
@@ -329,5 +329,5 @@ def _outcome(future: ResultFuture, request: Request) -> Result:
 
 
 def _notify(future: ResultFuture) -> None:
-    """Wake callers of ``concurrent.futures.wait``, as the future was cancelled."""
+    """Wake callers of ``concurrent.futures.wait`` after the future was cancelled."""
     future.set_running_or_notify_cancel()

@@ -48,8 +48,8 @@ class CheckedList:
     constraints: Constraints
     kind: Kind
     batchable: bool  # whether it may be sent as a batch
-    key: str | None = None  # under which it is stored; None for a list that ends with its caller
-    model: OpenedModel = field(kw_only=True)  # for which its route is chosen: that of most requests
+    key: str | None = None  # key of its job; None for a list that ends with its caller
+    model: OpenedModel = field(kw_only=True)  # model of most requests, for which the route is chosen
 
 
 @frozen(eq=False, repr=False)
@@ -58,7 +58,7 @@ class ListPlanner:
 
     Args:
         fallback: answers while the breaker of ``model`` is open; ``None`` if there is none.
-        realtime: knows which requests the cache answers, and which never wait for a batch.
+        realtime: tells which requests the cache can answer, and which never wait for a batch.
     """
 
     _config: BatchingConfig
@@ -75,7 +75,7 @@ class ListPlanner:
         params: Mapping[str, Any],
         count: int | None = None,
     ) -> Plan:
-        """Forecast prompts that are read once; see :meth:`smartbatch.BatchingClient.forecast`."""
+        """Return the forecast of prompts, read once; see :meth:`smartbatch.BatchingClient.forecast`."""
         count = None if count is None else count_of("count", count)
         prompts, params = prompts_of(prompts, params)
         plain, given = split_known(params, ListParams.__optional_keys__ - {"key"})
@@ -160,7 +160,7 @@ class ListPlanner:
             for request in asked.requests:
                 self._realtime.warn_of_unbounded(request)
         advisor = self.advisor.for_model(asked.model)
-        keyed = asked.key is not None  # then the cache is not asked
+        keyed = asked.key is not None  # then the cache is not used
         requests = [request for request in asked.requests if keyed or not self._is_cached(request)]
         workload = advisor.workload(
             asked.kind,
@@ -194,7 +194,7 @@ class ListPlanner:
             check_priced(self._config, self._clock, model, self._fallback)
 
     def budget(self, usd: float | None, *models: OpenedModel) -> Budget | None:
-        """Return what a list for these models may spend, within the client's budget; their prices must be
+        """Return the budget of a list for these models, within the client's budget; their prices must be
         known.
         """
         if usd is None:
@@ -203,7 +203,7 @@ class ListPlanner:
         return Budget(usd, self._realtime.budget)
 
     def priced_as_read(self, requests: Iterable[Request]) -> Iterator[Request]:
-        """Yield requests of a list with a budget; reject one for a model without a known price."""
+        """Yield the requests of a list with a budget; reject requests for models without a known price."""
         known: set[str] = set()
         for request in requests:
             model = self.model.of(request)
@@ -213,7 +213,7 @@ class ListPlanner:
             yield request
 
     def model_of(self, params: Mapping[str, Any]) -> OpenedModel:
-        """Return the model in the arguments of a list, else the client's."""
+        """Return the model in the arguments of a list or, without one, the client's."""
         given = params.get("model")
         return self.model.of(self.preparer.request("for its model", {"model": given}))
 
@@ -235,13 +235,13 @@ def split_constraints(
 def split_known(
     params: Mapping[str, Any], known: Collection[str] = ListParams.__optional_keys__
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """As :func:`split_constraints`, for checked keywords.
+    """Check the keywords, and return the same as :func:`split_constraints`.
 
     Raises:
         InvalidRequest: a keyword is not ``known``.
     """
     check_params(params, known)
-    params, _ = split_constraints(params, ReadingParams.__optional_keys__)  # for those who read lazily
+    params, _ = split_constraints(params, ReadingParams.__optional_keys__)  # for lists read lazily
     return split_constraints(params, CONSTRAINTS | {"key"})
 
 
@@ -249,7 +249,7 @@ def prompts_of(prompts: Prompts, params: Mapping[str, Any]) -> tuple[Iterable[Pr
     """Return the prompts of a list, made from table rows if it is a table, and the other arguments.
 
     Raises:
-        InvalidRequest: as :func:`prompt_list`.
+        InvalidRequest: like :func:`prompt_list`.
     """
     others, of_table = split_constraints(params, TableParams.__optional_keys__)
     return prompt_list(prompts, **of_table), others
@@ -259,8 +259,8 @@ def refuse_skips(params: Mapping[str, Any]) -> None:
     """Reject ``on_missing='skip'`` for a job, whose results belong to the table row by row."""
     if params.get("on_missing") == "skip":
         raise InvalidRequest(
-            "on_missing='skip' is not for jobs, whose results are those of all rows: leave such rows out of "
-            "the table, or use generate() with strategy='batch'",
+            "on_missing='skip' cannot be used for jobs, which have a result for every row: leave such rows "
+            "out of the table, or use generate() with strategy='batch'",
             field="on_missing",
         )
 

@@ -33,7 +33,7 @@ Taken: TypeAlias = JobResults | BoundedMap
 
 @frozen(eq=False, repr=False)
 class RouteTaker:
-    """Sends the lists of one client by their routes.
+    """Sends the lists of one client by the chosen routes.
 
     Args:
         stored: stores lists that are sent as a batch, and those with a key.
@@ -70,7 +70,7 @@ class RouteTaker:
         Args:
             plain: arguments of the requests.
             given: constraints.
-            ahead_of: the prompts as they were given, if a thread is to read them ahead.
+            ahead_of: the prompts as given, if a thread should read them in advance.
         """
         planner = self.planner
         constraints = planner.constraints(given)
@@ -93,7 +93,7 @@ class RouteTaker:
     def take(self, asked: CheckedList, decision: Decision, options: ListOptions) -> Taken:
         """Send a list by the chosen route.
 
-        1. As a batch: it is stored, and the caller, who may wait for hours, is told so at once.
+        1. As a batch: it is stored, and the caller, who may wait for hours, is informed at once.
         2. It has a key: it is stored.
         3. Otherwise it is sent in real time, within its budget.
         """
@@ -197,7 +197,7 @@ class RoutedResults(Iterator[Result]):
         return self._results is not None and self._results.was_sent(position)
 
     def came(self) -> int:
-        """Return how many results arrived, including those that were read."""
+        """Return the number of results that arrived, including those that were read."""
         return 0 if self._results is None else self._results.came()
 
     def close(self) -> None:
@@ -212,7 +212,7 @@ class ListFacts:
     """What is known about a list that is being read."""
 
     requests: Sequence[Request]  # empty if they are read lazily
-    again: str  # what the same call would send and pay again
+    again: str  # what the same call would send and pay for again
     display: ListDisplay
     prompts: object  # as given
     skipped: dict[int, Result]  # results of skipped rows by position
@@ -242,7 +242,7 @@ class ListResults(Iterator[Result]):
             raise
 
     def __del__(self) -> None:
-        """Close the display on another thread, as this one may hold any lock."""
+        """Close the display on another thread, because this one may hold any lock."""
         if self._facts.display.is_open:
             run_after_collection(self._facts.display.close)
 
@@ -280,10 +280,10 @@ class ListResults(Iterator[Result]):
             return of_prompts(ResultList(found[row] for row in sorted(found)), self.prompts)
 
         of = f" of {len(requests):,}" if requests else ""
-        those = "them" if read is not None else "those that the loop was not given"
+        those = "them" if read is not None else "those that the loop has not read"
         told = Interrupted(
-            f"interrupted; {self._results.came():,}{of} results had come: .results of this exception has "
-            f"{those} (sys.last_value, where nobody caught it). {self._facts.again}",
+            f"interrupted; {self._results.came():,}{of} results had arrived: .results of this exception has "
+            f"{those} (or of sys.last_value, if it was not caught). {self._facts.again}",
             results,
         )
         for note in getattr(error, "__notes__", ()):

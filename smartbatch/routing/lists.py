@@ -199,16 +199,16 @@ class ListRouter:
         return options, display
 
     def _again(self, key: str | None, decision: Decision | None = None) -> str:
-        """Say what the same call would send and pay again. Answers of a batch are cached once they are
-        read.
+        """Return a sentence on what the same call would send and pay for again. Answers of a batch are cached
+        when they are read.
         """
         if key is not None:
             return f"The same call with key={key!r} continues, and pays for only what is missing"
         if self._config.cache is not None and not (decision is not None and decision.chosen.route.by_batch):
             return "Their answers are in the cache: the same call again pays for only what is missing"
         return (
-            "The same call again pays all of them once more; "
-            'with key="..." or cache="..." it would pay only what is missing'
+            "The same call pays for all of them again; "
+            'with key="..." or cache="..." it would pay only for what is missing'
         )
 
     def stream(self, prompt: Prompt, params: Mapping[str, Any]) -> TextStream:

@@ -1,6 +1,6 @@
 """Lists that are stored as one job: those sent as a batch, and those with a key, which can be resumed.
 
-A list is stored as a whole before anything is sent. Its results are read as if they had come in real time.
+A list is stored as a whole before anything is sent. Its results are read like those of a real-time list.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from smartbatch.jobs.job_submission import JobSubmission
     from smartbatch.jobs.records import JobRow
 
-STATUS_SECONDS: Final = 1.0  # for the store to count the results of an interrupted list
+STATUS_SECONDS: Final = 1.0  # time for the store to count the results of an interrupted list
 
 
 @frozen(eq=False, repr=False)

@@ -4,13 +4,13 @@ Both are collected, stored in a job, and completed one by one as the job's resul
 their window and their route:
 
 - a *durable* request, with ``durable=True`` or a ``key``, is stored before ``submit`` returns, together with
-  those that arrive while others are being stored. It is sent in real time, in an attended job that others
-  join;
-- a *deferrable* request waits until no further one has arrived for a while, and is sent with the others as a
-  batch. Requests that a batch cannot contain, and too few for a batch, are sent in real time and not stored.
+  those that arrive while others are being stored. It is sent in real time, as part of an attended job that
+  later ones join;
+- a *deferrable* request waits until no other one has arrived for a while, and is sent with the others as a
+  batch. Requests that a batch cannot contain, or too few for a batch, are sent in real time and not stored.
 
-Each has a name in the store, by which the same request in any process finds its place instead of being paid
-again: a durable request for good, a deferrable one until its answer is delivered.
+Each has a name in the store. By this name, an identical request in any process finds it instead of being paid
+for again: a durable request permanently, a deferrable one until its answer is delivered.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ LAST_SEND = 5.0
 LATE_SEND = 0.2
 """The same at a stop that has already timed out."""
 SHORTEST = 0.001
-"""Seconds of a time-out that is over, for a request that then fails with it."""
+"""Seconds, the timeout of a request whose own has expired, so that it fails with a timeout."""
 
 
 @frozen
 class _GatheringLane:
-    """What requests have in common that are stored together; ``timed`` ones have a timeout."""
+    """What requests that are stored together have in common; if ``timed``, they have timeouts."""
 
     durable: bool
     kind: Kind
@@ -100,7 +100,7 @@ class StoredRequests:
     _monitor: Monitor = field(init=False)
     _groups: dict[_GatheringLane, _Group] = field(factory=dict, init=False)
     _sending: list[StoredRequest] = field(factory=list, init=False)  # the group that was taken last
-    _open_jobs: dict[Kind, str] = field(factory=dict, init=False)  # which durable requests may join
+    _open_jobs: dict[Kind, str] = field(factory=dict, init=False)  # jobs that durable requests may join
     _running: bool = field(default=False, init=False)
     _closing: bool = field(default=False, init=False)
     _no_store: SmartbatchError | None = field(default=None, init=False)
@@ -113,7 +113,7 @@ class StoredRequests:
     # -- submitting ------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, key: str | None, *, durable: bool | None) -> ResultFuture:
-        """Store a request, and return its future; see :meth:`smartbatch.BatchingClient.submit`.
+        """Store a request and return its future; see :meth:`smartbatch.BatchingClient.submit`.
 
         Raises:
             JobConflict: its key belongs to another request.
@@ -125,7 +125,7 @@ class StoredRequests:
         if durable is False:
             raise InvalidRequest("key needs durable: leave durable=False out", field="key")
         check_storable(request)
-        _ = self._jobs().engine.store  # it is refused here where there is none
+        _ = self._jobs().engine.store  # raises here if there is none
         prepared = self._preparer.hooked(request)
         if isinstance(prepared, Answer):
             return self._realtime.submit_prepared(request, prepared)
@@ -144,7 +144,7 @@ class StoredRequests:
         """Queue a normalized request, or let it wait for a batch, and return its future.
 
         Raises:
-            InvalidRequest, QueueFull, ClientClosed: as :meth:`.Realtime.submit`.
+            InvalidRequest, QueueFull, ClientClosed: like :meth:`.Realtime.submit`.
         """
         prepared = self._preparer.preprocessed(request)
         if isinstance(prepared, Answer) or not self._may_wait(prepared):
@@ -183,8 +183,8 @@ class StoredRequests:
         )
 
     def _has_store(self) -> bool:
-        """Whether there is a store. If it cannot be opened, that is reported once, and it is not used until a
-        start.
+        """Whether there is a store. If it cannot be opened, this is reported once, and it is not used until
+        the next start.
         """
         if self._no_store is None:
             try:
@@ -223,7 +223,7 @@ class StoredRequests:
     # -- cancelling ------------------------------------------------------------------------------------------
 
     def cancel_pending(self) -> int:
-        """Cancel every request that is neither stored nor being sent in real time; return how many."""
+        """Cancel every request that is neither stored nor being sent in real time; return their number."""
         with self._monitor:
             waiting = [future for group in self._groups.values() for future in group.waiting]
             waiting += [each.future for each in self._sending if not each.future.done()]
@@ -260,14 +260,14 @@ class StoredRequests:
                     self._store(lane.kind, group)
                 else:
                     self._send(group)
-            except BaseException as error:  # no future may be left behind
+            except BaseException as error:  # every future must be completed
                 problem = (
                     "the request could not be stored" if lane.durable else "the request could not be sent"
                 )
                 fail(group, error, problem)
 
     def _next(self) -> tuple[_GatheringLane, list[StoredRequest]] | None:
-        """Wait for the next group that is due and take it; ``None``, which ends the thread, if none waits."""
+        """Wait until a group is due and take it; return ``None``, which ends the thread, if there is none."""
         with self._monitor:
             self._sending = []
             while self._groups:
@@ -278,7 +278,7 @@ class StoredRequests:
                 left = closes - self._clock.now()
                 if left <= 0:
                     self._sending = list(self._groups[lane].waiting.values())
-                    del self._groups[lane]  # last: a forked child finds them in one of the two
+                    del self._groups[lane]  # last, so that a forked child finds them in one of the two
                     return lane, self._sending
                 self._monitor.wait(left)
             self._running = False
@@ -289,7 +289,7 @@ class StoredRequests:
         if lane.durable or group.flushed or self._closing:
             return -math.inf
         deadline = min(each.deadline for each in group.waiting.values())
-        leave_by = deadline - self._config.batch_timeout  # after it a batch has less time than it may take
+        leave_by = deadline - self._config.batch_timeout  # later, a batch may not finish in time
         return self._window.closes(len(group.waiting), group.opened, group.newest, leave_by)
 
     # -- storing ---------------------------------------------------------------------------------------------
@@ -317,10 +317,10 @@ class StoredRequests:
     def _send(self, group: Sequence[StoredRequest]) -> None:
         """Send deferrable requests. The cases, in order:
 
-        1. The store has an equal request that waits, or its answer, which nobody was given: take that.
-        2. Fewer are left than a batch is considered for: real time.
-        3. A job is stored. What is cancelled up to then is left out, and what is not is under way.
-        4. No batch would be in time, or it could not be stored: real time.
+        1. The store has an identical request that is waiting, or its undelivered answer: use that.
+        2. Too few requests are left for a batch: send them in real time.
+        3. Otherwise store a job, without requests cancelled by then; the others can no longer be cancelled.
+        4. No batch would finish in time, or the job could not be stored: send them in real time.
         """
         found = self._places.find(list(_by_name(group)))
         new: list[StoredRequest] = []
@@ -343,7 +343,7 @@ class StoredRequests:
         """Store requests as a job and await its results. Identical ones share an item.
 
         Returns:
-            false if nothing was stored.
+            False if nothing was stored.
         """
         from smartbatch.jobs.records import NamedPlace
 
@@ -407,12 +407,12 @@ class StoredRequests:
             self._no_store = None
 
     def finish(self, timeout: float | None, *, wait: bool) -> None:
-        """Accept nothing more, and store or send what waits; with ``wait``, wait for the answers.
+        """Accept no more requests, and store or send those that wait; with ``wait``, wait for the answers.
 
-        What was neither stored nor sent in time fails with ``ClientClosed``.
+        Requests that were neither stored nor sent in time fail with ``ClientClosed``.
 
         Args:
-            timeout: seconds for both; ``None`` for no limit.
+            timeout: seconds for all of this; ``None`` for no limit.
         """
         with self._monitor:
             self._closing = True
@@ -433,12 +433,12 @@ class StoredRequests:
 
     def on_own_thread(self) -> bool:
         """Whether the caller runs on a thread that stores or completes requests, and so must not wait for
-        its end.
+        that thread.
         """
         return self._threads.has_current() or self._places.on_own_thread()
 
     def abandon(self, error: WrongProcess) -> None:
-        """In a forked child: end the copies of the parent's futures. Takes no inherited lock."""
+        """In a forked child, fail the copies of the parent's futures. Takes no inherited lock."""
         for group in list(self._groups.values()):
             for future in list(group.waiting):
                 future.abandon(error)

@@ -171,7 +171,7 @@ except smartbatch.Interrupted as error:
             assert type(result.error) is smartbatch.RequestCancelled, result
     say(f"{len(error.results)} {error.__context__}")
     lines = "".join(trace).splitlines()
-    assert "again pays all of them" in lines[-1] and "results had come" in lines[-1], lines
+    assert "pays for all of them again" in lines[-1] and "results had arrived" in lines[-1], lines
     say(f"{len(lines)} {lines.count('Traceback (most recent call last):')}")
 """
     )

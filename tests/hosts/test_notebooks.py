@@ -133,7 +133,7 @@ def test_what_cells_show_and_an_interrupt_leaves(tmp_path: Path) -> None:
         assert "return client.generate(prompts, )" in lines[4]
         assert "client.py" in lines[5]
         assert "sys.last_value" in lines[-1]
-        assert "pays all of them" in lines[-1]
+        assert "pays for all of them" in lines[-1]
         [found] = book.run(
             "results = sys.last_value.results\n"
             "print(len(results), results[0].text, results[20].ok, results.succeeded >= 20)"

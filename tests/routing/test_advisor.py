@@ -109,7 +109,7 @@ def test_the_threshold_moves_with_what_was_seen_and_says_why(
     assert any(isinstance(event, ForecastMoved) for event in events)
     assert moved.after is not None
     assert moved.before is None or moved.after < moved.before
-    assert re.search(r"batch answers now take .* (s|min|h) in the middle, .* (s|min|h) before", moved.reason)
+    assert re.search(r"median of batch answers is now .* (s|min|h), previously .* (s|min|h): ", moved.reason)
 
 
 def test_without_a_deadline_the_least_cost_with_waiting_wins(client: BatchingClient) -> None:

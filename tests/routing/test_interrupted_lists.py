@@ -110,7 +110,7 @@ def test_the_same_call_pays_what_its_message_says(
     words = str(caught.value)
     assert ("pays for only what is missing" in words) == bool(kept)
     assert ('with key="..." or cache="..." it would pay' in words) == (not kept)
-    assert "of 30 results had come" in words
+    assert "of 30 results had arrived" in words
 
 
 @pytest.mark.full

@@ -148,4 +148,4 @@ def test_calls_that_are_sooner_answered_than_was_believed_raise_the_threshold(
     (threshold,) = [each for each in events if isinstance(each, ThresholdMoved)]
     assert threshold.before is not None
     assert threshold.after is None or threshold.after > threshold.before
-    assert threshold.reason.startswith("individual answers now take 1 s in the middle, 2 s before")
+    assert threshold.reason.startswith("the median of individual answers is now 1 s, previously 2 s")

@@ -111,7 +111,7 @@ def test_a_misspelt_field_is_always_an_error(client: BatchingClient, how: Any) -
 
 def test_what_cannot_be_skipped_is_refused(client: BatchingClient) -> None:
     for call in (client.submit_batch, client.submit_and_wait):
-        with pytest.raises(InvalidRequest, match=r"on_missing='skip' is not for jobs.*strategy='batch'"):
+        with pytest.raises(InvalidRequest, match=r"'skip' cannot be used for jobs.*strategy='batch'"):
             call(ROWS, template="{text}", on_missing="skip")
     with pytest.raises(InvalidRequest, match="on_missing needs a template or a column"):
         client.generate(["a"], on_missing="skip")
