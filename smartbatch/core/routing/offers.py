@@ -12,7 +12,8 @@ from smartbatch.core.forecast import EXPIRY_SECONDS, Times
 from smartbatch.core.routing.workload import Cost
 from smartbatch.types import Route
 
-# levels and weights of Gauss-Legendre quadrature: the mean of a distribution from five quantiles
+# levels and weights of Gauss-Legendre quadrature, which computes the mean of a distribution from five
+# quantiles
 _FIVE_POINTS = ((0.0469, 0.1185), (0.2308, 0.2393), (0.5, 0.2844), (0.7692, 0.2393), (0.9531, 0.1185))
 _MAX_LOG_DEVIATION = (
     2.0  # maximum standard deviation of log seconds; the mean of wider ones is beyond nearly all calls
@@ -20,7 +21,7 @@ _MAX_LOG_DEVIATION = (
 _MAX_LEVEL = 1 - 1e-9
 _NORMAL = NormalDist()
 _MAX_COUNTED_ROUNDS = 1000  # rounds that are counted one by one
-_USD_TOLERANCE = 1e-9  # USD by which float sums may be off
+_USD_TOLERANCE = 1e-9  # possible error of sums of floats, in USD
 
 
 @frozen
@@ -42,7 +43,7 @@ class Throughput:
         """Return the share of the limits that ``requests`` use while they run; ``None`` without a limit."""
         if self.rpm == self.tpm == math.inf or not requests:
             return None
-        # limits are per minute: a shorter list uses no larger share
+        # limits are per minute, so a list of less than a minute does not use a larger share
         minutes = max(self.finish(requests, 0.5) / 60, 1.0)
         shares = self.calls(requests) / (self.rpm * minutes), requests * self.tokens / (self.tpm * minutes)
         return min(1.0, max(shares))
@@ -72,7 +73,8 @@ class Throughput:
         return max(working, self._limited(calls, requests) + self.call.quantile(q, size))
 
     def expected(self, requests: int) -> float:
-        """Return the mean duration of such lists; five points give that of the slowest call."""
+        """Return the mean duration of such lists; the mean of the slowest call is computed from five
+        quantiles."""
         if requests <= 0:
             return 0.0
         size = min(self.per_call, requests)
@@ -165,9 +167,9 @@ class BatchOffer:
     # how long a cancelled batch takes to finish; None if it cannot be cancelled
     cancelling: Times | None = None
     most: int = 5000  # maximum requests per batch
-    at_a_time: float = math.inf  # batches that the enqueued quota admits at a time
+    at_a_time: float = math.inf  # concurrent batches that the enqueued quota allows
     share: float = 0.5  # price relative to the standard one
-    seen: bool = True  # a batch was observed; if none was, one is tried if it is likely to be better
+    seen: bool = True  # whether a batch has been observed; if not, one is tried if it is likely to be better
 
     def cancel(self, sure: float) -> float:
         """Return the seconds within which a share ``sure`` of cancelled batches has finished."""
@@ -192,8 +194,8 @@ class BatchOffer:
         return rounds * min(slowest, EXPIRY_SECONDS)
 
     def expected(self, requests: int) -> float:
-        """Return the mean of five quantiles. The slowest tenth counts as its fastest: little of it is ever
-        observed, and a prior about it must not outweigh a dozen observed batches."""
+        """Return the mean of five quantiles. The slowest tenth is counted with its shortest time: little of
+        it is ever observed, and a prior about it must not outweigh a dozen observed batches."""
         return sum(self.finish(requests, q) for q in (0.1, 0.3, 0.5, 0.7, 0.9)) / 5
 
     def chance(self, seconds: float, requests: int) -> float:
@@ -212,12 +214,12 @@ class Rounds:
     """How a budget cuts a list that is sent by batch: the maximum cost is reserved, so not everything fits at
     once. What fits is sent; as it turns out to be cheaper, more is sent.
 
-    This is the arithmetic of :mod:`smartbatch.jobs.job_budget`, with every request taken as an average one.
+    This is the arithmetic of :mod:`smartbatch.jobs.job_budget`, applied to requests of average cost.
     """
 
     room: float  # USD that may be reserved
     most: float  # USD reserved per request
-    fit: int  # requests that fit at first
+    fit: int  # requests that fit in the first round
     count: int  # number of rounds
     unsent: int  # requests that will never fit
 

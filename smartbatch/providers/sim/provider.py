@@ -40,7 +40,7 @@ class SimProvider(Provider):
         now: monotonic seconds; a clock's ``now``.
         latency: median time of a call.
         latency_sigma: spread of a lognormal latency; 0 for equal latencies.
-        per_token: further time per token of the answer.
+        per_token: additional time per token of the answer.
         rpm: requests per minute, with a full bucket at the first call. ``None`` for no limit.
         tpm: tokens per minute, prompt and answer together; a larger call waits for a full bucket.
         faults: share of calls that fail, 0 to 1, or a share for each of :data:`FAULTS`.
@@ -122,7 +122,8 @@ class SimProvider(Provider):
         )
 
     def _answer_in_batch(self, request: Request, model: str, wire_id: str) -> Answer | str:
-        """Return the answer to a line, or its fault, which depends on its id: a new line has a new one."""
+        """Return the answer to a line, or its fault, which depends on the line's id, so that a new line has a
+        new fault."""
         fault = self._plan.fault(_index(wire_id, 0))
         if fault is not None:
             return fault
@@ -150,7 +151,7 @@ class SimProvider(Provider):
         return answer
 
     def _admit(self, request: Request, model: str, attempt: int) -> tuple[Answer, int, str | None]:
-        """Return the answer to come, the index of its latency and fault, and the fault."""
+        """Return the future answer, the index of its latency and fault, and the fault."""
         asked = _parsed(request, model)
         try:
             answer = self._answer(asked)
