@@ -151,7 +151,7 @@ class BatchingConfig:
         "explicit temperature above 0 and the answers of n.",
     )
     cache: str | None = setting(
-        None, "text", "File of the response cache, so that equal requests are not paid for again."
+        None, "text", "File of the response cache, so that identical requests are not paid for again."
     )
     cache_ttl: float = seconds(7 * DAY, "How long a cached answer is used.", 1, 3650 * DAY)
     cache_max_bytes: int = setting(

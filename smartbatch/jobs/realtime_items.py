@@ -72,7 +72,7 @@ class Verdict:
     ended_with: Result
     wait: float = 0.0  # seconds before more items of the job are claimed
     note: str | None = None  # what the job is waiting for, as shown to users
-    hold: bool = False  # the job waits for a person
+    hold: bool = False  # the job is waiting for a person
     asked: bool = True  # it was submitted in real time, and is therefore counted there
 
     @property
@@ -118,7 +118,7 @@ def verdict_of(result: Result, *, attended: bool = False, keeps_going: bool = Fa
     # 4. the job is attended: any other failure ends the item, and its user sees it
     if attended:
         return Verdict("failed", result)
-    # 5. the job stopped: the item stays open, and the job waits for a person
+    # 5. the job stopped: the item stays open, and the job is held for a person
     if isinstance(error, ListStopped):
         note = f"held: {error.reason}; fix this, then resume the job"
         return Verdict("unrun", result, wait=QUEUE_RETRY_SECONDS, note=note, hold=True)
@@ -178,7 +178,7 @@ class RealtimeJob:
     noted: bool = False  # the store has a note on what the job is waiting for
     failures: int = 0  # consecutive failed claims
     budget: JobBudget | None = None
-    short: bool = False  # items wait for money that other items may leave
+    short: bool = False  # items are waiting for money that other items may release
     cancelled: set[int] = field(factory=set)  # positions of items that must no longer be sent
     withdrawn: bool = False  # nothing more is sent, and it is returned once nothing is in flight
     stop: EqualFailures | None = field(

@@ -34,7 +34,7 @@ def as_texts(given: Iterable[str]) -> tuple[str, ...]:
 
 class JobState(enum.Enum):
     ACTIVE = "active"  # some items have no result yet
-    HELD = "held"  # waits for a person: ``JobRow.note`` says why
+    HELD = "held"  # waiting for a person: ``JobRow.note`` gives the reason
     DONE = "done"  # every item has a result
 
 
@@ -101,7 +101,7 @@ class JobRow:
     empty: int = 0
     refused: int = 0
     cancel_requested: bool = False
-    note: str | None = None  # what it waits for, for people
+    note: str | None = None  # what it is waiting for, as shown to users
     epoch: int = 0  # of the current or last owner
     owner: str | None = None  # None if no process has it
     # USD that may be spent besides ``cost``: the most that its shards and its items in flight can still cost,

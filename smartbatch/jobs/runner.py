@@ -98,7 +98,7 @@ class RealtimeRunner:
     def offer(self, lease: JobLease) -> None:
         """Run the items of a job that are due in real time; may be called again while there are any.
 
-        Items that wait for money reserved for batches resume once no batch is open.
+        Items that are waiting for money reserved for batches resume once no batch is open.
         """
         with self._monitor:
             known = self._jobs.get(lease.job_id)

@@ -1,4 +1,4 @@
-"""Admission of requests: their ids, the keys of equal requests, and answers from the cache."""
+"""Admission of requests: their ids, the keys of identical requests, and answers from the cache."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Admission:
         return shared or kept
 
     def shares(self, request: Request) -> bool:
-        """Whether a request shares one answer with equal ones in flight, in a list and in a job."""
+        """Whether a request shares the answer of identical ones in flight, in a list and in a job."""
         return self._hooks.shareable and shares_answer(request, self._deduplicate)
 
     def recalled(self, request: Request, key: bytes | None) -> Result | None:

@@ -393,7 +393,7 @@ def page_of(head: Head, items: Sequence[Item], default: int, most: int) -> tuple
         head: has the size of the page and the token.
         items: all items, newest first.
         default: items of a page without a size.
-        most: items of the longest page; a larger size is reduced to it.
+        most: maximum items per page; a larger size is reduced to it.
 
     Raises:
         ApiError: for an invalid size or token.
