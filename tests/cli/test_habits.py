@@ -156,12 +156,12 @@ def test_the_doctor_finds_nothing_wrong_with_a_server_of_ones_own_that_needs_no_
 def test_the_doctor_makes_no_store_and_counts_the_jobs_of_one(
     capfd: pytest.CaptureFixture[str], folder: Path
 ) -> None:
-    assert found(capfd, "store", 0, "--store", "jobs.db").endswith("jobs.db, which the first job makes")
+    assert found(capfd, "store", 0, "--store", "jobs.db").endswith("jobs.db, created by the first job")
     assert not (folder / "jobs.db").exists()
     (folder / "in.txt").write_text("one\ntwo\n")
     line = ["in.txt", "--model", "sim:demo?latency=0&batch_seconds=0", "--strategy", "batch", "--quiet"]
     assert main(["run", *line, "--batch-poll-interval", "0.05", "--store", "jobs.db"]) == 0
-    assert found(capfd, "store", 0, "--store", "jobs.db").endswith("jobs.db: 1 jobs, 0 of them not ended")
+    assert found(capfd, "store", 0, "--store", "jobs.db").endswith("jobs.db: 1 jobs, 0 of them unfinished")
     (folder / "bad.db").write_text("no database\n" * 1000)
     assert "bad.db" in found(capfd, "store", 1, "--store", "bad.db")
 

@@ -191,8 +191,8 @@ def test_rows_that_are_under_way_are_not_planned(calls: Any, capfd: pytest.Captu
         assert planned(capfd, "-o", "out.jsonl", model="call:own_calls:gated")["requests"] == 3
         assert plan("-o", "out.jsonl", "--limit", "10", model="call:own_calls:gated") == 0
         printed = capfd.readouterr()
-        assert f"job {job.id} is in progress; its 8 rows it still asks are not planned" in printed.err
-        assert "the run would ask nothing" in printed.err
+        assert f"job {job.id} is in progress; its 8 remaining rows are left out of the plan" in printed.err
+        assert "the run would send nothing" in printed.err
         assert printed.out.startswith("0 rows")
         child.release(8)
         assert child.process.wait() == 0

@@ -144,12 +144,12 @@ def test_nobody_else_pays_for_a_run_that_was_killed(calls: Any, capfd: pytest.Ca
     left_alone = f"job {job.id} is left alone, because its real-time run was interrupted"
     assert left_alone in capfd.readouterr().err
     assert main(["jobs", "show", job.id]) == 0
-    assert f"smartbatch jobs resume {job.id}, goes on" in capfd.readouterr().out
+    assert f"run the same command again, or smartbatch jobs resume {job.id}\n" in capfd.readouterr().out
     assert stored_jobs()[0].succeeded == 3
     with Child("--parallelism", "2", "-o", "out.jsonl") as child:
         child.release(10)
         asked = child.begun(7)
-        said = child.printed(b"goes on").decode()
+        said = child.printed(b"continues").decode()
         assert child.process.wait() == 0
     assert f"Job {job.id}: continues; 3 of 10 rows have results." in said
     assert Counter(asked) == Counter(expected[3:])
@@ -419,7 +419,7 @@ def test_a_store_that_cannot_be_used_is_told_before_anything_is_sent(
     assert run() == 2
     printed = capfd.readouterr().err
     assert "no-folder/smartbatch/jobs.db cannot be used" in printed
-    assert "--store names another place" in printed
+    assert "use --store to keep the run's data somewhere else" in printed
     assert "Traceback" not in printed
     assert calls.asked == []
     assert not Path("out.jsonl").exists()

@@ -229,14 +229,14 @@ def test_a_plan_leaves_out_what_the_table_has(
     assert run(name, "--limit", "3") == 0
     capfd.readouterr()
     assert main(["plan", "in.txt", "--model", OWN, "-o", name]) == 0
-    assert capfd.readouterr().out.startswith("2 requests")
+    assert capfd.readouterr().out.startswith("2 rows")
     Path(f"{name}.partial.jsonl").touch()  # a run that was killed as it began
     assert main(["plan", "in.txt", "--model", OWN, "-o", name]) == 0
-    assert capfd.readouterr().out.startswith("2 requests")
+    assert capfd.readouterr().out.startswith("2 rows")
     os.unlink(f"{name}.partial.jsonl")
     os.rename(name, "moved")
     assert main(["plan", "in.txt", "--model", OWN, "-o", name]) == 0
-    assert capfd.readouterr().out.startswith("5 requests")
+    assert capfd.readouterr().out.startswith("5 rows")
     assert left() == {"moved"}
 
 
@@ -271,7 +271,7 @@ def test_the_results_of_a_job_are_a_table(
     assert [int(row["index"]) for row in table(name)] == [0, 1]
     assert "key" not in table(name)[0]
     assert main(["jobs", "results", job.id, "-o", name]) == 2
-    assert "is there already" in capfd.readouterr().err
+    assert "already exists" in capfd.readouterr().err
 
 
 # -- what a table has
