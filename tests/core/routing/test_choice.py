@@ -511,7 +511,7 @@ def test_a_choice_is_sound_and_can_be_explained(
         assert (option.cost or price(n)).expected <= 1.02 * cheapest + 1e-12
     if option.rescue_at is not None:
         assert 0 < option.rescue_at < 60 * minutes
-    assert decision.reason in explain(decision)
+    assert decision.reason in explain(decision, details=True)
 
 
 def test_a_forced_hybrid_sends_at_once_what_fits_a_tenth_of_the_batch() -> None:
