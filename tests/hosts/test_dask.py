@@ -468,7 +468,7 @@ def test_bags_and_dataframes_come_back_as_they_were_given(scheduler: Any, tmp_pa
 @pytest.mark.full
 def test_what_cannot_go_is_refused_before_anything_is_sent(scheduler: Any, tmp_path: Path) -> None:
     with emulator() as server:
-        with pytest.raises(ConfigError, match="store is none"):
+        with pytest.raises(ConfigError, match="the workers need a store"):
             dask.map(["a"], model=MODEL, scheduler=scheduler)
         with pytest.raises(InvalidRequest, match="row 101"):
             ask(server, ["a"] * 101 + [""], scheduler, str(tmp_path / "jobs.db"))

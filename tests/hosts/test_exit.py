@@ -17,7 +17,7 @@ from run_script import run_script
 from tests.levels import sampled
 
 LOST = (
-    r"requests not answered when the program ended: {} \(exit_grace is [\d.]+ s\); "
+    r"requests not answered when the program ended: {} \(exit_grace is [\d.]+ m?s\); "
     r"leave the client's with block, or call stop\(\), to wait for all\n"
 )
 
@@ -243,7 +243,7 @@ PENDING = {
         client.submit("one")
         paused.wait()
         """,
-        warning="mock:default: a request that failed is not sent again for 3:2. min, as the provider asked\n"
+        warning="mock:default: a request that failed is not sent again for 3... min, as the provider asked\n"
         + LOST.format(1),
         guard=10,
     ),
