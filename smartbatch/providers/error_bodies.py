@@ -119,7 +119,7 @@ def is_page(reply: Reply) -> bool:
 
 def page_title(reply: Reply) -> str:
     """Return the title of a page, its first heading, or the message of an XML error; empty without any."""
-    from html import unescape  # late: a table of thousands of names, and answers are rarely pages
+    from html import unescape  # imported late: a table of thousands of names, and answers are rarely pages
 
     page = reply.body[:_MAX_PAGE]
     lower = page.lower()
