@@ -243,7 +243,7 @@ PENDING = {
         client.submit("one")
         paused.wait()
         """,
-        warning="mock:default: a request that failed is not sent again for 3... min, as the provider asked\n"
+        warning="mock:default: a request that failed is not sent again for 3.. min, as the provider asked\n"
         + LOST.format(1),
         guard=10,
     ),
