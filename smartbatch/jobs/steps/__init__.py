@@ -28,7 +28,7 @@ def run_step(runtime: JobRuntime, lease: JobLease) -> StepResult:
     # 1. the job was deleted: finished
     if job is None:
         return StepResult(None, finished=True)
-    # 2. it is being cancelled: items that were not sent end now
+    # 2. it is being cancelled: end items that were not sent
     if job.cancel_requested and job.state is not JobState.DONE:
         body = encode_error(RequestCancelled("the job was cancelled before this request was sent"))
         if runtime.store.items.drop_unsent(lease, body, at=runtime.wall()):

@@ -1,4 +1,4 @@
-"""One step of a job's batches: the shard that is due runs the function for its state.
+"""One step of a job's batches: run the function for the state of the shard that is due.
 
 A job with a deadline is checked first: batches that would miss it are withdrawn, and their requests are sent
 in real time.
@@ -38,7 +38,7 @@ _UNKNOWN = frozenset({_S.SUBMITTING, _S.UNCERTAIN, _S.PROVISIONAL, _S.FENCED})
 
 def run_batch_step(step: Step) -> StepResult:
     """Run the step that is due first, if any is due."""
-    # 1. the job was held because of uncertain creates whose outcome is known by now: resume it
+    # 1. the job was held because of uncertain creates, and their outcome is now known: resume it
     if step.policy.on_unknown == "hold" and recover.resume_if_known(step):
         return StepResult(step.wall)
     job = step.job
@@ -65,7 +65,7 @@ def _step(step: Step) -> StepResult:
     # this check, since real time would be paused as well.)
     if check_at <= step.wall:
         return StepResult(step.wall, realtime)
-    # batches that were sent are followed to their end even if the job is held or its model is paused
+    # batches that were sent are polled until they end, even if the job is held or its model is paused
     held = (paused or step.job.state is JobState.HELD) and not step.job.cancel_requested
     runnable = [shard for shard in shards if not (held and shard.state in UNSENT_SHARDS)]
     due = min(runnable, key=lambda shard: _due_at(step, shard), default=None)
@@ -78,15 +78,15 @@ def _step(step: Step) -> StepResult:
     if at > step.wall:
         return StepResult(at, realtime)
     own = step.for_model(due.model)
-    # 4. the shard was not sent and is not needed: it takes too long, the job was cancelled, or an orphan has
-    # answered all of its requests. Discard it
+    # 4. the shard was not sent and is not needed, because it takes too long, the job was cancelled, or an
+    # orphan has answered all of its requests: discard it
     if due.state in UNSENT_SHARDS and poll.is_overdue(own, due):
         own.discard(due, poll.OVERDUE, to=ItemState.REALTIME)
         return StepResult(step.wall, has_realtime(step.runtime, step.job))
     if due.state in UNSENT_SHARDS and (step.job.cancel_requested or step.store.shards.is_answered(due)):
         own.discard(due, "the job was cancelled" if step.job.cancel_requested else poll.ANSWERED)
         return StepResult(step.wall, realtime)
-    # 5. otherwise run the function for its state; after a provider error it is retried later
+    # 5. otherwise run the function for its state; after a provider error, retry later
     try:
         _STEPS[due.state](own, due)
     except ProviderError as error:

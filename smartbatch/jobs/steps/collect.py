@@ -41,17 +41,17 @@ MAX_ANSWER_BYTES = 4 << 20
 TOO_LARGE_CODE = "too_large"  # error code of larger results
 MAX_BUFFERED_BYTES = 4 << 20
 """Maximum size of results kept in memory between the two passes; decoded, they take twice as much."""
-PEEK_BYTES = 1 << 20  # read from each output of a batch to find out which shard it belongs to
+PEEK_BYTES = 1 << 20  # bytes of each output read to find out which shard it belongs to
 
 
 def fetch(step: Step, shard: ShardRow) -> ShardRow:
     """``ENDED``: download every output."""
     assert shard.batch_id is not None
     try:
-        # the addresses of results may have changed
+        # the URLs of the results may have changed
         batch = step.api.get(shard.batch_id, step.limits.call_timeout)
         nothing = batch is None or (batch.state is RemoteState.COMPLETED and not batch.outputs)
-        # 1. there are no results, and they may have been deleted by now: they are gone
+        # 1. there are no results, and the provider may have deleted them by now: they are gone
         if nothing and results_may_be_deleted(step, shard):
             return _gone(step, shard)
         # 2. the batch is missing or appears to be running again (a stale replica): try again later
@@ -73,7 +73,7 @@ def _not_fetched(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow:
     # 1. the provider refuses, and may have deleted the results by now: they are gone
     if error.kind is ErrorKind.CLIENT_ERROR and results_may_be_deleted(step, shard):
         return _gone(step, shard)
-    # 2. otherwise try again; record an incident after half of the time for which results are stored
+    # 2. otherwise try again; record an incident once half of the provider's retention period has passed
     until = shard.results_until
     if until is not None and step.wall > ((shard.submitted_at or until) + until) / 2:
         _report_at_risk(step, shard, f"cannot be downloaded ({error.kind.value})")
@@ -134,13 +134,13 @@ def ingest(step: Step, shard: ShardRow) -> ResultTotals | None:
 def store_results(step: Step, shard: ShardRow, paths: Sequence[Path]) -> ResultTotals:
     """Read the result files of a shard into the store; results already stored are not replaced.
 
-    There are two passes. The first one finds unusual lines, and checks whether the billed tokens match the
-    prompts (see :mod:`smartbatch.core.batching.sharding`), so that incidents exist before the last result
-    is stored. The second one stores results, one page per transaction. Small files
+    There are two passes. The first finds unusual lines and checks whether the billed tokens match the
+    prompts (see :mod:`smartbatch.core.batching.sharding`), so that incidents are recorded before the last
+    result is stored. The second stores results, one page per transaction. Small files
     (:data:`MAX_BUFFERED_BYTES`) are read only once.
 
-    If every line was refused, the cause may be the batch itself. So if the job may fall back, its requests
-    are sent in real time, where a refusal costs nothing either.
+    If every line was refused, the cause may be the batch itself. If the job may fall back, its requests are
+    therefore sent in real time, where a refusal is free as well.
     """
     check = Crosscheck()
     all_refused = step.falls_back
@@ -212,7 +212,7 @@ def _report_dropped(
 
 
 def nonces_in(step: Step, shard: ShardRow, batch: RemoteBatch) -> set[str | None]:
-    """Return the nonces in the first megabyte of a batch's results; ``None`` for ids of another form.
+    """Return the nonces in the first megabyte of a batch's results; ``None`` stands for ids of another form.
 
     One line is not enough, since it may be garbled or foreign. An empty set proves nothing.
 
@@ -303,11 +303,11 @@ def download_all(step: Step, shard: ShardRow, batch: RemoteBatch) -> list[Path]:
     """Download every output of a batch to a local file.
 
     Raises:
-        ProviderError: the outputs are larger than all answers of the batch can be. Nothing else keeps a
+        ProviderError: the outputs are larger than all answers of the batch can be. No other check prevents a
             broken server from filling the disk.
     """
     paths = _paths(step, shard, batch)
-    most = 2 * shard.bytes + shard.size * MAX_ANSWER_BYTES  # a line may repeat its request
+    most = 2 * shard.bytes + shard.size * MAX_ANSWER_BYTES  # a result line may repeat the request
     for path, output in zip(paths, batch.outputs, strict=True):
         with closing(received(step, batch, output)) as pieces:
             step.write_file(path, _within(most, pieces))

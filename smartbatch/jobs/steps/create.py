@@ -44,7 +44,7 @@ from smartbatch.jobs.wiring import MINUTE
 from smartbatch.providers.batch_api import Creation, RemoteBatch
 from smartbatch.types import Kind
 
-MAX_PLANNED_ITEMS = 100_000  # items cut at a time: some 10 MB of numbers
+MAX_PLANNED_ITEMS = 100_000  # items cut at a time: about 10 MB of numbers
 _PAGE_ITEMS = 1000  # items whose bodies are read at a time
 
 _TRANSIENT_KINDS = frozenset(
@@ -52,7 +52,7 @@ _TRANSIENT_KINDS = frozenset(
 )
 _PENDING_CREATES = (ShardState.SUBMITTING, ShardState.UNCERTAIN, ShardState.PROVISIONAL)
 _TURN_NOTE = "waits until the outcome of another create of this account is known"
-FILE_POLL_SECONDS = 2.0  # between polls of a file that the provider still processes; it takes a few
+FILE_POLL_SECONDS = 2.0  # between polls of a file that the provider is processing, which takes a few seconds
 MAX_FILE_TRIES = 6  # refusals in a row (about a minute) while waiting for an input file to become usable
 _FILE_NOT_YET = re.compile(
     r"\bfiles?\b.{0,80}(?:not (?:yet|found|ready|available|exist|active|processed|visible|uploaded)|"
@@ -73,7 +73,7 @@ _NOT_OFFERED = (403, *_NO_SUCH_PATH)  # statuses of an account or a server witho
 def plan_shards(step: Step) -> bool:
     """Divide the job's open items into shards, as far as its budget allows; return whether anything changed.
 
-    Each shard is stored in one transaction with all its wire ids, before anything of it is sent. If batches
+    Each shard is stored with all its wire ids in one transaction before any part of it is sent. If batches
     have no labels (Anthropic), no two open shards have the same size, so that sizes identify them.
     """
     items = step.store.items.in_state(step.job.id, state=ItemState.OPEN, limit=MAX_PLANNED_ITEMS)
@@ -87,8 +87,8 @@ def plan_shards(step: Step) -> bool:
         if not costs:
             return _end_unaffordable(step, items)
         items = [item for item in items if item.ix in costs]
-    # 3. they are cut into shards within the limits of API, server and settings, stored one by one. If items
-    # in real time use up the budget in the meantime, the rest is cut in the next step
+    # 3. they are cut into shards within the limits of API, server and settings, stored one by one. If
+    # real-time items use up the budget in the meantime, the next step cuts the rest
     for label, members in _by_model(step, items).items():
         if not _plan_model(step.for_model(label), members, costs):
             break
@@ -98,8 +98,8 @@ def plan_shards(step: Step) -> bool:
 def _affordable(step: Step, items: Sequence[OpenItem]) -> dict[int, float]:
     """Return the maximum cost of each open item that the budget has room for.
 
-    While batches are running, no item has room: batches that end below their reservations free budget, and
-    few large batches finish sooner than many small ones.
+    While batches are running, no item has room: batches that cost less than their reservations free budget,
+    and a few large batches finish sooner than many small ones.
     """
     if step.store.shards.of_job(step.job.id, states=BEGUN_SHARDS):
         return {}
@@ -147,7 +147,7 @@ def _by_model(step: Step, items: Sequence[OpenItem]) -> dict[str, Sequence[OpenI
 
 
 def _plan_model(step: Step, items: Sequence[OpenItem], costs: Mapping[int, float]) -> bool:
-    """Store shards for items of one model; return false if the job's budget has run out since."""
+    """Store shards for items of one model; return false if the job's budget ran out in the meantime."""
     abilities, server = step.api.abilities, refusals.server_limits(step)
     most = min(
         step.policy.max_requests or step.limits.max_requests,
@@ -186,7 +186,7 @@ def _plan_model(step: Step, items: Sequence[OpenItem], costs: Mapping[int, float
         )
         try:
             step.store.shards.plan(step.lease, new)
-        except OverJobBudget:  # items in real time have used up the budget
+        except OverJobBudget:  # real-time items have used up the budget
             return False
     if pieces.too_big:
         _refuse_too_big(step, pieces.too_big)
@@ -225,7 +225,7 @@ def begin(step: Step, shard: ShardRow) -> ShardRow:
     if not step.api.abilities.files:
         return step.advance(shard, ShardState.READY, remote=remote)
     shard = step.advance(shard, ShardState.UPLOADING, remote=remote)
-    return _send_file(step, shard)  # nothing was sent before, so there is no file to search for
+    return _send_file(step, shard)  # nothing has been sent yet, so there is no file to search for
 
 
 def resume_upload(step: Step, shard: ShardRow) -> ShardRow:
@@ -238,8 +238,8 @@ def resume_upload(step: Step, shard: ShardRow) -> ShardRow:
     if found is None and shard.file_id is not None and shard.tries + 1 < MAX_FILE_TRIES:
         return step.reschedule(shard, FILE_POLL_SECONDS, tries=shard.tries + 1)
     # 2. the file is missing: upload again under a new name. A suspended process may still be uploading the
-    # old one; under the same name, it could restore the input of a late create after the fence. The file it
-    # leaves belongs to no batch, and expires
+    # old one; under the same name, it could restore the input of a late create after the fence. The leftover
+    # file belongs to no batch and expires
     if found is None:
         remote = evolve(shard.remote, uploads=shard.remote.uploads + 1)
         return _send_file(step, step.reschedule(shard, 0.0, remote=remote, file_id=None))
@@ -368,8 +368,8 @@ def adopt(step: Step, shard: ShardRow, batch: RemoteBatch, reason: str = "") -> 
 def _turn(step: Step, shard: ShardRow) -> float:
     """Return the seconds to wait before the shard may be created; 0 if it may be created now.
 
-    If batches have no labels, an account has one create at a time. A lost answer takes half an hour or more
-    to resolve; until then, only the store is read, not the provider.
+    If batches have no labels, an account has one create at a time. It takes half an hour or more to resolve a
+    lost response; until then, only the store is read, not the provider.
     """
     if step.api.abilities.labels:
         return 0.0
@@ -389,8 +389,8 @@ def _turn(step: Step, shard: ShardRow) -> float:
 
 def _create_failed(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow:
     about_file = shard.file_id is not None and _is_about_file(error)
-    # 1. the batch may exist: UNCERTAIN. In all other cases it certainly does not, so the shard is READY
-    # again. A conflict over the input file is one of these, since the server names what it refuses
+    # 1. the batch may exist: UNCERTAIN. In all other cases it does not exist, so the shard is READY again.
+    # This includes a conflict over the input file, since the server names what it refuses
     if error.maybe_billed and not about_file:
         now = step.wall
         return step.advance(
@@ -403,7 +403,7 @@ def _create_failed(step: Step, shard: ShardRow, error: ProviderError) -> ShardRo
     reason = f"its create was refused ({error.kind.value})"
     back = step.advance(shard, ShardState.READY, reason, tries=shard.tries)
     # 2. the quota of enqueued tokens, or a rate limit: all shards of the model wait together. A shard that
-    # exceeds the quota alone ends, and its items go into smaller ones
+    # exceeds the quota on its own ends, and its items go into smaller shards
     if error.code in refusals.QUOTA_CODES or error.kind is ErrorKind.RATE_LIMIT:
         if refusals.quota_refused(step, back, error, error.message):
             reason = "exceeds the quota of enqueued tokens; its requests are sent again in smaller batches"
@@ -415,7 +415,8 @@ def _create_failed(step: Step, shard: ShardRow, error: ProviderError) -> ShardRo
     # 4. a transient error: try again
     if error.kind in _TRANSIENT_KINDS:
         return step.retry_later(back, error)
-    # 5. the input file expired or was deleted: its name cannot be reused, so the items go into a new shard
+    # 5. the input file expired or was deleted: put the items into a new shard, since its name cannot be
+    # reused
     if error.kind is ErrorKind.CLIENT_ERROR and _input_is_gone(step, back):
         return step.discard(back, "its input file is gone; its requests are sent again", tried=True)
     # 6. any other refusal is final
@@ -423,7 +424,8 @@ def _create_failed(step: Step, shard: ShardRow, error: ProviderError) -> ShardRo
 
 
 def _is_about_file(error: ProviderError) -> bool:
-    """Whether the input file may be unknown or not ready yet: files and batches are different services."""
+    """Whether the input file may be unknown or not ready yet, since files and batches are separate
+    services."""
     if error.status == 404 or error.code == "no_such_file":
         return True
     return error.status in (400, 409, 422) and _FILE_NOT_YET.search(error.message) is not None
@@ -434,7 +436,7 @@ def _input_is_gone(step: Step, shard: ShardRow) -> bool:
         return False
     try:
         return step.api.find_file(_input_name(shard), step.limits.call_timeout) is None
-    except Exception as error:  # the refusal is taken as it is
+    except Exception as error:  # the original refusal applies
         step.ignored("search for an input file", error)
         return False
 

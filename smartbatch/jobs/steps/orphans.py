@@ -1,14 +1,14 @@
-"""The provider's list of batches, and batches in it that no shard expects: orphans and duplicates.
+"""The provider's list of batches, and unexpected batches in it: orphans and duplicates.
 
-An orphan is a batch of a shard that was given up (``DEAD``) and that exists nevertheless. Every list that is
-read for any reason is searched for orphans: by label, or by the size of a dead shard if batches have no
-labels. The step of the dead shard handles what was found: a proven orphan is cancelled while it runs, its
-paid answers are used for items that are still open, and an incident reports its cost.
+An orphan is a batch that exists although its shard was given up (``DEAD``). Every list that is read, for any
+reason, is searched for orphans: by label or, if batches have no labels, by the size of a dead shard. The dead
+shard's step handles them: a proven orphan is cancelled if it is running, its paid answers are used for items
+that are still open, and an incident reports its cost.
 
 A duplicate is a second batch of one shard. We send a shard's create once, but a proxy or a gateway may repeat
-it: the response to the first is lost, the second is answered, and both run. So the list is searched once
-after each create. A second batch with the shard's label is cancelled; without labels, one of the same size is
-examined when it has ended. An incident reports its cost.
+it: the response to the first request is lost, the second is answered, and both batches run. Therefore the
+list is searched once after each create. A second batch with the shard's label is cancelled; without labels, a
+batch of the same size is examined once it has ended. An incident reports its cost.
 
 Data at the provider is deleted when the user's retention period has passed, and never before.
 """
@@ -31,8 +31,8 @@ from smartbatch.jobs.steps.step import Step
 from smartbatch.providers.batch_api import RemoteBatch
 
 CLOCK_SLACK_SECONDS = 600.0
-"""Margin before the intent, by the provider's own clock, at which a search stops if the watermark has
-vanished from the list: a batch cannot have been created before its intent."""
+"""If the watermark has vanished from the list, a search stops this long before the intent, by the provider's
+clock: a batch cannot have been created before its intent."""
 MAX_LOOKUPS = 4  # lookups of a batch that could be ours before it counts as gone
 
 
@@ -76,7 +76,7 @@ def _long_before(batch: RemoteBatch, shard: ShardRow) -> bool:
 
 
 def find_orphans(step: Step, batches: Sequence[RemoteBatch]) -> None:
-    """Search ``batches`` for orphans of the job's dead shards, and note them on their shards.
+    """Search ``batches`` for orphans of the job's dead shards, and record them on the shards.
 
     Shards that have a candidate already or are no longer watched are skipped.
     """
@@ -104,7 +104,7 @@ def is_watched(step: Step, shard: ShardRow) -> bool:
 
 
 def died_recently(step: Step, shard: ShardRow) -> bool:
-    """Whether a dead shard was given up recently, so that a batch of it may still be running."""
+    """Whether a shard died recently, so that a batch of it may still be running."""
     return shard.died_at is not None and step.wall - shard.died_at < step.limits.orphan_watch
 
 
@@ -116,7 +116,8 @@ def has_label(batch: RemoteBatch, shard: ShardRow) -> bool:
 
 
 def unclaimed(step: Step, shard: ShardRow, batches: Sequence[RemoteBatch]) -> list[RemoteBatch]:
-    """Return batches without a label that could be the shard's: of its size, and of no other shard."""
+    """Return unlabelled batches that could be the shard's: they have its size and belong to no other
+    shard."""
     claimed = step.store.shards.claimed_batches(shard.scope, [batch.id for batch in batches])
     return [batch for batch in batches if _could_be(batch, shard, claimed)]
 
@@ -159,14 +160,16 @@ def watch_dead_shard(step: Step, shard: ShardRow) -> ShardRow:
         # 2. a list contained a batch that is, or could be, an orphan: handle it
         if shard.candidate is not None:
             return _handle_orphan(step, shard, shard.candidate)
-        # 3. an orphan may still appear: read the list, which notes orphans on their shards, this one included
+        # 3. an orphan may still appear: read the list, which records orphans on their shards, including this
+        # one
         if is_watched(step, shard):
             newer_than_intent(step, shard)
             fresh = step.store.shards.get(shard.id) or shard
             if fresh.candidate is not None:
                 return fresh
             return step.reschedule(fresh, step.limits.longest_pause, tries=0)
-        # 4. none can appear anymore: delete the input file (unless the fence did) and the local files
+        # 4. no orphan can appear anymore: delete the input file (unless the fence deleted it) and the local
+        # files
         if shard.file_id is not None and shard.fenced_at is None:
             step.api.delete_file(shard.file_id, step.limits.call_timeout)
     step.clear_files(shard)
@@ -209,7 +212,7 @@ def _handle_orphan(step: Step, shard: ShardRow, batch_id: str) -> ShardRow:
             return step.reschedule(shard, pause, tries=shard.tries + 1)
         if not nonces:
             report_unreadable(step, shard, batch)
-        # 7. its results carry other ids: it is foreign
+        # 7. its results have other ids: it is foreign
         if shard.nonce not in nonces:
             return _mark_foreign(step, shard, batch.id)
     # 8. it is the shard's: salvage it
@@ -247,7 +250,7 @@ def _salvage_orphan(step: Step, shard: ShardRow, batch: RemoteBatch) -> ShardRow
             totals.wasted,
         )
     step.clear_files(shard)
-    wasted = shard.reserved if totals.wasted is None else totals.wasted  # used answers are charged already
+    wasted = shard.reserved if totals.wasted is None else totals.wasted  # used answers are already charged
     cleaned_up = step.policy.retention is None
     return step.reschedule(shard, 0.0, cleaned_up=cleaned_up, batch_id=batch.id, reserved=wasted)
 
@@ -256,9 +259,9 @@ def _salvage_orphan(step: Step, shard: ShardRow, batch: RemoteBatch) -> ShardRow
 
 
 def search_duplicates_once(step: Step, shard: ShardRow, batch: RemoteBatch) -> RemoteProgress:
-    """Search once for duplicates of a shard's batch, when all are listed by now or the batch has ended.
+    """Search once for duplicates of a shard's batch, once all must be listed or the batch has ended.
 
-    A list that cannot be read delays nothing: it is tried again while the batch runs.
+    A list that cannot be read delays nothing: the search is repeated while the batch runs.
     """
     known = shard.remote
     age = step.wall - (shard.submitted_at or step.wall)
@@ -310,7 +313,7 @@ def _examine_suspect(step: Step, shard: ShardRow) -> ShardRow:
         # 2. it has results, but none can be read: read again a few times, then give up
         if not (nonces or gone) and batch is not None and batch.outputs and pause is not None:
             return step.reschedule(shard, pause, tries=shard.tries + 1)
-        # 3. its results carry the shard's ids: it is a duplicate, and an incident reports its cost
+        # 3. its results have the shard's ids: it is a duplicate, so report its cost as an incident
         if batch is not None and shard.nonce in nonces:
             twice = _report_cost(step, shard, batch)
     # 4. it is gone, unreadable, foreign, or reported: done
@@ -319,7 +322,8 @@ def _examine_suspect(step: Step, shard: ShardRow) -> ShardRow:
 
 
 def _report_cost(step: Step, shard: ShardRow, duplicate: RemoteBatch) -> float:
-    """Read a duplicate's results only for their cost; record it, and return it in USD, 0 if unknown."""
+    """Read a duplicate's results to determine their cost; record the cost and return it in USD, 0 if
+    unknown."""
     paths = collect.download_whole(step, shard, duplicate)
     reader = ResultReader(step, shard.submitted_at)
     totals = collect.ResultTotals()

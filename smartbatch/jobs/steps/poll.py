@@ -27,14 +27,14 @@ _LATE_NOTE = (
 )
 OVERDUE = "the batch takes too long"
 ANSWERED = "its requests were answered by a batch that was written off but turned out to exist"
-STUCK_CANCEL_SECONDS = 15 * 60.0  # time after a cancel in which a batch ends at all three providers
+STUCK_CANCEL_SECONDS = 15 * 60.0  # time after a cancel within which a batch ends at all three providers
 MIN_CANCEL_SECONDS = 10.0  # time a batch has to end after its cancel, however late its job is
 CANCEL_POLL_SECONDS = 1.0  # from a cancel to the next poll; later pauses grow with the time since the cancel
 MAX_REFUSED_BATCHES = 2
 """Batches refused at validation before their items fail, since a refusal costs nothing. After an error of the
 provider itself, items are sent as often as after any other error."""
 _UNREACHED = frozenset({ErrorKind.NETWORK_ERROR, ErrorKind.TIMEOUT})
-_VISIBILITY_POLLS = 4  # polls within the time after which a new batch is visible
+_VISIBILITY_POLLS = 4  # polls made before a new batch must be visible
 
 
 def poll(step: Step, shard: ShardRow) -> ShardRow:
@@ -53,7 +53,7 @@ def poll(step: Step, shard: ShardRow) -> ShardRow:
             raise
         return abandon(step, shard)
     # 2. we cancelled it long ago, and it is not reported as ended: abandon it. A cancel that failed is tried
-    # once more first. Without a deadline, wait for a provider that cannot be reached: requests in real time
+    # once more first. Without a deadline, wait for a provider that cannot be reached: real-time requests
     # would not reach it either
     if overdue and (batch is None or not batch.state.ended):
         if batch is not None and not shard.cancelled and step.policy.deadline is None:
@@ -66,7 +66,7 @@ def poll(step: Step, shard: ShardRow) -> ShardRow:
         return _vanished(step, shard)
     refusals.publish_enqueued(step, shard, ended=batch.state.ended)
     remote = _progress(orphans.search_duplicates_once(step, shard, batch), batch)
-    # 4. it has ended: its results are fetched next, or it failed as a whole
+    # 4. it has ended: fetch its results next, unless it failed as a whole
     if batch.state.ended:
         return _ended(step, shard, batch, remote)
     # 5. it is running: store its progress. After a cancel, poll sooner at first: most cancels take seconds
@@ -104,7 +104,7 @@ def _processed(step: Step) -> int:
 def cancel(step: Step, shard: ShardRow, reason: str, *, rescues: bool = True) -> ShardRow:
     """Cancel a batch. Its completed requests are used; nothing is sent again before it has ended.
 
-    The intent is stored first, so that after a crash the cancel is not attributed to somebody else.
+    The intent is stored first, so that after a crash the cancel is not attributed to someone else.
 
     Args:
         rescues: the batch's unanswered requests are then sent in real time.
@@ -216,7 +216,7 @@ def _ended(step: Step, shard: ShardRow, batch: RemoteBatch, remote: RemoteProgre
 
 
 def _record_turnaround(step: Step, shard: ShardRow, batch: RemoteBatch) -> None:
-    # the event is reported first: a listener may read the store before it learns from the event
+    # report the event first: a listener may read the store before it handles the event
     if shard.submitted_at is None:
         return
     now, cancelled_at = step.wall, shard.remote.cancel_sent_at
@@ -250,15 +250,16 @@ def _failed(step: Step, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
     if refusals.repeats_a_prompt(step, shard, f"{reason} {error.message}"):
         reason = "the provider failed the batch as a whole (text omitted because it repeats a prompt)"
         error = ProviderError(reason, kind=error.kind, code=error.code)
-    # 2. the quota of enqueued tokens: the items go into new shards later and lose no try
+    # 2. the quota of enqueued tokens was exceeded: the items go into new shards later, and this try does not
+    # count
     if batch.code in refusals.QUOTA_CODES:
         refusals.quota_refused(step, shard, batch.error, batch.reason)
         return step.discard(shard, reason, tried=False)
-    # 3. the account cannot be used: the same, once a person has resumed the job
+    # 3. the account cannot be used: likewise, once a person has resumed the job
     if error.kind in ACCOUNT_ERRORS:
         step.hold(error)
         return step.discard(shard, reason, tried=False)
-    # 4. the items were not refused too often before: they go into a new shard
+    # 4. the items have not been refused too often: they go into a new shard
     allowed = step.limits.max_tries if error.kind is ErrorKind.SERVER_ERROR else MAX_REFUSED_BATCHES
     if refusals.tries_of(step, shard) + 1 < allowed:
         return step.discard(shard, reason, tried=True)
@@ -267,7 +268,7 @@ def _failed(step: Step, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
 
 
 def _vanished(step: Step, shard: ShardRow) -> ShardRow:
-    # 1. the provider deletes batches of that age: treat it as ended
+    # 1. the provider deletes batches this old: treat it as ended
     if collect.results_may_be_deleted(step, shard):
         return step.advance(
             shard, ShardState.ENDED, "the provider no longer stores the batch", ended_at=step.wall

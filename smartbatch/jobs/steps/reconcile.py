@@ -39,19 +39,19 @@ def settle(step: Step, shard: ShardRow) -> ShardRow:
             f"in time: {len(missing):,} requests may have been billed and have no answer",
             shard,
         )
-    # 2. the results were cut, which proves nothing: download them again as long as they are stored
+    # 2. the results were cut off, which proves nothing: download them again while the provider stores them
     if missing and _was_cut(step, shard, read):
         return collect.fetch_cut_again(step, shard, read.size)
     # 3. items have no line although they may have been processed: download the results again, since they may
-    # have been incomplete; soon at first, then after longer pauses while more arrives or they look broken.
-    # Another download of the same size without new results confirms that the lines are missing
+    # have been incomplete; soon at first, then after longer pauses as long as more arrives or they appear
+    # broken. Another download of the same size without new results confirms that the lines are missing
     may_have_run = bool(missing) and _may_have_run(shard, rest, read.billed)
     has_results = collect.ended_by_itself(shard) or bool(shard.remote.outputs)
     pause = None if _is_confirmed(shard, read) else step.reread_pause(shard.remote.results_refetched)
     if may_have_run and pause is not None:
         return _fetch_again(step, shard, pause, read.size, len(missing))
-    # 4. they still have none: record an incident, since they may be paid for twice, unless the batch never
-    # had results
+    # 4. items still have no line: record an incident, since they may be paid for twice, unless the batch
+    # never had results
     if may_have_run and has_results:
         step.incident(
             "missing_items",
@@ -63,8 +63,7 @@ def settle(step: Step, shard: ShardRow) -> ShardRow:
     if may_have_run or shard.remote.results_gone:  # their cost is unknown and stays reserved
         unused += _lost_cost(step, shard, [item.ix for item in missing])
     unused += _lost_cost(step, shard, read.unknown)
-    # 5. the batch was cancelled by somebody else: record an incident, and hold the job until a person resumes
-    # it
+    # 5. someone else cancelled the batch: record an incident, and hold the job until a person resumes it
     elsewhere = _hold_if_cancelled_elsewhere(step, shard, rest)
     # 6. classify each item
     items = _classified(step, shard, rest, may_have_run=may_have_run, elsewhere=elsewhere)
@@ -82,7 +81,7 @@ def _lost_cost(step: Step, shard: ShardRow, ixs: Sequence[int]) -> float:
 
 
 def _paid_twice(step: Step, shard: ShardRow, read: collect.ResultTotals) -> float:
-    """Return the cost in USD of answers whose requests had another one already, and record an incident."""
+    """Return the cost in USD of answers to requests that already had one, and record an incident."""
     if not read.doubled:
         return 0.0
     detail = f"{read.doubled:,} requests had another answer already; the first one is used"
@@ -109,7 +108,7 @@ def _settle_with(
     """Store the classified items and the state of the shard, and report them.
 
     Args:
-        unused: USD that stay reserved, since they belong to no result.
+        unused: USD that stay reserved because they belong to no result.
         cost: USD of the results; ``None`` if they are gone.
     """
     before = step.store.jobs.get(step.job.id) or step.job
@@ -145,17 +144,17 @@ def _was_cut(step: Step, shard: ShardRow, read: collect.ResultTotals) -> bool:
     # 1. the results are gone or no longer stored, or the job is cancelled: use what arrived
     if shard.remote.results_gone or step.job.cancel_requested or collect.results_may_be_deleted(step, shard):
         return False
-    # 2. they end in the middle of a line: they were cut
-    # 3. they end with a complete line without a newline: they may have been cut there, unless the previous
-    # download had the same size. Some servers end their files without a newline
+    # 2. they end in the middle of a line: they were cut off
+    # 3. they end with a complete line without a newline: they may have been cut off there, unless the
+    # previous download had the same size. Some servers end their files without a newline
     return read.cut or (read.unended and read.size != shard.remote.results_size)
 
 
 def _is_confirmed(shard: ShardRow, read: collect.ResultTotals) -> bool:
-    """Whether two downloads lack the same lines, of a batch that has ended.
+    """Whether the batch has ended and two downloads of its results lack the same lines.
 
     A download that looks broken confirms nothing if the provider counts more answers than arrived: a gateway
-    may cut it at the same byte each time.
+    may cut it off at the same byte each time.
     """
     remote = shard.remote
     broken = read.uncertain and (remote.completed or 0) > read.billed
@@ -171,8 +170,8 @@ def _may_have_run(shard: ShardRow, rest: list[UnsettledItem], billed: int) -> bo
     if collect.ended_by_itself(shard) and not shard.cancelled:
         return True
     # 3. it expired or was cancelled. Some providers omit the lines of requests that were not processed, some
-    # write them, and some count them as failed. So items are missing only if other items are reported as
-    # unprocessed and these are not, or if the provider counts more successes than billed lines were read
+    # write them, and some count them as failed. Items are therefore missing only if other items are reported
+    # as unprocessed and they are not, or if the provider counts more successes than billed lines were read
     if any(item.verdict == "unrun" for item in rest):
         return True
     return (shard.remote.completed or 0) > billed
@@ -188,7 +187,7 @@ class _Outcomes:
 
 
 def _hold_if_cancelled_elsewhere(step: Step, shard: ShardRow, rest: Sequence[UnsettledItem]) -> bool:
-    """Hold the job if somebody cancelled its batch at the provider before all of it was processed."""
+    """Hold the job if someone cancelled its batch at the provider before all requests were processed."""
     if step.job.cancel_requested or shard.remote.cancel_sent_at is not None:
         return False
     unrun = [item for item in rest if item.verdict in ("unrun", None)]
@@ -241,7 +240,7 @@ def _classified(
                 continue
         unknown = item.verdict is None and (may_have_run or shard.remote.results_gone)
         end = partial(_end, step, item, unknown=unknown)
-        # 2. the results are gone, and it has no line: it fails as lost
+        # 2. the results are gone, and the item has no line: it fails as lost
         if shard.remote.results_gone and item.verdict is None:
             found.finals.append(end("failed", lost))
         # 3. the job is cancelled: it ends as cancelled
@@ -251,7 +250,7 @@ def _classified(
         # does not count
         elif isinstance(error, ParameterRejected) and refusals.may_have_sent(shard, error):
             found.untried.append(item.ix)
-        # 5. it has used up its tries: it fails, with its last error if there is one. A batch that somebody
+        # 5. it has used up its tries: it fails, with its last error if there is one. A batch that someone
         # else cancelled does not count as a try
         elif (
             item.tries + 1 >= step.limits.max_tries

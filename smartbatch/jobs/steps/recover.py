@@ -1,4 +1,4 @@
-"""Recovery of a create whose outcome is unknown: search, verify, fence, and only then send again.
+"""Recovery from a create with an unknown outcome: search, verify, fence, and only then send again.
 
 No provider has an idempotency key for batches, so a create whose response was lost is never repeated. Its
 batch is searched for by its label. If batches have no labels, it is searched for by its size and then
@@ -71,7 +71,7 @@ def search(step: Step, shard: ShardRow) -> ShardRow:
     if not step.api.abilities.labels:
         return _search_unlabelled(step, shard, newer)
     # 3. one or more batches have the shard's label: adopt the oldest, and cancel the others, which a proxy
-    # made by repeating the create
+    # created by repeating the request
     mine = [batch for batch in newer.batches if has_label(batch, shard)]
     if mine:
         oldest = min(reversed(mine), key=lambda batch: batch.created_at or math.inf)
@@ -115,8 +115,8 @@ def verify(step: Step, shard: ShardRow) -> ShardRow:
     # 3. its results carry the shard's ids: adopt it
     if shard.nonce in nonces:
         return adopt(step, shard, batch, "its results carry this shard's ids")
-    # 4. they do not: read them again a few times. The download may have been cut off or too early, or it may
-    # contain lines of other batches
+    # 4. they do not: read them again a few times. The download may have been cut off or made too early, or it
+    # may contain lines of other batches
     if (pause := step.reread_pause(shard.tries)) is not None:
         return step.reschedule(shard, pause, tries=shard.tries + 1)
     # 5. no line can be read: record an incident, because the requests may be paid for twice
@@ -220,9 +220,9 @@ def _waited(step: Step, shard: ShardRow, listed: float | None) -> float:
 def _elapsed(step: Step, since: float | None, recorded: float | None, listed: float | None) -> float:
     """Return the seconds since a moment that another process may have recorded.
 
-    The shorter of the times by our clock and by the provider's counts, because our clock may have been set in
-    the meantime and a server may report a wrong date. If our clock was set back to before that moment, only
-    the provider's counts; if the provider reports no time, only ours.
+    The shorter of the two times, by our clock and by the provider's, counts, because our clock may have been
+    set in the meantime and a server may report a wrong date. If our clock was set back to before that moment,
+    only the provider's counts; if the provider reports no time, only ours.
 
     Args:
         since: the moment by our clock.

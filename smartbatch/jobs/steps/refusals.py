@@ -1,20 +1,21 @@
-"""Batches that were refused before anything of them was processed, which costs nothing.
+"""Batches that were refused before any of their requests was processed, which costs nothing.
 
 - Some of their lines are wrong: these requests fail with the provider's reason, and the others are sent
   again.
 - They are too large for the server: their requests are sent again in shards of half the size until the server
-  accepts one. The limit is remembered for its account and model, for later jobs as well.
+  accepts one. The limit is remembered for the account and model, and also applies to later jobs.
 - Too many tokens are enqueued: providers limit the prompt tokens of one model in batches that have not ended.
-  They refuse a batch above that limit at its create, or minutes later during validation, so it is sent later.
+  They refuse a batch above that limit when it is created, or minutes later during validation, so it is sent
+  again later.
 
-A shard that alone exceeds the quota would be refused forever. It certainly does if the refusal names a
-limit below its tokens. It may if it is refused several times while no other batch of ours is enqueued: Gemini
-names no limit, and our count of tokens may be below the provider's. Then shards become smaller, and grow
-again with every batch that is accepted.
+A shard that alone exceeds the quota would be refused forever. It certainly exceeds the quota if the refusal
+names a limit below its tokens. It may do so if it is refused several times while no other batch of ours is
+enqueued: Gemini names no limit, and our count of tokens may be below the provider's. Then shards become
+smaller, and grow again with every batch that is accepted.
 
-Processes with other stores use the same quota. Each store publishes what it has enqueued, before a create and
-at each poll, and a create waits if all of them together leave no room for it (``shared`` in the settings).
-The provider may still refuse it, since other programs use the quota as well.
+Processes with other stores use the same quota. Each store publishes its number of enqueued tokens before a
+create and at each poll, and a create waits if all stores together leave no room for it (``shared`` in the
+settings). The provider may still refuse it, since other programs use the quota as well.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from smartbatch.providers.foreign_text import echoes, texts, without_echo
 from smartbatch.types import Result, Route
 
 OVER_LIMIT_NOTE = "exceeds a limit of the server; its requests are sent again in smaller batches"
-MIN_PROMPT_CHARS = 8  # shorter prompts are not searched for: single words occur in every error
+MIN_PROMPT_CHARS = 8  # shorter prompts are not searched for, since any error may contain a single word
 _LEFT_OUT = "(text omitted because it repeats a prompt)"
 
 
@@ -57,7 +58,7 @@ def sort_out(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow | No
         _halve(step, shard, exceeded)
         return step.discard(shard, OVER_LIMIT_NOTE)
     # 3. some lines are wrong: their requests fail, and the others are sent again. If all lines are wrong and
-    # the job may use real time, the refusal counts for the batch as a whole
+    # the job may use real time, the refusal applies to the whole batch
     if not lines or (step.falls_back and len(lines) == shard.size):
         return None
     dead = step.discard(
@@ -84,7 +85,7 @@ def _without_parameter(step: Step, shard: ShardRow, error: ParameterRejected) ->
 def may_have_sent(shard: ShardRow, error: ParameterRejected) -> bool:
     """Whether the shard's lines may contain the rejected parameter.
 
-    If so, the next batch omits one more parameter, so requests are sent again at most once for each.
+    If so, the next batch omits one more parameter, so requests are sent again at most once per parameter.
     """
     return any(name not in shard.remote.omitted for name, _ in error.omitted)
 
@@ -183,7 +184,7 @@ _ENQUEUED = (
 @frozen
 class _EnqueuedQuota:
     limit: float | None = None  # tokens; None if no refusal named a limit
-    until: float = 0.0  # Unix seconds until which shards of the model wait
+    until: float = 0.0  # Unix seconds; shards of the model wait until then
     refusals: int = 0  # in a row
     most: int | None = None  # requests per shard; None if no single shard exceeded the quota
 
@@ -213,7 +214,8 @@ def quota_wait(step: Step, shard: ShardRow) -> float:
 
 
 def publish_enqueued(step: Step, shard: ShardRow, *, ended: bool) -> None:
-    """Tell processes with other stores the number of enqueued tokens, without those of an ended batch."""
+    """Publish the number of enqueued tokens to processes with other stores, without an ended batch's
+    tokens."""
     if step.runtime.wiring.exchange_enqueued is not None:
         _exchange(step, sum(_ours(step, shard)) + (0 if ended else shard.tokens), 0)
 
@@ -246,7 +248,7 @@ def _store_name(step: Step) -> str:
 
 
 def quota_refused(step: Step, shard: ShardRow, error: ProviderError | None, reason: str | None) -> bool:
-    """Remember a refusal: the limit it names, and a pause that grows while others use the quota.
+    """Record a refusal: the limit it names, and a pause that grows while others use the quota.
 
     Returns:
         True if the shard would be refused again, so that its items must be cut into smaller shards.
@@ -263,8 +265,8 @@ def quota_refused(step: Step, shard: ShardRow, error: ProviderError | None, reas
     )
     # 1. the shard exceeds the limit in the refusal, or the known one: it would be refused again
     too_large = shard.tokens > enqueued_token_limit(step, named)
-    # 2. it was refused several times with nothing else of ours enqueued: the same, and shards of the model
-    # get half its size
+    # 2. it was refused several times with no other batch of ours enqueued: likewise, and halve the size of
+    # the model's shards
     if not too_large and shard.size > 1 and refusals >= REFUSALS_ALONE and not _ours(step, shard):
         too_large, refusals, most = True, 0, max(1, shard.size // 2)
     # 3. otherwise others use the quota: the shard will be accepted later

@@ -29,11 +29,11 @@ from smartbatch.providers.foreign_text import without_echo
 from smartbatch.types import Answer, Kind, Result, Route, Usage, answer_fields
 
 PAGE_LINES = 1000  # per transaction
-PAGE_BYTES = 8 << 20  # lines, and the requests they answer, in memory at a time
+PAGE_BYTES = 8 << 20  # lines in memory at a time, with the requests they answer
 MAX_LINE_BYTES = 64 * 2**20
-"""Longest line: far above any answer (128,000 tokens are some 512 kB, 3,072 floats some 60 kB), and small
+"""Longest line: far above any answer (128,000 tokens are about 512 kB, 3,072 floats about 60 kB), and small
 enough to hold in memory."""
-_TAIL_BYTES = 4096  # of the end of a file; they show whether it ends with a newline
+_TAIL_BYTES = 4096  # bytes at the end of a file that show whether it ends with a newline
 _OUTCOMES = {LineOutcome.FAILED: "failed", LineOutcome.RETRY: "again", LineOutcome.UNRUN: "unrun"}
 _BOM = b"\xef\xbb\xbf"
 
@@ -83,7 +83,7 @@ class OddLines:
 
 @frozen
 class ResultLine:
-    position: int  # of the request in the shard
+    position: int  # position of the request in the shard
     line: Line = field(repr=False)
     digest: bytes  # of the line's bytes
     size: int  # bytes

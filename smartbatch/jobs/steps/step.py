@@ -112,7 +112,7 @@ class Step:
     # -- changes of a shard ----------------------------------------------------------------------------------
 
     def advance(self, shard: ShardRow, to: ShardState, reason: str = "", **changes: Any) -> ShardRow:
-        """Commit a change of state and report it; the next step is due now unless ``changes`` has a time."""
+        """Commit a change of state and report it; the next step is due now unless ``changes`` sets a time."""
         moved = self.store.shards.advance(
             self.lease, shard, to, **{"due_at": self.wall, "tries": 0, "note": None, **changes}
         )
@@ -143,7 +143,8 @@ class Step:
     def retry_later(
         self, shard: ShardRow, error: ProviderError, *, at_least: float = 0.0, note: str = "", **changes: Any
     ) -> ShardRow:
-        """Commit that a remote call failed and is repeated after a growing pause of ``at_least`` seconds.
+        """Record that a remote call failed, and repeat it after a growing pause of at least ``at_least``
+        seconds.
 
         ``note`` replaces the error's own message.
         """
@@ -192,7 +193,8 @@ class Step:
         return dead
 
     def give_up(self, shard: ShardRow, error: SmartbatchError, note: str, *, tried: bool = False) -> ShardRow:
-        """End a shard that was refused for good: send its items in real time if allowed, else fail them."""
+        """End a shard that was refused permanently: send its items in real time if allowed, else fail
+        them."""
         if self.falls_back:
             return self.discard(shard, note, tried=tried, to=ItemState.REALTIME)
         dead = self.store.shards.fail(self.lease, shard, encode_error(error), note=note, at=self.wall)

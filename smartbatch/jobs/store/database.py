@@ -3,7 +3,7 @@
 Statements are written once, with ``?`` for every value and these words for the differences between dialects:
 
 - ``{numbers}``, ``{texts}``: a set of values given as one parameter, a list;
-- ``{for_update}``, ``{skip_locked}``: lock the row for this transaction, if rows have locks.
+- ``{for_update}``, ``{skip_locked}``: lock the row for this transaction, if the database has row locks.
 
 The states of items, jobs and shards are also such words: ``{open}``, ``{done}``, ``{settled}`` and so on.
 Jobs and shards store a string, items a number, because there may be millions of them. Text from users is
@@ -33,8 +33,8 @@ that the index is used."""
 
 Row = tuple[Any, ...]
 _T = TypeVar("_T")
-POSITION_BITS = 32  # of an item's number: its position in the job
-PAGE_BYTES = 8 << 20  # content read at a time, so that prompts and answers of any length need little memory
+POSITION_BITS = 32  # bits of an item's number that contain its position in the job
+PAGE_BYTES = 8 << 20  # read at a time, so that prompts and answers of any length need little memory
 _MASK = (1 << POSITION_BITS) - 1
 DAMAGES: Final = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 """Errors that parsing damaged records can raise."""
@@ -74,9 +74,9 @@ class Transaction(Reader, Protocol):
     def at_commit(self, statement: str, *values: Any) -> None:
         """Run a statement at the end of this transaction, in the same round trip as its commit.
 
-        For rows that many transactions change: they are locked no longer than a commit takes. The first
-        values must be the key of the row: statements run in key order, so that two committing transactions
-        never wait for each other.
+        Use this for rows that many transactions change: they are locked no longer than a commit takes. The
+        first values must be the key of the row: statements run in key order, so that two committing
+        transactions never wait for each other.
         """
         ...
 
@@ -91,7 +91,7 @@ class Database(Reader, Protocol):
     Each method may raise ``StoreError``: the database is unavailable.
     """
 
-    place: str  # path or address, for people
+    place: str  # path or address, for display
 
     def open(self) -> None:
         """Create missing tables, and check their version."""
@@ -117,11 +117,12 @@ class Database(Reader, Protocol):
         ...
 
     def reclaim(self) -> None:
-        """Return the space of deleted rows to the system, as far as the database can; takes a while."""
+        """Return the space of deleted rows to the system, as far as the database can; this may take a
+        while."""
         ...
 
     def give_up(self) -> None:
-        """Make everything fail that waits for the database, now and later; close it afterwards."""
+        """Make every current and later wait for the database fail; close it afterwards."""
         ...
 
     def close(self) -> None:
@@ -129,10 +130,10 @@ class Database(Reader, Protocol):
         ...
 
     def abandon(self) -> None:
-        """Drop all connections without a word to the server.
+        """Drop all connections without notifying the server.
 
-        In a forked child, they belong to the parent. In the process that opened them, they are cut as by its
-        death.
+        In a forked child, they belong to the parent. In the process that opened them, this has the effect of
+        its death.
         """
         ...
 
@@ -213,7 +214,7 @@ def record_of(kind: type[_Record], stored: str) -> _Record:
     """Parse the record written by :func:`record_text`.
 
     Raises:
-        StoreError: it is damaged, or a newer release wrote it: this release might ignore its decisions.
+        StoreError: it is damaged, or a newer release wrote it, whose decisions this release might ignore.
     """
     try:
         fields = json.loads(stored)

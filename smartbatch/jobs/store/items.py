@@ -186,8 +186,8 @@ class ItemTable:
     ) -> list[_T]:
         """Return the next page by a column, skipping gaps.
 
-        A result that seemed missing may be stored while this looks behind the gap. Since results are stored
-        in the order of ``seq``, it is then found on the second try.
+        A result that seemed missing may be stored while this method looks beyond the gap. Since results are
+        stored in the order of ``seq``, it is then found on the second try.
         """
         order, past = f"r.{column}", min(first + limit, end)
         page = read(order, first, past)

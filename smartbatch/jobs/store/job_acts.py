@@ -1,7 +1,7 @@
 """Actions of users from any process: actions on jobs, and pauses and limits of models.
 
 No action needs a lease, and each is recorded in the transaction that performs it. Actions have consecutive
-numbers, by which processes notice new ones: a process that has read one has missed none before it; see
+numbers, so that processes notice new ones: a process that has read an action has missed none before it; see
 :mod:`smartbatch.jobs.actions`. The owner of a job reads the job's row again before each decision that depends
 on it.
 """
@@ -45,7 +45,7 @@ from smartbatch.jobs.store.database import (
 from smartbatch.jobs.store.outcomes import job_number
 from smartbatch.jobs.store.schema import JOBS, job_row, maker
 
-MAX_NAMED_ROWS = 500  # per incident
+MAX_NAMED_ROWS = 500  # rows per incident
 _FAILED = """SELECT r.no, r.cost, r.body, e.no IS NOT NULL FROM result r
     LEFT JOIN follower f ON f.no = r.no LEFT JOIN earlier_tries e ON e.no = r.no
     WHERE r.outcome = 'failed' AND f.no IS NULL AND r.no >= ? AND r.no < ?{those} ORDER BY r.no LIMIT ?"""
@@ -58,7 +58,7 @@ _COPY_RESULTS = """INSERT INTO earlier_result (no, seq, outcome, digest, cost, b
     SELECT no, seq, outcome, digest, cost, body, ? FROM result WHERE no IN {numbers}"""
 _RESUME = """UPDATE job SET state = CASE WHEN state = {done} THEN {active} ELSE state END, finished_at = NULL,
     failed = failed - ?, cancel_requested = 0, policy = ? WHERE no = ?"""
-TRIM_INTERVAL = 50  # old actions are deleted each time this many have been added
+TRIM_INTERVAL = 50  # old actions are deleted whenever this many have been added
 _ACTS = "SELECT no, at, who, name, target, job_id, count, left_out, detail FROM act "
 
 
@@ -68,7 +68,7 @@ class FailedRow:
 
     ix: int
     cost: float | None  # USD; None if unknown
-    body: bytes = field(repr=False)  # its result
+    body: bytes = field(repr=False)  # body of its result
     tried: bool  # earlier tries were billed
 
 
@@ -174,8 +174,8 @@ class JobActs:
     ) -> tuple[int, int]:
         """Run failed rows, and rows that share their results, again; in one transaction.
 
-        Their results are kept next to the current ones, their cost is still counted, and their tries start
-        from zero: in a batch if they were in one, otherwise in real time. A deadline that has passed is
+        Their results are kept alongside the new ones, their cost still counts, and their tries start from
+        zero. They run in a batch if they were in one, otherwise in real time. A deadline that has passed is
         removed. Incidents list rows that may be paid for twice.
 
         Args:

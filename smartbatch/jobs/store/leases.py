@@ -41,14 +41,14 @@ RENEW = "UPDATE job SET lease_until = ? WHERE id = ? AND epoch = ? AND owner = ?
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-MAX_ID_TRIES = 100  # the second one is needed once in 2**64
+MAX_ID_TRIES = 100  # a second attempt is needed once in 2**64 cases
 
 
 class LeaseTable:
     """Leases of jobs.
 
     Args:
-        owner: of this store object.
+        owner: the owner that this store object represents.
         counted: called with a job's id and its new counts after each commit that stores results.
     """
 
@@ -75,13 +75,13 @@ class LeaseTable:
     def claim(self, job_id: str, seconds: float, *, unknown: bytes | None = None) -> JobLease | None:
         """Take a job for ``seconds``; return ``None`` if it does not exist or has a living owner.
 
-        An owner is alive if its lease has not expired by the database's clock, unless the system knows that
-        its process died.
+        An owner is alive if its lease has not expired by the database's clock, unless the operating system
+        knows that its process died.
 
         Args:
-            unknown: body of the failed result for items found ``IN_FLIGHT``, for a job that must not send
-                requests again whose outcome is unknown. Otherwise these items become ``REALTIME`` with one
-                more try. An incident reports them in both cases.
+            unknown: body of the failed result for items found ``IN_FLIGHT``, if the job must not repeat
+                requests with an unknown outcome. Otherwise these items become ``REALTIME`` with one more try.
+                An incident reports them in both cases.
         """
         me = self._owner.enter()
 
@@ -190,7 +190,7 @@ class OwnerLocks(Protocol):
         ...
 
     def take(self, owner: str) -> bool:
-        """Take the lock of ``owner`` as the own one; return false if it is taken.
+        """Take the lock of ``owner`` for this store object; return false if another process holds it.
 
         Raises:
             StoreError: locks cannot be taken.
@@ -198,19 +198,19 @@ class OwnerLocks(Protocol):
         ...
 
     def ensure(self) -> None:
-        """Check that the own lock is still held, and take it again if not."""
+        """Check that this store object's lock is still held, and take it again if not."""
         ...
 
     def alive(self, owner: str) -> bool:
-        """Return false only if the system knows that the owner is dead."""
+        """Return false only if the operating system knows that the owner is dead."""
         ...
 
     def leave(self) -> None:
-        """Release and delete the own lock."""
+        """Release and delete this store object's lock."""
         ...
 
     def abandon(self) -> None:
-        """Drop the own lock silently: a forked child closes only its copy."""
+        """Drop this store object's lock silently: a forked child closes only its copy."""
         ...
 
     def sweep(self, known: Collection[str]) -> None:
@@ -235,7 +235,7 @@ class Owner:
         self._locks.require_folder()
 
     def enter(self) -> str:
-        """Return the own id; on first use, take its lock and store its row."""
+        """Return this owner's id; on first use, take its lock and store its row."""
         with self._entering:
             if self.id is None:
                 self.id = self._enter()
@@ -280,7 +280,7 @@ class Owner:
         return owner is not None and self._locks.alive(owner)
 
     def leave(self) -> None:
-        """Release all jobs and the own lock."""
+        """Release all jobs and this owner's lock."""
         own, self.id = self.id, None
         try:
             if own is not None:
@@ -291,8 +291,8 @@ class Owner:
             self._locks.leave()
 
     def abandon(self) -> None:
-        """In a forked child, forget the own id without touching the parent's lock."""
-        self._entering = threading.Lock()  # a thread of the parent may have held it
+        """In a forked child, forget this owner's id without touching the parent's lock."""
+        self._entering = threading.Lock()  # a thread of the parent may have held the lock
         self.id = None
         self._locks.abandon()
 

@@ -45,7 +45,7 @@ MAX_NAMED_ROWS = 64  # rows that an incident lists; a client usually has fewer i
 PAGE_FOLLOWERS = 10_000  # followers that end by one statement
 ItemAt = tuple[int, int | None]  # state and shard of an item, as numbers
 _COUNTED = ("succeeded", "failed", "cancelled", "cost", "realtime_cost", "unpriced", *DEFECTS)
-_TINY = 1e-9  # USD by which sums of floats may be inexact: less than the price of a token
+_TINY = 1e-9  # USD of rounding error allowed in sums of floats: less than the price of a token
 
 # -- counts and money ----------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The tables of a store, and the conversion of rows to records.
 
-The number of an item is ``job number * 2**32 + position``, so that one column contains both, in order. What
-is written once (requests, parameters) is separate from what changes, so that a change of state writes few
+The number of an item is ``job number * 2**32 + position``, so that one column contains both, in order. Data
+written once (requests, parameters) is separate from data that changes, so that a change of state writes few
 bytes. Text from users and providers is stored as bytes, since text columns reject some characters.
 """
 
@@ -44,7 +44,7 @@ from smartbatch.jobs.store.database import (
 from smartbatch.types import Usage
 
 _T = TypeVar("_T", bound=AttrsInstance)
-VERSION = 1  # of the tables below, recorded in each store
+VERSION = 1  # version of the tables below, recorded in each store
 
 TABLES = (
     # jobs being stored or deleted, whose items belong to no row of the table job

@@ -77,7 +77,7 @@ class ShardTable:
         """Return the ids that belong to a shard of this store, or that a shard is verifying as its own.
 
         Candidates of dead shards are not claimed, since a shard that searches for its batch has precedence.
-        Neither are batches that another shard found to be foreign, since they may belong to a third one.
+        Nor are batches that another shard found to be foreign, since they may belong to a third shard.
         """
         ids = list(batch_ids)
         rows = self.db.rows(_BATCHES_OWN, scope, ids, ids) if ids else []

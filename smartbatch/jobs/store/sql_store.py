@@ -55,12 +55,12 @@ class SqlStore:
 
     Args:
         spool: folder for temporary files.
-        wall: Unix seconds, where machines need not agree.
+        wall: Unix seconds; machines need not agree on them.
         rng: random numbers for ids of owners.
         counted: called with a job's id and its new counts after each commit that stores results.
 
     Attributes:
-        place: the path, or the DSN without its password, for people.
+        place: the path, or the DSN without its password, for display.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class SqlStore:
         return self.spool
 
     def give_up(self) -> None:
-        """Make whatever waits for the database fail at once, because it hangs and the process must end.
+        """Make every wait for the database fail at once, because it hangs and the process must end.
 
         Jobs owned by this store are released when the process ends or its leases expire.
         """
@@ -127,9 +127,9 @@ class SqlStore:
         self._db.close()
 
     def abandon(self) -> None:
-        """Drop connections, locks and leases without a word: in a forked child, since they are the parent's.
+        """Drop connections, locks and leases silently: in a forked child, because they belong to the parent.
 
-        In the process that opened the store, this leaves it as a killed process would.
+        In the process that opened the store, this leaves the store as a killed process would.
         """
         self._owner.abandon()
         self._db.abandon()
@@ -152,8 +152,8 @@ def open_store(
             ``?schema=name`` (default ``smartbatch``). ``None`` is :func:`default_place`.
         wall: Unix seconds.
         rng: random numbers for ids of owners.
-        counted: as for :class:`SqlStore`.
-        database: further arguments of the database, for tests.
+        counted: see :class:`SqlStore`.
+        database: further arguments for the database, used by tests.
 
     Raises:
         StoreError: it cannot be opened; the text says why and what to do, and never contains the password.
@@ -214,7 +214,7 @@ def check_place(place: str) -> None:
     """Check the name of a store without opening it.
 
     Raises:
-        ConfigError, StoreError: as :func:`open_store`, judging by the name and the installed packages.
+        ConfigError, StoreError: as for :func:`open_store`, judged by the name and the installed packages.
     """
     if is_server(address := resolved_place(place)):
         Address.of(address)

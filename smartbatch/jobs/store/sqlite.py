@@ -27,8 +27,8 @@ from smartbatch.jobs.records import StoredCounts
 from smartbatch.jobs.store.database import STATES, Database, Row, Transaction
 from smartbatch.jobs.store.schema import create_tables, has_tables
 
-BUSY_SECONDS = 10.0  # time that a write waits for other writers
-RETRY_SECONDS = 0.1  # of these, in one wait of SQLite; between two of them, a closed store stops waiting
+BUSY_SECONDS = 10.0  # how long a write waits for other writers
+RETRY_SECONDS = 0.1  # of a single wait in SQLite; after each, a closed store stops waiting
 APPLICATION_ID = 0x736D6A62  # "smjb" in the file's header marks it as a store of jobs
 MIN_SQLITE = (3, 35, 0)  # the first version with RETURNING
 MAX_CHECKED_BYTES = 8 << 20
@@ -134,7 +134,7 @@ class SqliteDatabase(Database):
             lock_file(lock, wait=True)  # other processes hold it for a few milliseconds
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(self.place, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            check_own(self.place)  # anybody may have put an empty file there
+            check_own(self.place)  # anyone may have put an empty file there
             self._opened(alone=True)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{self.place}.new")
@@ -149,7 +149,7 @@ class SqliteDatabase(Database):
         [(application,)] = connection.execute("PRAGMA application_id")
         [(version,)] = connection.execute("PRAGMA user_version")
         if not tables and application == version == 0:
-            if not alone:  # it is empty: new, or its creator died at once
+            if not alone:  # it is empty: new, or its creator died immediately
                 return "unmade"
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("VACUUM")  # otherwise it has no effect once the file has its first page
@@ -251,7 +251,7 @@ class SqliteDatabase(Database):
             raise self._explained(error) from None
 
     def _explained(self, error: Exception) -> StoreError:
-        """Return an error for people; after a sign of damage, nothing more is written."""
+        """Return an error for the user; after a sign of damage, nothing more is written."""
         problem = explained(error, self.place, self._busy_timeout)
         if is_damage(error):
             self._damage = str(problem)
@@ -273,7 +273,7 @@ class SqliteDatabase(Database):
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def give_up(self) -> None:
-        self._closed = True  # whoever waits for a lock checks this
+        self._closed = True  # a thread that waits for a lock checks this
 
     def close(self) -> None:
         self._closed = True

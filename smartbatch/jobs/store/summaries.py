@@ -30,13 +30,13 @@ from smartbatch.jobs.store.schema import maker
 from smartbatch.jobs.summary_records import ErrorGroup, Failures, Spending, StoredDecision
 from smartbatch.types import Route
 
-MAX_DECISIONS = 2_000  # stored decisions on lists in real time; those on jobs are stored as long as the job
-MAX_GROUPS = 500  # stored groups of errors, those seen last
+MAX_DECISIONS = 2_000  # stored decisions on real-time lists; a job's decision is stored as long as the job
+MAX_GROUPS = 500  # stored groups of errors: the most recent ones
 MAX_GROUPS_PER_WRITE = 20  # further errors of one transaction are counted as one group per kind
 TRIM_INTERVAL = 20  # jobs after which old rows are deleted; requests in real time delete some with each write
 MAX_TRIMMED_GROUPS = 1_000  # groups that are deleted at once
 HOUR = 3600.0
-MAX_SPENDING_HOURS = 14 * 24  # for which spending is stored
+MAX_SPENDING_HOURS = 14 * 24  # period for which spending is stored
 SPENDING_PARTS = 8  # rows over which the spending of an hour, model and route is spread
 MAX_SPENDING_ROWS = 20_000  # read at once
 
@@ -186,7 +186,7 @@ def add_results(
     counts: Iterable[StoredCounts],
     at: float,
 ) -> None:
-    """Add spending and errors of a job's results. The ``ix`` of a result for many items is that of one."""
+    """Add spending and errors of a job's results. A result for many items has the ``ix`` of one of them."""
     spent = [
         Spending(
             each.model,
