@@ -1,4 +1,4 @@
-"""The parts of a dashboard page, and the query that it answers."""
+"""A dashboard page and the request for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attrs import field, frozen
 from smartbatch.dashboard.source import Source
 from smartbatch.views.model import Link, Links, View
 
-DEFAULT_REFRESH_SECONDS = 1.5  # between updates of an open page, so that changes show within two seconds
+DEFAULT_REFRESH_SECONDS = 1.5  # between updates of an open page: changes appear within two seconds
 _MAX_DIGITS = 18  # in a number from an address, so that a database accepts it
 Granted: TypeAlias = Literal["all", "read"]
 """What a visitor may do: view and act, or view only."""
@@ -69,7 +69,7 @@ def pages_of(
     """Return the links between the pages of a list of ``what``.
 
     Args:
-        name: the value in the address that names a page.
+        name: the query parameter that selects a page.
         older: its value for the next page; ``None`` on the last page.
     """
     links = []

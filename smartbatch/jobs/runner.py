@@ -1,10 +1,10 @@
-"""Runs job items in real time: claimed in small portions, stored in groups, one commit per group.
+"""Runs job items in real time: claims them in small portions and stores their results in groups.
 
-One thread claims items and submits them. The other stores results and, in the same transaction, claims as
-many items if it is still their job's turn. In between, items take the client's ordinary path of a request,
-with its queue, limits, retries and checks. An item is in flight in the store before it is submitted, and a
-result is stored before anybody sees it. While results cannot be stored, nothing is sent: answers that arrive
-stay in memory, and items that have not started are recalled.
+One thread claims items and submits them. The other stores each group of results in one transaction, which
+also claims an equal number of items if it is still the turn of their job. In between, items pass through the
+client like any other request, with its queue, limits, retries and checks. The store marks an item as in
+flight before it is submitted, and a result is stored before any caller receives it. While results cannot be
+stored, nothing is sent: answers that arrive stay in memory, and items that have not started are recalled.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from smartbatch.types import Result
 MAX_STORE_PAUSE_SECONDS = 10.0
 """Longest pause between tries to store results, which are paid for and exist only in memory."""
 MAX_LAST_PAUSE_SECONDS = 1.0
-"""The same while the runner is closing."""
+"""Longest pause between these tries while the runner is closing."""
 IDLE_SECONDS = 30.0
 """Seconds without a job after which the threads end; the next job starts them again."""
 HALT_WAIT_SECONDS = 1.0
@@ -67,8 +67,8 @@ class RealtimeRunner:
     """Runs the items of this process's jobs that are sent in real time."""
 
     _runtime: JobRuntime
-    # the limit of a job's items in flight, shared with the other jobs that have it: if this process dies,
-    # that many may be sent twice
+    # the limit on a job's items in flight, which several jobs may share; if this process dies, up to that
+    # many may be sent twice
     _limit_of: Callable[[JobRow], ItemLimit] = field(kw_only=True)
     # whether a job must never exceed that limit
     _is_capped: Callable[[JobRow], bool] = field(default=lambda _: False, kw_only=True)
@@ -139,8 +139,10 @@ class RealtimeRunner:
                 self._wiring.drop(future)
 
     def withdraw(self, job_id: str) -> bool:
-        """Send nothing more of a job and recall it; return whether nothing of it is in flight. Otherwise
-        ``done`` is called later."""
+        """Send no more items of a job and recall its calls; return whether none of its items is in flight.
+
+        Otherwise ``done`` is called later.
+        """
         with self._monitor:
             job = self._jobs.get(job_id)
             if job is None:
@@ -169,12 +171,12 @@ class RealtimeRunner:
         return False
 
     def resume(self, job_id: str) -> None:
-        """Claim items of a job at once although it waited, after its row was read again."""
+        """Claim items of a paused job at once, after its row was reread."""
         with self._monitor:
             job = self._jobs.get(job_id)
             if job is not None:
                 job.wanting, job.is_current, job.short, job.resumes_at = True, False, False, -math.inf
-                job.stop = None  # whoever resumes it wants the rest sent
+                job.stop = None  # resuming it means that the rest is to be sent
                 self._monitor.notify()
 
     def forget(self, job_id: str) -> None:
@@ -194,7 +196,7 @@ class RealtimeRunner:
 
     @property
     def problem(self) -> str | None:
-        """Why no results can be stored, for users; ``None`` if they can."""
+        """Why results cannot be stored, for users; ``None`` if they can."""
         return self._health.problem
 
     def on_own_thread(self) -> bool:
@@ -204,7 +206,7 @@ class RealtimeRunner:
     def halt(self) -> None:
         """Submit nothing more and recall everything: the first half of a stop.
 
-        This waits for a submission in progress, so that its call can be recalled, too: after this returns, no
+        This waits for a submission in progress, so that its call can be recalled too: after this returns, no
         call of a job starts.
         """
         with self._monitor:
@@ -217,7 +219,7 @@ class RealtimeRunner:
     def finish(self, grace: float) -> UnstoredAnswers:
         """Store results for up to ``grace`` seconds, close, and return what could not be stored.
 
-        It waits for a claim in progress, whose items are not sent.
+        This waits for a claim in progress, whose items are not sent.
         """
         with self._monitor:
             self._closing = True
@@ -246,7 +248,7 @@ class RealtimeRunner:
                 self._started.add(name)
 
     def _idles_locked(self, name: str, monitor: Monitor) -> bool:
-        """Wait for work; return True if there was no job for so long that the thread with that name ends."""
+        """Wait for work; return True if the thread with that name is to end after a long idle time."""
         idle = not self._jobs and not self._turns.under_way.total()
         if monitor.wait(IDLE_SECONDS if idle else None, idle=idle) or self._jobs or self._verdicts:
             return False
@@ -273,13 +275,13 @@ class RealtimeRunner:
         """Wait for items to submit; return their job and a function that returns the items."""
         with self._monitor:
             while True:
-                # 1. items were claimed together with results; at the end they are recalled
+                # 1. items were claimed together with results; after a halt they are recalled
                 if self._claimed:
                     job, items = self._claimed.popleft()
                     return job, partial(tuple, items)
                 if self._halted:
                     return None
-                # 2. results cannot be stored, or too many items are in flight: a stored result wakes us
+                # 2. results cannot be stored, or too many items are in flight: storing a result ends the wait
                 now = self._clock.now()
                 turn = math.inf if self._health.is_stuck else self._turns.following(now)
                 # 3. it is a job's turn
@@ -287,7 +289,7 @@ class RealtimeRunner:
                     self._claiming = turn.job
                     self._turns.begin(turn)
                     return turn.job, partial(self._claim, turn)
-                # 4. all jobs with items are paused: wait until the first of them resumes
+                # 4. all jobs that have items are paused: wait until the first one resumes
                 if turn < math.inf:
                     self._monitor.wait(turn - now)
                 elif self._idles_locked(_CLAIMS, self._monitor):
@@ -298,7 +300,7 @@ class RealtimeRunner:
         job, items, publishes_done = turn.job, list[StoredItem](), True
         try:
             with self._monitor:
-                job.is_current = True  # set before its row is read, because a recall may arrive then
+                job.is_current = True  # before its row is read, because a recall may arrive meanwhile
             row = self._store.jobs.get(job.lease.job_id)
             held = row is None or row.state is not JobState.ACTIVE or row.cancel_requested
             if row is None or held or self._runtime.pause_of(row.model) is not None:
@@ -319,7 +321,7 @@ class RealtimeRunner:
         return items
 
     def _submit(self, job: RealtimeJob, items: Sequence[StoredItem]) -> None:
-        """Submit claimed items one by one. Those that the budget has no room for fail, or wait."""
+        """Submit claimed items one by one. Items that exceed the budget fail or wait."""
         refused = self._reserve(job, job.budget, items) if items and job.budget else {}
         for item in items:
             if item.ix in refused:
@@ -330,7 +332,7 @@ class RealtimeRunner:
     def _reserve(
         self, job: RealtimeJob, budget: JobBudget, items: Sequence[StoredItem]
     ) -> dict[int, Verdict]:
-        """Reserve what items can cost; return the verdicts on those that the budget has no room for."""
+        """Reserve the maximum cost of items; return the verdicts on those that exceed the budget."""
         try:
             refused = budget.reserve(items)
         except BaseException as error:  # nothing is reserved, so nothing is submitted
@@ -397,11 +399,11 @@ class RealtimeRunner:
     def _take_verdict(self, job: RealtimeJob, ix: int, verdict: Verdict) -> None:
         with self._monitor:
             self._verdicts.append((job, ix, verdict))
-            if _RESULTS not in self._started:  # it ended at the very moment a job was dropped
+            if _RESULTS not in self._started:  # the thread ended just as a job was dropped
                 self._start_locked()
             self._inbox.notify()
             stuck = verdict.is_answer and self._health.is_stuck
-        if stuck:  # here, because the threads of this class may be waiting for the store
+        if stuck:  # on this thread, because those of this class may be waiting for the store
             self._recall_all()
 
     def _recall_all(self) -> None:
@@ -413,7 +415,7 @@ class RealtimeRunner:
     def _claim_failed(self, job: RealtimeJob, error: BaseException) -> None:
         with self._monitor:
             if self._closed and isinstance(error, StoreError):
-                return  # it outlived the grace of a stop, which closed the store: nothing is wrong here
+                return  # it outlived the grace period of a stop, which closed the store: not an error
             job.failures += 1
             job.wanting = True
             first = job.failures == 1
@@ -442,8 +444,10 @@ class RealtimeRunner:
                 self._all_stored()
 
     def _gather(self, tries: int) -> bool:
-        """Collect the verdicts to store: those that arrived while a group was stored are the next group.
-        False at the end."""
+        """Collect the verdicts to store, which arrived while the last group was being stored.
+
+        False when there is nothing left to do.
+        """
         with self._inbox:
             if tries and not self._closed:
                 longest = MAX_LAST_PAUSE_SECONDS if self._closing else MAX_STORE_PAUSE_SECONDS
@@ -464,7 +468,7 @@ class RealtimeRunner:
             before = self._health.problem
             self._health.complete_write(error)
             problem, unstored = self._health.problem, self._unstored_locked()
-            if self._closed:  # what is not stored was reported at the end
+            if self._closed:  # unstored results were reported when the runner closed
                 return
         if first:
             self._wiring.report(job.lease.job_id, error)
@@ -497,7 +501,7 @@ class RealtimeRunner:
                 job.resumes_at = max(job.resumes_at, self._clock.now() + wait)
         turn = self._turn_with(job, len(group)) if all(final) and not wait and note is None else None
         claimed: Sequence[StoredItem] | None = None
-        room = any(final)  # there may be money for other items now
+        room = any(final)  # the budget may have room for other items now
         try:
             at = self._runtime.wall()
             if job.budget is None:
@@ -515,7 +519,7 @@ class RealtimeRunner:
         finally:
             if turn is not None:
                 self._submit_claimed(turn, claimed)
-        # they are no longer in flight; the job claims more if items are to run again or have money now
+        # they are no longer in flight; the job claims more if items must run again or the budget has room
         with self._monitor:
             for result in results:
                 job.under_way.pop(result.ix, None)
@@ -533,13 +537,15 @@ class RealtimeRunner:
             self._done(job.lease.job_id)
 
     def _publish_stored(self, job: RealtimeJob, stored: StoredResults, results: Sequence[NewResult]) -> bool:
-        """Publish a job's progress after results were stored; return whether its batches left money. Errors
-        are reported: the results are stored and must not be stored again."""
+        """Publish a job's progress after results were stored; return whether its batches left budget unused.
+
+        Errors are only reported: the results are stored and must not be stored again.
+        """
         try:
             self._store.leases.report_counts(job.lease.job_id, stored.counts)
             if any(result.final for result in results):
                 job.row = self._runtime.tell_progress(job.row)
-            elif job.short and len(job.under_way) == len(results):  # only batches could leave money
+            elif job.short and len(job.under_way) == len(results):  # only batches can leave budget unused
                 return not has_batches(self._store, job.lease.job_id)
         except Exception as error:
             self._wiring.report(job.lease.job_id, error)
@@ -558,7 +564,7 @@ class RealtimeRunner:
             return turn
 
     def _submit_claimed(self, turn: Turn, items: Sequence[StoredItem] | None) -> None:
-        """Submit the items claimed with results, or recall them at the end; ``None``: the claim failed."""
+        """Submit items claimed with results, or recall them after a halt; ``None`` if the claim failed."""
         job = turn.job
         with self._monitor:
             self._turns.complete(turn, items or ())

@@ -34,9 +34,9 @@ from smartbatch.types import Result, Route, Usage
 RENEW_SECONDS = 5.0
 """Seconds between renewals: two may fail before the lease expires."""
 CLAIM_SECONDS = 10.0
-"""Seconds between searches for jobs without an owner; the own jobs are read again at the same time."""
+"""Seconds between searches for jobs without an owner; the owned jobs are reread at the same time."""
 LOOK_SECONDS = 1.0
-"""Seconds between looks at user actions in the store, one indexed read each."""
+"""Seconds between checks for user actions in the store; each check is one indexed read."""
 MAX_WORKERS = 4
 """Concurrent steps: a long upload of one job must not delay the polls of the others."""
 IDLE_SECONDS = 30.0
@@ -64,8 +64,8 @@ class Supervision:
     """Owns jobs and runs their steps. It cannot be started again after :meth:`stop`.
 
     Args:
-        changes: its lock is the engine's, and also guards this object.
-        attended: ids of the attended jobs that somebody here waits for.
+        changes: its lock is the engine's lock, which also guards this object.
+        attended: ids of the attended jobs that a caller in this process is waiting for.
         controls: user actions in the store.
         run_step: runs one step of a job.
         realtime: runs the items that are sent in real time.
@@ -132,7 +132,7 @@ class Supervision:
             self._started = self._spawn_locked(watch, "smartbatch-supervisor")
 
     def notify(self, job_id: str | None = None) -> None:
-        """Run a step of an own job, or claim another one, at once; without an id, search for jobs."""
+        """Run a step of a job at once, claiming the job if necessary; without an id, search for jobs."""
         with self._monitor:
             owned = None if job_id is None else self._owned.get(job_id)
             if job_id is None:
@@ -176,7 +176,7 @@ class Supervision:
     def stop(self, grace: float) -> None:
         """Begin no further step, wait up to ``grace`` seconds for running ones, and release all jobs.
 
-        A step that outlives the grace continues, but can no longer write.
+        A step that outlives the grace period continues, but can no longer write.
         """
         self.release(self.end(grace))
 
@@ -211,7 +211,7 @@ class Supervision:
                 self._finished()
 
     def next_task_locked(self) -> Callable[[], None] | float | None:
-        """Return the next task of this thread, or the seconds to wait for one; ``None`` at the end."""
+        """Return the next task of this thread, or the seconds until the next one; ``None`` after a stop."""
         if self._stopping:
             return None
         now = self._clock.now()
@@ -219,11 +219,11 @@ class Supervision:
         # 1. leases must be renewed, even while halted, because steps may still run
         if self._owned and now >= self._renew_at:
             self._renew_at, task = now + RENEW_SECONDS, self._renew
-        # 2. it is time to look at user actions, even while halted, because a pause may end
+        # 2. it is time to check for user actions, even while halted, because a pause may end
         elif now >= self._look_at:
             self._look_at = now + LOOK_SECONDS
-            return self._look  # it writes nothing, so a stop does not wait for it if the store hangs
-        # 3. jobs were named: claim them
+            return self._look  # it writes nothing, so a stop need not wait for it if the store hangs
+        # 3. jobs with given ids are to run: claim them
         elif self._named and not self._halted:
             task = partial(self._claim_named, list(self._named))
             self._named.clear()
@@ -240,7 +240,7 @@ class Supervision:
         return min(soonest, self._renew_at - now) if self._owned else soonest
 
     def look_in_locked(self) -> float:
-        """Return the seconds until the next look at user actions, which need not interrupt idle time."""
+        """Return the seconds until the next check for user actions, which need not wake an idle process."""
         return self._look_at - self._clock.now()
 
     @property
@@ -278,7 +278,7 @@ class Supervision:
                 self._drop(lease)
 
     def _look(self) -> None:
-        """Apply new user actions to the own jobs, and claim jobs that can continue because of them."""
+        """Apply new user actions to the owned jobs, and claim jobs that can continue because of them."""
         news = self._controls.new_acts()
         if news is None:
             return
@@ -290,7 +290,7 @@ class Supervision:
                 self._claim_at = -math.inf
         for owned in all_owned:
             job_id = owned.lease.job_id
-            # 1. the job was acted on: its row is read again, and its budget may have more room
+            # 1. a user action changed the job: its row is reread, and its budget may have been raised
             acted_on = news.any_job or job_id in news.jobs
             if acted_on:
                 self._refresh(owned)
@@ -306,28 +306,28 @@ class Supervision:
         """Claim jobs by their ids, without reading the others, which may be many."""
         rows: list[JobRow] = []
         for job_id in job_ids:
-            if self.owns(job_id):  # it was named while it was claimed
+            if self.owns(job_id):  # it was requested again while it was being claimed
                 self.notify(job_id)
             elif (row := self._store.jobs.get(job_id)) is not None and row.state is not JobState.DONE:
                 rows.append(row)
         self._claim(rows)
 
     def _claim_jobs(self) -> None:
-        """Read the own jobs again, and claim jobs that no living process owns."""
+        """Reread the owned jobs, and claim jobs that no living process owns."""
         self._runtime.summaries.save(self._store)
         self._refresh_owned()
         self._claim(self._store.leases.claimable())
 
     def _claim(self, rows: Iterable[JobRow]) -> None:
         """Claim jobs that no living process owns."""
-        # 1. the wall clock jumped: nothing is claimed until living owners had time to renew their leases
+        # 1. the wall clock jumped: nothing is claimed until living owners have had time to renew their leases
         if self._wall_jumped():
             with self._monitor:
                 self._claim_at = self._clock.now() + 2 * RENEW_SECONDS
             return
         claims = 0
         for row in rows:
-            # 2. steps have been halted: nothing more is claimed
+            # 2. steps were halted: nothing more is claimed
             if self._halted:
                 return
             # 3. a job is left alone if its provider is missing here or another process was quicker
@@ -345,7 +345,7 @@ class Supervision:
         self._error = None
 
     def _serves(self, row: JobRow) -> bool:
-        """Whether this process can and may run a job."""
+        """Whether this process has the provider of a job and is allowed to run it."""
         return self._is_wanted(row) and self._runtime.provider_of(row) is not None
 
     def _is_wanted(self, row: JobRow) -> bool:
@@ -354,7 +354,7 @@ class Supervision:
     def _wall_jumped(self) -> bool:
         """Whether the wall clock ran ahead since the last search, because it was set or the machine slept.
 
-        Then leases may have expired whose owners are alive but had no time to renew them.
+        Leases may then have expired although their owners are alive, because they had no time to renew them.
         """
         ahead = self._runtime.wall.ahead()
         if abs(ahead - self._stepped) > RENEW_SECONDS:
@@ -374,7 +374,7 @@ class Supervision:
         return False
 
     def _refresh_owned(self) -> None:
-        """Read the own jobs again: another process may have cancelled, resumed or deleted one."""
+        """Reread the owned jobs: another process may have cancelled, resumed or deleted one."""
         with self._monitor:
             all_owned = list(self._owned.values())
         for owned in all_owned:
@@ -399,7 +399,7 @@ class Supervision:
                 self._finished()
 
     def _next_job(self) -> OwnedJob | None:
-        """Wait for the next job whose step is due; ``None`` at the end, and if there was none for long."""
+        """Wait for the next job whose step is due; ``None`` after a stop or a long time without one."""
         with self._worker_monitor:
             notified = True
             while not self._ready and not self._stopping and notified:
@@ -418,7 +418,7 @@ class Supervision:
         """Run one step of a job."""
         lease = owned.lease
         try:
-            # 1. nobody here waits for it now: it is released once its items in flight have results
+            # 1. no caller in this process waits for it now: release it once no item is in flight
             if not self._is_wanted(owned.row):
                 self._release_unwanted(owned)
                 return
@@ -426,7 +426,7 @@ class Supervision:
             result = self._run_step(lease)
             if result.realtime and not result.finished:
                 self.realtime.offer(lease)
-        # 3. another process owns the job now, or it was forgotten
+        # 3. another process owns the job now, or the job was deleted
         except (LeaseLost, JobNotFound):
             self._drop(lease)
             return
@@ -434,7 +434,7 @@ class Supervision:
         except BaseException as error:
             self._step_failed(owned, error)
             return
-        # 5. the job is finished, or its next step is due when this one says
+        # 5. the job is finished, or its next step is due at the time that this step returned
         owned.failures, owned.error = 0, None
         if result.finished:
             self._drop(lease)
@@ -450,7 +450,7 @@ class Supervision:
 
     def _step_failed(self, owned: OwnedJob, error: BaseException) -> None:
         if self._stopping and isinstance(error, StoreError):
-            return  # it outlived the grace of a stop, which closed the store: nothing is wrong
+            return  # it outlived the grace period of a stop, which closed the store: not an error
         owned.failures += 1
         if owned.failures == 1:  # reported once, not at every try
             self._report(owned.lease.job_id, error)
@@ -499,10 +499,10 @@ class Supervision:
 
 
 def _watch(of: weakref.ref[Supervision], monitor: Monitor) -> None:
-    """Run one task after the other.
+    """Run one task after another.
 
-    While no job is owned, this thread holds no reference to the client, so that a client that only its own
-    observers and hooks refer to can be collected, which stops it.
+    While no job is owned, this thread holds no reference to the client. A client that is referenced only by
+    its own observers and hooks can then be garbage-collected, which stops this thread.
     """
     while (supervisor := of()) is not None:
         with monitor:
@@ -521,14 +521,14 @@ def _watch(of: weakref.ref[Supervision], monitor: Monitor) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """Return an error for users; only the class of foreign errors, which may contain anything."""
+    """Describe an error for users: the store's by its message, others by their class only."""
     if isinstance(error, StoreError):
         return error.message
     return f"an error inside smartbatch ({type(error).__name__}); it will be tried again"
 
 
 def _unknown_outcome(row: JobRow) -> bytes | None:
-    """Return the result of items in flight when their process ended; ``None``: they are sent again."""
+    """Return the result of items in flight when their process ended; ``None`` to send them again."""
     if row.policy.on_unknown != "hold":
         return None
     error = ProviderError(

@@ -58,9 +58,9 @@ from smartbatch.types import Answer, Request, Result
 
 _USUAL_FAILURE_SHARE = 0.05
 _RECENT_SUCCESS_SECONDS = 10.0
-"""If a larger share of requests fails, calls still count as passing if one succeeded this recently."""
+"""If a larger share of requests fails, the provider counts as working if a call succeeded this recently."""
 _STOP_SECONDS = 30.0
-"""Pause after a failure that every request would meet; after it, one request is sent as a trial."""
+"""Pause after a failure that would affect every request; then one request is sent as a trial."""
 
 
 class ResponseRouter:
@@ -128,9 +128,9 @@ class ResponseRouter:
     def route_locked(self, call: InFlightCall, readings: Sequence[Reading], effects: DeferredEffects) -> None:
         """Decide what happens to every ticket of ``call``.
 
-        First the call as a whole is handled: its permit ends, so that limits, breaker, budget and token
-        estimates learn from it, and packing is judged. If the server rejected a parameter, the call is sent
-        again without it; if one of its requests may have made it fail, it is sent again in two halves.
+        The call as a whole is handled first: its permit ends, which updates the limits, breaker, budget and
+        token estimates, and packing is evaluated. If the server rejected a parameter, the call is sent again
+        without it; if one of its requests may have made it fail, it is sent again in two halves.
         """
         batch, lane = call.batch, call.permit.lane
         outcomes = batch.outcomes
@@ -147,7 +147,7 @@ class ResponseRouter:
         for ticket, reading in zip(batch.items, readings, strict=True):
             any_answer = any_answer or not isinstance(reading, ProviderError)
             if ticket.state is not TicketState.IN_FLIGHT:
-                continue  # it timed out during the call, or is sent again with its half
+                continue  # it timed out during the call, or is sent again in one of the halves
             # 1. Its answer does not fit its schema: send it again, or fail it.
             if isinstance(reading, Repair):
                 self._repair_or_fail(ticket, reading, effects)
@@ -227,7 +227,7 @@ class ResponseRouter:
         return again
 
     def _repair_or_fail(self, ticket: Ticket, repair: Repair, effects: DeferredEffects) -> None:
-        """Send a request whose answer does not fit its schema again, with the reason, through all gates."""
+        """Send a request again, with the reason, because its answer does not fit its schema."""
         if ticket.final:
             self.fail_locked(ticket, repair.error, effects)
             return
@@ -235,7 +235,8 @@ class ResponseRouter:
         ticket.refused = repair.error
         _resize(ticket, repair.request)
         ticket.alone = ticket.lane.shares
-        self._again(ticket, repair.error, "validation", effects)  # not counted: not the provider's fault
+        # not counted as a failed try, because the provider is not at fault
+        self._again(ticket, repair.error, "validation", effects)
 
     def give_up_locked(self, call: InFlightCall, error: ProviderError, effects: DeferredEffects) -> None:
         """Fail the requests that an internal error left in flight, and end the call's permit."""
@@ -291,7 +292,7 @@ class ResponseRouter:
             if refusal is not FlexRefusal.LATE and not ticket.final:
                 self._again(ticket, error, "flex", effects)
                 return
-        # 2. A shared answer lacks this request: send it again at once, alone. A try is counted only if the
+        # 2. A shared answer omits this request: send it again at once, alone. A try is counted only if the
         # provider itself shares calls, not for a packed prompt.
         if isinstance(error, MissingAnswer) and not ticket.alone and not ticket.final:
             ticket.alone = True
@@ -299,10 +300,10 @@ class ResponseRouter:
             return
         stream = ticket.stream
         last = ticket.final or (stream is not None and stream.final)
-        # 3. The request met the refusal or the web page that stopped the lane for all, and another model
+        # 3. The request received the error or the web page that stopped the lane, and another model
         # takes over: send it again, to that model, without counting a try. Other failures in a stopped lane
         # may have been billed, so they count. A request that keeps going would be sent to this lane again, so
-        # step 4 decides about it.
+        # step 4 handles it.
         met_by_all = is_for_all(error) or is_page(error)
         stopped = lane.breaker.stopped(effects.now) is not None and not ticket.keeps_going
         if self._falls_back and not last and met_by_all and stopped:
@@ -347,8 +348,8 @@ class ResponseRouter:
         """Return the lane of the fallback model for a request that its own model cannot answer.
 
         ``None`` if there is none or it would not help: vectors of two models cannot be compared, and the
-        user's own function would only be called once more. The breaker may never open for the failures of one
-        request.
+        user's own function would only be called once more. The failures of a single request may never open
+        the breaker.
         """
         request = ticket.request
         outage = is_unhealthy(error) or is_for_all(error)
@@ -392,7 +393,7 @@ class ResponseRouter:
     ) -> Circumstances:
         """Return how other calls fared while ``call`` was under way.
 
-        The breaker does not hold a request that ``keeps_going`` although others are refused.
+        A request that ``keeps_going`` is not held by a breaker that opened because requests are refused.
         """
         lane = call.permit.lane
         breaker = lane.breaker
@@ -415,9 +416,9 @@ class ResponseRouter:
         worst = end.worst
         if end.ending is not Ending.DROPPED and (worst is None or worst.status is not None):
             lane.provider_health.answered = True
-        # 1. Update the gates: limits and budget by the actual use, the breaker by how the call ended.
+        # 1. Update the limits and the budget with the actual usage, and the breaker with the call's outcome.
         changes = self._gates.end(call.permit, end.ending, effects.now, end.used)
-        # 2. An error that every request would meet stops the lane, unless a call has succeeded in the
+        # 2. An error that would affect every request stops the lane, unless a call has succeeded in the
         # meantime.
         if worst is not None and is_for_all(worst) and lane.breaker.passed_at < call.started:
             self._stop(lane, worst, effects)
@@ -434,7 +435,7 @@ class ResponseRouter:
         if lane.breaker.state is BreakerState.CLOSED:
             reason = "a web page came instead of the first answer"
             self.note_change(lane, lane.breaker.open(reason, effects.now, self._rng), effects)
-        # 2. A probe was answered with a web page as well: no other request would fare better.
+        # 2. A probe was answered with a web page as well: other requests would be too.
         elif lane.breaker.state is BreakerState.HALF_OPEN:
             self._stop(lane, error, effects)
 

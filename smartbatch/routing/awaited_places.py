@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from smartbatch.jobs.records import ItemName, NamedPlace
 
 
-UNDELIVERED_SECONDS = 7 * 86_400.0  # for which an undelivered answer is used for an identical request
+UNDELIVERED_SECONDS = 7 * 86_400.0
+"""How long an undelivered answer can be used for an identical request."""
 
 
 @define(eq=False)
@@ -77,7 +78,7 @@ class AwaitedPlaces:
     _monitor: Monitor = field(init=False)
     _waiters: dict[tuple[str, int], _Waiters] = field(factory=dict, init=False)  # by job and position
     _awaited: dict[ResultFuture, _Waiters] = field(factory=dict, init=False)
-    _given: dict[tuple[str, int], _Waiters] = field(factory=dict, init=False)  # still named in the store
+    _given: dict[tuple[str, int], _Waiters] = field(factory=dict, init=False)  # with names in the store
 
     def __attrs_post_init__(self) -> None:
         self._threads = OwnThreads(self._clock)
@@ -112,9 +113,9 @@ class AwaitedPlaces:
     def withdraw(self, future: ResultFuture) -> bool:
         """Withdraw a durable request that is being cancelled; return whether that worked.
 
-        1. Its future is completed, or it is not stored yet: no.
-        2. Others wait for the same answer: they keep it.
-        3. Its call has not started, and no other process runs its job: it is stored as cancelled.
+        1. If its future is completed, or it is not stored yet, it cannot be withdrawn.
+        2. If other futures wait for the same answer, only this one is withdrawn.
+        3. If its call has not started, and no other process runs its job, it is stored as cancelled.
         """
         with self._monitor:
             waiters = self._awaited.get(future)

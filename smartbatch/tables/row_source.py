@@ -52,7 +52,7 @@ _OTHER_NAMES: Final = {"ndjson": "jsonl"}
 """File extensions that differ from the name of their format."""
 _PARQUET_MAGIC: Final = b"PAR1"
 _EVERY: Final = 4096
-"""Number of rows between the positions of a file that are remembered to resume reading there."""
+"""Rows between two remembered file positions at which reading can resume."""
 
 
 @frozen
@@ -143,8 +143,8 @@ class RowSource:
     def start_before(self, index: int) -> int:
         """Return the last row at or before ``index`` from which :meth:`rows` can start.
 
-        In uncompressed JSON lines that were already read, it is at most a few thousand rows earlier;
-        otherwise it is the first row.
+        In the part of an uncompressed JSON lines file that was already read, it is at most a few thousand
+        rows earlier; otherwise it is the first row.
         """
         return min(index // _EVERY, len(self.places) - 1) * _EVERY
 
@@ -213,7 +213,7 @@ _MAX_RATIO: Final = 1000
 _FREE_BYTES: Final = 2**30
 """Unpacked size in bytes that is allowed at any compression ratio."""
 _MAX_LINES_PER_BYTE: Final = 8
-"""Maximum number of lines per compressed byte; unless lines are equal, each takes several bytes."""
+"""Maximum number of lines per compressed byte; unless lines are identical, each takes several bytes."""
 _FREE_LINES: Final = 2_000_000
 """Number of lines that is allowed at any compression ratio."""
 

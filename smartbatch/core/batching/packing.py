@@ -31,8 +31,8 @@ CHECK_LETTERS = 6  # 2^30 words: one word occurs in 10,000 letters of other text
 # maximum estimated input tokens per pack: fits a context of 32,768 tokens, the smallest in common use
 MAX_PACK_INPUT_TOKENS = 24_000
 MAX_PACK_OUTPUT_TOKENS = 8_192
-"""Maximum output tokens per pack. Our choice: room for ten answers of ordinary length (the default estimate
-is 450 tokens), and low enough for models that reject larger caps."""
+"""Maximum output tokens per pack: enough for ten answers of ordinary length (the default estimate is 450
+tokens), and accepted by models that reject larger caps."""
 HEAD_TOKENS = 260  # input tokens of the instructions, rounded up
 ITEM_TOKENS = 24  # input tokens of an item's keys, id and check word, which may tokenize letter by letter
 ITEM_OUTPUT_TOKENS = 48  # output tokens of an answer's id, two check words, keys and quotes
@@ -157,7 +157,7 @@ class BatchCompiler:
         """Return ``requests`` as one request.
 
         Its output cap is the sum of the requests' own caps plus the frames of their answers. Requests without
-        a cap share :data:`MAX_PACK_OUTPUT_TOKENS`, where :class:`PackRoom` has reserved their answers.
+        a cap share :data:`MAX_PACK_OUTPUT_TOKENS`, of which :class:`PackRoom` has reserved a part for each.
 
         Raises:
             ValueError: they cannot share a pack; see :func:`batch_key`.
@@ -223,7 +223,7 @@ def split(packed: Packed, text: str) -> list[str | None]:
 
 
 def _reply(text: str, answer: str | None, id_: str, check: str) -> str | None:
-    # Something else may have been written with an id or check word that occurs more often.
+    # If an id or check word occurs more often, one occurrence may be in another prompt's answer.
     if answer is None or text.count(id_) != 1 or text.count(check) != 2:
         return None
     answer = answer.strip()
@@ -233,8 +233,7 @@ def _reply(text: str, answer: str | None, id_: str, check: str) -> str | None:
 
 
 _decoder = json.JSONDecoder()
-# places tried as the beginning of a list: an ordinary reply has one, and a hostile one must not cost much
-# time
+# positions tried as the start of a list: an ordinary reply has one, and a malicious one must not take long
 _MAX_LIST_STARTS = 20
 
 
@@ -264,8 +263,7 @@ def split_usage(usage: Usage, weights: Sequence[int], output_weights: Sequence[i
         weights: for the input tokens, one per request, 0 or more; if all are 0, tokens are split evenly.
         output_weights: the same for the output tokens.
     """
-    # Cached tokens are included in the input tokens of each share too, so the parts are split, not the
-    # totals.
+    # Input tokens include cached ones, also in each share: so cached and other tokens are split separately.
     of_input = min(usage.cached_tokens, usage.input_tokens)
     of_output = min(usage.reasoning_tokens, usage.output_tokens)
     of_written = min(usage.cache_write_tokens, usage.input_tokens - of_input)

@@ -185,8 +185,7 @@ def _search_again(step: Step, shard: ShardRow, rest: float, listed: float | None
 
 
 def _search_pause(step: Step, shard: ShardRow) -> float:
-    """Return the seconds until the next search: few at first, while a batch is likely to appear, then
-    more."""
+    """Return the seconds until the next search: few at first, when a batch is likely to appear, then more."""
     return backoff(shard.tries + 1, step.runtime.rng, first=1.0, longest=max(1.0, step.limits.poll_interval))
 
 
@@ -200,8 +199,7 @@ def _dated(shard: ShardRow, listed: float | None) -> RemoteProgress:
 
 
 def _rest(step: Step, shard: ShardRow, listed: float | None) -> float:
-    """Return for how many more seconds a batch must be absent before anything is concluded from its
-    absence."""
+    """Return for how many more seconds a batch must be absent before its shard is acted on."""
     waited = _waited(step, shard, listed)
     if shard.state is not ShardState.FENCED:
         return _until(step, shard) - waited
@@ -220,14 +218,13 @@ def _waited(step: Step, shard: ShardRow, listed: float | None) -> float:
 def _elapsed(step: Step, since: float | None, recorded: float | None, listed: float | None) -> float:
     """Return the seconds since a moment that another process may have recorded.
 
-    The shorter of the two times, by our clock and by the provider's, counts, because our clock may have been
-    set in the meantime and a server may report a wrong date. If our clock was set back to before that moment,
-    only the provider's counts; if the provider reports no time, only ours.
+    Our clock may have been set in the meantime, and a server may report a wrong date, so the result is the
+    shorter of the times measured by our clock and the provider's. If our clock was set back to before that
+    moment, only the provider's is used; if the provider reports no time, only ours.
 
     Args:
         since: the moment by our clock.
-        recorded: the moment by the provider's clock; ``None`` if the provider had not reported its time
-            before.
+        recorded: the moment by the provider's clock; ``None`` if the provider reported no time then.
         listed: the provider's clock now; it reports whole seconds, so the difference may be one second too
             long.
     """
@@ -243,13 +240,12 @@ def _can_fence(step: Step, shard: ShardRow) -> bool:
 
 
 def _until(step: Step, shard: ShardRow) -> float:
-    """Return for how many seconds in total a batch must be absent while there is no fence."""
-    # 1. the job is held because of it: until every batch that could exist has ended
+    """Return for how many seconds in total a batch must be absent before there is a fence."""
+    # 1. the job is held because of it: until any batch that may exist has ended
     if _holds(step, shard):
         return step.limits.orphan_watch
     settle = step.settle_time
-    # 2. with a fence: until an existing batch must be visible, at most the settle time; without: the settle
-    # time
+    # 2. otherwise: the settle time; with a fence, at most until an existing batch must be in the list
     return min(settle, step.limits.visibility) if _can_fence(step, shard) else settle
 
 

@@ -3,10 +3,12 @@
 Rules for all operations:
 
 - A method of a table is one transaction unless its docstring says otherwise. When it returns, its changes are
-  on disk. An error at a commit is looked up, never guessed.
+  on disk. After an error during a commit, its outcome is read from
+  the database, never assumed.
 - Every write to a job names the writer's :class:`~smartbatch.jobs.records.JobLease`. If another process has
   taken over the job, nothing is written and :class:`~smartbatch.jobs.records.LeaseLost` is raised.
-- A change of a shard's state is guarded by the state it was read in: a second writer gets ``LeaseLost``.
+- A shard's state is changed only if it is still the one that the writer read; otherwise ``LeaseLost`` is
+  raised.
 - Pages of requests and results may be short, because they are limited to some megabytes and end at gaps; only
   an empty page is the last one.
 - A job becomes ``DONE`` in the transaction that stores its last result.
@@ -56,7 +58,7 @@ class SqlStore:
     Args:
         spool: folder for temporary files.
         wall: Unix seconds; machines need not agree on them.
-        rng: random numbers for ids of owners.
+        rng: random numbers for owner ids.
         counted: called with a job's id and its new counts after each commit that stores results.
 
     Attributes:
@@ -115,7 +117,7 @@ class SqlStore:
         return self.spool
 
     def give_up(self) -> None:
-        """Make every wait for the database fail at once, because it hangs and the process must end.
+        """Make pending database calls fail at once, because the database hangs and the process must end.
 
         Jobs owned by this store are released when the process ends or its leases expire.
         """
@@ -127,9 +129,9 @@ class SqlStore:
         self._db.close()
 
     def abandon(self) -> None:
-        """Drop connections, locks and leases silently: in a forked child, because they belong to the parent.
+        """Drop connections, locks and leases silently, for a forked child, because they belong to the parent.
 
-        In the process that opened the store, this leaves the store as a killed process would.
+        In the process that opened the store, this has the same effect as killing that process.
         """
         self._owner.abandon()
         self._db.abandon()
@@ -151,7 +153,7 @@ def open_store(
         place: a path, or ``sqlite:///path``; or ``postgresql://…`` for several machines, with an optional
             ``?schema=name`` (default ``smartbatch``). ``None`` is :func:`default_place`.
         wall: Unix seconds.
-        rng: random numbers for ids of owners.
+        rng: random numbers for owner ids.
         counted: see :class:`SqlStore`.
         database: further arguments for the database, used by tests.
 
@@ -227,7 +229,7 @@ def default_place() -> str:
 
 # -- small tables ------------------------------------------------------------------------------------------
 
-MAX_TURNAROUNDS = 500  # stored batches per model; a forecast uses a hundred
+MAX_TURNAROUNDS = 500  # stored batches per model; a forecast uses 100
 TRIM_INTERVAL = 50  # batches after which older ones are deleted
 
 
@@ -268,7 +270,7 @@ class FactTable:
         return [(size, seconds, at) for size, seconds, at in self.db.rows(latest, model, limit)]
 
     def topics(self, *, limit: int = 1000) -> list[str]:
-        """Return the names under which turnarounds are stored, in order, with one index lookup for each."""
+        """Return the names under which turnarounds are stored, sorted, with one index lookup for each."""
         each = """WITH RECURSIVE topic (name) AS (
             SELECT min(model) FROM turnaround
             UNION ALL SELECT (SELECT min(model) FROM turnaround WHERE model > topic.name)

@@ -220,7 +220,7 @@ def _text(block: Mapping[str, Any]) -> str:
 
 
 def _whole(block: dict[str, Any]) -> dict[str, Any]:
-    # the input arrives as pieces of JSON; one that was cut stays a string
+    # the input arrives as pieces of JSON; if it was cut off, it stays a string
     if pieces := block.pop("partial_json", None):
         decoded = decoded_arguments(pieces)
         block["input"] = pieces if decoded is None else decoded
