@@ -1,20 +1,21 @@
-"""A limit that is neither configured nor reported, estimated from refusals: a rate and calls in flight.
+"""A limit that is neither configured nor reported: a rate and a number of calls in flight, estimated from
+refusals.
 
 This is congestion control, with refusals instead of lost packets:
 
-* **slow start** (RFC 6928): first contact begins with a few calls, and doubles them with each round of
+* **slow start** (RFC 6928): first contact begins with a few calls and doubles their number with each round of
   answers;
-* **a rate**: as BBR paces at the delivery rate, calls cruise just below the measured rate, then probe for
-  more, faster with each step that passes. As in BBR's long-term sampling, which is made for policers, the
-  rate is what was admitted between two moments at which the limit was met: a bucket was empty at both, so
-  this is its refill;
-* **a number of calls in flight**, adjusted as by AIMD: one more call is tried now and then, and refusals
-  lower it below the number at which calls were refused.
+* **a rate**: as BBR paces at the delivery rate, calls cruise just below the measured rate, then probe for a
+  higher one, faster with each step that passes. As in BBR's long-term sampling, which is made for policers,
+  the rate is derived from the calls admitted between two moments at which the limit was met: a bucket was
+  empty at both, so the calls admitted in between equal its refill;
+* **a number of calls in flight**, adjusted by the AIMD rule: one more call is tried now and then, and
+  refusals lower it below the number at which calls were refused.
 
 Single refusals change nothing, because shared services refuse at random: several in a row, or a share of all
-calls, prove a limit. Beyond a cap on calls in flight, one more call is always refused; below it, none is. So
-a cap is assumed first, and refusals below it show that the limit is a rate. Processes that share a limit
-follow the lowest rate that one of them measured, and one at a time probes for all.
+calls, prove a limit. A cap on calls in flight always refuses calls beyond it, and none below it. Therefore a
+cap is assumed first; refusals below it show that the limit is a rate. Processes that share a limit follow the
+lowest rate that any of them measured, and one process at a time probes for all.
 """
 
 from __future__ import annotations
@@ -32,11 +33,10 @@ FIRST_CALLS = 10
 """Calls in flight at first contact: TCP's initial window (RFC 6928)."""
 
 _FIRST_CALLS_KNOWN, _FIRST_CALLS_AGAIN = 4, 2
-"""The same for a known limit, of which only the burst is in doubt, and after a pause before which no call
-was admitted."""
+"""The same for a known limit whose burst is unknown, and after a pause before which no call was admitted."""
 
 _DOUBLES_IN_S, _DOUBLES_SLOWLY_IN_S = 0.05, 1.0
-"""Seconds in which calls in flight double without an answer; the second value applies to known limits and
+"""Seconds after which calls in flight double without an answer; the second value applies to known limits and
 after refusals. First contact may cost at most half a round trip."""
 
 _UNLIMITED_WINDOW = 4096.0
@@ -47,14 +47,14 @@ _PROVING_ROW, _PROVING_SHARE, _RECENT_CALLS = 4, 0.25, 32
 four in a row occur once in 400,000 calls, and eight of 32 never."""
 
 _GAP_S, _MAX_GAP_S = 1.0, 16.0
-"""Seconds until a call beyond the cap is tried; doubled by each one that is refused."""
+"""Seconds until a call beyond the cap is tried; doubled whenever that call is refused."""
 
 _PASSES_IN = 4.0
 """A call that is not refused within this many times the duration of a refusal was admitted: answers may
 take minutes."""
 
 _NO_CAP_S = 60.0
-"""Seconds for which no cap is assumed again after one proved wrong."""
+"""Seconds after a cap proved wrong during which no other cap is assumed."""
 
 SPACED_SHARE = 0.988
 """Share of a known rate at which calls are spaced: leaves 1.2 ms per 100 ms for irregular arrivals."""
@@ -78,7 +78,7 @@ _STEP_CALLS, _MIN_STEP_S, _MAX_STEP_S = 2.0, 1.0, 3.0
 second: a limit counted per second shows within one. The excess doubles with each step."""
 
 _FEW_CALLS, _ENOUGH_CALLS = 3, 16
-"""Fewer admitted calls only show that the rate is too high, or do not measure the share of random
+"""Fewer admitted calls show only that the rate is too high, and are too few to measure the share of random
 refusals."""
 
 _REPORTED_IN_S = 0.5
@@ -88,8 +88,8 @@ _NOISE_WEIGHT, _MAX_NOISE = 0.3, 0.06
 """The weight of the last cruise in the share of random refusals, and the maximum of that share."""
 
 _NOISE_TIMES, _NOISE_CALLS, _SPARED_CALLS = 2.0, 40.0, 2
-"""The limit is met when more than twice that share of the calls, and of 40 more, are refused; while
-cruising, when two more than that are."""
+"""The limit is met when more than twice that share of the calls, and of 40 more, are refused; while cruising,
+when two more calls than that are refused."""
 
 _MIN_RATE, _UNLIMITED_RATE = 0.5, 2000.0
 """The lowest rate, and a rate too high to matter, in calls per second."""
@@ -98,36 +98,37 @@ _MIN_RATE, _UNLIMITED_RATE = 0.5, 2000.0
 class Evidence(Enum):
     """What a refusal shows."""
 
-    ALONE = "alone"  # nothing: it may be random
+    ALONE = "alone"  # nothing, since it may be random
     KNOWN = "known"  # the estimates explain it, or were adapted to it
     PROOF = "proof"  # there is a limit below what was sent: all calls pause
 
 
 @define
 class _Delivery:
-    """What was admitted since the limit was last met."""
+    """The calls admitted since the limit was last met."""
 
     since: float  # when the call that met it was sent
-    order: int  # of the last call sent by then
-    refused: int = 0  # later calls
+    order: int  # order of the last call sent by then
+    refused: int = 0  # later calls that were refused
 
     def admitted(self, order: int) -> int:
-        """Return how many calls were admitted up to the one of this order, which was refused."""
+        """Return how many calls were admitted up to the refused call with this order."""
         return order - self.order - max(1, self.refused)
 
     def rate(self, order: int, at: float) -> float:
-        """Return the calls per second admitted up to the call of this order, sent ``at`` that time."""
+        """Return the calls per second admitted up to the call with this order, which was sent at ``at``."""
         return self.admitted(order) / max(at - self.since, 1e-3)
 
 
 @define(eq=False)
 class _CallsInFlight:
-    """The maximum calls in flight: unlimited, growing from a few, or a cap beyond which one call is tried."""
+    """The maximum number of calls in flight: unlimited, growing from a few, or a cap beyond which one call is
+    tried."""
 
     most: float = math.inf  # infinity while unlimited
     is_opening: bool = False  # doubles with each round of answers
     cap: int = 0  # as assumed; 0 for none
-    is_checked: bool = False  # a call was admitted since
+    is_checked: bool = False  # a call has been admitted since
     _first: float = 0.0  # calls in flight at first, while opening
     _began: float = math.inf
     _doubles_in: float = 0.0
@@ -141,7 +142,8 @@ class _CallsInFlight:
         self.most, self.is_opening, self.cap, self._extra = math.inf, False, 0, None
 
     def open_from(self, calls: float, began: float, doubles_in: float) -> None:
-        """Begin with so many calls; ``began`` is infinity if that is when the first one is sent."""
+        """Begin with ``calls`` calls at ``began``; infinity stands for the time at which the first one is
+        sent."""
         self.unlimit()
         self.most = self._first = max(1.0, calls)
         self.is_opening, self._began, self._doubles_in = True, began, doubles_in
@@ -154,7 +156,7 @@ class _CallsInFlight:
         self._passes_in = max(_PASSES_IN * refused_in, _DOUBLES_IN_S)
 
     def look(self, now: float, in_flight: int) -> float:
-        """Return when one more call may be sent; infinity if not until one ends."""
+        """Return when one more call may be sent; infinity if not before another call ends."""
         if self._extra is not None and now >= self._extra.started + self._passes_in:
             self._widen(now)
         if in_flight < self.most:
@@ -187,8 +189,8 @@ class _CallsInFlight:
             self._extra = None
 
     def is_beyond(self, call: Reservation, now: float) -> bool:
-        """Return whether the refused call was the one beyond the cap. A refused call by which the cap has
-        grown narrows it again. Either way the next call beyond the cap is sent later."""
+        """Return whether the refused call was the one beyond the cap. If the cap has grown because of the
+        refused call, it shrinks again. Either way the next call beyond the cap is sent later."""
         is_extra = call is self._extra
         if is_extra or 0 < self.cap < self.most <= call.held[0]:
             self.most -= 0.0 if is_extra else 1.0
@@ -198,7 +200,7 @@ class _CallsInFlight:
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether calls beyond the cap were admitted twice, so that there is no such cap."""
+        """Whether calls beyond the cap were admitted twice, which shows that there is no such cap."""
         return 0 < self.cap < self.most - 1.0
 
     def _widen(self, now: float) -> None:
@@ -217,7 +219,7 @@ class _PacedCalls:
 
     Args:
         rate: calls per second, as measured.
-        delivery: since the limit was last met.
+        delivery: the calls admitted since the limit was last met.
         ceiling: maximum calls per second.
         search: whether to probe at once.
     """
@@ -226,10 +228,10 @@ class _PacedCalls:
         self, rate: float, delivery: _Delivery, now: float, *, ceiling: float = math.inf, search: bool = False
     ) -> None:
         self.bucket = Bucket(1.0, 1.0, now, level=0.0)  # spaces the calls
-        self.noise = 0.0  # share of calls that is refused at random
+        self.noise = 0.0  # share of calls refused at random
         self._ceiling = ceiling
         self._probe_from: float = math.inf  # the order of the first call of the probe
-        self._probes, self._members = True, 1  # whether this process probes, of so many
+        self._probes, self._members = True, 1  # whether this process probes, and the number of processes
         self._cycles = 0
         self.begin_cycle(rate, delivery, now)
         if search:
@@ -240,7 +242,7 @@ class _PacedCalls:
         self._cycles += 1
         self._cruise = max(_CRUISE_S, _CRUISE_CALLS / self.rate)
         self.reports_count_from = now + _REPORTED_IN_S
-        self._clock, self._clock_at = 0.0, now  # seconds of use, as idle time proves nothing
+        self._clock, self._clock_at = 0.0, now  # seconds of use, since idle time proves nothing
         self._probe_from = math.inf
         self._gain, self._passed = 1.0, 0.0
         self._send_at(_CRUISE_GAIN * self.rate if self.rate < self._ceiling else self.rate, now)
@@ -283,7 +285,7 @@ class _PacedCalls:
         self._step_at, self._step_surplus = self._clock, surplus
 
     def is_met(self, order: int) -> bool:
-        """Return whether more calls up to this one, which was refused, were refused than at random."""
+        """Return whether more calls than expected at random were refused, up to this refused call."""
         if not self._probes:
             return False
         refused, first = self.delivery.refused - _SPARED_CALLS, float(self.delivery.order)
@@ -292,10 +294,10 @@ class _PacedCalls:
         return refused > _NOISE_TIMES * self.noise * (order - first + _NOISE_CALLS)
 
     def meet(self, order: int, at: float, sent: int, now: float) -> None:
-        """Measure the rate, as the limit was met with this call, sent ``at``, and begin the next cycle.
+        """Measure the rate, because this call, sent at ``at``, met the limit, and begin the next cycle.
 
-        The rate is what was admitted in the cycle, but at least the previous rate if calls cruised at it,
-        and at least the last step of the probe that passed: less may have been admitted where unused
+        The rate is that of the calls admitted in the cycle, but at least the previous rate if calls cruised
+        at it, and at least the last probe step that passed: fewer calls may have been admitted if unused
         capacity is lost.
         """
         rate = self.delivery.rate(order, at) / (1.0 - self.noise)
@@ -318,7 +320,7 @@ class _PacedCalls:
 
     @property
     def is_searching(self) -> bool:
-        """Whether the rate is that of the first contact, which may have been a burst."""
+        """Whether the rate was measured at first contact, which may have been a burst."""
         return self._cruise == 0.0
 
     def follow(self, rate: float, sent: int, now: float) -> None:
@@ -329,7 +331,7 @@ class _PacedCalls:
         self._send_at(rate, now)
 
     def share(self, calls: int, now: float, *, members: int, probes: bool) -> None:
-        """Others that share the rate sent ``calls``; this process may probe."""
+        """Count the ``calls`` of other processes that share the rate, and set whether this one probes."""
         self._members = members
         self._probe_from -= calls
         if probes and not self._probes:
@@ -376,7 +378,7 @@ class AdaptiveLimit:
         return 0.0 if self._paced is None else self._paced.bucket.rate
 
     def look(self, now: float, in_flight: int) -> float:
-        """Return the earliest time a call may be sent; infinity if not until one ends."""
+        """Return the earliest time a call may be sent; infinity if not before another call ends."""
         at = now if in_flight < self._in_flight.most == math.inf else self._in_flight.look(now, in_flight)
         if self._paced is not None:
             at = max(at, self._paced.bucket.look(now, 1.0))
@@ -411,7 +413,7 @@ class AdaptiveLimit:
             self._paced.bucket.settle(now, 1.0)
 
     def refused(self, call: Reservation, now: float) -> Evidence:
-        """A call was refused, and no known limit explains it. :meth:`pause` follows a proof."""
+        """Handle a refusal that no known limit explains. If it proves a limit, :meth:`pause` follows."""
         # 1. Sent before an estimate last changed: the same event.
         if call.order <= self._changed:
             return Evidence.KNOWN
@@ -422,7 +424,8 @@ class AdaptiveLimit:
         delivery = self._delivery if self._paced is None else self._paced.delivery
         if delivery is not None:
             delivery.refused += 1
-        # 3. The second one below an unchecked cap, or more below a cap than at random: there is no cap.
+        # 3. The second refusal below an unchecked cap, or more refusals below a cap than at random: there is
+        # no cap.
         at_random = _SPARED_CALLS + _NOISE_TIMES * _MAX_NOISE * (call.order - self._changed)
         if self._in_flight.cap and len(self._refusals) > (at_random if self._in_flight.is_checked else 1):
             self._no_cap_until = now + _NO_CAP_S
@@ -430,7 +433,7 @@ class AdaptiveLimit:
         # 4. Proof of a limit: a cap if possible, otherwise a rate.
         if self._is_proof(call):
             return Evidence.KNOWN if self._assume_cap(call, now) else Evidence.PROOF
-        # 5. Calls are paced and meet the limit, which is measured.
+        # 5. Calls are paced and meet the limit: measure it.
         if self._paced is not None and self._paced.is_met(call.order):
             self._paced.meet(call.order, call.started, self._sent, now)
             self._changed = self._sent
@@ -441,12 +444,12 @@ class AdaptiveLimit:
         return Evidence.ALONE
 
     def _since(self, call: Reservation) -> int:
-        """Return the order of the last call that no longer counts: 32 calls do, and those in flight with
-        ``call``."""
+        """Return the order of the last call that no longer counts: only 32 calls and those in flight with
+        ``call`` count."""
         return min(call.order - call.held[0], self._sent - _RECENT_CALLS)
 
     def _recent(self, call: Reservation) -> list[Reservation]:
-        """Return the refused ones among the last calls."""
+        """Return the refused calls among the last calls."""
         return [refused for refused in self._refusals if refused.order > self._since(call)]
 
     def _is_proof(self, call: Reservation) -> bool:
@@ -470,7 +473,7 @@ class AdaptiveLimit:
         return True
 
     def pause(self, call: Reservation, until: float, ceiling: float) -> None:
-        """All calls pause ``until`` then, as the refusal of ``call`` proved a limit: space them."""
+        """Pause all calls until ``until`` and space them, because the refusal of ``call`` proved a limit."""
         self._in_flight.unlimit()
         proof = self._recent(call) or [call]
         delivery, first = self._delivery or _Delivery(call.started, self._sent), proof[0]
@@ -482,12 +485,12 @@ class AdaptiveLimit:
         # 2. A rate is known.
         elif ceiling < math.inf:
             self._paced = _PacedCalls(ceiling, met, until, ceiling=ceiling)
-        # 3. Calls were admitted at first contact: their rate, including the pause, as they may be a burst.
-        #    Other processes have not reported theirs yet.
+        # 3. Calls were admitted at first contact: use their rate, including the pause, since they may be a
+        #    burst. Other processes have not reported theirs yet.
         elif admitted > 0:
             rate = self._members * admitted / (until - delivery.since)
             self._paced = _PacedCalls(rate, met, until, search=True)
-        # 4. None was: begin slowly after the pause.
+        # 4. No call was admitted: begin slowly after the pause.
         else:
             self._in_flight.open_from(_FIRST_CALLS_AGAIN, until, _DOUBLES_SLOWLY_IN_S)
         self._delivery = None
@@ -518,7 +521,7 @@ class AdaptiveLimit:
         self._change()
 
     def share(self, accepted: float, refused: float, now: float, *, members: int, probes: bool) -> None:
-        """The limit is shared by ``members`` processes, and this one ``probes`` for all or not.
+        """Set the number of processes that share the limit, and whether this one probes for all.
 
         Args:
             accepted, refused: calls of the others that were answered and refused since the last exchange.

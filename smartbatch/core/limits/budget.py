@@ -1,4 +1,5 @@
-"""Money: reserved before a call, settled afterwards, never more than the limit. All amounts are USD.
+"""Spending limits: money is reserved before a call and reconciled afterwards, and never exceeds the limit.
+All amounts are USD.
 
 A budget shared by several clients fails closed: a client may spend only what it has leased. A lease does not
 expire, and the lease of a dead process stays taken, because nobody knows how much of it was spent. Times are
@@ -25,7 +26,7 @@ class SpendReservation:
 
     nano: int  # reserved billionths of a USD
     outer: SpendReservation | None  # reserved in the outer budget
-    lasting: bool  # for so long that nothing waits for its end
+    lasting: bool  # may last so long that nothing waits for its end
     open: bool = True  # not ended
 
     @property
@@ -39,8 +40,8 @@ class Budget:
 
     At every step, spent + unconfirmed + reserved <= limit, as long as no call costs more than it reserved.
     Reservations are rounded up and the limit down, to a billionth of a USD. A call that cost more than it
-    reserved is charged in full. If the bill of a call is unknown, what it may have cost stays reserved for
-    good, as unconfirmed.
+    reserved is charged in full. If the bill of a call is unknown, the amount it may have cost stays reserved
+    permanently, as unconfirmed.
 
     A budget within another one spends from both; a cost that does not fit into both is not reserved.
 
@@ -59,7 +60,7 @@ class Budget:
         self._outer = outer
         self._limit = None if limit is None else math.floor(_checked(limit, "limit") * _NANO)
         self._spent = self._unconfirmed = self._reserved = self._lasting = 0
-        self.lease: BudgetLease | None = None  # of a shared budget, whose limit is what was leased so far
+        self.lease: BudgetLease | None = None  # of a shared budget, whose limit is the amount leased so far
 
     @property
     def spent(self) -> float:
@@ -83,7 +84,7 @@ class Budget:
 
     @property
     def room(self) -> float | None:
-        """USD available as far as is known: :attr:`left`, plus what is not leased of a shared budget."""
+        """USD available as far as is known: :attr:`left`, plus the unleased part of a shared budget."""
         if self._limit is None:
             return None
         unleased = 0.0 if self.lease is None else self.lease.unleased
@@ -123,7 +124,7 @@ class Budget:
         return self._lasting <= self._limit - self._used - _up(cost) < self._reserved
 
     def share(self, limit: float, member: str, wake: Callable[[], None]) -> BudgetLease:
-        """Spend from now on only what is leased of ``limit`` USD shared by several processes; return the
+        """From now on, spend only leased parts of ``limit`` USD shared by several processes; return the
         lease."""
         self._limit = self._used + self._reserved
         self.lease = BudgetLease(
@@ -156,7 +157,7 @@ class Budget:
             raise RuntimeError("the reservation exceeds what is left of the budget; call fits() first")
         outer = None if self._outer is None else self._outer.reserve(cost, lasting=lasting)
         made = SpendReservation(nano, outer, lasting)
-        self._reserved += nano  # nothing is called below, so a Ctrl-C arrives before or after it
+        self._reserved += nano  # no calls below, so a Ctrl-C arrives before or after this block
         if lasting:
             self._lasting += nano
         return made
@@ -169,7 +170,7 @@ class Budget:
             unconfirmed: USD that it may have cost in addition; they stay reserved.
 
         Raises:
-            RuntimeError: the reservation was ended before.
+            RuntimeError: the reservation has already ended.
         """
         nano, unknown = round(_checked(actual, "actual cost") * _NANO), _up(unconfirmed)
         self._close(reservation)
@@ -204,7 +205,7 @@ class Budget:
             self._outer.resize(reservation.outer, cost)
 
     def release(self, reservation: SpendReservation) -> None:
-        """Release the reservation: the call cost nothing. Raises as :meth:`settle`."""
+        """Release the reservation: the call cost nothing. Raises like :meth:`settle`."""
         self.settle(reservation, 0.0)
 
     @property
@@ -235,11 +236,11 @@ def _up(cost: float) -> int:
 
 
 _MIN_INTERVAL_SECONDS, _RENEW_SECONDS, _IDLE_SECONDS, _HEARTBEAT_SECONDS = 0.1, 1.0, 0.5, 5.0
-"""Seconds: minimum between two exchanges, between those of a spending client, until unused money is
-returned, and between those of a client that holds none."""
+"""Seconds: the minimum interval of exchanges, the interval for a client that is spending, the time until
+unused money is returned, and the interval for a client that holds no money."""
 
 _AHEAD_SECONDS, _LOW_SECONDS = 2.0, 0.5
-"""Seconds of this client's spending that are leased, and below which more is leased."""
+"""Seconds of this client's spending to lease in advance, and the level below which more is leased."""
 
 _PATIENCE_SECONDS = 5.0
 """Seconds for which a cost waits for money held by others before it is hopeless."""
@@ -255,9 +256,9 @@ class BudgetLease:
         limit: USD of all clients together.
         member: a unique name of the client.
         wake: called when an exchange becomes due earlier than :meth:`due` said.
-        held: returns USD leased and not spent, including reserved money.
+        held: returns the USD leased and not spent, including reserved money.
         reserved: returns USD reserved for calls and jobs.
-        widen: changes the limit of the budget by so many USD.
+        widen: changes the limit of the budget by the given USD.
     """
 
     def __init__(
@@ -285,7 +286,7 @@ class BudgetLease:
         self._hopeless = math.inf
 
     def lack(self, cost: float) -> None:
-        """Record that a call of ``cost`` USD does not fit into what is leased."""
+        """Record that a call of ``cost`` USD does not fit into the leased amount."""
         if not self._lacking:
             self._lacking = cost
             self._wake()
@@ -302,12 +303,12 @@ class BudgetLease:
 
     @property
     def unleased(self) -> float:
-        """USD that are not leased, as far as is known; 0 while the back end is unavailable."""
+        """USD that no client has leased, as far as is known; 0 while the back end is unavailable."""
         return 0.0 if self.lost else self.last_unleased
 
     @property
     def last_unleased(self) -> float:
-        """USD that were not leased at the last exchange; all of them before the first one."""
+        """USD that no client had leased at the last exchange; the whole limit before the first one."""
         return self._limit if self.grant is None else math.floor(self.grant.left[0] * _NANO) / _NANO
 
     def waits(self) -> bool:
@@ -328,11 +329,11 @@ class BudgetLease:
     def ask(self, now: float, *, leaving: bool = False) -> LeaseAsk:
         """Return the request of an exchange; :meth:`adopt` or :meth:`lose` follows.
 
-        Unreserved money is returned if nothing was spent recently, and if it is too little for a call that
-        asked in vain; otherwise several clients could each hold a part of what one of them needs. If the
-        answer of an exchange was lost, the totals of the next one show whether it was carried out. A client
-        that no longer spends reports no limit, because the lowest one applies and others may have been given
-        a higher one since; it also wants nothing.
+        Unreserved money is returned if nothing was spent recently, or if it is too little for a call whose
+        request for money failed; otherwise several clients could each hold a part of what one of them needs.
+        If the response to an exchange was lost, the totals of the next one show whether it was carried out. A
+        client that no longer spends reports no limit, because the lowest one applies and others may have been
+        given a higher one since; it also wants nothing.
         """
         held, reserved = self._held(), self._reserved()
         spent = max(0.0, self._held_then - held)
@@ -378,7 +379,7 @@ class BudgetLease:
         self._hopeless, self._again_at = math.inf, now
         if not grant.wait:
             self._lacking_since = -math.inf
-        # no other client holds any, or a call has waited long: hopeless; otherwise others may return some
+        # no other client holds money, or a call has waited long: hopeless; otherwise others may return some
         elif grant.members == 1 or now - self._lacking_since >= _PATIENCE_SECONDS:
             self._hopeless, self._lacking_since = lacking, -math.inf
         else:
@@ -386,7 +387,7 @@ class BudgetLease:
         self._held_then = self._held()
 
     def lose(self, now: float, incompatible: str = "") -> bool:
-        """The back end is unavailable: lease nothing more. Return whether this is new.
+        """Lease nothing more, because the back end is unavailable. Return whether this is new.
 
         Args:
             incompatible: why waiting does not help; empty if it may.

@@ -1,7 +1,8 @@
-"""What a client's budget reserves for its jobs, from their submission to their end.
+"""The money that a client's budget reserves for its jobs, from their submission to their end.
 
-A job has its own budget in the store, which applies to every process that runs it. What the job can still
-spend is reserved here, so that the job and everything else the client sends stay within the client's budget.
+A job has its own budget in the store, which applies to every process that runs it. The amount the job can
+still spend is reserved here, so that the job and everything else the client sends stay within the client's
+budget.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ class MoneyWait(Protocol):
 
 @define
 class _JobReservation:
-    """What is reserved for a job."""
+    """The money reserved for a job."""
 
     held: SpendReservation
     cost: float  # USD of the job when this was last updated
     changes: tuple[NewReservation, ...]  # work that stores it, or retries its requests
-    lost: float = 0.0  # USD for lost answers that the budget counted before
+    lost: float = 0.0  # USD for lost answers that the budget has already counted
 
     @property
     def changing(self) -> bool:
@@ -58,7 +59,7 @@ class NewReservation:
 
     usd: float  # wanted, then reserved
     held: SpendReservation | None = None
-    job_id: str | None = None  # once it was assigned to a job
+    job_id: str | None = None  # set once it was assigned to a job
     is_changing: bool = True  # the work that submits the job or retries its requests has not ended
 
 
@@ -67,7 +68,7 @@ class JobReservations:
     """The reservations of jobs in a budget.
 
     Args:
-        budget: the client's.
+        budget: the client's budget.
         guard: runs everything that reserves or reconciles, one at a time; no method may be called inside it.
         account: a unique name of the budget. It is stored with jobs, so that each process knows which client
             reserves money for them; for a shared budget it stands for all clients that share it.
@@ -94,16 +95,16 @@ class JobReservations:
         return job_id in self._jobs
 
     def seen(self, job_id: str) -> object | None:
-        """Return a token for the money reserved for a job, to :meth:`charge` what is read from the store
-        afterwards. ``None`` if there is none, or while the job is being stored or retried."""
+        """Return a token for the money reserved for a job, which is passed to :meth:`charge` with data read
+        from the store afterwards. ``None`` if there is none, or while the job is being stored or retried."""
         found = self._jobs.get(job_id)
         return None if found is None or found.changing else found
 
     def reserve(self, wanted: float | None, work: Callable[[NewReservation], _T]) -> _T:
         """Reserve money while ``work`` submits a job; it is released unless it was assigned to the job.
 
-        A Ctrl-C at any moment leaves nothing reserved for good: what was assigned to a job that was not
-        stored in the end is released by a :meth:`charge` that says so.
+        A Ctrl-C at any moment leaves nothing reserved for good: money assigned to a job that was never stored
+        is released by a later :meth:`charge`.
 
         Args:
             wanted: USD; ``None`` for all that is left. At most what is left is reserved.
@@ -122,7 +123,8 @@ class JobReservations:
                 self._guard(lambda: self.budget.release(held))
 
     def _hold_back(self, reservation: NewReservation) -> bool:
-        """Reserve what is available of what is wanted; return False if more has to be leased first."""
+        """Reserve as much of the wanted amount as is available; return False if more has to be leased
+        first."""
         reservation.usd = self.budget.obtainable(reservation.usd)
         if reservation.usd and not self.budget.fits(reservation.usd):
             return False
@@ -130,8 +132,8 @@ class JobReservations:
         return True
 
     def enlarge(self, reservation: NewReservation, usd: float) -> float:
-        """Change the reservation for a job to ``usd``, or to what is available if that is less; return the
-        amount. Called by the work of :meth:`reserve`, and raises as it does."""
+        """Change the reservation for a job to ``usd``, or to the available amount if that is less; return the
+        amount. Called by the work of :meth:`reserve`, and raises the same errors."""
         reservation.usd = usd
         self._until(lambda: self._enlarge(reservation))
         return reservation.usd
@@ -149,7 +151,7 @@ class JobReservations:
 
     def assign(self, job_id: str, reservation: NewReservation, cost: float) -> None:
         """Assign a reservation to a job. Called by the work of :meth:`reserve` before the job is stored,
-        because from then on it may run and cost something. A job with another id takes the reservation over.
+        because from then on it may run and cost something. A job with another id takes over the reservation.
 
         Args:
             cost: USD the job has cost so far; they are not spent from this budget.
@@ -166,18 +168,18 @@ class JobReservations:
     ) -> _T:
         """Reserve money for a job while ``work`` retries some of its requests, and keep it reserved.
 
-        If the job was seen to have ended before ``work`` is done, nothing is released. A later
-        :meth:`charge` releases what is not needed, even after a Ctrl-C.
+        If the job is seen to have ended before ``work`` is done, nothing is released. A later :meth:`charge`
+        releases the unneeded part, even after a Ctrl-C.
 
         Args:
             wanted: USD, including what is already reserved for the job; at most what is left is reserved.
                 0 changes nothing.
             cost: USD the job has cost so far.
             work: called with the reserved amount.
-            lost: USD it may have cost in addition, for lost answers; the budget counted them before.
+            lost: USD it may have cost in addition, for lost answers; the budget has already counted them.
 
         Raises:
-            ClientClosed: as :meth:`reserve`.
+            ClientClosed: see :meth:`reserve`.
         """
         reservation = NewReservation(wanted)
         try:
@@ -206,17 +208,17 @@ class JobReservations:
     def charge(
         self, job_id: str, cost: float, *, ended: bool, still: float | None = None, seen: object | None = None
     ) -> None:
-        """Count what a job has cost so far as spent; at its end, release everything except what may have been
-        billed.
+        """Count a job's cost so far as spent; once it has ended, release everything except amounts that may
+        have been billed.
 
         Args:
             job_id: ignored if nothing is reserved for it.
-            cost: USD since the job began; the same figure may be passed twice.
-            ended: whether it can cost nothing more.
+            cost: USD since the job began, in total; the same figure may be passed twice.
+            ended: whether the job can no longer cost anything.
             still: USD that it can still cost, if all its requests have results, or that it may have cost for
                 lost answers, if it has ended; any further reserved amount is released.
-            seen: what :meth:`seen` returned before the data was read; ignored if requests of the job have
-                been retried since.
+            seen: the token that :meth:`seen` returned before the data was read; ignored if requests of the
+                job have been retried since.
         """
         self._guard(lambda: self._charge(job_id, cost, ended, still, seen))
 

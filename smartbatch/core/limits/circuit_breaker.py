@@ -34,7 +34,7 @@ class Outcome(enum.Enum):
     SUCCESS = "success"
     FAILURE = "failure"
     IGNORED = "ignored"
-    """Says nothing about the provider, or was never sent."""
+    """Shows nothing about the provider, or was never sent."""
 
 
 _CLOSED, _OPEN, _HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
@@ -61,8 +61,8 @@ class Transition:
 class BreakerPermit:
     """An admitted call; ended once."""
 
-    epoch: int  # of the breaker when the call was admitted
-    overdue: float  # when a probe stops preventing other probes
+    epoch: int  # epoch of the breaker when the call was admitted
+    overdue: float  # when a probe no longer prevents other probes
     despite: bool = False  # sent despite a permanent error: not a probe
     ended: bool = False
 
@@ -75,12 +75,11 @@ at 50 %, 28 times at 90 %."""
 _MAX_USUAL_SHARE = 0.9
 _CHANCE_LOG = math.log(1e-4)
 _SHORT_CALLS, _LONG_CALLS = 32, 256
-"""Shares are those of the last 32 and the last 256 first calls of requests. The short one reacts quickly;
-the long one outlasts the end of a list, when only answers are still to come. The larger of the two
-decides how long a request is retried; the long one decides when the breaker opens. Retries do not
-count, because a few requests that always fail would make failures look usual. Retries of requests that
-were answered in the end count for how long a request is retried: at the end of a list there are no
-others."""
+"""Shares are measured over the last 32 and the last 256 first calls of requests. The short one reacts
+quickly; the long one outlasts the end of a list, when only answers are still to come. The larger of the two
+decides how long a request is retried; the long one decides when the breaker opens. Retries do not count,
+because a few requests that always fail would make failures look usual. Retries of requests that were answered
+in the end count for how long a request is retried: at the end of a list there are no others."""
 
 _KEPT_SHARE = 1.0 - 1.0 / _SHORT_CALLS
 
@@ -94,7 +93,7 @@ _MIN_WEIGHT = 1.0 - math.exp(-1.0 / _RATE_SECONDS)
 """Calls within less than a second count as if they took a whole second."""
 
 _STEADY_SECONDS = 60.0
-"""Seconds of an outage in which probes keep that rate; later the interval grows with the outage."""
+"""Seconds of an outage during which probes keep that rate; later the interval grows with the outage."""
 
 
 FOLLOWED = "another process found it failing"
@@ -210,7 +209,7 @@ class CircuitBreaker:
             failures: number of earlier failed calls of its request.
 
         Raises:
-            RuntimeError: the permit was ended before.
+            RuntimeError: the permit has already ended.
         """
         if permit.ended:
             raise RuntimeError("a permit ends once")
@@ -221,7 +220,7 @@ class CircuitBreaker:
             self._answered_share *= _KEPT_SHARE
         if permit.epoch != self._epoch:  # 1. admitted before the last change of state: does not count
             return None
-        if permit.despite:  # 2. sent despite a permanent error: after a success a probe may be sent at once
+        if permit.despite:  # 2. sent despite a permanent error: after a success, a probe may be sent at once
             if outcome is Outcome.SUCCESS:
                 self._next = now
             return None
@@ -239,7 +238,7 @@ class CircuitBreaker:
         return self._change(_CLOSED, "a probe succeeded")
 
     def open(self, reason: str, now: float, rng: RandomSource) -> Transition:
-        """Admit only probes from now on; the first after ``pause`` at the latest."""
+        """Admit only probes from now on; the first one after ``pause`` seconds at the latest."""
         self._run = 0
         self._jitter = jittered(1.0, rng)
         self._opened_at = now

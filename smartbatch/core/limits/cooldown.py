@@ -23,7 +23,7 @@ _MIN_SECONDS = 0.2
 """Minimum seconds before a retry, up to half of it jitter, even if the server asks for no wait."""
 
 FIRST_REFUSAL_SECONDS, MAX_REFUSAL_SECONDS = 1.0, 60.0
-"""Seconds of the first and the longest wait after a rate-limit refusal that names no time."""
+"""Seconds of the first and of the longest wait after a rate-limit refusal that names no time."""
 
 
 class RandomSource(Protocol):
@@ -89,9 +89,9 @@ def after_refusals(refusals: int, asked: float | None, rng: RandomSource) -> flo
     """
     if asked is None:  # 1. the server named no time: a backoff
         return backoff(refusals, rng, first=FIRST_REFUSAL_SECONDS, longest=MAX_REFUSAL_SECONDS)
-    if refusals == 1:  # 2. it named a time: that one, but never none at all
+    if refusals == 1:  # 2. it named a time: wait that long, but never less than the minimum
         least = shortest(rng)
-    else:  # 3. the time it named before was not enough: the backoff is a minimum as well
+    else:  # 3. the time it named before was too short: wait at least as long as the backoff, too
         least = backoff(refusals - 1, rng, first=FIRST_REFUSAL_SECONDS, longest=MAX_REFUSAL_SECONDS)
     return max(jittered_minimum(asked, rng), least)
 
@@ -100,10 +100,10 @@ def after_refusals(refusals: int, asked: float | None, rng: RandomSource) -> flo
 class CommonCooldown:
     """The cooldown of all calls of a quota, after refusals that prove a limit or are explained by one."""
 
-    began: float = field(default=-math.inf, init=False)  # a refusal of a call sent before belongs to it
+    began: float = field(default=-math.inf, init=False)  # a refusal of a call sent before this belongs to it
     until: float = field(default=-math.inf, init=False)
     consecutive: int = field(default=0, init=False)  # cooldowns without a success between them
-    _resets_since: float = field(default=-math.inf, init=False)  # a success of a later call resets that
+    _resets_since: float = field(default=-math.inf, init=False)  # a success of a later call resets the count
 
     def succeeded(self, call: Reservation) -> None:
         if call.started >= self._resets_since:
@@ -124,7 +124,7 @@ class CommonCooldown:
         return Cooldown(max(0.0, self.until - now), self.consecutive, fresh)
 
     def follow(self, until: float, now: float) -> None:
-        """Adopt the cooldown of another process, as if a call of this one had been refused."""
+        """Adopt the cooldown of another process as if a call of this process had been refused."""
         self._resets_since = self.began = now
         self.until = until
         self.consecutive = max(self.consecutive, 1)
@@ -163,19 +163,19 @@ class Suspension:
         return seconds
 
     def end(self, now: float) -> bool:
-        """Begin the trial if the suspension is over; true once per suspension."""
+        """Begin the trial if the suspension is over; return true once per suspension."""
         if not self.active or now < self._until:
             return False
         self.active, self.trial = False, True
         return True
 
     def proven(self) -> None:
-        """The feature works: end the trial, and make the next suspension as short as the first."""
+        """End the trial because the feature works, and make the next suspension as short as the first."""
         self.trial, self._next = False, self.FIRST_SECONDS
 
 
 class FlexHealth:
-    """Whether requests are sent to a model's slower tier: not for a while after consecutive refusals.
+    """Whether requests are sent to a model's slower tier, which is suspended after consecutive refusals.
 
     A refused request is sent at the standard price instead. A refusal costs no money, only time. Because
     refusals arrive sooner than answers, the first results of many calls that started together prove little:
@@ -210,7 +210,8 @@ class FlexHealth:
 
         Args:
             in_flight: calls to the tier that have not ended.
-            permanent: the model or account does not have the tier; suspends it for the longest time.
+            permanent: whether the model or account does not have the tier; if so, it is suspended for the
+            longest time.
         """
         if self._suspension.active:
             return None  # the call started before the suspension

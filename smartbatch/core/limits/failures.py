@@ -30,7 +30,7 @@ _CAUSED_BY_ONE: Final = frozenset(
 )
 _PERMANENT: Final = frozenset({ErrorKind.AUTH_ERROR, ErrorKind.NO_MONEY})
 _UNKNOWN_MODEL: Final = frozenset({404, 410})
-"""HTTP statuses of a call to a model or an address that does not exist."""
+"""HTTP statuses of a call to a model or a URL that does not exist."""
 
 
 def is_network(error: ProviderError) -> bool:
@@ -111,7 +111,7 @@ class Classifiers:
 
     Args:
         chain: in the order in which they are called.
-        report: called with what a classifier raised.
+        report: called with the exception that a classifier raised.
     """
 
     chain: tuple[Classifier, ...] = field(default=(), converter=_as_tuple, validator=_callables)
