@@ -30,13 +30,13 @@ _NO_ORDER = (
     "submit() for urgent requests"
 )
 MAX_ID_DRAWS = 10
-"""Ids tried for a job; more than one is needed only with a seeded generator."""
+"""Maximum ids tried for a job; a second one is needed only with a seeded generator."""
 MAX_LABELS, MAX_LABEL_CHARS = 64, 512
-"""Labels of a job, and characters per label: enough for people, too few for content."""
+"""Maximum labels per job, and characters per label: enough to label a job, too few for content."""
 _KEY_CACHE_KB = 8_192
-"""Memory for keys; those that do not fit go to a temporary file, some 30 bytes per row."""
+"""Memory for keys; further keys are written to a temporary file, some 30 bytes per row."""
 _KEY_BYTES = 16
-"""Bytes of a fingerprint to keep: enough that equal ones mean identical requests."""
+"""Bytes kept of a fingerprint: enough that equal ones mean identical requests."""
 
 
 @define(eq=False, slots=False)
@@ -105,7 +105,7 @@ class Items:
             self._models.add(model_label(request, self._job))
         params = request.params
         if params is not self._shared.params and not difference(params, self._shared.params):
-            self._shared = evolve(self._shared, params=params)  # the next row has this very object as well
+            self._shared = evolve(self._shared, params=params)  # the next row has this same object
         payload = encode_request(request, self._shared, row=row)
         size = len(payload)
         first = self._realtime is None or row < self._realtime
@@ -130,7 +130,7 @@ def accept(
     new_id: Callable[[], str],
     at: float,
 ) -> tuple[JobRow, bool]:
-    """Store a job, or find the job that has its key and add the rows that follow that job's own.
+    """Store a job, or find the job that has its key and append the rows that it does not have yet.
 
     Args:
         named: called with the id before the job is stored under it.
@@ -149,14 +149,14 @@ def accept(
             return row, True
         if job.key is not None and row.key == job.key:
             break
-        job = evolve(job, id=new_id())  # a seeded generator, used a second time on one store
+        job = evolve(job, id=new_id())  # a seeded generator was used a second time with the same store
     return _with_further_rows(store, row, items, wiring, deadline=job.policy.deadline, at=at), False
 
 
 def _with_further_rows(
     store: SqlStore, row: JobRow, items: Items, wiring: JobWiring, *, deadline: float | None, at: float
 ) -> JobRow:
-    """Return the job ``row`` after adding the rows of ``items`` that follow its own.
+    """Return the job ``row`` after appending the rows of ``items`` that it does not have yet.
 
     If another thread or process has stored the key since, the rows have already been read and must be equal.
 
@@ -220,7 +220,7 @@ class _IdenticalRows:
     def leader_of(self, row: int, request: Request, *, realtime: bool) -> int | None:
         """Return the row that a request follows; ``None`` if it is the first of its kind.
 
-        A real-time request does not follow one that waits for a batch: it leads from now on.
+        A real-time request does not follow one that waits for a batch; later identical requests follow it.
 
         Raises:
             StoreError: the disk has no room for the keys.

@@ -35,7 +35,7 @@ from smartbatch.jobs.wiring import JobWiring, Reopening, reopen_without_client
 from smartbatch.types import Deadline, Result
 
 PAGE_ROWS = 1_000
-"""Failed rows, or actions, that are read at a time."""
+"""Failed rows, or actions, to read at a time."""
 
 
 # -- changes of a job ----------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class NewActs:
     models: bool  # pauses or limits changed
     jobs: frozenset[str]  # ids of jobs that were named
     any_job: bool  # jobs were selected by their properties, so any may be affected
-    claims: bool  # some jobs may wait for an owner
+    claims: bool  # jobs may be waiting for an owner
 
 
 class LiveControls:
@@ -206,9 +206,9 @@ class LiveControls:
     def _look(self) -> None:
         """Read new actions and, if they concern models, all pauses and limits.
 
-        On the first look, earlier actions on jobs show in the jobs' rows. If actions are missing, because
-        many were done while this process slept, anything may have changed. Nothing counts as seen before all
-        of it was read.
+        Before the first read, actions on jobs are already reflected in the jobs' rows. If actions are
+        missing, because many were done while this process slept, anything may have changed. Actions count as
+        seen only after everything was read.
         """
         with self._lock:
             controls = self._store().controls

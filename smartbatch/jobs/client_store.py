@@ -23,7 +23,7 @@ from smartbatch.types import Route, T, Usage
 
 
 class ClientStore:
-    """Opens a store once, however many threads need it. Thread-safe.
+    """Opens a store once, regardless of how many threads need it. Thread-safe.
 
     Args:
         place: path or address of the store.
@@ -78,7 +78,7 @@ class ClientStore:
     def read_within(
         self, read: Callable[[], T], seconds: float | None, error: Callable[[str], SmartbatchError]
     ) -> T:
-        """Return what ``read`` reads from the store.
+        """Return the value that ``read`` reads from the store.
 
         Raises:
             SmartbatchError: made by ``error`` from a message, if the store has not answered for ``seconds``.
@@ -95,11 +95,11 @@ class ClientStore:
 
 
 MAX_UNFOLDED_REQUESTS = 2_000
-"""Finished requests after which they are added up, before they are written."""
+"""Number of finished requests after which totals are formed."""
 MAX_ERROR_GROUPS = 100
 """Groups of errors between writes; further errors are counted by their kind."""
 MAX_DECISIONS = 100
-"""Decisions kept between writes, the latest ones."""
+"""Number of the latest decisions kept between writes."""
 SAVE_SECONDS = 15.0
 """Seconds after the last write from which the end of a list triggers one, if no supervisor does."""
 
@@ -113,7 +113,7 @@ class SummaryLog:
     """Stores totals of a client's real-time requests and its route decisions, as an observer of its events.
     Thread-safe.
 
-    The thread that completes a request only notes it; a jobs thread adds up and writes every few seconds.
+    The thread that completes a request only notes it; a jobs thread writes the totals every few seconds.
     Nothing is noted while no store is open. Requests of jobs are counted when their results are stored.
 
     Args:
@@ -152,7 +152,7 @@ class SummaryLog:
                 self._lock.release()
 
     def decided(self, one: ListDecision) -> None:
-        """Note a decision on a list that has no job; called again when it is measured."""
+        """Note a decision on a list that has no job; called again once its outcome is known."""
         if not self.is_stored:
             return
         self._decided.append(one)
@@ -161,7 +161,7 @@ class SummaryLog:
             self._saved_at = now
             try:
                 OwnThreads(self._clock).start(self._save_now, "smartbatch-summaries")
-            except RuntimeError:  # the interpreter is ending, and writes what is left
+            except RuntimeError:  # the interpreter is exiting, and writes the rest
                 return
 
     def save(self, store: SqlStore) -> None:

@@ -1,4 +1,4 @@
-"""A job as its user holds it: status, waiting, results and actions. All handles share one stored job."""
+"""The user's handle of a job: status, waiting, results and actions. All handles share one stored job."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from smartbatch.views.html import Report
 
 NOTEBOOK_STATUS_SECONDS = 2.0
-"""Seconds that the store has to report the status of a job that a notebook displays."""
+"""Seconds within which the store must report the status of a job to display in a notebook."""
 
 
 class Job:
@@ -71,7 +71,7 @@ class Job:
         return f"<Job {self.id}{named} {self.model} {self.total:,} requests>"
 
     def _repr_html_(self) -> str:
-        """Return the status for a notebook, or what is known if the store does not answer soon."""
+        """Return the status for a notebook, or only what is known if the store does not answer in time."""
         try:
             return self.status(NOTEBOOK_STATUS_SECONDS)._repr_html_()
         except SmartbatchError as error:
@@ -107,7 +107,7 @@ class Job:
         return self._row().state is JobState.DONE
 
     def incidents(self) -> list[IncidentRow]:
-        """Return what should not have happened, oldest first, with what it may have cost.
+        """Return the unexpected events, oldest first, with what they may have cost.
 
         Raises:
             StoreError: the store cannot be read, or has not answered for 30 seconds.
@@ -142,7 +142,7 @@ class Job:
         return reported_run(engine.store, self._row(), engine.wall())
 
     def has_account(self) -> bool:
-        """Whether this process has the account the job was submitted with, which it needs to continue."""
+        """Whether this process has the account that the job was submitted with and needs."""
         return self._engine.providers.provider_of(self._row()) is not None
 
     def is_unowned(self) -> bool:
@@ -194,7 +194,7 @@ class Job:
             timeout: total time to wait for results or the store, such as ``"2h"``, or seconds; ``None`` waits
                 as long as it takes.
             after: continue after the request at this position, from 0; only for results in order.
-            progress: as for :meth:`wait`; nothing is displayed if nothing is waited for.
+            progress: as for :meth:`wait`; nothing is displayed if ``wait`` is false.
 
         Returns:
             an iterator of :class:`~smartbatch.Result`; failed requests hold their ``.error``.
@@ -296,7 +296,7 @@ class Job:
         by then, and is paid for, is kept.
 
         Args:
-            by: who acts, for the store's list of actions; by default the user and machine (also below).
+            by: the user, for the store's list of actions; by default the user and machine.
         """
         self._engine.store.acts.cancel(JobSelection(ids=(self.id,)), actor(by))
         self._carry_on()
@@ -312,7 +312,7 @@ class Job:
         """Delete a finished job, its requests and its results from the store.
 
         Args:
-            by: who acts; by default the user and machine.
+            by: as for :meth:`cancel`.
             keep_decision: keep how its route was chosen and what it took, under its key, for the dashboard
                 and for reports on its output. The latest 2,000 of these are kept.
 
@@ -368,7 +368,7 @@ class Job:
 
         A row gets a new result in place of the old one, which stays in :meth:`earlier_results`; its cost
         stays counted. A row that was, or may have been, paid for is left out unless it is named in ``rows``
-        or ``billed`` is true; in that case an incident names it. At most 100,000 rows are sent again at a
+        or ``billed`` is true; in that case an incident records it. At most 100,000 rows are sent again at a
         time. A deadline that has passed no longer applies. A client with a budget reserves in it what the job
         can spend; if less is available, that becomes the job's budget, in whichever process it runs, until
         the next :meth:`set_budget`. Requests for which there is no room fail with ``BudgetExceeded``.
@@ -408,7 +408,7 @@ class Job:
         ]
 
     def withdraw(self) -> bool:
-        """Cancel the requests of an attended job that were not sent; its account is not needed for that.
+        """Cancel the requests of an attended job that were not sent; this does not need its account.
 
         Results that exist are kept.
 

@@ -89,7 +89,7 @@ class CostCeiling:
 
 
 def _whole(usd: float) -> float:
-    """Round up to whole billionths, as the budget counts."""
+    """Round up to whole billionths, the unit of the budget."""
     return math.ceil(usd * NANO_PER_USD) / NANO_PER_USD
 
 
@@ -108,7 +108,7 @@ class JobBill:
     """The cost of a job so far, in USD."""
 
     cost: float  # spent, as far as known; once the job has ended, including unusable answers
-    ended: bool  # it can cost nothing more
+    ended: bool  # whether it can cost nothing more
     # once all requests have their results: what it can still cost, or may have cost for lost answers
     open: float | None
 
@@ -131,8 +131,8 @@ def bill(store: SqlStore, job_id: str) -> JobBill:
 
 
 def exceeded(row: JobRow, count: int, least: float) -> BudgetExceeded:
-    """Return the error of ``count`` requests that are not sent; ``least`` is the maximum cost of the cheapest
-    one, in USD."""
+    """Return the error of ``count`` unsent requests; ``least`` is the maximum cost of the cheapest one, in
+    USD."""
     several = (
         f"{count:,} requests were not sent: the cheapest" if count > 1 else "the request was not sent: it"
     )
@@ -186,7 +186,7 @@ class JobBudget:
         self.calls = Budget(0.0, runtime.wiring.outer_budget(row))
 
     def reserve(self, items: Sequence[StoredItem]) -> dict[int, float]:
-        """Reserve the maximum cost of items; return those that had no room, with their maximum cost.
+        """Reserve the maximum cost of items; return those that exceed the budget, with their maximum cost.
 
         Raises:
             LeaseLost, StoreError: nothing was reserved.
@@ -201,7 +201,8 @@ class JobBudget:
         return {ix: most for ix, most in mosts.items() if ix not in fitting}
 
     def fell_short(self, ix: int) -> bool:
-        """Whether this very budget had no room for an item; if so, more is reserved for its next try."""
+        """Whether this budget, not the client's, had no room for an item; if so, more is reserved next
+        time."""
         if self.calls.short(self._under_way.get(ix, 0.0)) not in (None, self.calls):
             return False
         self._factors[ix] = self._factors.get(ix, 1.0) * RETRY_FACTOR
@@ -265,7 +266,7 @@ class JobBudget:
         return fitting
 
     def _committed_locked(self) -> float:
-        """What was spent, and what calls in flight can spend, including those of abandoned requests."""
+        """USD spent, and USD that calls in flight can spend, including those of abandoned requests."""
         used = self.calls.spent + self.calls.unconfirmed
         return used + max(self.calls.reserved, sum(self._under_way.values()))
 
@@ -339,7 +340,7 @@ class ClientBudget:
         """
         if self.reservations.budget.left is None:
             return work(unchanged)
-        try:  # its end may be published at this very moment
+        try:  # its end may be published at this moment
             return self.reservations.renew(job_id, 0.0, 0.0, lambda _: self._reopen(job_id, work))
         finally:
             self.refresh(job_id)

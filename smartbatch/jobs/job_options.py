@@ -14,13 +14,13 @@ from smartbatch.prices import PriceBook, Processing
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.types import Kind
 
-if TYPE_CHECKING:  # these modules load much that most clients do not need
+if TYPE_CHECKING:  # these modules import much that most clients do not need
     from smartbatch.jobs.records import Fallback
     from smartbatch.jobs.status import JobStatus
     from smartbatch.providers.batch_api import BatchApi
 
 STATUS_TIMEOUT = 30.0
-"""Seconds for the store to report a job's status; other processes lock it for ten at most."""
+"""Seconds within which the store must report a job's status; other processes lock it for at most ten."""
 MAX_KEY_CHARS = 512
 
 
@@ -78,7 +78,7 @@ def check_batches(config: BatchingConfig, model: OpenedModel, kind: Kind, fallba
     """Check that there is a Batch API, or that ``fallback`` (default: the setting) allows real time.
 
     Raises:
-        ConfigError: neither.
+        ConfigError: neither is the case.
     """
     _, problem = batches_of(config, model, kind)
     chosen = checked("batch_fallback", config.batch_fallback if fallback is None else fallback)

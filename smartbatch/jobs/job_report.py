@@ -37,9 +37,9 @@ from smartbatch.types import Generation, Kind, Result, Usage
 from smartbatch.views.html import Report
 
 _SAMPLED_PLACES = 80
-"""Places of a large job at which results are read."""
+"""Number of positions in a large job at which results are read."""
 _MAX_FAILURES = 5_000
-"""Failed requests that are read; if there are more, at evenly chosen places."""
+"""Maximum failed requests to read; if there are more, evenly spaced ones are read."""
 _FALLBACKS = ("are sent by another batch", "are sent in real time")
 _PLAIN_PARAMETERS = ("max_tokens", "temperature", "top_p", "seed")
 
@@ -121,7 +121,7 @@ def _seen(store: SqlStore, row: JobRow) -> SeenResults:
 
 
 def _places(store: SqlStore, row: JobRow) -> Iterator[ResultRow]:
-    """Yield all results of a small job, or those at evenly chosen places of a large one."""
+    """Yield all results of a small job, or evenly spaced ones of a large one."""
     size = MAX_SAMPLED // _SAMPLED_PLACES
     if row.total <= MAX_SAMPLED:
         starts = range(0, row.total, size)
@@ -136,7 +136,7 @@ def _places(store: SqlStore, row: JobRow) -> Iterator[ResultRow]:
 
 
 def _failed(store: SqlStore, row: JobRow) -> Iterator[FailedRequest]:
-    """Yield all failed requests, or those at evenly chosen places if there are many."""
+    """Yield all failed requests, or evenly spaced ones if there are many."""
     if row.failed <= _MAX_FAILURES:
         yield from store.overview.failed(row, limit=_MAX_FAILURES, cancelled=False)
         return

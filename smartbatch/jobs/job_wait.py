@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from smartbatch.jobs.jobs_engine import JobsEngine
 
 LAST_CALLBACKS_SECONDS = 1.0
-"""Seconds for callbacks to learn of a job's end before a wait for it returns."""
+"""Seconds that a wait for a job gives callbacks to be called with its end."""
 STATUS_INTERVAL_SECONDS = 1.0
 """Seconds between checks of a job whose progress is displayed."""
 LAST_LOOK_SECONDS = 0.75
-"""Seconds for the store to report the status of a job once the time limit has passed."""
+"""Seconds within which the store must report the status of a job after the time limit has passed."""
 
 
 @frozen
 class _Look:
-    """What was known before the store was read; a change, or the time limit, may come while it is read."""
+    """State before the store was read; a change may arrive, or the time limit may pass, during the read."""
 
     seen: SeenChanges
     last: bool  # the time limit had passed
@@ -98,7 +98,7 @@ class JobWait:
                     shown.advance(result)
                 yield result
         except BaseException as error:
-            if shown is not None and not isinstance(error, GeneratorExit):  # a finaliser draws nothing
+            if shown is not None and not isinstance(error, GeneratorExit):  # a finalizer must not draw
                 shown.close()
             raise
         if shown is not None:
@@ -133,21 +133,21 @@ class JobWait:
                 last = row.ix if ordered else row.seq
                 missing -= 1
                 yield read(row, self._job_id)
-            # while the first one is missing, nothing else is read
+            # while the first one is missing, no others are read
             limit = 1 if ordered and missing == before else PAGE_RESULTS
             if missing == before:
-                # 2. nothing is new, and nothing is waited for
+                # 2. there are no new results, and the caller does not wait: done
                 if job is None:
                     return
-                # 3. nothing is new although the job is done: its store is damaged
+                # 3. there are no new results although the job is done: its store is damaged
                 if job.state is JobState.DONE:
                     raise StoreError(
                         f"job {self._job_id} is done, but the store {self._engine.store.place} lacks some of "
                         "its results: something else changed it; restore it from a copy"
                     )
-                # 4. nothing is new: wait for a change
+                # 4. there are no new results: wait for a change
                 self._wait_once(look, job, display and display(), reads=True)
-            # 5. nothing is missing now, unless rows were sent again in the meantime
+            # 5. all results were yielded, unless rows were sent again in the meantime
             if missing <= 0 and waits and not ordered:
                 missing = self._read_store(partial(self._count_retried, last))
 
@@ -158,14 +158,14 @@ class JobWait:
     def _job_and_page(
         self, ordered: bool, after: int, limit: int, *, waits: bool
     ) -> tuple[JobRow | None, list[ResultRow]]:
-        """Return the job, if its results are waited for, and then a page of them."""
+        """Return the job, if the caller waits for its results, and then a page of them."""
         return self.carry_on() if waits else None, self.page(ordered=ordered, after=after, limit=limit)
 
     def _count_retried(self, after: int) -> int:
         """Return how many results are missing after one result per request has been read: rows that were sent
         again since then have another one."""
         row = self._engine.store.jobs.get(self._job_id)
-        if row is None:  # it was forgotten meanwhile
+        if row is None:  # it was deleted in the meantime
             return 0
         return row.total - row.finished or len(self.page(ordered=False, after=after, limit=PAGE_RESULTS))
 
@@ -206,7 +206,7 @@ class JobWait:
             return None
 
     def _read_store(self, read: Callable[[], T]) -> T:
-        """Return what ``read`` reads from the store.
+        """Return the value that ``read`` reads from the store.
 
         Raises:
             JobTimeout: the store has not answered, and the time limit has passed.

@@ -1,4 +1,4 @@
-"""The jobs of one client in one process: the store, the threads that run jobs, and those who wait."""
+"""The jobs of one client in one process: the store, the threads that run jobs, and their waiters."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from smartbatch.jobs.supervision import Supervision
 
 OTHERS_JOB_POLL_SECONDS = 1.0
-"""Seconds between looks at a job that another process runs."""
+"""Seconds between checks of a job that another process runs."""
 OWN_JOB_POLL_SECONDS = 30.0
-"""Seconds between looks at a job of this process, whose waiters are notified of changes."""
+"""Seconds between checks of a job of this process, whose waiters are also notified of changes."""
 LAST_NEWS_SECONDS = 0.1
 """Seconds reserved at the end of a stop for publishing what is stored, and again for closing the store."""
 CLOSE_SECONDS = 0.25
-"""Seconds for closing the store if the time of the stop is over."""
+"""Seconds for closing the store if the time for the stop is used up."""
 STORE_RETRY_SECONDS = 10.0
 """Seconds after which a store that could not be opened is tried again."""
 _NEWS = (JobAccepted, JobProgress, JobFinished, JobIncident, ShardChanged)
@@ -62,7 +62,7 @@ class _Stop:
 
 
 class JobsEngine:
-    """The jobs of one client in one process: submission, work, and those who wait. Thread-safe.
+    """The jobs of one client in one process: submitting, running and waiting for them. Thread-safe.
 
     Threads start when there is work, and again after a stop.
 
@@ -74,7 +74,7 @@ class JobsEngine:
         lock: guards the engine, its supervision and its watchers; while it is held, nothing is read, written,
             called or published.
         client_store: the store, which may not be open.
-        changes: notified whenever something of a job was stored.
+        changes: notified whenever a change of a job was stored.
         controls: user settings for models and actions on jobs.
         providers: finds the provider of a job.
         wiring: what jobs need from the real-time side.
@@ -165,7 +165,7 @@ class JobsEngine:
         is available, the next call tries again.
 
         Args:
-            job_id: a job that somebody here waits for; attended jobs run for nobody else.
+            job_id: a job that a caller in this process waits for; attended jobs run only while one does.
         """
         from smartbatch.jobs.supervision import Supervision  # imported late: most clients run no job
 
@@ -223,7 +223,7 @@ class JobsEngine:
             return
 
     def has_ended(self, job_id: str) -> None:
-        """Forget a job that was seen to have ended, in whichever process."""
+        """Forget a job that has ended, in this process or another."""
         with self.lock:
             self.changes.clear_held_locked(job_id)
             self._attended.discard(job_id)
@@ -257,7 +257,7 @@ class JobsEngine:
         return any(row.id == job_id for row in self.store.leases.claimable())
 
     def notify(self, job_id: str) -> None:
-        """Look at a job at once."""
+        """Check a job at once."""
         if self._supervisor is not None:
             self._supervisor.notify(job_id)
 
@@ -273,7 +273,7 @@ class JobsEngine:
         return supervisor is not None and supervisor.realtime.cancel(job_id, ix)
 
     def resume(self, job_id: str) -> None:
-        """Continue a job that waited."""
+        """Continue a waiting job."""
         with self.lock:
             self.changes.clear_held_locked(job_id)
         if self._supervisor is not None:
@@ -296,13 +296,13 @@ class JobsEngine:
     # -- status and results ----------------------------------------------------------------------------------
 
     def refresh_interval(self, job_id: str) -> float:
-        """Return the seconds after which a job is looked at although no change was published."""
+        """Return the seconds after which a job is checked even if no change was published."""
         supervisor = self._supervisor
         own = supervisor is not None and supervisor.owns(job_id)
         return OWN_JOB_POLL_SECONDS if own else min(OTHERS_JOB_POLL_SECONDS, self._config.batch_poll_interval)
 
     def status_of(self, row: JobRow, *, forecast: bool = True) -> JobStatus:
-        """Return the status of a job; with ``forecast`` including the time left."""
+        """Return the status of a job, with the time left if ``forecast`` is true."""
         speed = self.wiring.speed if forecast else None
         return read_status(self.store, row, speed=speed, note=self._note, wall=self.wall())
 
@@ -326,7 +326,7 @@ class JobsEngine:
         return None
 
     def result_of(self, row: ResultRow, job_id: str) -> Result:
-        """Return a result as its user gets it."""
+        """Return a result in the form that users receive."""
         result = self.stored_result(row, job_id)
         return self.wiring.process(result) if result.ok else result
 
@@ -382,7 +382,7 @@ class JobsEngine:
         watcher.call(partial(self.status_of, row), ended=ended)
 
     def publish(self, event: Event) -> None:
-        """Publish an event; the end of a job only once, whoever stored its last result."""
+        """Publish an event; the end of a job only once, regardless of who stored its last result."""
         if isinstance(event, JobFinished):
             with self.lock:
                 if not self.changes.is_new_end_locked(event):
@@ -393,7 +393,7 @@ class JobsEngine:
         self.wiring.tell(event)
 
     def publish_held(self, row: JobRow) -> None:
-        """Publish that a job is held, if it is; once, until it continues."""
+        """Publish that a job is held, if it is, but only once until it continues."""
         with self.lock:
             if not self.changes.is_newly_held_locked(row):
                 return
@@ -424,9 +424,9 @@ class JobsEngine:
             supervisor.realtime.halt()
 
     def finish(self, until: float, save: Callable[[], object] = lambda: None) -> None:
-        """Release the jobs and close the store. Returns at ``until``, whatever the store does.
+        """Release the jobs and close the store. Returns by ``until``, even if the store hangs.
 
-        Each part waits in memory for what its threads are doing; the last calls to the store are made on a
+        Each part waits for its threads without using the store; the last calls to the store are made on a
         separate thread. If the engine has been opened again in the meantime, the store stays open until the
         next stop. A second thread that stops the engine waits for the first; if it times out, it stops what
         has been started since and leaves closing the store to the first.

@@ -1,7 +1,7 @@
 """Requests and results of jobs as bytes, and back: compact JSON, with the same bytes for the same content.
 
 Dictionaries keep their order, which for a schema is the order in which a model writes its answer. Everything
-has a version, so that rows stay readable when the form changes.
+has a version, so that rows stay readable when the format changes.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from smartbatch.types import Embedding, Generation, Message, Priority, Request, 
 
 VERSION = 1
 MAX_MESSAGE_CHARS = 1000
-"""Characters of an error's message that are kept."""
+"""Maximum characters kept of an error's message."""
 
 _SMALL_INT = 2**63
 _strict = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _lenient = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-"""Python reads back what it writes: NaN and infinities."""
+"""Python reads the NaN and infinities that it writes."""
 _fast: Callable[[Any], bytes] | None
 try:
     from orjson import dumps as _fast
@@ -54,7 +54,7 @@ _T = TypeVar("_T")
 
 @frozen
 class Shared:
-    """What all requests of a job have in common; each request stores only what differs."""
+    """Parameters that all requests of a job have in common; each request stores only its differences."""
 
     params: Generation = _NOTHING
     embedding: Embedding | None = None  # set for embeddings
@@ -219,7 +219,7 @@ class RunningDigest:
 def encode_result(result: Result) -> bytes:
     """Return ``result`` as bytes, without its id, which is stored separately.
 
-    An answer that was paid for is never refused: lone surrogates and non-finite numbers are kept, and a
+    An answer that was paid for is never rejected: lone surrogates and non-finite numbers are kept, and a
     ``parsed`` object that cannot be written as JSON is left out, because it can be made from the text again.
     Error messages are scrubbed once more.
     """
@@ -316,7 +316,7 @@ def _is_flat(context: Any) -> bool:
 
 
 def _is_plain(form: Mapping[str, Any]) -> bool:
-    """Whether the fast encoder and decoder preserve a form: it contains no large integer."""
+    """Whether the fast encoder and decoder preserve a value: it contains no large integer."""
     if not (form.keys() <= _NO_LARGE and _is_flat(form.get("context"))):
         return False
     extra = form.get("extra")
@@ -337,7 +337,7 @@ def _refuse(field: str, problem: str, row: int | None) -> NoReturn:
 
 
 def difference(own: Generation, shared: Generation) -> dict[str, Any]:
-    """Return the fields that differ when sent: 1, 1.0 and True are three different values there."""
+    """Return the fields that differ when sent, where 1, 1.0 and True are three different values."""
     return {name: value for name in _NAMES if not _same(value := _form_of(own, name), _form_of(shared, name))}
 
 
@@ -375,10 +375,10 @@ def _embedding(form: Any) -> Embedding | None:
 
 
 def _write(form: dict[str, Any]) -> bytes:
-    """Write a result whatever it contains; objects that cannot be written are left out.
+    """Write a result regardless of its content; objects that cannot be written are left out.
 
     Without user data, the fast encoder writes the same bytes except for the exponents of small numbers
-    (``1e-5``). It refuses lone surrogates and writes ``null`` for non-finite numbers; nothing else here is
+    (``1e-5``). It rejects lone surrogates and writes ``null`` for non-finite numbers; no other value here is
     null.
     """
     if _fast is not None and _is_plain(form):
@@ -406,7 +406,7 @@ def _copied(written: bytes) -> bytes:
 
 
 def _read(data: bytes, make: Callable[[dict[str, Any]], _T]) -> _T:
-    """Return what ``make`` makes from encoded data.
+    """Return the value that ``make`` makes from encoded data.
 
     Raises:
         StoreError: it is damaged, or was written by another version.

@@ -1,4 +1,4 @@
-"""Job items in real time: whose items are next, and what the end of a call means for them."""
+"""Job items in real time: which job is next, and how the end of a call affects its items."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from smartbatch.providers.base import Provider
 from smartbatch.types import Kind, Request, Result, Route
 
 ITEMS_PER_TURN = 100
-"""Items of a job that are claimed before it is another job's turn."""
+"""Number of items of a job to claim before it is another job's turn."""
 QUEUE_RETRY_SECONDS = 1.0
 """Seconds until a full queue is tried again."""
 BUDGET_RETRY_SECONDS = 60.0
@@ -66,7 +66,7 @@ ItemLimit: TypeAlias = Callable[[], int]
 
 @frozen
 class Verdict:
-    """What the end of a call means for its item and for the other items of the job."""
+    """The effect of the end of a call on its item and on the other items of the job."""
 
     outcome: str  # see NewResult
     ended_with: Result
@@ -99,11 +99,11 @@ class Verdict:
 
 
 def verdict_of(result: Result, *, attended: bool = False, keeps_going: bool = False) -> Verdict:
-    """Return what the end of a call means for its item.
+    """Return the effect of the end of a call on its item.
 
     Args:
-        attended: a user waits for the job, so failures of account and budget also end an item.
-        keeps_going: all items are sent, so each failure of the account ends its item.
+        attended: a user waits for the job, so account and budget failures also end an item.
+        keeps_going: all items are sent, so every account failure ends its item.
     """
     error = result.error
     # 1. an answer ends the item
@@ -172,15 +172,15 @@ class RealtimeJob:
     wanting: bool = True  # there may be more items to claim
     turn: int = ITEMS_PER_TURN  # items to claim before it is another job's turn
     begun: bool = False  # some items were claimed
-    # no user acted on it since its row was read; otherwise claimed items are not sent
+    # no user action since its row was read; otherwise claimed items are not sent
     is_current: bool = False
     resumes_at: float = -math.inf  # when more is claimed, by the clock
     noted: bool = False  # the store has a note on what the job is waiting for
     failures: int = 0  # consecutive failed claims
     budget: JobBudget | None = None
-    short: bool = False  # items are waiting for money that other items may release
-    cancelled: set[int] = field(factory=set)  # positions of items that must no longer be sent
-    withdrawn: bool = False  # nothing more is sent, and it is returned once nothing is in flight
+    short: bool = False  # items are waiting for budget that other items may release
+    cancelled: set[int] = field(factory=set)  # positions of items that must not be sent
+    withdrawn: bool = False  # nothing more is sent; it is released once nothing is in flight
     stop: EqualFailures | None = field(
         init=False
     )  # stops it if its first items fail alike; None: keeps going
@@ -206,7 +206,7 @@ class RealtimeJob:
         """Return an item to send.
 
         Raises:
-            ConfigError: this process has lost the account of the job.
+            ConfigError: this process no longer has the account of the job.
         """
         row = self.row
         if provider is None:
@@ -234,7 +234,7 @@ class RealtimeJob:
         return verdict_of(result, attended=policy.attended, keeps_going=policy.keep_going)
 
     def note_of(self, verdicts: Sequence[Verdict]) -> JobNote | None:
-        """Return the note to store: what the job is waiting for, or that it is no longer waiting."""
+        """Return the note to store, which says what the job is waiting for, or that it is not waiting."""
         for verdict in verdicts:
             if verdict.note is not None:
                 return JobNote(verdict.note, hold=verdict.hold)
@@ -288,11 +288,11 @@ class ClaimTurns:
 
     def begin(self, turn: Turn) -> None:
         """Reserve the room of a turn while its items are claimed."""
-        turn.job.wanting = False  # before the claim: an offer that arrives after it is a new one
+        turn.job.wanting = False  # before the claim, because an offer that arrives during it is a new one
         self._taken[turn.job.limit] += turn.room
 
     def complete(self, turn: Turn, items: Sequence[StoredItem]) -> None:
-        """Record the claimed items; if the job has no more, or had its share, others take their turn."""
+        """Record the claimed items; a job that has no more, or has had its share, loses its turn."""
         job = turn.job
         self._taken -= Counter({job.limit: turn.room})
         self.under_way[job.limit] += len(items)
@@ -356,13 +356,13 @@ def _gathers_in_queue(row: JobRow, provider: Provider | None, config: BatchingCo
 
 
 def short_of_budget(store: SqlStore, row: JobRow, refused: Mapping[int, float], *, others: bool) -> Verdict:
-    """Return the verdict on items for which the job's budget has no room.
+    """Return the verdict on items that exceed the job's budget.
 
     Args:
         refused: the maximum cost of each of these items.
         others: other items of the job are in flight.
     """
-    # 1. requests in flight may leave money: the items wait
+    # 1. requests in flight may cost less than reserved: the items wait
     if others or has_batches(store, row.id):
         error = BudgetExceeded("what is left of the job's budget is reserved for requests in flight")
         unrun = Result("", error=error, cost=0.0)
@@ -374,7 +374,7 @@ def short_of_budget(store: SqlStore, row: JobRow, refused: Mapping[int, float], 
         error = BudgetExceeded("the job's budget had no room")
         unrun = Result("", error=error, cost=0.0)
         return Verdict("unrun", unrun, wait=QUEUE_RETRY_SECONDS, asked=False)
-    # 3. no money will come: they fail
+    # 3. no part of the budget will be released: they fail
     error = exceeded(fresh, len(refused), min(refused.values()))
     return Verdict("failed", Result("", error=error, cost=0.0), asked=False)
 
@@ -446,7 +446,7 @@ class StoreHealth:
             self.problem = error.message
 
     def recover(self) -> float | None:
-        """Everything is stored: return for how many seconds that failed, ``None`` if it did not."""
+        """Note that all is stored; return for how many seconds writes failed, ``None`` if none did."""
         if self.problem is None:
             return None
         seconds = self._clock.now() - self.failing_since

@@ -42,7 +42,7 @@ class JobState(enum.Enum):
 class JobPolicy:
     """The choices a job was submitted with, for every process that runs it. Stored as text.
 
-    How often its batches are polled is not one of them: each process follows its own settings.
+    The polling interval of its batches is not one of them: each process uses its own setting.
     """
 
     # Grows with every change of the fields: a store with a newer version, or with a field unknown to this
@@ -58,11 +58,11 @@ class JobPolicy:
     settle: float | None = None  # seconds for which a batch whose creation is uncertain is looked for
     max_requests: int | None = None  # maximum requests per shard
     deadline: float | None = None  # Unix seconds by which every item should have its result
-    late_penalty: float | None = None  # USD that missing the deadline counts as; None: the default
+    late_penalty: float | None = None  # USD at which a missed deadline is valued; None: the default
     budget: float | None = None  # USD that may be spent on the job
     budget_account: str | None = None  # the client that reserves this budget within its own
     retention: float | None = None  # seconds from the job's end until the provider's files are deleted
-    exclusive_workspace: bool = False  # nobody else creates batches in the account's workspace
+    exclusive_workspace: bool = False  # no other program creates batches in the account's workspace
     route: Route | None = field(default=None, converter=optional(Route))  # chosen for the whole job
     # Items are sent in real time, and only while a process that submitted or named the job is running. They
     # fail as they would without a job, instead of waiting for money.
@@ -124,7 +124,7 @@ class JobLease:
 
 
 class LeaseLost(SmartbatchError):
-    """Another process owns the job now or advanced the shard; nothing was written."""
+    """Another process owns the job now, or has advanced the shard; nothing was written."""
 
 
 class OverJobBudget(SmartbatchError):
@@ -205,7 +205,7 @@ class StoredItem:
 
 @frozen
 class ItemSize:
-    bytes: int  # of its request in the store
+    bytes: int  # size of its request in the store
     tokens: int  # estimated input tokens
 
 
@@ -225,7 +225,7 @@ class NamedPlace:
 
 @frozen
 class NewResult:
-    """The end of an item, or a note on an item that is not final yet."""
+    """The final result of an item, or a note on an item that has none yet."""
 
     ix: int
     outcome: str  # succeeded, failed or cancelled; not final: again (send in real time), unrun (not executed)
@@ -245,7 +245,7 @@ class NewResult:
 
 @define
 class StoredCounts:
-    """What one transaction stored for a job by one route; published once, after the commit."""
+    """Totals that one transaction stored for a job by one route; published once, after the commit."""
 
     model: str  # provider:model
     route: Route | None
@@ -265,11 +265,11 @@ class StoredCounts:
 
 @frozen
 class EarlierTries:
-    """What an item used in tries that did not end it."""
+    """Usage of an item in tries that did not end it."""
 
     cost: float | None  # USD in total; None if one price is unknown
     usage: Usage
-    refused: bytes | None = field(default=None, repr=False)  # result of the last one that brought an answer
+    refused: bytes | None = field(default=None, repr=False)  # result of the last one with an answer
 
     def __add__(self, later: EarlierTries) -> EarlierTries:
         cost = None if self.cost is None or later.cost is None else self.cost + later.cost
@@ -308,7 +308,7 @@ class StoredResult:
 
 @frozen
 class StoredResults:
-    """What storing some results changed."""
+    """The changes made by storing some results."""
 
     final: tuple[int, ...]  # items that got their result
     doubled: tuple[int, ...]  # items that already had a different result, which stays
@@ -321,7 +321,7 @@ class StoredResults:
 
 @frozen
 class IncidentRow:
-    """Something that should not have happened, recorded for people.
+    """An unexpected event, recorded for users.
 
     Attributes:
         kind: a key of ``INCIDENT_TITLES``.
@@ -366,15 +366,15 @@ def incident_title(kind: str) -> str:
 # -- actions -------------------------------------------------------------------------------------------------
 
 MAX_JOBS_PER_ACT = 1_000
-"""Jobs that one action on a selection changes at most."""
+"""Maximum number of jobs that one action on a selection changes."""
 MAX_ROWS_PER_ACT = 100_000
-"""Rows of a job that one action sends again at most."""
+"""Maximum number of rows of a job that one action sends again."""
 MAX_COUNTED_JOBS = 10_000
-"""Highest count of the jobs that an action leaves out."""
+"""Maximum to which jobs that an action leaves out are counted."""
 MAX_STORED_ACTS = 10_000
-"""Actions that a store keeps."""
+"""Maximum number of actions that a store keeps."""
 MAX_TEXT_CHARS = 500
-"""Characters of a reason, and of the name of the person who acted."""
+"""Maximum characters of a reason, and of the name of the acting user."""
 
 ActName = Literal[
     "cancel",
@@ -486,7 +486,7 @@ class RetriedRows:
 
 
 def actor(by: str | None) -> str:
-    """Return who acts: the given name, or the user and machine of this process."""
+    """Return the name of the acting user: the given one, or the user and machine of this process."""
     if by is None:
         try:
             user = getpass.getuser()
@@ -497,7 +497,7 @@ def actor(by: str | None) -> str:
 
 
 def one_line(text: str | None) -> str | None:
-    """Return a person's text as it is stored: one line, not too long; ``None`` if it is empty."""
+    """Return a user's text in its stored form: one line of limited length; ``None`` if it is empty."""
     if text is None:
         return None
     line = " ".join("".join(each if each.isprintable() else " " for each in text).split())

@@ -1,4 +1,4 @@
-"""The view of a report: what was requested, what came back, by which route and why, and what it cost."""
+"""The view of a report: requests, answers, the route and the reason for it, and the cost."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class RequestFigures:
 
 
 class EvenSample:
-    """Keeps at most :data:`MAX_SAMPLED` of the requests it is given, evenly spread over them."""
+    """Keeps an evenly spaced sample of at most :data:`MAX_SAMPLED` of the given requests."""
 
     def __init__(self) -> None:
         self.seen = 0  # requests it was given
@@ -75,7 +75,7 @@ class EvenSample:
         self._kept: list[RequestFigures] = []
 
     def take(self, figures: RequestFigures) -> None:
-        """Keep every n-th request; when there are too many, every second one is dropped and n doubles."""
+        """Keep every n-th request; if these become too many, every second one is dropped and n doubles."""
         if self.seen % self._step == 0:
             self._kept.append(figures)
             if len(self._kept) > MAX_SAMPLED:
@@ -92,13 +92,13 @@ class FailureGroup:
     """Requests with the same kind of error and the same message."""
 
     kind: str  # an ErrorKind, or the error's class
-    message: str  # what their messages have in common
+    message: str  # the common part of their messages
     count: int
     example: str  # id of one of them
 
 
 class FailureGroups:
-    """Counts failures by kind and message, and those with further messages together."""
+    """Counts failures by kind and message; beyond a limit, further messages are counted together."""
 
     def __init__(self) -> None:
         self._groups: dict[tuple[str, str], FailureGroup] = {}
@@ -118,7 +118,7 @@ class FailureGroups:
 
 @define
 class SeenResults:
-    """What results have in common, in bounded memory."""
+    """A summary of results, in bounded memory."""
 
     sample: EvenSample = field(factory=EvenSample)  # answered requests, except those sharing another's answer
     failures: FailureGroups = field(factory=FailureGroups)
@@ -198,7 +198,7 @@ def report_view(
 
     Args:
         status: of the job; for a list or a file, its totals.
-        seen: what its results have in common.
+        seen: the summary of its results.
         runs: the job, or the jobs whose answers a file contains, oldest first.
     """
     sections = (
@@ -353,7 +353,7 @@ def _costs(s: JobStatus, runs: Sequence[ReportedRun]) -> Iterator[Part]:
 
 
 def _alternatives(run: ReportedRun) -> Iterator[Part]:
-    """Yield cost and time of the run, next to those of the routes not taken."""
+    """Yield the cost and time of the run, compared with those of the other routes."""
     took = None if run.finished is None else run.finished - run.created
     if run.paid is not None and run.individual_cost is not None:
         saved = run.individual_cost - run.paid

@@ -27,15 +27,13 @@ class ShardState(enum.Enum):
     READY = "ready"
     SUBMITTING = "submitting"  # the one create may be on its way; after a crash its outcome is unknown
     UNCERTAIN = "uncertain"  # the outcome is unknown: nothing is sent while the batch is being looked for
-    PROVISIONAL = "provisional"  # a batch that could be ours exists; its results will prove it (Anthropic)
+    PROVISIONAL = "provisional"  # a batch that may be the shard's exists; its results will tell (Anthropic)
     FENCED = "fenced"  # not found, and its input file was deleted, so that a late create must fail
     SUBMITTED = "submitted"
     ENDED = "ended"
     INGESTING = "ingesting"
-    SETTLED = "settled"  # every item was classified, and the cost is booked
-    DEAD = (
-        "dead"  # not created (certainly, or as far as the search shows), or refused; its nonce stays watched
-    )
+    SETTLED = "settled"  # every item was classified, and the cost is recorded
+    DEAD = "dead"  # not created (certainly, or according to the search), or refused; its nonce is watched
 
 
 _S = ShardState
@@ -67,7 +65,7 @@ UNSENT_SHARDS = frozenset({_S.PLANNED, _S.UPLOADING, _S.READY})
 
 @frozen(kw_only=True)
 class RemoteProgress:
-    """What is known about a shard's batch at the provider, and what was done about it. Stored as text."""
+    """The known state of a shard's batch at the provider, and the actions taken. Stored as text."""
 
     version: ClassVar[int] = 1  # of the stored form; see JobPolicy
 
@@ -78,19 +76,19 @@ class RemoteProgress:
     completed: int | None = None  # requests that succeeded, if the provider says
     failed: int | None = None  # requests that failed, if the provider says
     outputs: tuple[str, ...] = field(default=(), converter=as_texts)  # where the adapter finds the results
-    # Unix seconds, stored before the first cancel request: if absent, somebody else cancelled the batch
+    # Unix seconds, stored before the first cancel request; if None, someone else cancelled the batch
     cancel_sent_at: float | None = None
     rescue: str | None = None  # why its unanswered requests are sent in real time
     searched_since: float | None = None  # provider's clock at the start of the search, if it reports one
     fenced_since: float | None = None  # provider's clock when the input file was deleted, if it reports one
     omitted: tuple[str, ...] = field(default=(), converter=as_texts)  # parameters the server rejected before
-    uploads: int = 0  # uploads restarted because an earlier one may still have been under way
+    uploads: int = 0  # uploads restarted because an earlier one may still have been in progress
     results_fetched: bool = False  # the results are in local files
     results_refetched: int = field(default=0, converter=int)  # fetched again because lines were missing
     results_cut: int = 0  # fetched again because the last line was incomplete
     results_size: int | None = None  # bytes received the last time either happened
     results_gone: bool = False  # the provider deleted the results before they were fetched
-    # held once because the outcome of the create was unknown; if the job is active later, a person resumed it
+    # it was held because the outcome of the create was unknown; if it is active now, a user resumed it
     held_job: bool = False
     checked_for_duplicates: bool = False  # the provider's list was searched for a second batch of this shard
     suspected_duplicates: tuple[str, ...] = field(
@@ -99,7 +97,7 @@ class RemoteProgress:
 
     @property
     def done(self) -> int | None:
-        """Requests that have run, as far as the provider says."""
+        """Requests that have run, according to the provider."""
         if self.completed is None and self.failed is None:
             return None
         return (self.completed or 0) + (self.failed or 0)
@@ -115,7 +113,7 @@ class NewShard:
     bytes: int
     tokens: int  # estimated input tokens
     due_at: float
-    reserved: float = 0.0  # USD: the most it can cost, reserved in the job's budget
+    reserved: float = 0.0  # USD: its maximum cost, reserved in the job's budget
     model: str | None = None  # provider:model of all its requests; None for the job's
 
 
@@ -142,15 +140,15 @@ class ShardRow:
     submitted_at: float | None  # when the create was sent
     uncertain_since: float | None  # when its outcome became unknown
     fenced_at: float | None  # when its input file was deleted
-    candidate: str | None  # id of the batch that could be ours
-    foreign_batches: tuple[str, ...]  # ids of batches that certainly are not ours
+    candidate: str | None  # id of the batch that may be the shard's
+    foreign_batches: tuple[str, ...]  # ids of batches that are certainly not the shard's
     remote: RemoteProgress
     cancelled: bool  # the provider was asked to cancel it
     ended_at: float | None
     settled_at: float | None
     died_at: float | None  # when it became DEAD
     cleaned_up: bool  # its remote files are deleted
-    results_until: float | None  # when the provider will have deleted its results
+    results_until: float | None  # when the provider deletes its results
     cost: float | None  # USD of its answers, once settled; None if unknown
     note: str | None
     reserved: float = 0.0  # USD counted in JobRow.reserved, besides the stored results
@@ -161,7 +159,7 @@ class UnsettledItem:
     """An item of a shard that has no result yet."""
 
     ix: int
-    verdict: str | None  # "again" or "unrun" if a line says so; None if no line came
+    verdict: str | None  # "again" or "unrun" if a line says so; None without a line
     body: bytes | None = field(repr=False)  # the error that came with the verdict
     tries: int  # earlier shards and calls
 
@@ -192,7 +190,7 @@ def parse_wire_id(text: str) -> tuple[str, int] | None:
     if found is None:
         return None
     if len(found.group(2)) > 1 and found.group(2).startswith("0"):
-        return None  # a number has only one spelling, so that no id can appear under two names
+        return None  # only one spelling of a number is valid, so that no id has two names
     position = 0
     for digit in found.group(2):
         position = position * 62 + _DIGITS.index(digit)
@@ -200,7 +198,7 @@ def parse_wire_id(text: str) -> tuple[str, int] | None:
 
 
 def file_name(nonce: str, uploads: int) -> str:
-    """Return the file name of a shard's input, after ``uploads`` uploads that cannot be found."""
+    """Return the file name of a shard's input, after ``uploads`` uploads that could not be found."""
     return f"sb-{nonce}-{uploads}" if uploads else f"sb-{nonce}"
 
 

@@ -90,7 +90,7 @@ class JobStatus:
         unpriced: results whose price is unknown; ``cost`` does not include them.
         truncated, empty, refused: answers with these defects, see :class:`~smartbatch.Result`.
         wasted: USD in addition to ``cost``, for answers that no result contains, such as those of a batch
-            that was created twice; the sum over ``incidents``.
+            that was created twice; the total of ``incidents``.
         shards: its batches.
         incidents: unexpected events, such as a batch that was created twice.
         rescue: why requests of a batch were sent in real time instead; the first reason if there are several.
@@ -410,7 +410,7 @@ def time_left(
     speed: Callable[[JobRow], Speed],
     wall: float,
 ) -> float | None:
-    """Return the median forecast of the seconds until the job ends; ``None`` if unknown.
+    """Return the median forecast of the seconds until the job ends, or ``None`` if it is unknown.
 
     Args:
         shards: all shards of the job.
@@ -433,7 +433,7 @@ def time_left(
         return None
     calls = 0.0
     if to_ask:
-        # not from the results so far: how long a batch took says nothing about the speed of calls
+        # not from the results so far: the duration of a batch says nothing about the speed of calls
         others = max(0, known.throughput.ahead - asking)
         calls = evolve(known.throughput, ahead=others).finish(to_ask, 0.5)
     return max(batches, calls, MIN_SECONDS_LEFT)

@@ -98,8 +98,8 @@ class Spending:
 
 # -- durations of batches ------------------------------------------------------------------------------------
 #
-# Batches that ended on their own are stored under their model's name. Those that were cancelled or expired
-# would have taken longer (censored observations); without them, forecasts would be too short.
+# Batches that completed are stored under their model's name. Those that were cancelled or expired would have
+# taken longer (censored observations); without them, forecasts would be too short.
 
 _ROUTES = frozenset(route.value for route in Route)
 

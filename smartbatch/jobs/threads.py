@@ -42,7 +42,7 @@ class OwnThreads:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Treat the caller's thread as one of these for a while, because it runs user code."""
+        """Temporarily treat the caller's thread as one of these, because it runs user code."""
         before = self.has_current()
         self._mine.here = True
         try:
@@ -90,7 +90,7 @@ def run_within(run: Callable[[], object], seconds: float, clock: Clock, name: st
 
     try:
         OwnThreads(clock).start(act, name)
-    except RuntimeError:  # no thread can be started, but an existing one may take it
+    except RuntimeError:  # no thread can be started, but an existing one may run it
         if not run_after_collection(act):
             run()
             return True
@@ -149,4 +149,4 @@ class TimedReads:
 @define(eq=False)
 class _TimedRead:
     ended: bool = False
-    given_up: bool = False  # nobody waits for it now
+    given_up: bool = False  # no caller waits for it now

@@ -1,4 +1,4 @@
-"""Waiting for changes of jobs: who is woken by which change, and watchers, each serving the waiters of one
+"""Waiting for changes of jobs: waking threads after changes, and watchers, each serving the waiters of one
 job.
 
 A watcher completes futures and calls callbacks from stored results only.
@@ -37,7 +37,7 @@ from smartbatch.observe import logs
 from smartbatch.types import Result, Usage
 
 PAGE_RESULTS = 1000
-"""Results read at a time."""
+"""Number of results to read at a time."""
 MAX_KNOWN_JOBS = 1_000
 """Jobs whose changes are counted before all counts are dropped, and finished jobs that are remembered. Few of
 the latter are needed: two threads may publish the end of a job, but they do so within moments."""
@@ -59,7 +59,7 @@ def result_of_row(row: ResultRow, job_id: str) -> Result:
     """Return the result of an item; an item that shares the answer of another one cost nothing."""
     request_id = item_id(job_id, row.ix, row.user_id)
     result = decode_result(row.body, request_id=request_id, request=row.payload)
-    # the body of an error serves many rows and does not contain what each cost
+    # the body of an error is shared by many rows and does not contain their costs
     result = result if result.cost is not None else evolve(result, cost=row.cost)
     result = with_earlier_tries(result, row.earlier)
     if row.follower:
@@ -80,8 +80,8 @@ def result_as_stored(row: ResultRow, job_id: str, params: Callable[[], bytes]) -
 
 
 def _read_again(result: Result, row: ResultRow, params: Callable[[], bytes]) -> Result:
-    """Read an answer once more that smartbatch itself failed to read: that is not the answer's fault. The
-    stored row is not changed."""
+    """Read an answer again that smartbatch itself failed to read, as the answer may be valid. The stored row
+    is not changed."""
     unread = result.error
     assert isinstance(unread, AnswerUnread)
     request = decode_request(row.payload, decode_params(params()), id=result.request_id)
@@ -110,7 +110,7 @@ class SeenChanges:
 
 
 class Changes:
-    """Wakes the threads that wait for a change of a job, and remembers which ends and holds were published.
+    """Wakes the threads that wait for a change of a job, and remembers the published ends and holds.
     Thread-safe; methods ending in ``_locked`` need the engine's lock.
 
     Call :meth:`seen` before reading the store and pass it to :meth:`wait_for_change` afterwards: a change in
@@ -133,7 +133,7 @@ class Changes:
             self.notify_locked(job_id, progress=progress)
 
     def notify_locked(self, job_id: str, *, progress: bool = False) -> None:
-        # now and then all wake, to drop counts
+        # occasionally all threads wake, and the counts are dropped
         if len(self._changes) + len(self._progress) >= MAX_KNOWN_JOBS:
             self._changes.clear()
             self._progress.clear()
@@ -169,7 +169,7 @@ class Changes:
                 self._waiting.pop(waiter, None)
 
     def is_new_end_locked(self, event: JobFinished) -> bool:
-        """Whether the end of a job was not published yet; a job with retried rows has a second one."""
+        """Whether the end of a job is still to be published; a job with retried rows ends a second time."""
         end = evolve(event, at=0.0)
         if self._ends.get(event.job_id) == end:
             return False
@@ -227,8 +227,8 @@ class _Callback:
 
 
 class Watcher:
-    """Those who wait for one job; one thread serves them while there are any. Methods ending in ``_locked``
-    need the engine's lock.
+    """The waiters of one job; one thread serves them while there are any. Methods ending in ``_locked`` need
+    the engine's lock.
 
     Attributes:
         threads: starts that thread.
@@ -245,7 +245,7 @@ class Watcher:
         self.runs = False
         self.ending: SmartbatchError | None = None
         self._groups: list[_FutureGroup] = []
-        self._settling: Any = None  # the user's hooks may run for it, and the process may fork meanwhile
+        self._settling: Any = None  # it may run a user's hooks, during which the process may fork
         self._callbacks: list[_Callback] = []
 
     def deliver_locked(
@@ -306,7 +306,7 @@ class Watcher:
             self._call(callbacks, status_of())
         with self._monitor:
             self._groups = [group for group in self._groups if group.waiting]
-            if ended:  # keep those that have been added since: each is called once
+            if ended:  # keep those added in the meantime: each is called once
                 self._callbacks = [one for one in self._callbacks if one not in callbacks]
 
     def _settle(self, group: _FutureGroup, store: SqlStore) -> None:
@@ -350,7 +350,7 @@ class Watcher:
         for group in groups:
             while (future := group.take()) is not None:
                 future.settle(Result("", error=ending))
-        # 3. something has been added in the meantime: process it, too
+        # 3. something has been added in the meantime: process it too
         with self._monitor:
             if self._groups or self._callbacks:
                 return False
@@ -364,7 +364,7 @@ class Watchers:
 
     Args:
         serve: completes the futures and calls the callbacks of a watcher once.
-        refresh_interval: seconds after which a job is looked at although no change was published.
+        refresh_interval: seconds after which a job is checked even if no change was published.
     """
 
     def __init__(
@@ -430,7 +430,7 @@ class Watchers:
             except JobNotFound as error:  # it was deleted from the store
                 ending = error
             except Exception as error:
-                if watcher.ending is None and not failed:  # once, not at every try, nor after a stop
+                if watcher.ending is None and not failed:  # only once, and not after a stop
                     self._wiring.report(watcher.job_id, error)
                 failed = True
             if watcher.has_ended(ending):

@@ -1,4 +1,4 @@
-"""What a process gives to the jobs it runs: its real-time side, providers, and the settings of steps."""
+"""Resources that a process provides to its jobs: its real-time side, providers, and the settings of steps."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ class RealtimeItem:
 
 @frozen(kw_only=True, eq=False, repr=False)
 class JobWiring:
-    """What jobs need from the real-time side of their process; built in one place and passed on whole."""
+    """Functions and values that jobs need from the real-time side of their process."""
 
     providers: tuple[Provider, ...]  # the client's own; checked first when a job's provider is looked for
     serve: Callable[[Provider], None]  # called with a provider made for a job, before it is used
     send: Callable[[RealtimeItem], Future[Result]]
     drop: Callable[[Future[Result]], None]  # cancels what ``send`` returned, if its call has not started
     process: Callable[[Result], Result]  # the user's post-processing
-    new_future: Callable[[], Any]  # a future whose callbacks run where they block nothing
+    new_future: Callable[[], Any]  # a future whose callbacks run on a thread that they may block
     tell: Callable[[Event], None]  # publishes an event; never raises
     tell_dropped: Callable[[str, str], None]  # warns that a parameter was left out, with the reason
     report: Callable[[str | None, BaseException], None]  # logs an error of a job (its id) or of all
@@ -84,7 +84,7 @@ class JobWiring:
         [ModelControls], None
     ]  # called with all pauses and limits whenever one changes in the store
     speed: Callable[[JobRow], Speed]  # how fast requests of a job are answered
-    calibration: Callable[[JobRow], Calibration]  # what has been learned about token counts for a job's model
+    calibration: Callable[[JobRow], Calibration]  # the learned token counts for a job's model
     outer_budget: Callable[[JobRow], Budget | None]  # also pays for items of a job with its own budget
     parallelism: Callable[[], int]  # concurrent calls of the client
     shares: Callable[[Request], bool] = lambda _: (
@@ -177,15 +177,15 @@ HOUR = 3600.0
 
 @frozen(kw_only=True)
 class StepLimits:
-    """Waiting times of the engine, in seconds, and the size of batches."""
+    """Waiting times of the engine, in seconds, and batch sizes."""
 
     poll_interval: float  # between polls of a batch
     timeout: float  # until a job that may fall back to real time has its batches cancelled
-    # How long a batch whose creation is uncertain is looked for before its items are sent again. 30 minutes
+    # How long a batch whose creation is uncertain is searched for before its items are sent again. 30 minutes
     # is the longest delay observed for a late create, with a margin.
     settle: float
     max_requests: int  # per shard
-    enqueued_tokens: int | None  # maximum tokens of one model in unfinished batches; None: it is learned
+    enqueued_tokens: int | None  # maximum tokens of one model in unfinished batches; None: discovered
     visibility: float = 2 * MINUTE  # an existing batch may be missing from the list this long; observed: 15 s
     call_timeout: float = MINUTE  # of a small remote call
     transfer_timeout: float = HOUR  # of an upload, a download, or a create that carries its input
@@ -194,9 +194,9 @@ class StepLimits:
     send_within: float = 5.0
     max_tries: int = 3  # times an item is sent before its last failure is final
     reread_pause: float = 2.0  # before results that lack lines are read again; each next pause is 4 × as long
-    reread_time: float = MINUTE  # maximum of these pauses together
-    # How long a batch that was written off is looked for in the list and, once found, followed while it runs.
-    # After 26 hours every batch that could exist has ended.
+    reread_time: float = MINUTE  # maximum total of these pauses
+    # How long an abandoned batch is searched for in the list and, once found, followed while it runs. After
+    # 26 hours every batch that could exist has ended.
     orphan_watch: float = 26 * HOUR
     longest_pause: float = 10 * MINUTE  # between tries of a failing call
 
@@ -213,7 +213,7 @@ class StepLimits:
 
 @frozen(kw_only=True, eq=False, repr=False)
 class JobRuntime:
-    """What running jobs takes; the same for all jobs of a process."""
+    """Resources for running jobs, shared by all jobs of a process."""
 
     store: SqlStore
     summaries: SummaryLog  # written every few seconds and at the end
@@ -222,7 +222,7 @@ class JobRuntime:
     wall: SteadyWall  # Unix seconds for deadlines and pauses, unaffected by changes of the machine's clock
     prices: PriceBook
     limits: StepLimits
-    # None if this process does not have the job's key: then only steps that need no provider are done
+    # None if this process does not have the job's key: then only steps that need no provider run
     provider_of: Callable[[JobRow], Provider | None]
     pause_of: Callable[[str], Pause | None]  # whether provider:model is paused, as far as this process knows
     tell: Callable[[Event], None]  # publishes an event; the end of a job only once
