@@ -664,7 +664,7 @@ class BatchingClient:
         return self._states.get()
 
     def _handle(self, row: JobRow) -> Job:
-        """Return a job's handle, which keeps this client alive: whoever waits needs its threads."""
+        """Return a job's handle, which keeps this client alive, as waiting needs its threads."""
         from smartbatch.jobs.job import Job
 
         return Job(lambda: self._running.jobs.engine, row)

@@ -118,8 +118,8 @@ class StoredJobs:
         Args:
             provider: the name before the colon, such as ``openai``.
             model: the name after it; ``None`` for all models of the provider.
-            reason: shown to whoever waits for the model.
-            by: who pauses it; by default the user and the machine.
+            reason: shown to users who wait for the model.
+            by: the user who pauses it; by default the user and the machine.
         """
         controls = self._state.engine.store.controls
         return self._acted(controls.pause(name_of(provider, model), one_line(reason), actor(by)))

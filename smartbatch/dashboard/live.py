@@ -66,8 +66,8 @@ def stream(
     stop: Callable[[], bool],
     written: Callable[[], int] = int,
 ) -> Iterator[bytes]:
-    """Yield events with changed parts, and comments if nothing changes for a while. The page is looked at
-    after its ``refresh_seconds``, or sooner if nothing had changed and the store is written to.
+    """Yield events with changed parts, and comments if nothing changes for a while. The page is checked after
+    its ``refresh_seconds``, or sooner if nothing had changed and the store is written to.
 
     Args:
         render: makes the page in its current state.

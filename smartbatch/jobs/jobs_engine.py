@@ -509,7 +509,7 @@ class JobsEngine:
             return self.client_store.detach() if stop.closes else None
 
     def abandon(self, error: WrongProcess) -> None:
-        """In a forked child, end the copies of the parent's futures. Takes no inherited lock."""
+        """In a forked child, end the copies of the parent's futures. Must not take an inherited lock."""
         self._closed = True
         self.providers.abandon()
         if self.client_store.opened is not None:

@@ -201,7 +201,8 @@ class ItemWaiter(Protocol):
         ...
 
     def abandon(self, error: WrongProcess) -> None:
-        """In a forked child, end the wait: the result belongs to the parent. Takes no inherited lock."""
+        """In a forked child, end the wait: the result belongs to the parent. Must not take an inherited
+        lock."""
         ...
 
 
@@ -416,7 +417,7 @@ class Watchers:
             watcher.finish(timeout)
 
     def abandon(self, error: WrongProcess) -> None:
-        """In a forked child, end the copies of the parent's futures. Takes no inherited lock."""
+        """In a forked child, end the copies of the parent's futures. Must not take an inherited lock."""
         for watcher in list(self.by_job.values()):
             watcher.abandon(error)
 

@@ -155,8 +155,8 @@ class AwaitedPlaces:
             }
 
     def release(self) -> None:
-        """Delete the names of deferrable requests whose answers were delivered. If that fails, the answers
-        are available to another process once more.
+        """Delete the names of deferrable requests whose answers were delivered. If that fails, another
+        process may deliver the answers again.
         """
         with self._monitor:
             given = {at: waiters for at, waiters in self._given.items() if waiters.given}
@@ -186,7 +186,7 @@ class AwaitedPlaces:
         return self._threads.has_current()
 
     def abandon(self, error: WrongProcess) -> None:
-        """In a forked child, fail the copies of the parent's futures. Takes no inherited lock."""
+        """In a forked child, fail the copies of the parent's futures. Must not take an inherited lock."""
         for future in list(self._awaited):
             future.abandon(error)
 
@@ -229,8 +229,8 @@ class AwaitedPlaces:
 
 
 def kept_request(request: Request, *, durable: bool) -> Request:
-    """Return a request as it is stored: without its context, which may be any object and stays in this
-    process, and, if it is deferrable, without its timeout, which its job has.
+    """Return the stored form of a request: without its context, which may be any object and stays in this
+    process, and, if the request is deferrable, without its timeout, which is stored with its job.
     """
     return evolve(request, context=None, timeout=request.timeout if durable else None)
 

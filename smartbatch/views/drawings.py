@@ -139,7 +139,7 @@ class Drawing:
 
 
 def thinned(values: Sequence[T], limit: int) -> list[T]:
-    """Return at most ``limit`` evenly chosen values, including the first and the last."""
+    """Return at most ``limit`` evenly spaced values, including the first and the last."""
     if len(values) <= limit:
         return list(values)
     step = (len(values) - 1) / (limit - 1)

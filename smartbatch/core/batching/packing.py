@@ -75,7 +75,7 @@ _MAX_ITEM_TOKENS = 2 * most_tokens(json.dumps({"id": "a2" * 4, "check": "a2" * 3
 
 @frozen
 class Packed:
-    """Several requests as one, with the ids and check words of the items in request order."""
+    """One request made from several, with the ids and check words of the items in request order."""
 
     request: Request
     ids: tuple[str, ...]

@@ -122,7 +122,7 @@ class LimitLease:
         self._found: tuple[int, ...] = ()  # limits that were not known before the last exchange
         self._until = -math.inf
         self._lacking: Amounts | None = None
-        self.urgent = False  # the call being looked at is urgent; set by the caller of look()
+        self.urgent = False  # the call being checked is urgent; set by the caller of look()
         self._urgent_lacks = False
         self.waiting = 1  # calls delayed only by the lease; set by the caller that lacks something
         self._usual: Amounts = (1.0, 0.0, 0.0, 0.0)

@@ -100,7 +100,7 @@ def _release(session: Session | None, process: int) -> None:
 
 
 def _cut(session: Session) -> None:
-    """Shut down the socket of a session, so that whoever waits for the server gets an error."""
+    """Shut down the socket of a session, so that pending calls to the server fail."""
     with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(session.fileno())) as copy:
         copy.shutdown(socket.SHUT_RDWR)
 

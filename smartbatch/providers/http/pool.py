@@ -340,8 +340,8 @@ class ConnectionPool(HTTPConnectionPool):
         return self.now() - connection.idle_since >= IDLE_SECONDS
 
     def _sweep(self) -> None:
-        """Close connections that are no longer used, about once a minute: the last one returned is the first
-        one taken, so others may never be looked at.
+        """Close unused connections about once a minute: the connection returned last is taken first, so
+        others may never be checked.
         """
         if self.now() < self._next_sweep or self.pool is None:
             return
