@@ -24,7 +24,7 @@ from smartbatch.core.limits.shared_limit import (
 from smartbatch.core.limits.token_bucket import Bucket, spaced_capacity
 
 Amounts = tuple[float, float, float, float]
-"""What one call needs: requests, tokens, input tokens, output tokens."""
+"""Amounts that one call needs: requests, tokens, input tokens, output tokens."""
 
 VALID_SECONDS = 5.0
 """Seconds for which a lease may be used without another exchange."""
@@ -36,7 +36,7 @@ _LOW_SECONDS = 1.0
 """Seconds of this process's demand below which more is leased."""
 
 _MIN_INTERVAL_SECONDS = 0.1
-"""Minimum seconds between two exchanges: at most ten per second."""
+"""Minimum seconds from one exchange to the next: at most ten per second."""
 
 _REPLENISH_SECONDS = 0.25
 """Seconds after which a lease that runs low is replenished if no call lacks anything."""
@@ -44,23 +44,23 @@ _REPLENISH_SECONDS = 0.25
 _RENEW_SECONDS = 1.0
 _IDLE_SECONDS = 0.5
 _HEARTBEAT_SECONDS = 5.0
-"""Seconds between two exchanges while the lease is in use, until an unused lease is returned, and between
-two exchanges of a process that holds nothing."""
+"""Seconds: the interval of exchanges while the lease is in use, the time until an unused lease is returned,
+and the interval for a process that holds nothing."""
 
 _ASKED_SLOTS = 1000.0
-"""Number of slots asked for: as many as there are."""
+"""Number of slots requested: as many as are available."""
 
 _REMEMBERED_EXCHANGES = 16
-"""Exchanges that are remembered until the provider reports a call that was sent after one of them."""
+"""Exchanges remembered until the provider reports a call sent after one of them."""
 
 _KEPT_DEMAND_SHARE = 0.7
-"""Share of an earlier, higher demand that is kept from exchange to exchange."""
+"""Share of an earlier, higher demand that each exchange keeps."""
 
 _LATE_SLOT_SECONDS = 0.25
 """Seconds for which a slot may still be used after its end."""
 
 _SLACK_UNITS = 1e-3
-"""Units that may be missing, for rounding."""
+"""Units that may be missing because of rounding."""
 
 _MAX_WAIT_SECONDS = 1.0
 """Maximum seconds after which a process that waits for its share asks again, to keep its place."""
@@ -71,13 +71,13 @@ _CATCH_UP_SHARE = 0.01
 
 @frozen
 class QuotaFacts:
-    """What a process knows of a quota, to be shared with the others."""
+    """A process's knowledge of a quota, to be shared with the other processes."""
 
     caps: Amounts  # units; 0 for no limit
     rates: Amounts  # units per second
     at_most: Amounts  # left according to the provider's answers, less what was sent since
     remaining: Amounts  # left when the latest answered call was admitted, according to its answer
-    admitted: float  # when that call was sent
+    admitted: float  # when the latest answered call was sent
     accepted: int  # calls answered since the start
     cool_until: float  # when the cooldown of this process ends
     spaced: float  # calls per second at which it spaces its calls; 0 for no spacing
@@ -108,10 +108,10 @@ class LimitLease:
     def __init__(self, member: str, wake: Callable[[], None], on_lost: str = "share") -> None:
         self.member = member
         self._wake = wake
-        self.joined = False  # the first exchange is over, or failed; until then no call is sent
+        self.joined = False  # the first exchange has finished or failed; until then no call is sent
         self.lost = False  # the back end is unavailable
         self.grant: LeaseGrant | None = None  # of the last exchange
-        self.outage, self.outages = False, 0  # the provider is down, and how many times that changed
+        self.outage, self.outages = False, 0  # whether the provider is down, and how many times that changed
         self._own_outage: bool | None = None  # not yet reported
         self._on_lost = on_lost
         self._incompatible = ""
@@ -119,12 +119,12 @@ class LimitLease:
         self._used = [0.0] * DIMENSIONS  # since the last exchange
         self._demand = [0.0] * DIMENSIONS  # units per second
         self._limited: tuple[int, ...] = ()
-        self._found: tuple[int, ...] = ()  # limits that were not known before the last exchange
+        self._found: tuple[int, ...] = ()  # limits that became known by the last exchange
         self._until = -math.inf
         self._lacking: Amounts | None = None
         self.urgent = False  # the call being checked is urgent; set by the caller of look()
         self._urgent_lacks = False
-        self.waiting = 1  # calls delayed only by the lease; set by the caller that lacks something
+        self.waiting = 1  # calls delayed only by the lease; set by a caller that lacks something
         self._usual: Amounts = (1.0, 0.0, 0.0, 0.0)
         self._news = True
         self._asked_at = self._used_at = -math.inf
@@ -175,7 +175,7 @@ class LimitLease:
         return math.inf
 
     def take(self, now: float, costs: Amounts) -> None:
-        """Use what :meth:`look` admitted. After a pause, other processes may have joined."""
+        """Use the amounts that :meth:`look` admitted. After a pause, other processes may have joined."""
         if not self.lost and now - self._asked_at > _RENEW_SECONDS:
             self.hurry()
         self._used_at, self._usual = now, costs
@@ -192,9 +192,9 @@ class LimitLease:
             first.left -= 1.0
 
     def settle(self, now: float, surplus: Amounts) -> None:
-        """Return what a call did not need of each dimension, or take more if it is negative."""
+        """Return the unneeded amount of each dimension, or take more if it is negative."""
         self._used = list(map(sub, self._used, surplus))
-        if not self.lost or self._on_lost == "stop":  # otherwise calls take nothing of what is leased
+        if not self.lost or self._on_lost == "stop":  # otherwise calls take nothing from the lease
             for d in self._limited:
                 self._held[d] += surplus[d]
         for d, bucket in self._safe.items():
@@ -236,8 +236,8 @@ class LimitLease:
         soonest = self._asked_at + _MIN_INTERVAL_SECONDS
         if self._news:  # 1. something to report
             return max(now, soonest)
-        # 2. A call lacks something: not before the last exchange said, but at once if that one asked for
-        #    nothing, as the first one does.
+        # 2. A call lacks something: not before the time given by the last exchange, but at once if that
+        #    exchange asked for nothing, as the first one does.
         if self._lacking is not None:
             return max(now, self._again_at) if self._asked_nothing else max(now, soonest, self._again_at)
         # 3. The lease is in use: before it runs out; sooner while no limit is known.
@@ -267,8 +267,8 @@ class LimitLease:
     def ask(self, now: float, facts: QuotaFacts, *, leaving: bool = False) -> LeaseAsk:
         """Return the request of an exchange that begins now; :meth:`adopt` or :meth:`lose` follows.
 
-        What is held, in use and valid is kept; everything else is returned, including debts of calls that
-        needed more than estimated. More is wanted while calls arrive or one lacks something, unless the
+        Units that are held, in use and valid are kept; everything else is returned, including debts of calls
+        that needed more than estimated. More is wanted while calls arrive or one lacks something, unless the
         process is ``leaving``.
         """
         seconds = max(now - self._asked_at, _MIN_INTERVAL_SECONDS) if self._asked_at > -math.inf else 1.0
@@ -322,7 +322,7 @@ class LimitLease:
         )
 
     def _wanted(self, kept: list[float]) -> tuple[list[float], list[float]]:
-        """Return what the next call needs besides what is kept, and what is wanted.
+        """Return the amounts that the next call needs beyond the kept ones, and the wanted amounts.
 
         A process that lacks something wants twice its recent use, because its use was limited, and at least
         what all waiting calls need.
@@ -340,7 +340,7 @@ class LimitLease:
     def adopt(self, grant: LeaseGrant, now: float) -> None:
         """Use the result of the last exchange."""
         self.others = (0.0, 0.0)
-        # after a change of members the counts include those of a process that joined
+        # after a change of members, the counts include those of a process that joined
         if self.grant is not None and grant.members == self.grant.members:
             more = grant.accepted - self.grant.accepted, grant.refused - self.grant.refused
             self.others = more if min(more) >= 0.0 else self.others
@@ -388,7 +388,7 @@ class LimitLease:
     def spacing(self, own: float) -> float | None:
         """Return the rate at which to space calls instead of this process's ``own``; 0 for no spacing.
 
-        ``None`` means to keep it: it is the same, or has changed since it was reported.
+        ``None`` means to keep ``own``: it is the same, or it has changed since it was reported.
         """
         if own != self._reported_spaced:
             self._news = True
@@ -397,13 +397,14 @@ class LimitLease:
 
     @property
     def refusal(self) -> str:
-        """Why no call is sent although waiting does not help; else empty."""
+        """Why no call is sent, if waiting does not help; otherwise empty."""
         return self._incompatible if self.lost and self._on_lost == "stop" else ""
 
     def lose(self, now: float, incompatible: str = "") -> bool:
-        """The back end is unavailable: use what is leased, then the safe share. Return whether this is new.
+        """Use the leased units and then the safe share, because the back end is unavailable. Return whether
+        this is new.
 
-        What was returned does not count as held, because the exchange may have been carried out.
+        Returned units do not count as held, because the exchange may have been carried out.
 
         Args:
             incompatible: why waiting does not help; empty if it may.

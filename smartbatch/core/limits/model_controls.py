@@ -1,4 +1,4 @@
-"""What users set for models while work is running: pauses, and limits that override configured ones."""
+"""User settings for models, made while work is running: pauses, and limits that override configured ones."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ Four conditions delay a call, and the latest time counts:
 
 * the **configured limits**: token buckets that start full. A little is kept back, because the server's clock
   starts when the first call arrives, not when it is sent;
-* the **reported limits**: buckets that follow what the provider's answers say about the server's own. A
-  refusal that they explain proves nothing further;
+* the **reported limits**: buckets that follow the server's own buckets, as reported in the provider's
+  answers. A refusal that they explain proves nothing further;
 * the **adaptive limit**, for limits that nobody reports: a rate and a number of calls in flight, estimated
   from refusals (:mod:`~smartbatch.core.limits.adaptive_limit`);
 * the **cooldown** of all calls after refusals that prove a limit or are explained by one.
@@ -45,15 +45,15 @@ _MINUTE = 60.0
 
 
 class Quota:
-    """What one provider scope and model may send. Invariant: reservations not ended = calls in flight.
+    """The amounts that one provider scope and model may send. Invariant: open reservations = calls in flight.
 
     Every call is counted by :meth:`take` and ended once by :meth:`succeeded`, :meth:`refused`,
-    :meth:`failed` or :meth:`dropped`; what its answer reported about limits is passed to :meth:`learn`
+    :meth:`failed` or :meth:`dropped`; the limits that its answer reported are passed to :meth:`learn`
     afterwards. Without a configured limit, a reported limit or a refusal, nothing is delayed.
     """
 
     def __init__(self) -> None:
-        self.lease: LimitLease | None = None  # of this process, if others share the limit
+        self.lease: LimitLease | None = None  # lease of this process, if others share the limit
         self._traffic = Traffic()
         self._reported = ReportedLimits()
         self._configured = ConfiguredLimits()
@@ -72,7 +72,7 @@ class Quota:
         self._configured.configure(max_rpm, max_tpm, now)
 
     def approach(self) -> None:
-        """Begin with few calls if no limit is known; not if one was configured, or calls were made before."""
+        """Begin with few calls, unless a limit is known or was configured, or calls were made before."""
         if not self._configured.were_set and not self._traffic.calls:
             self._adaptive.begin(is_known=False)
 
@@ -93,7 +93,7 @@ class Quota:
     def look(self, now: float, tokens: float, output: float = 0.0) -> float:
         """Return the earliest time a call that needs ``tokens`` may be sent.
 
-        ``now`` means at once; infinity means not until a call in flight ends. The end of a call may also
+        ``now`` means at once; infinity means not before a call in flight ends. The end of a call may also
         make the time earlier, so ask again after each.
 
         Args:
@@ -184,11 +184,11 @@ class Quota:
         rng: RandomSource,
         report: LimitReport | None = None,
     ) -> Cooldown | None:
-        """The provider refused the call for its rate limit; return the cooldown that follows for all calls.
+        """Handle a refusal for the rate limit; return the cooldown that follows for all calls.
 
         Args:
             retry_after: seconds the provider asked to wait, already clamped.
-            report: what the refusal said about limits; :meth:`learn` need not be called.
+            report: the limits reported with the refusal; :meth:`learn` need not be called.
         """
         self._give_back(reservation, now)
         fresh = reservation.started >= self._cooldown.until
@@ -204,10 +204,10 @@ class Quota:
         if not alone:
             self._space_even(now)
         evidence = self._adaptive.refused(reservation, now)
-        # 2. It was sent before the last cooldown began: its Retry-After may lengthen that one.
+        # 2. It was sent before the last cooldown began: its Retry-After may lengthen that cooldown.
         if not fresh:
             return self._cooldown.refused(now, retry_after, rng, fresh=False)
-        # 3. The adaptive limit explains it, or it is a single one: no cooldown. The request waits by itself.
+        # 3. The adaptive limit explains it, or it is a single refusal: no cooldown. Only this request waits.
         again = self._cooldown.consecutive > 0 and not self._adaptive.rate
         if evidence is not Evidence.PROOF and not (again and evidence is Evidence.ALONE):
             return None
@@ -236,7 +236,7 @@ class Quota:
         return self.lease is None or self.lease.members == 1
 
     def facts(self, now: float) -> QuotaFacts:
-        """Return what is known here of the limits, for the other processes that share them.
+        """Return what this process knows about the limits, for the other processes that share them.
 
         If calls are spaced, the rate alone bounds the requests: the level of a small bucket changes
         completely between two exchanges.
@@ -297,7 +297,7 @@ class Quota:
 
     @property
     def _even_rate(self) -> float:
-        """The known rate, less what is kept back if calls are spaced; infinity if none is known."""
+        """The known rate, less the share kept back if calls are spaced; infinity if none is known."""
         known = self._known
         return math.inf if known is None else SPACED_SHARE * known
 
@@ -319,7 +319,7 @@ class Quota:
             self._reported.settle(now, reservation, actual, output)
 
     def _space_even(self, now: float) -> None:
-        """Space the calls at a small bucket of the provider's. It may be a window that does not refill
+        """Space the calls because the provider's bucket is small. It may be a window that does not refill
         before its end; and if several processes share it, each might stay within it while all together
         exceed it."""
         if self._reported.is_even and not self._reported.spaced:
@@ -329,6 +329,6 @@ class Quota:
             self._reported.spaced = True
 
     def _space_known(self, now: float) -> None:
-        """No bursts are honoured: space the calls at the known rate."""
+        """Space the calls at the known rate, because the provider honours no bursts."""
         if self._even_rate < math.inf:
             self._adaptive.space_at(self._even_rate, now)

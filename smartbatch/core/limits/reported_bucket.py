@@ -1,13 +1,13 @@
 """One limit as the provider itself reports it: the amount per minute, and how much is left.
 
-A report describes the server's state when it admitted a call; it does not include what this client sent
-later. So the level is corrected to *remaining, plus the refill since, minus what was sent since*. Two such
+A report describes the server's state when it admitted a call; it does not include later calls of this client.
+Therefore the level is corrected to *remaining, plus the refill since, minus the amount sent since*. Two such
 figures enclose the true level:
 
-* the **likely** level subtracts what was sent after the reported call. The own level never stays above it,
+* the **likely** level subtracts the amount sent after the reported call. Our level never stays above it,
   whatever caused the difference: other clients, or a server that charges more than expected;
 * the **certain** level subtracts everything that the server may have charged since then, without any refill.
-  The own level is raised to it, for a server that charges less than expected.
+  Our level is raised to it, for a server that charges less than expected.
 
 The caller holds one lock.
 """
@@ -29,8 +29,8 @@ _HOUR, _DAY = 3600.0, 25 * 3600.0
 """Seconds. A call waits at most an hour, or 25 hours for a limit per day; a longer reset is a mistake."""
 
 _MAX_UNITS = 1e15
-"""Maximum units of a limit. Servers name more if they mean that there is none, and its square would exceed
-the range of floats."""
+"""Maximum units of a limit. Servers that have no limit name larger numbers, whose squares would exceed the
+range of floats."""
 
 _SMALLER_CAPACITY = 0.9
 """A reset that implies less than this share of the limit reveals the server's true capacity; above, it is
@@ -49,11 +49,12 @@ _PRIOR_SHARE = 0.01
 """Weight of the prior ratio of 1 between charged and expected tokens, as a share of the limit."""
 
 _REMEMBERED_CALLS = 8.0
-"""The ratio is measured over the last half to one limit's worth of calls, or over this many times what is
+"""The ratio is measured over the last half to one limit's worth of calls, or over this multiple of the amount
 in flight, so that late charges do not look like missing ones."""
 
 _CHARGED_MORE = 1.15
-"""Above this ratio a call takes what the server charges; below, the reports correct the level in time."""
+"""Above this ratio, a call takes the amount that the server charges; below it, the reports correct the level
+in time."""
 
 _MAX_RATIO = 50.0
 """The largest ratio: a server that charges an output cap of 4,096 tokens when about 80 were expected."""
@@ -69,7 +70,7 @@ _RECLAIM, _RECLAIM_SCALE = 0.01, 8.0
 
 
 class LimitReading(NamedTuple):
-    """What a report says about one limit."""
+    """The figures of a report on one limit."""
 
     limit: float | None  # units per minute
     remaining: float | None  # units
@@ -92,7 +93,7 @@ def believed_count(count: float | None) -> float | None:
 
 
 class SentAround(NamedTuple):
-    """What this client sent around the call that a report came with, in the units of one limit."""
+    """The amounts that this client sent before and after the reported call, in the units of one limit."""
 
     started: float
     order: int
@@ -102,7 +103,7 @@ class SentAround(NamedTuple):
     held: float  # unanswered now
     calls_since: int
     calls_open: int
-    blurred: bool  # calls sent since were refused, and are not charged, or not in full
+    blurred: bool  # later calls were refused, and are not charged, or not in full
 
 
 class ReportedBucket:
@@ -120,9 +121,9 @@ class ReportedBucket:
         self.limit = limit
         self.learned_at = now  # when the limit last changed
         self.remaining, self.admitted = 0.0, -math.inf  # as last reported, and when that call was sent
-        self.uncharged = 0.0  # in flight at that time, and charged later
-        self.ends = -math.inf  # when the reported reset is over
-        self.is_window = False  # nothing refills before that
+        self.uncharged = 0.0  # amount in flight at that time and charged later
+        self.ends = -math.inf  # when the reported reset takes place
+        self.is_window = False  # nothing refills before this time
         self._charge_ratio = 1.0  # units charged per expected unit
         self._charge_per_call = 0.0  # units charged per call
         self._charged_more = self._per_call = False
@@ -158,8 +159,8 @@ class ReportedBucket:
         self.bucket.take(now, self.needed(cost) if self._charged_more else cost)
 
     def settle(self, now: float, order: int, expected: float, actual: float) -> None:
-        """Correct what the call number ``order`` took to what it used (0 if it was never admitted). A
-        server that charges more than that returns nothing."""
+        """Correct the amount taken by call number ``order`` to the amount used (0 if it was never admitted).
+        If the server charges more than that, nothing is returned."""
         if order < self._counted_from:
             return
         taken = self.needed(expected)
@@ -172,17 +173,17 @@ class ReportedBucket:
         return reading.remaining is not None and reading.remaining < self.needed(cost) + self._rounding
 
     def needed(self, cost: float) -> float:
-        """Return what a call takes: the expected cost, or more if the server charges more."""
+        """Return the amount a call takes: the expected cost, or more if the server charges more."""
         return self._price(cost, 1.0) if self._charged_more else cost
 
     def _price(self, cost: float, calls: float) -> float:
-        """Return what the server will charge for ``calls`` calls with an expected total of ``cost``."""
+        """Return the amount the server will charge for ``calls`` calls with an expected total of ``cost``."""
         if self._charged_more and self._per_call:
             return self._charge_per_call * calls
         return self._charge_ratio * cost
 
     def learn(self, reading: LimitReading, trace: SentAround, now: float, *, alone: bool = True) -> None:
-        """Follow a report. Only a process that is ``alone`` can infer from it what the server charges per
+        """Follow a report. Only a process that is ``alone`` can infer from it how much the server charges per
         call."""
         if trace.order < self._last_order:  # an older call than the last report's
             return
@@ -222,14 +223,15 @@ class ReportedBucket:
         self._shape(now)
 
     def empty(self, now: float, sent: int) -> None:
-        """The server refused and reports only its limit: nothing is left for any of the ``sent`` calls."""
+        """Empty the bucket, because the server refused and reports only its limit: nothing is left for any of
+        the ``sent`` calls."""
         self.bucket.look(now, 0.0)
         self.bucket.level = min(self.bucket.level, 0.0)
         self._counted_from = sent + 1
 
     def give_way(self, now: float) -> None:
-        """The server refused although the level allowed the call: others use the limit too, so claim less
-        of it. What they do not use is not lost, as the reports show it."""
+        """Claim less of the limit, because the server refused a call that the level allowed, so others use
+        the limit too. Units that they do not use are not lost, since the reports show them."""
         lone = now - self._gave_way_at > _LONE_SECONDS
         self._gave_way_at = now
         self._claimed_share = max(_MIN_CLAIM, (_LONE_DECREASE if lone else _DECREASE) * self._claimed_share)
@@ -241,7 +243,7 @@ class ReportedBucket:
         return self.bucket.capacity <= spaced_capacity(self.bucket.rate)
 
     def space(self, now: float) -> None:
-        """The server's bucket does not fill up: space the calls, without bursts."""
+        """Space the calls, without bursts, because the server's bucket does not fill up."""
         self.bucket.reshape(now, spaced_capacity(self.bucket.rate), self.bucket.rate)
 
     def _resize(self, reading: LimitReading, now: float) -> None:
@@ -267,9 +269,9 @@ class ReportedBucket:
         self._reported_at = max(self._reported_at, now)
 
     def _reclaim(self, now: float) -> None:
-        """Claim more again, the faster the longer no refusal occurred."""
+        """Claim more again; the longer no refusal occurs, the faster the claim grows."""
         more = _RECLAIM * (1.0 + ((now - self._gave_way_at) / _RECLAIM_SCALE) ** 2)
-        # Threads report in any order: one that read the clock before another one takes nothing back.
+        # Threads report in any order: a thread that read the clock before another one takes nothing back.
         passed = min(max(0.0, now - self._reported_at), 1.0)
         self._claimed_share = min(1.0, self._claimed_share + more * passed)
 
@@ -279,7 +281,7 @@ class ReportedBucket:
         )
 
     def _measure_charges(self, remaining: float, trace: SentAround) -> None:
-        """Compare what the server charged between two reports with what was expected.
+        """Compare the amount charged from one report to the next with the expected amount.
 
         Two explanations are tracked, and the one with the smaller squared error applies: a number of units
         per expected unit, or a number per call, as when an output cap is charged.

@@ -1,4 +1,4 @@
-"""All limits that a provider reports for one quota, and what this client sent around each report.
+"""All limits that a provider reports for one quota, and the amounts this client sent around each report.
 
 Providers report up to three dimensions: requests, and tokens either together or separately as input and
 output. Each has its own bucket; a call must fit into all of them.
@@ -64,15 +64,15 @@ class Reservation:
     tokens: float  # expected, input and output
     output: float  # part of tokens
     ended: bool = False
-    order: int = field(init=False)  # number among all calls of the quota, from 1
-    sent: tuple[float, float] = field(init=False)  # tokens and output so far, this call included
+    order: int = field(init=False)  # number of the call in the quota, from 1
+    sent: tuple[float, float] = field(init=False)  # tokens and output so far, including this call
     held: tuple[int, float, float] = field(init=False)  # calls, tokens and output in flight, it included
-    leased: Amounts = (0.0, 0.0, 0.0, 0.0)  # what it took of the lease
+    leased: Amounts = (0.0, 0.0, 0.0, 0.0)  # amounts taken from the lease
 
 
 @define(eq=False)
 class Traffic:
-    """What was sent through one quota, and how much of it (``held_…``) is in flight, in expected tokens."""
+    """The amounts sent through one quota, and the part in flight (``held_…``), in expected tokens."""
 
     calls: int = 0
     in_flight: int = 0
@@ -100,7 +100,7 @@ class Traffic:
         return self.accepted - self._by_second[0][1] + 1 if self._by_second else 0
 
     def start(self, call: Reservation) -> None:
-        """Count a call that is sent, and store in it what was sent before."""
+        """Count a call that is sent, and store in it the amounts sent before it."""
         self.calls += 1
         self.in_flight += 1
         self.tokens += call.tokens
@@ -120,7 +120,7 @@ class Traffic:
             self.held_tokens = self.held_output = 0.0  # so that rounding errors do not add up
 
     def around(self, dimension: int, call: Reservation) -> SentAround:
-        """Return what was sent before and after ``call``, in units of ``dimension``."""
+        """Return the amounts sent before and after ``call``, in units of ``dimension``."""
         if dimension == _REQUESTS:
             mark, sent = float(call.order), float(self.calls)
             then, held = float(call.held[0]), float(self.in_flight)
@@ -143,14 +143,14 @@ class KnownLimits:
 
     caps: Amounts  # negative if the limit is known not to be enforced
     rates: Amounts  # units per second
-    at_most: Amounts  # left, less what was sent since the report
+    at_most: Amounts  # left, less the amount sent since the report
     remaining: Amounts  # left at the latest answered call
     admitted: float  # when that call was sent
 
 
 @define
 class EnforcementCheck:
-    """Checks whether a provider enforces the limit of requests that it names."""
+    """Checks whether a provider enforces the limit of requests that it reports."""
 
     next: float  # when calls may be sent despite the limit
     left: int = 1  # calls of this round
@@ -175,13 +175,13 @@ class EnforcementCheck:
 
 
 class ReportedLimits:
-    """The limits reported so far. It is false while there are none: then nothing is delayed."""
+    """The limits reported so far. False while there are none, in which case nothing is delayed."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, ReportedBucket] = {}
         self._explained_at = float("-inf")
         self.repeats = 0  # explained refusals that soon followed another one
-        self.spaced = False  # calls are spaced at the limit of requests, whose level then delays none
+        self.spaced = False  # calls are spaced at the limit of requests; its level then delays none
         self._check: EnforcementCheck | None = None  # for the limit of requests
 
     def __bool__(self) -> bool:
@@ -218,8 +218,8 @@ class ReportedLimits:
         return {_NAMES[dimension]: bucket.limit for dimension, bucket in self._buckets.items()}
 
     def costs(self, tokens: float, output: float, now: float) -> Amounts:
-        """Return what a call sent now is expected to be charged, by dimension; no request if it is sent
-        despite that limit."""
+        """Return the expected charge for a call sent now, by dimension; no request is charged if it is sent
+        despite the limit of requests."""
         costs = costs_of(tokens, output)
         if not self._buckets:
             return costs
@@ -294,7 +294,8 @@ class ReportedLimits:
             self._check = EnforcementCheck(math.inf, over=True)
 
     def settle(self, now: float, call: Reservation, tokens: float, output: float | None) -> None:
-        """Correct what a call took to the tokens it used; ``None`` for output means the expected share."""
+        """Correct the amounts a call took to the tokens it used; ``None`` for output means the expected
+        share."""
         if output is None:
             output = tokens * call.output / call.tokens if call.tokens else 0.0
         expected, used = costs_of(call.tokens, call.output), costs_of(tokens, output)
@@ -334,7 +335,7 @@ class ReportedLimits:
                 )
                 changed = True
             elif not reading.limit and limit is not None and _about_equal(limit, bucket.limit):
-                limit = None  # the known limit stays, the rest is learned
+                limit = None  # the known limit stays; the other figures are adopted
             before = bucket.limit
             if limit != reading.limit:
                 reading = LimitReading(limit, reading.remaining, reading.reset, reading.rounded_to)
@@ -381,7 +382,7 @@ class ReportedLimits:
     def _refused_without_remaining(
         self, bucket: ReportedBucket, is_new: bool, call: Reservation, traffic: Traffic, now: float
     ) -> bool:
-        """Learn from a refusal that reports a limit but not what is left; return whether that explains the
+        """Learn from a refusal that reports a limit but not the amount left; return whether that explains the
         refusal."""
         soon = call.started <= bucket.learned_at + _SETTLED_SECONDS  # earlier calls may have used it up
         if is_new or call.started > bucket.learned_at:
@@ -401,9 +402,9 @@ def costs_of(tokens: float, output: float) -> Amounts:
 
 
 def surplus_of(call: Reservation, tokens: float, output: float | None) -> Amounts:
-    """Return how much less than it leased a call used that needed ``tokens``, by dimension.
+    """Return, by dimension, how much less than its lease a call used that needed ``tokens``.
 
-    A server that charges more than expected returns nothing: what it charges was leased.
+    If the server charges more than expected, nothing is returned, because the charged amount was leased.
     """
     if output is None:
         output = tokens * call.output / call.tokens if call.tokens else 0.0

@@ -50,7 +50,7 @@ class RetryPolicy:
 
 
 _WHOLE_TRY_SHARE = math.exp(-4.0)
-"""Share of failing calls up to which a failure counts as a whole try.
+"""Maximum share of failing calls at which a failure counts as a whole try.
 
 At this share, four failures in a row, the usual number of tries, happen once in 9 million requests. If more
 calls fail, a failure counts less, so that a request ends after an equally unlikely number of failures: 24 if
@@ -63,9 +63,9 @@ be paid for.
 class RetryCount:
     """Failures of one request so far; only :func:`decide` changes it."""
 
-    counted: float = 0.0  # tries used, of RetryPolicy.retries: at most 1 per failure
+    counted: float = 0.0  # tries used out of RetryPolicy.retries: at most 1 per failure
     whole: int = 0  # failures that counted as a whole try
-    partial: int = 0  # failures that count for less if such failures are usual
+    partial: int = 0  # failures that count for less if such failures are common
     failures: int = 0  # failures for which the delay grew
     rate_limits: int = 0  # refusals, which do not count
     once: frozenset[ErrorKind] = frozenset()  # kinds retried only once, and already retried
@@ -79,7 +79,7 @@ class Circumstances:
     maybe_billed: bool = False  # the call may have been carried out, so a retry may be billed as well
     outage: bool = False  # the circuit breaker is not closed
     passing: bool = False  # another call was answered while this one was in flight
-    failure_share: float = 0.0  # of requests whose first call fails
+    failure_share: float = 0.0  # share of requests whose first call fails
     latency: float = 0.0  # mean seconds per answered call; 0 while unknown
 
     @property
@@ -139,7 +139,7 @@ def decide(
     if kind in _NEVER_KINDS:
         return None
     # 2. The rate limit: a retry that does not count, after a backoff and the server's delay. The quota's
-    #    cooldown adds to it.
+    #    cooldown is added.
     if kind is ErrorKind.RATE_LIMIT:
         if count.rate_limits >= policy.limit_retries:
             return None
@@ -148,7 +148,7 @@ def decide(
     # 3. The provider is down and the call was not billed: a retry that does not count; the breaker delays it.
     if seen.held_by_breaker:
         return Retry(0.0, counted=False)
-    # 4. This kind of failure is retried only once, and was.
+    # 4. This kind of failure is retried only once, and has been retried.
     if kind in count.once:
         return None
     # 5. A provider's failure that was not billed counts for less, the more of the other calls fail; any other
@@ -179,8 +179,8 @@ def decide(
 def _used_up(count: RetryCount, weight: float, tries: float, *, partial: bool) -> bool:
     """Return whether a request ends with a failure of this weight.
 
-    A rising share of failures is recognized late: then the earlier failures count by it, too. Such a request
-    still ends before as many failures as open the breaker.
+    A rising share of failures is recognized late: the earlier failures are then weighted by it as well. Such
+    a request still ends after fewer failures than open the breaker.
     """
     by_now = count.whole + weight * (count.partial + 1) if partial else math.inf
     return count.counted + weight >= tries - _ROUNDING and by_now >= _BREAKER_SHARE * tries - weight

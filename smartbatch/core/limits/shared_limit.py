@@ -2,7 +2,7 @@
 
 A limit belongs to an account, not to a process. The record of one quota holds what is left; each process
 leases a slice before it needs it and returns what it does not use. The sharing rule is :func:`exchange`,
-which every back end applies in one transaction. A limit of 0 means that there is none.
+which every back end applies in one transaction. A limit of 0 means no limit.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class QuotaKind(enum.Enum):
     """How a shared quota is replenished."""
 
     RATE = "rate"
-    """It refills, and what a dead process leased is returned."""
+    """It refills, and the units leased by a dead process are returned."""
 
     BUDGET = "budget"
-    """Nothing refills, and what a dead process leased stays taken."""
+    """Nothing refills, and the units leased by a dead process stay taken."""
 
     ENQUEUED = "enqueued"
-    """What no process holds is available, as with the tokens that a provider lets an account enqueue. It
-    is held for a long time."""
+    """Units that no process holds are available, like the tokens that an account may enqueue at a provider.
+    They are held for a long time."""
 
 
 @frozen
@@ -55,16 +55,16 @@ class MemberLimits:
 
 @frozen
 class Remaining:
-    """What is left according to the provider, by dimension."""
+    """The amounts left according to the provider, by dimension."""
 
-    at_most: list[float] = field(factory=lambda: [NO_BOUND] * DIMENSIONS)  # less what was used since
+    at_most: list[float] = field(factory=lambda: [NO_BOUND] * DIMENSIONS)  # less the amount used since
     at_least: list[float] = field(factory=nothing)  # reported after the exchange that returned ``then``
     then: list[float] = field(factory=nothing)  # see :class:`LeaseGrant`
 
 
 @frozen
 class Findings:
-    """What a process found out since its last exchange."""
+    """The findings of a process since its last exchange."""
 
     cooled: float = 0.0  # seconds of a cooldown that began
     spaced: float = 0.0  # calls per second to which calls are spaced; 0: not at all, -1: no longer
@@ -76,7 +76,7 @@ class Findings:
 
 @frozen
 class Totals:
-    """A client's totals of a budget since its start. Totals, not differences: if the answer of an exchange
+    """A client's totals of a budget since its start. They are not differences: if the response to an exchange
     was lost, nobody knows whether it was carried out."""
 
     number: int = 0  # of the exchange, counted by the client
@@ -86,11 +86,11 @@ class Totals:
 
 @frozen
 class LeaseAsk:
-    """What a process reports and asks for in one exchange. Lists have one number per dimension."""
+    """The report and the request of a process in one exchange. Lists have one number per dimension."""
 
     member: str  # a unique name of the process
     kind: QuotaKind = QuotaKind.RATE
-    generation: int = 0  # of the record, as the process saw it last
+    generation: int = 0  # generation of the record, as the process last saw it
     limits: MemberLimits = field(factory=MemberLimits)
     remaining: Remaining = field(factory=Remaining)
     kept: list[float] = field(factory=nothing)  # held and kept
@@ -106,7 +106,7 @@ class LeaseAsk:
 
 @frozen
 class LeaseGrant:
-    """What an exchange grants and reports."""
+    """The amounts an exchange grants, and the state it reports."""
 
     members: int  # processes that share the limit, including this one
     granted: list[float]  # additional units
@@ -114,10 +114,10 @@ class LeaseGrant:
     slots_in: float  # seconds until the first of them
     wait: float  # seconds to wait before asking again; 0 if something was granted
     cool: float  # seconds until the common cooldown ends
-    generation: int  # of the record now
+    generation: int  # generation of the record now
     caps: list[float]
     rates: list[float]
-    left: list[float]  # not leased by anyone
+    left: list[float]  # units that no process has leased
     then: list[float]  # granted in total minus held now: bounds what is used until a later total
     spaced: float  # calls per second to which all calls are spaced; 0 for no spacing
     probes: int  # 1 if it is this process's turn to try a higher rate
@@ -127,14 +127,14 @@ class LeaseGrant:
 
 
 GONE_SECONDS = 15.0
-"""Seconds without an exchange after which a process counts as dead, and what it leased is returned."""
+"""Seconds without an exchange after which a process counts as dead and its lease is returned."""
 
 ENQUEUED_GONE_SECONDS = 3600.0
-"""The same for what a store has enqueued at the provider: the batches of a dead process keep running."""
+"""The same for the tokens that a store has enqueued at the provider: the batches of a dead process keep
+running."""
 
 PRECEDENCE_SECONDS = 2.0
-"""Seconds for which a process that found too little takes precedence over later ones; it asks again
-sooner."""
+"""Seconds for which a process that got too little takes precedence over later ones; it asks again sooner."""
 
 SLICES = 4.0
 """A slice is at most the limit divided by the number of processes and by this."""
@@ -146,7 +146,7 @@ MONEY_SLICES = 2.0
 """A slice of money is at most the remainder divided by the number of processes and by this."""
 
 ACCOUNT_SECONDS, EMPTY_ACCOUNT_SECONDS = 7 * 86_400.0, 60.0
-"""Seconds without an exchange for which the account of a client is kept: if it holds money, and if it
+"""Seconds without an exchange after which the account of a client is deleted: if it holds money, and if it
 holds none."""
 
 SLOT_SECONDS = 0.5
@@ -220,7 +220,7 @@ class SharedRecord:
     next_slot: float = 0.0
     outage: int = 0
     members: dict[str, Member] = field(factory=dict)
-    accounts: dict[str, Account] = field(factory=dict)  # outlive members: what a dead one held stays taken
+    accounts: dict[str, Account] = field(factory=dict)  # outlive members: units held by a dead one stay taken
 
 
 class LateExchange(Exception):
@@ -228,7 +228,7 @@ class LateExchange(Exception):
 
 
 def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
-    """Change ``record`` by what a process reports, and return what it is granted.
+    """Apply the report of a process to ``record``, and return what the process is granted.
 
     Args:
         now: seconds of the back end's clock.
@@ -239,7 +239,7 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
     account = record.accounts.get(ask.member)
     if account is not None and ask.totals.number <= account.number:
         raise LateExchange("the exchange was given up, and a later one was made")
-    # 1. Time never goes back; if the clock was set back, so are all times. While the back end was
+    # 1. Time never goes back; if the clock was set back, all times are set back too. While the back end was
     #    unavailable, processes may have used the refill by their safe shares.
     if now < record.at - CLOCK_STEP_SECONDS:
         _set_back(record, record.at - now)
@@ -250,14 +250,14 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
     if elapsed > QUIET_SECONDS and (mine is not None or record.members):
         elapsed = 0.0
     if ask.kind is QuotaKind.BUDGET:
-        back = nothing()  # what dead processes had leased stays taken
+        back = nothing()  # units leased by dead processes stay taken
     # 2. Limits refill, and the process gives back; what the provider says is left bounds what is available.
     for d in range(DIMENSIONS):
         _refill(record, ask, d, elapsed * record.rates[d] + back[d])
         if record.caps[d] > 0.0:
             given = _given_back(ask, d, account, forgotten=mine is None)
             _correct(record, ask, d, record.levels[d] + given)
-    # 3. Events of the present generation; those of an older one were reported before.
+    # 3. Events of the current generation count; those of an older one have already been reported.
     _note_events(record, ask, now)
     _note_turn(record, ask, now)
     if ask.leaving:
@@ -317,21 +317,21 @@ def _forget_gone(record: SharedRecord, ask: LeaseAsk, now: float, *, known: bool
 
 def _given_back(ask: LeaseAsk, d: int, account: Account | None, *, forgotten: bool) -> float:
     """Return the units that a process gives back: for a budget, according to the totals, so that an exchange
-    whose answer was lost is counted. A removed process returned its units at its removal."""
+    whose response was lost is counted. A removed process returned its units at its removal."""
     if d == 0 and account is not None:
         return account.drawn - ask.totals.drawn + ask.totals.given - account.given
     return min(ask.returned[d], 0.0) if forgotten else ask.returned[d]
 
 
 def _note_account(record: SharedRecord, ask: LeaseAsk, now: float, granted: float) -> None:
-    """Update a client's account of a budget. The totals of an unknown client have been reconciled before."""
+    """Update a client's account of a budget. The totals of an unknown client have already been reconciled."""
     if ask.kind is QuotaKind.BUDGET:
         drawn, held = ask.totals.drawn + granted, ask.kept[0] + granted
         record.accounts[ask.member] = Account(now, ask.totals.number, drawn, ask.totals.given, held)
 
 
 def _refill(record: SharedRecord, ask: LeaseAsk, d: int, more: float) -> None:
-    """Adopt the limit of one dimension and add ``more``, which was returned or refilled.
+    """Adopt the limit of one dimension and add ``more`` units, which were returned or refilled.
 
     The provider's bucket does not grow beyond its limit while leased units are unused, so neither does this
     one.
@@ -361,16 +361,16 @@ def _refill(record: SharedRecord, ask: LeaseAsk, d: int, more: float) -> None:
     record.caps[d] = cap
     record.rates[d] = min(rate for _, rate in known)
     held = ask.kept[d] + sum(member.held[d] for member in record.members.values())
-    if ask.kind is QuotaKind.ENQUEUED:  # 5. what no process holds is available
+    if ask.kind is QuotaKind.ENQUEUED:  # 5. units that no process holds are available
         record.levels[d] = cap - held
         return
-    # 6. Another limit of a rate: what is left stays, up to the new limit.
+    # 6. The limit of a rate has changed: remaining units stay, up to the new limit.
     full = max(cap - held, min(record.levels[d], cap))
     record.levels[d] = min(full, record.levels[d] + more)
 
 
 def _correct(record: SharedRecord, ask: LeaseAsk, d: int, level: float) -> None:
-    """Set the level of one dimension, corrected by what the provider reported to the process."""
+    """Set the level of one dimension, corrected by the provider's report to the process."""
     bound = ask.remaining.at_most[d]
     if bound < NO_BOUND:
         others = sum(member.held[d] for member in record.members.values())
@@ -384,7 +384,7 @@ def _correct(record: SharedRecord, ask: LeaseAsk, d: int, level: float) -> None:
 
 def _note_events(record: SharedRecord, ask: LeaseAsk, now: float) -> None:
     """Record the events of a process. If others reported first, only a first or a far lower spaced rate is
-    news: it was measured, and theirs was not."""
+    new information, because it was measured separately."""
     found = ask.findings
     if ask.generation != record.generation:
         if found.lowered == 1 and (record.spaced == 0.0 or found.spaced < MEASURED_SHARE * record.spaced):
@@ -425,7 +425,7 @@ def _lease(
         first = member.urgent > ask.urgent or (member.urgent == ask.urgent and member.since < since)
         if member.since > 0.0 and now - member.seen <= PRECEDENCE_SECONDS and first:
             for d, least in enumerate(member.least):
-                # money does not increase by waiting, so no more than is there is kept for others
+                # waiting does not create money, so no more than the existing amount is kept for others
                 if not is_money:
                     ahead[d] += min(least, record.caps[d])
                 elif least <= record.levels[d]:
@@ -433,7 +433,8 @@ def _lease(
     wait = max(0.0, record.cool_until - now)
     for d in range(DIMENSIONS):
         if record.caps[d] > 0.0:
-            # a call above the whole limit is sent when the bucket is full; one above a budget never
+            # a call above the whole limit is sent when the bucket is full; a call above a budget is never
+            # sent
             least = ask.least[d] if is_money else min(ask.least[d], record.caps[d])
             lacking = least + ahead[d] - record.levels[d] - alone * record.rates[d]
             if lacking > (_MONEY_SLACK if is_money else _SLACK):

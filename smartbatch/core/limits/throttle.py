@@ -19,7 +19,7 @@ from attrs import define, field
 from smartbatch.core.limits.token_bucket import Bucket, spaced_capacity
 
 _USUAL_SHARE = 0.1
-"""Share of failures up to which nothing is tried."""
+"""Maximum share of failures at which no trial begins."""
 
 _MIN_CALLS, _MIN_ACCEPTED, _MIN_FAILURES = 40, 20, 10
 """Minimum calls and accepted calls per measurement, and minimum failures before a trial."""
@@ -84,7 +84,7 @@ class _Cohort:
 
 @define(eq=False)
 class AdaptiveThrottle:
-    """Limits calls to a rate that it finds, or not at all. Every call that began is ended once."""
+    """Limits calls to a rate that it determines, or not at all. Every call that began is ended once."""
 
     latency: float = field(default=0.0, init=False)  # mean seconds of accepted calls; 0 while unknown
     _bucket: Bucket | None = field(default=None, init=False)
@@ -120,7 +120,7 @@ class AdaptiveThrottle:
 
         Args:
             began: when the call was taken.
-            accepted: ``None`` if it was never made, or says nothing about the provider's health.
+            accepted: ``None`` if it was never made, or shows nothing about the provider's health.
         """
         if accepted:
             self.latency += (now - began - self.latency) * (_LATENCY_WEIGHT if self.latency else 1.0)
@@ -171,13 +171,13 @@ class AdaptiveThrottle:
         if self._before is not None:
             bucket, rate, failed = self._before
             self._before = None
-            # 1. A trial that did not help: return to the previous rate; the next trial follows after a pause.
+            # 1. The trial did not help: return to the previous rate; the next trial follows after a pause.
             if not (1.0 - share) >= _wanted(rate / cohort.rate, failed) or rate <= cohort.rate:
                 self._bucket = bucket
                 self._next_trial = now + self._pause * (now - cohort.began)
                 self._pause = min(2.0 * self._pause, _MAX_PAUSE_FACTOR)
                 return
-            # 2. A trial that helped: keep the lower rate; case 3 may follow at once.
+            # 2. The trial helped: keep the lower rate; case 3 may follow at once.
             self._too_high, self._pause, self._good = rate, _PAUSE_FACTOR, 0
         if share > _USUAL_SHARE:
             self._good = 0
@@ -198,7 +198,7 @@ class AdaptiveThrottle:
             self._good += 1
             if rate > high:
                 self._too_high = math.inf
-        # 6. Few fail and the rate delayed nothing: no bound any more.
+        # 6. Few fail and the rate delayed nothing: remove the bound.
         else:
             self._bucket = None
 
@@ -209,5 +209,5 @@ class AdaptiveThrottle:
 
 
 def _wanted(reduction: float, failed: float) -> float:
-    """Return the share of accepted calls which shows that sending ``reduction`` times fewer calls helped."""
+    """Return the share of accepted calls that shows that sending ``reduction`` times fewer calls helped."""
     return (1.0 + (reduction - 1.0) / 2.0) * (1.0 - failed)
