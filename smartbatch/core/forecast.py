@@ -1,8 +1,9 @@
-"""How long calls and batches take, learned from those that finished, and how long a running job still takes.
+"""Forecasts of how long calls and batches take, learned from finished ones, and of a running job's remaining
+time.
 
 - :class:`Distribution`: weighted points, some of them right-censored.
 - :class:`Forecaster`: the forecast of one kind of call or batch, from a prior and the latest observations.
-- :func:`remaining`: how long the batches of a running job still take.
+- :func:`remaining`: the remaining time of a running job's batches.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Protocol
 
 from attrs import Attribute, define, field, frozen
 
-TOP_QUANTILE = 0.99  # means cap times at this quantile
+TOP_QUANTILE = 0.99  # times are capped at this quantile in means
 LOG_TOLERANCE = 1e-12  # logarithms closer than this are equal
 
 
@@ -123,7 +124,7 @@ def redistributed(times: Iterable[tuple[float, bool, float]]) -> list[tuple[floa
 
 
 MAX_OBSERVATIONS = 100  # observations
-PRIOR_WEIGHT = 2.0  # observations that the prior weighs as much as
+PRIOR_WEIGHT = 2.0  # weight of the prior, in observations
 ANCHOR_WEIGHT = (
     0.5  # observations that would leave the prior unmoved: a single one moves it two thirds of the way
 )
@@ -148,7 +149,7 @@ _GOLDEN = 0.6180339887498949  # the fractional parts of its multiples are spread
 
 
 class Times(Protocol):
-    """How long a call or batch takes. All times are seconds."""
+    """Forecast of how long a call or batch takes. All times are seconds."""
 
     def quantile(self, q: float, size: int) -> float:
         """Return the seconds within which a share ``q`` of calls or batches of ``size`` requests finishes."""
@@ -179,7 +180,7 @@ class Prior:
     # Observations that began within this share of their own seconds of each other belong to one moment and
     # together count as one: the batches of one list, for example, take about the same time.
     together: float = 0.0
-    only_when_sure: bool = True  # report a gradual change only if chance does not explain it
+    only_when_sure: bool = True  # report a gradual change only if it exceeds chance
 
     @classmethod
     def of(cls, median: float, p95: float, *, growth: float = 0.0, fade: float = 43_200.0) -> Prior:
@@ -307,7 +308,8 @@ class Forecaster:
     def observe(self, seen: Observation) -> ForecastChange | None:
         """Learn from an observation; return the change of the forecast if it is worth reporting.
 
-        1. A sudden change was detected: earlier observations hardly count any more; the change is reported.
+        1. A sudden change was detected: earlier observations hardly count from now on; the change is
+           reported.
         2. The median has moved by more than a quarter since the last report, and, if the prior asks for
            certainty, by more than chance explains: the change is reported.
         3. Otherwise: ``None``.
@@ -331,7 +333,7 @@ class Forecaster:
         changed = 0
         if (
             other is None and fit.learned >= MIN_WATCHED_WEIGHT
-        ):  # only the first of a moment can show a change
+        ):  # only the first observation of a moment can show a change
             changed = self._detector.observe(level)
         return self._begin_regime(changed, seen.at) if changed else self._report_drift(seen.at)
 
@@ -347,7 +349,8 @@ class Forecaster:
         return next(near, None)
 
     def _begin_regime(self, count: int, now: float) -> ForecastChange | None:
-        """Make the observations before the latest ``count`` moments hardly count, if those differ enough."""
+        """Almost discard the observations before the latest ``count`` moments, if those moments differ
+        enough."""
         before = self._fitted(now)
         older = [each for each in self._observations if each.moment <= self._moments - count]
         latest = [each for each in self._observations if each.moment > self._moments - count]
@@ -535,7 +538,7 @@ def remaining(running: Sequence[RunningBatch], times: Times, *, unsent: Sequence
 def _left(batch: RunningBatch, times: Times) -> float:
     """Return the seconds left for one batch, by its age or, if that is less, by its own progress.
 
-    Slow progress proves nothing: batches wait in a queue first and then run fast.
+    Slow progress proves nothing: batches first wait in a queue and then run fast.
     """
     elapsed = max(0.0, batch.elapsed)
     left = _median_left(elapsed, batch.size, times)

@@ -42,12 +42,13 @@ if TYPE_CHECKING:
     from smartbatch.providers.batch_api import BatchApi
 
 
-THRESHOLD_CALLS = 5  # in flight, by default, for a list that the threshold strategy sends individually
+THRESHOLD_CALLS = 5  # default calls in flight for a real-time list with the threshold strategy
 
 
 @frozen
 class _Watched:
-    """The latest list that could have been sent as a batch; the threshold is computed for similar lists."""
+    """The latest list that could have been sent as a batch; the reported threshold applies to similar
+    lists."""
 
     load: Load
     offers: Sequence[Offer]
@@ -101,8 +102,8 @@ class Advisor:
     ) -> Workload:
         """Return an empty workload, to which at most ``requests`` requests are added.
 
-        Observations in the store are used if a store was named, or if the list may be sent as a batch and so
-        needs the store anyway; ``flexible`` allows the flex tier.
+        Observations in the store are used if a store was named, or if the list may be sent as a batch and
+        therefore needs the store anyway; ``flexible`` allows the flex tier.
         """
         by_batch = requests > constraints.at_once and self._api(kind, constraints, batchable) is not None
         if by_batch or self._config.store is not None:
@@ -163,8 +164,8 @@ class Advisor:
 
         1. As a batch, or if a price is unknown: ``None`` for any amount. The maximum cost of each request is
            reserved while its batch runs, and may be far more than its forecast.
-        2. In real time, where only requests in flight reserve it: the high end of the forecast, and the
-           maximum cost of the most expensive requests, as many as are in flight.
+        2. In real time, where only requests in flight reserve their maximum cost: the high end of the
+           forecast, and the maximum cost of the most expensive requests, as many as are in flight.
         """
         chosen, cost = decision.chosen, decision.chosen.cost
         ceilings = None if chosen.route.by_batch else self.ceilings(requests, kind)
@@ -185,12 +186,12 @@ class Advisor:
         """Return the decision for a list, without announcing it.
 
         1. Batches are left out if the requests may not wait, or there is no Batch API, or no store for a job.
-        2. The remaining routes are offered; the batch threshold that is reported later is that of this list.
+        2. The remaining routes are offered; the batch threshold reported later is computed for this list.
         3. If the budget is too small for all requests at once, the batches are split into rounds, and the
            reason mentions this.
 
         Args:
-            constraints: with a budget only if it can be enforced.
+            constraints: contain a budget only if it can be enforced.
             batchable: whether the requests may be sent as a batch.
 
         Raises:
@@ -235,7 +236,7 @@ class Advisor:
 
     def batch_ended(self, event: BatchEnded) -> None:
         """Handle a finished batch before forecasts learn from it: if no list has been considered yet, the
-        reported threshold is that of lists like this batch.
+        reported threshold applies to lists like this batch.
         """
         api, _ = batches_of(self._config, self._model, event.kind)
         if self._watched is not None or event.model != self._model.label or api is None:
@@ -251,7 +252,7 @@ class Advisor:
         self._watch(_Watched(workload.load, offers, batch, constraints))
 
     def learned(self, event: ForecastMoved) -> None:
-        """Report the batch threshold of lists like the latest one if a changed forecast moved it."""
+        """Report the batch threshold for lists like the latest one if a changed forecast moved it."""
         with self._watching:
             watched, told = self._watched, self._told
         if watched is None:
@@ -415,7 +416,7 @@ class AnnouncedPlan:
     _prices_of: Callable[[Result], Prices]
     _clock: Clock
     _tell: Callable[[Event], None]
-    actual: ActualCost = field(factory=ActualCost, init=False)  # of the added results, by each route
+    actual: ActualCost = field(factory=ActualCost, init=False)  # cost of the added results, by each route
 
     def __attrs_post_init__(self) -> None:
         decision = self._decision
@@ -482,9 +483,7 @@ class AnnouncedPlan:
 
 
 def individual_calls(config: BatchingConfig, strategy: Strategy) -> int | None:
-    """Return the maximum number of calls in flight for a list sent individually; ``None`` for the client's
-    own limit.
-    """
+    """Return the maximum calls in flight for a real-time list; ``None`` for the client's own limit."""
     if config.max_parallel_individual is None and strategy is Strategy.THRESHOLD:
         return THRESHOLD_CALLS
     return config.max_parallel_individual

@@ -55,7 +55,7 @@ class _Waiters:
     place: NamedPlace
     durable: bool
     waiting: list[StoredRequest] = field(factory=list)
-    paying: int = 1  # number of futures, from the first, that are charged the cost
+    paying: int = 1  # number of futures, counted from the first, that are charged the cost
     given: bool = False  # whether all of them have the result
 
     def settle(self, result: Result) -> None:

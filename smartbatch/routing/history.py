@@ -1,6 +1,6 @@
 """A client's observations of calls, batches and tokens, kept in the store for later clients.
 
-A topic is one thing whose times are forecast: the calls of a route to a model, the batches of a model, or a
+A topic is a subject whose times are forecast: the calls of a route to a model, the batches of a model, or a
 provider's cancellations. Each topic has a forecaster and rows in the store. The forecaster learns from the
 batches of this process at once, and jobs write their rows. Calls are only noted when they end; the forecaster
 learns from them when a forecast or the metrics are read, and a sample of them is written to the store now and
@@ -50,13 +50,14 @@ a round trip."""
 PACKED = Prior.of(2.0, 10.0, growth=0.9)
 """A call whose prompts are packed into one: their answers are generated one after the other."""
 FLEX = Prior.of(6.0, 30.0)
-"""The half-price tier. OpenAI documents slower answers without a figure; three times as slow is assumed."""
+"""The half-price tier. OpenAI documents slower answers without a figure; we assume three times the
+latency."""
 BATCH = Prior(DOCUMENTED_TIMES, fade=86_400.0, together=0.03, only_when_sure=False)
 """A batch; the remaining time of a job is based on the same times. Batches are few, so each one changes the
 choices."""
 CANCEL = Prior.of(60.0, 300.0, fade=7 * 86_400.0)
-"""From a cancellation to the end of its batch. OpenAI documents at most ten minutes, which 99 of 100 meet
-with this prior; the other providers document nothing."""
+"""From a cancellation to the end of its batch. OpenAI documents at most ten minutes, which 99 of 100 batches
+meet with this prior; the other providers document nothing."""
 
 EVERY = 60.0
 """Seconds between reads of the store, and between written samples."""
@@ -76,7 +77,7 @@ done until the figures are needed."""
 
 _TOPICS = {
     Route.INDIVIDUAL: (CALL, "latency individual"),
-    Route.SHARED: (CALL, "latency individual"),  # the same call, with more in it
+    Route.SHARED: (CALL, "latency individual"),  # the same call, with more requests
     Route.PACKED: (PACKED, "latency packed"),
     Route.FLEX: (FLEX, "latency flex"),
 }
@@ -84,15 +85,15 @@ _TOPICS = {
 
 @define(eq=False)
 class _Topic:
-    """One thing whose times are forecast.
+    """A subject whose times are forecast.
 
     Attributes:
-        name, late: names of its rows in the store, and of its rows for calls and batches given up.
+        name, late: names of its rows in the store, and of its rows for abandoned calls and batches.
         route, model: names in events; without a route, no events are published.
         loaded: number of the store read with which it was loaded.
         known: rows of the store that are already learned.
         own: observations written by this process.
-        noted: calls that ended: requests, seconds, Unix time, and whether they were given up.
+        noted: calls that ended: requests, seconds, Unix time, and whether they were abandoned.
         unlearned: noted observations that the forecaster has not learned yet.
         untold: noted observations that other clients of the process do not have yet.
         pending: observations to be written, one in every ``stride``.
@@ -223,7 +224,7 @@ class ForecastHistory:
     """Forecasters and calibrations of one client; an observer of its events. Safe to use from any thread.
 
     Args:
-        clock: the wall clock dates observations.
+        clock: its wall clock dates observations.
         tell: called with changes of forecasts, without holding a lock.
         store: opens the store, or returns the open one; called by :meth:`refresh`. ``None`` for no store.
         memory: observations of other clients of the process; ``None`` for none.
@@ -258,7 +259,7 @@ class ForecastHistory:
             return
         late = event.error == _LATE
         if event.error is not None and not late:
-            return  # a refusal is fast, and shows nothing about answers
+            return  # a refusal is fast and shows nothing about answers
         topic = self._latency(event.route, event.model)
         if topic is not None:
             topic.note(event.size, event.seconds, self._clock.wall(), late=late)
@@ -358,7 +359,7 @@ class ForecastHistory:
 
     def _topic_of_calls(self, route: Route, model: str) -> _Topic:
         prior, name = _TOPICS[route]
-        if prior is CALL and "embed" in model:  # all embedding models are named like this
+        if prior is CALL and "embed" in model:  # all embedding models have such names
             prior = VECTORS
         told = Route.INDIVIDUAL if route is Route.SHARED else route
         return self._topic(f"{name} {model}", prior, told, model)
@@ -395,7 +396,7 @@ class ForecastHistory:
     # -- the store -------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Write the observations of this process, and let those of others be read when they are next needed.
+        """Write the observations of this process; those of others are read when they are next needed.
 
         Does nothing if the last refresh was less than a minute ago. It opens the store, so call it only if
         the store will be used anyway.
@@ -464,7 +465,7 @@ class ForecastHistory:
                 if rows:
                     store.facts.observe_turnarounds(name, rows)
         for known in tokens:
-            if known.calibration.unsaved:  # on top of what other processes have added
+            if known.calibration.unsaved:  # in addition to the counts of other processes
                 known.calibration.restore(store.facts.recall(known.name))
                 state = known.calibration.state()
                 store.facts.remember(known.name, state)

@@ -58,7 +58,7 @@ class ListPlanner:
 
     Args:
         fallback: answers while the breaker of ``model`` is open; ``None`` if there is none.
-        realtime: tells which requests the cache can answer, and which never wait for a batch.
+        realtime: determines which requests the cache can answer, and which never wait for a batch.
     """
 
     _config: BatchingConfig
@@ -227,7 +227,7 @@ class ListPlanner:
 def split_constraints(
     params: Mapping[str, Any], names: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments that are not among the constraints ``names``, and those that are."""
+    """Return the arguments that are not constraints in ``names``, and the constraints."""
     plain = {name: value for name, value in params.items() if name not in names}
     return plain, {name: params[name] for name in names if params.get(name) is not None}
 

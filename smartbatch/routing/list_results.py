@@ -1,4 +1,5 @@
-"""The results of a list as its caller reads them: sent by its route, shown, and kept on Ctrl-C."""
+"""The results of a list as its caller reads them: the list is sent by its route and displayed, and its
+results are kept on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ class RouteTaker:
     note: Callable[[ListDecision], object]
 
     def chosen(self, asked: CheckedList, decision: Decision, options: ListOptions) -> RoutedResults:
-        """Return the results of a list whose route was chosen; it is taken when the first one is read."""
+        """Return the results of a list whose route was chosen; the list is sent when the first result is
+        read."""
         return RoutedResults(self, asked, decision, options)
 
     def resumed(self, asked: CheckedList, options: ListOptions) -> JobResults | None:
@@ -124,7 +126,7 @@ class RoutedResults(Iterator[Result]):
     """The results of a list whose route was chosen; one thread reads it.
 
     The decision is announced and its route taken when the first result is read; it is scored after the last.
-    Not a generator, whose finaliser must not wait for a lock.
+    This is not a generator, because a generator's finaliser must not wait for a lock.
 
     Attributes:
         decided: the decision once it is announced, and its outcome once that is known.
@@ -201,7 +203,7 @@ class RoutedResults(Iterator[Result]):
         return 0 if self._results is None else self._results.came()
 
     def close(self) -> None:
-        """Cancel what has not started and read no further."""
+        """Cancel requests that have not started, and read no further."""
         self._ended = True
         if self._results is not None:
             self._results.close()
@@ -212,7 +214,7 @@ class ListFacts:
     """What is known about a list that is being read."""
 
     requests: Sequence[Request]  # empty if they are read lazily
-    again: str  # what the same call would send and pay for again
+    again: str  # note on requests that the same call would send and pay for again
     display: ListDisplay
     prompts: object  # as given
     skipped: dict[int, Result]  # results of skipped rows by position
@@ -220,8 +222,8 @@ class ListFacts:
 
 
 class ListResults(Iterator[Result]):
-    """The results of a list of a client, which is kept alive as long as they are. Not a generator, see
-    above.
+    """The results of a list of a client, which is kept alive as long as they are. Not a generator; see
+    :class:`RoutedResults`.
     """
 
     def __init__(self, client: object, results: RoutedResults | Taken, facts: ListFacts) -> None:
@@ -247,7 +249,7 @@ class ListResults(Iterator[Result]):
             run_after_collection(self._facts.display.close)
 
     def close(self) -> None:
-        """Cancel what has not started and read no further."""
+        """Cancel requests that have not started, and read no further."""
         self._results.close()
         self._facts.display.close()
 

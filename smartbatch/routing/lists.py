@@ -72,7 +72,7 @@ class ReaderOptions:
     on_progress: OnProgress | None
     progress: bool | None
     ordered: bool = True
-    whole: bool = False  # all results are wanted, and none before the others
+    whole: bool = False  # all results are wanted together
     read_ahead: bool = True  # an iterator is read on its own thread
 
     def with_params(self, params: Mapping[str, Any]) -> tuple[ReaderOptions, dict[str, Any]]:
@@ -112,9 +112,9 @@ class ListRouter:
     ) -> ListResults:
         """Return the result of each prompt; see :meth:`smartbatch.BatchingClient.map`.
 
-        A sequence is checked as a whole at once, and so is an iterable whose route depends on all of it. Any
-        other
-        iterable is read lazily and sent in real time. The ``client`` is kept alive as long as the results.
+        A sequence is checked as a whole at once, as is an iterable whose route depends on all of it. Any
+        other iterable is read lazily and sent in real time. The ``client`` is kept alive as long as the
+        results.
         """
         try:
             return self._opened(prompts, params, client, reader)
@@ -199,8 +199,8 @@ class ListRouter:
         return options, display
 
     def _again(self, key: str | None, decision: Decision | None = None) -> str:
-        """Return a sentence on what the same call would send and pay for again. Answers of a batch are cached
-        when they are read.
+        """Return a sentence on the requests that the same call would send and pay for again. Answers of a
+        batch are cached when they are read.
         """
         if key is not None:
             return f"The same call with key={key!r} continues, and pays for only what is missing"
@@ -215,8 +215,8 @@ class ListRouter:
         """Return the answer of one request as a stream.
 
         If the client's strategy is batch, the stream has one piece, which arrives when the batch has
-        finished. Requests
-        that may not wait for a batch are streamed, and so are all if there is no Batch API.
+        finished. Requests that may not wait for a batch are streamed, as are all requests if there is no
+        Batch API.
 
         Raises:
             Exception: as :meth:`smartbatch.realtime.realtime.Realtime.stream` and :meth:`submit_batch`.
@@ -287,7 +287,7 @@ class ListRouter:
         model = self._planner.model.of(requests[0])
         asked = CheckedList(list(requests), params, constraints, kind, batchable=True, model=model)
         decision = self._planner.considered(asked)
-        if self._config.budget is not None:  # of the client's own, hold back no more than the job can cost
+        if self._config.budget is not None:  # of the client's budget, reserve no more than the job can cost
             ceilings = self._planner.advisor.for_model(asked.model).ceilings(requests, kind)
             constraints = evolve(constraints, budget=None if ceilings is None else sum(ceilings))
             decision = evolve(decision, constraints=constraints)
@@ -309,11 +309,11 @@ class ListRouter:
         for earliest in list(self._decided)[:-MAX_DECISIONS]:
             self._decided.pop(earliest, None)
         if self._jobs().engine.is_done(row.id):
-            self._decided.pop(row.id, None)  # it is an earlier job, or ended within this moment
+            self._decided.pop(row.id, None)  # it is an earlier job, or has already ended
         return row
 
     def submit_by_count(self, requests: Prompts, params: Mapping[str, Any], options: JobOptions) -> JobRow:
-        """As :meth:`submit_batch` with the ``"threshold"`` strategy: few requests are sent in real time."""
+        """Like :meth:`submit_batch` with the ``"threshold"`` strategy: few requests are sent in real time."""
         refuse_skips(params)
         requests, params = prompts_of(requests, params)
         plain, given = split_known(params, JobParams.__optional_keys__)
@@ -322,7 +322,7 @@ class ListRouter:
         return self.submit_batch(requests, {**plain, "strategy": "threshold", **given}, options)
 
     def submit_planned(self, requests: Prompts, plan: Plan, options: JobOptions) -> JobRow:
-        """Store requests as a job by the route of their plan; what is sent in real time is sent only while a
+        """Store requests as a job by the route of their plan; real-time requests are sent only while a
         process waits for the job.
         """
         return self._jobs().submit_planned(prompt_list(requests), plan.decision, options)

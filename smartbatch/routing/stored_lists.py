@@ -103,10 +103,9 @@ class StoredLists:
     def _parts(self, asked: CheckedList) -> ListParts:
         """Return which requests have to be sent, after the hooks.
 
-        Those of a list with a key are the same for each call: the cache is not used, and identical requests
-        find
-        each other in the store. If one of several identical requests never waits for a batch, none of them
-        does.
+        The requests of a list with a key are the same for each call: the cache is not used, and identical
+        requests find each other in the store. If one of several identical requests never waits for a batch,
+        none of them does.
 
         Raises:
             InvalidRequest: a hook or the provider rejects a request, or its own callable cannot be stored;
@@ -162,19 +161,19 @@ def check_storable(request: Request) -> None:
 
 @frozen
 class ListParts:
-    """A list, divided by what has to be sent."""
+    """A list, divided into requests that have to be sent and requests that need no call."""
 
     requests: Sequence[Request]
-    sent: tuple[int, ...]  # positions of those in the job, in order
+    sent: tuple[int, ...]  # positions of the requests in the job, in order
     known: dict[int, Result]  # results of those that need no call, by position
     followers: dict[int, list[int]]  # identical requests that share the answer of a position in sent
     keys: dict[int, bytes | None]  # cache keys of sent; None if the answer is not cached
 
     def rows(self, *, attended: bool) -> Iterator[Request]:
-        """Yield what has to be sent; the context of each is its position, which can be stored.
+        """Yield the requests to be sent; the context of each is its position, which can be stored.
 
         Args:
-            attended: all are sent in real time while a process waits, so each keeps its timeout.
+            attended: whether all are sent in real time while a process waits, so that each keeps its timeout.
         """
         for position in self.sent:
             request = evolve(self.requests[position], context=position)
@@ -210,9 +209,9 @@ class Reading:
         """Return a stored result for its caller: after the hooks, with its own parsed object.
 
         1. The answer fits the schema: an object is made from the text.
-        2. Smartbatch fails to make one: a failed result with the answer, which stays in the store.
-        3. There is no schema, or its class rejects what the job, without that class, accepted: the stored
-        data.
+        2. Smartbatch cannot make an object: a failed result with the answer, which stays in the store.
+        3. There is no schema, or its class rejects an answer that the job accepted without that class: the
+           stored data.
         """
         if not result.ok:
             return evolve(result, **_echoed(request))
@@ -243,7 +242,7 @@ class JobResults(Iterator[Result]):
     Args:
         job: has the requests ``rows.sent``, in that order; ``None`` if there are none.
         options: if not in list order, results are yielded as they arrive, those that needed no call first.
-        paid: the ``sequence`` of the last result that was stored, and paid, before.
+        paid: the ``sequence`` of the last result that had already been stored and paid for.
         leave: for a list with a key: stops running the job here. Without it, the job is cancelled if reading
             stops.
     """
@@ -295,7 +294,7 @@ class JobResults(Iterator[Result]):
         return result
 
     def close(self) -> None:
-        """Cancel what has not been sent, or leave it in the store, and keep what arrives. Called if the loop
+        """Cancel unsent requests, or leave them in the store, and keep arriving results. Called if the loop
         breaks off.
         """
         if not self._ended and self._job is not None:
@@ -303,7 +302,7 @@ class JobResults(Iterator[Result]):
             self._leave(self._job)
 
     def unread(self) -> dict[int, Result]:
-        """Return the results that are stored by now and were not read, by position."""
+        """Return the results that have been stored but not read, by position."""
         rows, missing = self._rows, [at for at, read in enumerate(self._read) if not read]
         stored: dict[int, Result] = {}
         if self._job is not None:
@@ -341,7 +340,7 @@ class JobResults(Iterator[Result]):
             return None
 
     def __del__(self) -> None:
-        """As :meth:`close`, on another thread, as this one may hold any lock."""
+        """Like :meth:`close`, but on another thread, because this one may hold any lock."""
         if not self._ended and self._job is not None:
             self._ended = True
             run_after_collection(partial(self._leave, self._job))

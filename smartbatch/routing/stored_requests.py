@@ -1,4 +1,4 @@
-"""Single stored requests: those that outlive the process, and those that wait for a batch.
+"""Single stored requests, which outlive the process or wait for a batch.
 
 Both are collected, stored in a job, and completed one by one as the job's results are stored. They differ in
 their window and their route:
@@ -9,8 +9,8 @@ their window and their route:
 - a *deferrable* request waits until no other one has arrived for a while, and is sent with the others as a
   batch. Requests that a batch cannot contain, or too few for a batch, are sent in real time and not stored.
 
-Each has a name in the store. By this name, an identical request in any process finds it instead of being paid
-for again: a durable request permanently, a deferrable one until its answer is delivered.
+Each has a name in the store, by which an identical request in any process finds it instead of being paid for
+again: a durable request permanently, a deferrable one until its answer is delivered.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ SHORTEST = 0.001
 
 @frozen
 class _GatheringLane:
-    """What requests that are stored together have in common; if ``timed``, they have timeouts."""
+    """The properties shared by requests that are stored together; if ``timed``, they have timeouts."""
 
     durable: bool
     kind: Kind
@@ -99,7 +99,7 @@ class StoredRequests:
     _threads: OwnThreads = field(init=False)
     _monitor: Monitor = field(init=False)
     _groups: dict[_GatheringLane, _Group] = field(factory=dict, init=False)
-    _sending: list[StoredRequest] = field(factory=list, init=False)  # the group that was taken last
+    _sending: list[StoredRequest] = field(factory=list, init=False)  # the group taken last
     _open_jobs: dict[Kind, str] = field(factory=dict, init=False)  # jobs that durable requests may join
     _running: bool = field(default=False, init=False)
     _closing: bool = field(default=False, init=False)
@@ -289,7 +289,7 @@ class StoredRequests:
         if lane.durable or group.flushed or self._closing:
             return -math.inf
         deadline = min(each.deadline for each in group.waiting.values())
-        leave_by = deadline - self._config.batch_timeout  # later, a batch may not finish in time
+        leave_by = deadline - self._config.batch_timeout  # after this, a batch may not finish in time
         return self._window.closes(len(group.waiting), group.opened, group.newest, leave_by)
 
     # -- storing ---------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Which requests share a call or a batch.
+"""Grouping of requests into calls and batches.
 
 - ``request_batch``: the requests of one call, their states, and when they are sent.
-- ``packing``: several prompts in one prompt, and its answer split again; ``prompts_about_packs`` are sent
+- ``packing``: combining several prompts into one, and splitting its answer; ``prompts_about_packs`` are sent
   alone.
-- ``sharding``: how a job is cut into batches, and whether the answers of a batch belong to its requests.
+- ``sharding``: dividing a job into batches, and checking that the answers of a batch belong to its requests.
 """

@@ -1,10 +1,10 @@
-"""Packed prompts: several requests in one prompt, and its answer split again.
+"""Packed prompts: several requests combined into one prompt, whose answer is split again.
 
 No prompt may get another prompt's answer. The prompts are JSON strings in a JSON array, so none can close a
-delimiter; ids and check words are drawn for each call, after the prompts were written; an answer counts only
-if its id occurs once in the whole reply and its text stands between two copies of that item's check word.
-Swapped ids, swapped answers, and halves of two answers joined together are all detected. A request without a
-clear answer is sent again alone: that costs a call but never gives a wrong answer.
+delimiter; ids and check words are drawn for each call, after the prompts have been written; an answer counts
+only if its id occurs once in the whole reply and its text stands between two copies of that item's check
+word. Swapped ids, swapped answers, and halves of two answers joined together are all detected. A request
+without a clear answer is sent again alone: this costs a call but never yields a wrong answer.
 
 What this cannot detect is a model that deliberately writes one prompt's answer with another's id and check
 word. Therefore :func:`suspicious` excludes prompts that mention other prompts, and packing is off by default.
@@ -64,7 +64,7 @@ SCHEMA: dict[str, Any] = {
     "required": ["answers"],
     "additionalProperties": False,
 }
-"""The same for every call: providers take seconds to compile a schema they have not seen, and then keep it.
+"""The same for every call: providers take seconds to compile a new schema, and then cache it.
 Therefore the ids are not an ``enum`` in it; they are checked here."""
 
 
@@ -87,7 +87,8 @@ def random_word(rng: RandomSource) -> str:
 
 
 def batch_key(request: Request) -> Hashable | None:
-    """Return what requests must have in common to share a pack, or ``None`` if this request cannot be packed.
+    """Return the properties that requests must have in common to share a pack, or ``None`` if this request
+    cannot be packed.
 
     Only plain text prompts can be packed. Requests that change the form of the whole output (a schema, a
     response format, stop texts, tools, log-probabilities, ``extra`` fields) or ask for repeatable output (a
@@ -120,7 +121,7 @@ class PackRoom:
 
         Args:
             prompt: its input tokens.
-            output: its own cap, or the expected tokens of its answer.
+            output: its own output cap, or the expected tokens of its answer.
         """
         prompts = self.prompts - prompt - ITEM_TOKENS
         left = self.output - _answer_room(output)
@@ -131,7 +132,7 @@ class PackRoom:
 
 
 def frame_most(requests: Sequence[Request]) -> Usage:
-    """Return the maximum tokens that packing adds to those of ``requests`` themselves."""
+    """Return the maximum number of tokens that packing adds to the tokens of ``requests``."""
     given, made = _MAX_HEAD_TOKENS, 0
     for request in requests:
         prompt, most = str(request.prompt), request.params.max_tokens

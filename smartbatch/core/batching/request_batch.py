@@ -1,4 +1,4 @@
-"""The requests that share one call: the container, and when it is sent.
+"""The requests that share one call: their container, and the decision when it is sent.
 
 A :class:`Batch` is filled, sent as one call, and completed: all requests at once, one by one, or with an
 error. :class:`BatchAccumulator` decides when the waiting requests of a lane become a batch.
@@ -41,7 +41,7 @@ TRANSITIONS: dict[BatchState, tuple[BatchState, ...]] = {
     _S.ACCUMULATING: (_S.READY, _S.FAILED),
     # permits were taken and a worker runs it; or the client stopped first
     _S.READY: (_S.SENDING, _S.FAILED),
-    # the call is being made; or every request was cancelled or timed out before it
+    # the call is being made; or every request was cancelled or timed out beforehand
     _S.SENDING: (_S.AWAITING_RESPONSE, _S.FAILED),
     # an outcome arrived, or an error interrupted the call
     _S.AWAITING_RESPONSE: (_S.PROCESSING_RESPONSE, _S.FAILED),
@@ -55,7 +55,7 @@ TRANSITIONS: dict[BatchState, tuple[BatchState, ...]] = {
 
 @define(eq=False)
 class Batch(Generic[T, R]):
-    """Requests that travel in one call, what is sent for them, and the outcome of each.
+    """The requests of one call, the content sent for them, and the outcome of each.
 
     One thread at a time owns it: the collector fills it; a worker sends, completes and closes it.
     """
@@ -66,7 +66,7 @@ class Batch(Generic[T, R]):
     key: Hashable = None  # common to its requests: isolation key and, for packed prompts, all parameters
     items: list[T] = field(factory=list)  # most urgent first
     tokens: int = 0  # estimated input and output tokens of all items
-    # when the first of its requests has waited as long as it may, monotonic seconds
+    # when the first of its requests reaches its maximum wait, monotonic seconds
     must_start: float = math.inf
     # the packed prompt; None if each request is sent as it is
     compiled: Packed | None = field(default=None, repr=False)
@@ -92,7 +92,7 @@ class Batch(Generic[T, R]):
         return now - self.opened
 
     def should_force_send(self, now: float) -> bool:
-        """Whether one of its requests has waited as long as it may, so that the batch is sent even if not
+        """Whether one of its requests has reached its maximum wait, so that the batch is sent even if not
         full."""
         return now >= self.must_start
 
@@ -159,12 +159,12 @@ class Waiting:
     must_start: float  # the earliest end of a request's own ``max_wait``
     urgent: bool  # one of them skips the window
     flushed: bool  # the client is stopping or was asked to flush
-    # requests of the last finished call plus those waiting when it finished: as many may wait together soon
+    # requests of the last finished call plus those waiting when it finished: this many may soon wait together
     expected: int
     newest: float  # submission of the newest, or end of the last call, whichever is later
     last_finished: float  # end of the last call
     latency: float  # seconds per call of this lane; 0 if unknown
-    calls: Sequence[tuple[float, int]]  # expected end and number of requests of each call in flight
+    calls: Sequence[tuple[float, int]]  # expected end and number of requests for each call in flight
 
 
 class BatchAccumulator:
@@ -176,32 +176,33 @@ class BatchAccumulator:
     GAP, GAP_SHARE = 0.004, 0.1
     """Seconds without a new request, or share of a call's latency if that is longer, after which no further
     request is expected. Threads that were woken together submit again within about 0.1 ms of each other, or
-    after another thread's turn with the interpreter."""
+    after another thread has held the interpreter."""
     # seconds, or share of a call's latency, that callers of a finished call have to submit again
     MOMENT, MOMENT_SHARE = 0.02, 0.25
     SHARE = 0.4
     """Share of a call's latency worth waiting for further requests while a larger call is in flight: the call
-    starts that much later each time, until it coincides with the larger one."""
+    starts later by that much each time, until it coincides with the larger one."""
     PATIENCE = 0.75
-    """Share of a call's latency worth waiting for the end of another call that is not smaller; its callers
-    then return and share one call from then on."""
+    """Share of a call's latency worth waiting for another call of at least the same size to finish; its
+    callers then return and share one call from then on."""
 
     def __init__(self, window: Window) -> None:
         self.window = window
 
     def ready(self, now: float, waiting: Waiting) -> float:
-        """Return the time at which the batch may be sent: ``<= now`` for now, ``math.inf`` if nothing
-        waits."""
+        """Return the time at which the batch may be sent: ``<= now`` means at once, ``math.inf`` means that
+        nothing is waiting."""
         window, count = self.window, waiting.count
-        # 1. Nothing waits: never.
+        # 1. Nothing is waiting: never.
         if count == 0:
             return math.inf
         # 2. The lane cannot share calls, the batch is full, a request is urgent, or the client flushes: now.
         if window.max_size == 1 or count >= window.max_size or waiting.urgent or waiting.flushed:
             return now
-        # No later case waits beyond this time.
+        # No case below waits beyond this time.
         due = min(waiting.opened + min(window.seconds, window.max_wait), waiting.must_start)
-        # 3. ``min_size`` is set: at once if enough wait, even while nothing is in flight; otherwise when due.
+        # 3. ``min_size`` is set: at once if enough requests are waiting, even while nothing is in flight;
+        # otherwise when due.
         if window.min_size is not None:
             return now if count >= window.min_size else due
         # 4. Nothing is in flight: at once, except for a moment in which the callers of the call that has just
@@ -234,9 +235,9 @@ class BatchAccumulator:
 
 @frozen
 class GatherWindow:
-    """When requests that may wait for the Batch API have waited long enough for others."""
+    """Decides when requests that may wait for the Batch API have waited long enough for others."""
 
-    most: int  # requests that are enough
+    most: int  # number of requests that is enough
     quiet: float = 10.0  # seconds without a new request after which no further one is expected
     longest: float = 240.0  # seconds: maximum wait of any request
 
@@ -250,7 +251,7 @@ class GatherWindow:
             count: waiting requests.
             opened: arrival of the first.
             newest: arrival of the last.
-            leave_by: when one of them has to be sent because of its timeout.
+            leave_by: time at which one of them has to be sent because of its timeout.
         """
         if count >= self.most:
             return opened

@@ -1,20 +1,21 @@
-"""How a job is cut into shards, and whether the answers of a shard belong to its requests.
+"""Division of a job into shards, and a check that the answers of a shard belong to its requests.
 
 Shards are cut in order, within the provider's limits, and of about equal size. Where a provider's batches
 carry no label (Anthropic), only the number of requests identifies a batch, so shards of different sizes can
 be requested.
 
-Providers and gateways have swapped answers. An answer's id says which request it should answer, and its count
-of prompt tokens says how long the prompt was that it does answer; comparing the two costs nothing. Our
+Providers and gateways have swapped answers. An answer's id names the request that it should answer, and its
+count of prompt tokens shows the length of the prompt that it does answer; comparing the two is free. Our
 estimates are off by a ratio and a constant, which the lines of one shard share, and by a random error per
 line. All three are measured on those lines, and a line that is off by far more than the others is suspicious.
 
 How much this detects depends on the random error. If estimates fit to 1 %, a difference of 5 % stands out. On
 real prompts they spread by 7 to 15 % around the counts of OpenAI's tokenizers (measured on GSM8K, HumanEval,
-IFEval, MT-Bench and XQuAD in English and Chinese): of two GSM8K prompts swapped at random 29 % are detected,
-and 92 % if one is 1.7 times as long as the other. The check can show that a batch has swapped answers, but
-never which answers are right, and servers that count characters make it suspect a request in another script
-than the others. A suspicion is reported, and nothing is sent again because of it.
+IFEval, MT-Bench and XQuAD in English and Chinese): if two GSM8K prompts are swapped at random, 29 % of the
+swaps are detected, and 92 % if one prompt is 1.7 times as long as the other. The check can show that a batch
+has swapped answers, but never which answers are right, and with servers that count characters, it suspects a
+request in a different script from the others. A suspicion is reported, and nothing is sent again because of
+it.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def cut(
 
 
 class _ItemRow:
-    """Items in order, and how far a shard can reach that begins at one of them."""
+    """Items in order, and the farthest end of a shard that begins at one of them."""
 
     def __init__(self, items: Sequence[Sized], requests: int, size: float, tokens: float) -> None:
         self.length = len(items)
@@ -144,9 +145,9 @@ def _even(row: _ItemRow) -> list[int]:
 
 
 def _different(row: _ItemRow, taken: frozenset[int]) -> list[int]:
-    """Return sizes that differ."""
+    """Return sizes that differ from each other, if possible."""
     sizes: list[int] = []
-    # 3. All of those are used: reuse them, so that equal sizes are at least far apart.
+    # 3. All of these sizes are used: reuse them, so that equal sizes are at least far apart.
     used = set(taken)
     start = 0
     while start < row.length:
@@ -206,8 +207,8 @@ _MIN_BAND = (
 )
 _ROUNDING_TOKENS = 1.0  # tokens always allowed: estimate and count are both rounded
 _SIZE_FACTOR = 3.0
-"""Estimates count characters: if the bytes of a request deviate from its estimate more than those of other
-requests do, as in another script, the estimate may be off by this multiple of the deviation."""
+"""Estimates count characters. If the bytes of a request deviate from its estimate more than in other
+requests, for example because of another script, the estimate may be off by this multiple of the deviation."""
 _DEVIATION_PER_MAD = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 _MIN_LOG_SPAN = math.log(1.5)
 _MIN_CORRELATION = 0.5
@@ -272,14 +273,14 @@ class Crosscheck:
         expected = fit.expected(estimate)
         width = _BAND_DEVIATIONS * fit.spread * (1 + _SMALL_SAMPLE_FACTOR / math.sqrt(len(self._estimates)))
         if abs(billed - expected * math.exp(fit.center)) <= _ROUNDING_TOKENS + 1e-9:
-            return False  # one token of three is a large share, but only rounding
+            return False  # one token out of three is a large share, but only rounding
         deviation = abs(math.log(billed / expected) - fit.center)
         return deviation > max(width, _MIN_BAND) + _ROUNDING_TOKENS / expected + _SIZE_FACTOR * self._unlike(
             estimate, size
         )
 
     def _unlike(self, estimate: float, size: float) -> float:
-        """Return by how much a request's bytes deviate from those of other lines with such an estimate, as a
+        """Return the deviation of a request's bytes from other lines with a similar estimate, as a
         logarithm."""
         if size <= 0:
             return 0.0
@@ -293,7 +294,8 @@ class Crosscheck:
     def unrelated(self) -> bool:
         """Whether the counts do not follow the estimates at all, so that all answers may be swapped.
 
-        The spread is so large then that no line stands out. Only prompts of different lengths can show this.
+        In that case the spread is so large that no line stands out. Only prompts of different lengths can
+        show this.
         """
         if len(self._estimates) < self.NEEDED:
             return False
