@@ -219,7 +219,7 @@ class ListRouter:
         Batch API.
 
         Raises:
-            Exception: as :meth:`smartbatch.realtime.realtime.Realtime.stream` and :meth:`submit_batch`.
+            Exception: like :meth:`smartbatch.realtime.realtime.Realtime.stream` and :meth:`submit_batch`.
         """
         asked = self._planner.preparer.request(prompt, params)
         request = self._planner.preparer.samples(asked)[0]

@@ -100,7 +100,7 @@ class Evidence(Enum):
 
     ALONE = "alone"  # nothing, since it may be random
     KNOWN = "known"  # the estimates explain it, or were adapted to it
-    PROOF = "proof"  # there is a limit below what was sent: all calls pause
+    PROOF = "proof"  # there is a limit below the sent amount: all calls pause
 
 
 @define
@@ -253,7 +253,7 @@ class _PacedCalls:
         self.bucket.reshape(now, spaced_capacity(rate), rate)
 
     def take(self, call: Reservation, now: float, ceiling: float) -> bool:
-        """Count a call and advance the cycle; return False once the rate has no effect any more."""
+        """Count a call and advance the cycle; return False once the rate no longer has any effect."""
         self._clock += min(max(0.0, now - self._clock_at), 2.0 * self._members / self.bucket.rate)
         self._clock_at, self._ceiling = max(now, self._clock_at), ceiling
         if self.bucket.rate >= ceiling:

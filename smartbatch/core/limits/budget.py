@@ -192,7 +192,7 @@ class Budget:
             self._outer.spend(reservation.outer, actual)
 
     def resize(self, reservation: SpendReservation, cost: float) -> None:
-        """Change a reservation to ``cost`` USD, or to what is available if that is less."""
+        """Change a reservation to ``cost`` USD, or to the available amount if that is less."""
         nano = _up(cost)
         if self._limit is not None:
             nano = min(nano, max(0, self._limit - self._used - self._reserved + reservation.nano))

@@ -33,7 +33,7 @@ class MoneyWait(Protocol):
         """Run ``work``, and again whenever more may be leased of a shared budget, until it returns True.
 
         Raises:
-            ClientClosed: it would have to wait, and nothing is leased any more.
+            ClientClosed: it would have to wait, and no more money is leased.
         """
         ...
 
@@ -103,11 +103,11 @@ class JobReservations:
     def reserve(self, wanted: float | None, work: Callable[[NewReservation], _T]) -> _T:
         """Reserve money while ``work`` submits a job; it is released unless it was assigned to the job.
 
-        A Ctrl-C at any moment leaves nothing reserved for good: money assigned to a job that was never stored
-        is released by a later :meth:`charge`.
+        A Ctrl-C at any moment leaves nothing reserved permanently: money assigned to a job that was never
+        stored is released by a later :meth:`charge`.
 
         Args:
-            wanted: USD; ``None`` for all that is left. At most what is left is reserved.
+            wanted: USD; ``None`` for the whole remainder. At most the remainder is reserved.
 
         Raises:
             ClientClosed: more of a shared budget would have to be leased, and the client was stopped.
@@ -172,7 +172,7 @@ class JobReservations:
         releases the unneeded part, even after a Ctrl-C.
 
         Args:
-            wanted: USD, including what is already reserved for the job; at most what is left is reserved.
+            wanted: USD, including money already reserved for the job; at most the remainder is reserved.
                 0 changes nothing.
             cost: USD the job has cost so far.
             work: called with the reserved amount.

@@ -75,7 +75,7 @@ class QuotaFacts:
 
     caps: Amounts  # units; 0 for no limit
     rates: Amounts  # units per second
-    at_most: Amounts  # left according to the provider's answers, less what was sent since
+    at_most: Amounts  # left according to the provider's answers, less the amount sent since
     remaining: Amounts  # left when the latest answered call was admitted, according to its answer
     admitted: float  # when the latest answered call was sent
     accepted: int  # calls answered since the start
@@ -325,7 +325,7 @@ class LimitLease:
         """Return the amounts that the next call needs beyond the kept ones, and the wanted amounts.
 
         A process that lacks something wants twice its recent use, because its use was limited, and at least
-        what all waiting calls need.
+        the amount that all waiting calls need.
         """
         lacking = self._lacking
         costs, more = (self._usual, _AHEAD_SECONDS) if lacking is None else (lacking, 2.0 * _AHEAD_SECONDS)

@@ -36,7 +36,7 @@ from smartbatch.types import LimitReport
 
 _UNEVEN_REFUSALS = 2
 """Consecutive explained refusals in quick succession prove that bursts are not honoured, if the leases of
-all processes stayed within what the provider says is left."""
+all processes stayed within the remainder that the provider reported."""
 
 _NAMING_ANSWERS = 8
 """Answers after which a provider that names a limit would have named it."""
@@ -239,7 +239,7 @@ class Quota:
         """Return what this process knows about the limits, for the other processes that share them.
 
         If calls are spaced, the rate alone bounds the requests: the level of a small bucket changes
-        completely between two exchanges.
+        completely from one exchange to the next.
         """
         limits = self._reported.known(now, 1 if self.lease is None else self.lease.members)
         rates, unnamed = list(limits.rates), -1.0 if self._traffic.accepted >= _NAMING_ANSWERS else 0.0

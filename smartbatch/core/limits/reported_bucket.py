@@ -87,7 +87,7 @@ def believed_reset(reset: float | None) -> float | None:
 
 
 def believed_count(count: float | None) -> float | None:
-    """Return a limit, or what is left of it, if it is plausible; ``None`` if it is negative or not a
+    """Return a limit, or the amount left of it, if it is plausible; ``None`` if it is negative or not a
     number."""
     return None if count is None or not count >= 0.0 else min(count, _MAX_UNITS)
 
@@ -99,7 +99,7 @@ class SentAround(NamedTuple):
     order: int
     mark: float  # sent up to this call, which is included
     since: float  # sent after it
-    open: float  # sent after it, or unanswered when it was sent: what the server may have charged since
+    open: float  # sent after it, or unanswered when it was sent: the server may have charged this since
     held: float  # unanswered now
     calls_since: int
     calls_open: int

@@ -242,7 +242,7 @@ class ReportedLimits:
             caps[dimension], rates[dimension] = bucket.bucket.capacity, bucket.bucket.rate
             bucket.look(now, 0.0)
             at_most[dimension] = bucket.bucket.level
-            if bucket.is_spaced:  # its level changes completely between two exchanges
+            if bucket.is_spaced:  # its level changes completely from one exchange to the next
                 caps[dimension] = max(caps[dimension], rates[dimension] * _LEASED_SECONDS)
                 at_most[dimension] = NO_BOUND
             remaining[dimension] = max(0.0, bucket.remaining - members * bucket.uncharged)
@@ -397,7 +397,7 @@ def amounts_of(values: Sequence[float]) -> Amounts:
 
 
 def costs_of(tokens: float, output: float) -> Amounts:
-    """Return what a call needs of each dimension."""
+    """Return the amount a call needs in each dimension."""
     return 1.0, tokens, tokens - output, output
 
 

@@ -1,8 +1,8 @@
 """A limit shared by several processes: its record, and the exchange by which a process leases a part of it.
 
-A limit belongs to an account, not to a process. The record of one quota holds what is left; each process
-leases a slice before it needs it and returns what it does not use. The sharing rule is :func:`exchange`,
-which every back end applies in one transaction. A limit of 0 means no limit.
+A limit belongs to an account, not to a process. The record of one quota holds the amount left; each process
+leases a slice before it needs it and returns the unused part. The sharing rule is :func:`exchange`, which
+every back end applies in one transaction. A limit of 0 means no limit.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class LeaseGrant:
     caps: list[float]
     rates: list[float]
     left: list[float]  # units that no process has leased
-    then: list[float]  # granted in total minus held now: bounds what is used until a later total
+    then: list[float]  # granted in total minus held now: bounds the use until a later total
     spaced: float  # calls per second to which all calls are spaced; 0 for no spacing
     probes: int  # 1 if it is this process's turn to try a higher rate
     accepted: float  # calls of the other processes answered since their starts
@@ -251,7 +251,8 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
         elapsed = 0.0
     if ask.kind is QuotaKind.BUDGET:
         back = nothing()  # units leased by dead processes stay taken
-    # 2. Limits refill, and the process gives back; what the provider says is left bounds what is available.
+    # 2. Limits refill, and the process returns units; the remainder reported by the provider is an upper
+    # bound.
     for d in range(DIMENSIONS):
         _refill(record, ask, d, elapsed * record.rates[d] + back[d])
         if record.caps[d] > 0.0:
@@ -263,7 +264,7 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
     if ask.leaving:
         _note_account(record, ask, now, 0.0)
         return _grant(record, now, 1 + len(record.members), nothing())
-    # 4. The process gets what it wants if enough is left beside the needs of those that take precedence.
+    # 4. The process gets the wanted amount if enough is left besides the needs of processes with precedence.
     since = mine.since if mine is not None and mine.since > 0.0 else now
     granted, slots, slots_in, wait = nothing(), 0.0, 0.0, 0.0
     if max(*ask.wanted, ask.slots) > 0.0:
@@ -296,7 +297,7 @@ def _set_back(record: SharedRecord, seconds: float) -> None:
 
 
 def _forget_gone(record: SharedRecord, ask: LeaseAsk, now: float, *, known: bool) -> list[float]:
-    """Remove processes and clients that are gone; return what the processes held.
+    """Remove processes and clients that are gone; return the units that the processes held.
 
     Args:
         known: whether the asking process was in the record before.
@@ -415,7 +416,7 @@ def _note_turn(record: SharedRecord, ask: LeaseAsk, now: float) -> None:
 def _lease(
     record: SharedRecord, ask: LeaseAsk, now: float, since: float
 ) -> tuple[list[float], float, float, float]:
-    """Return what is granted, the number of slots, the seconds until the first slot, and the seconds to
+    """Return the granted units, the number of slots, the seconds until the first slot, and the seconds to
     wait instead."""
     is_money = ask.kind is QuotaKind.BUDGET
     count = 1.0 + len(record.members)

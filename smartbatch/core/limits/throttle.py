@@ -2,8 +2,8 @@
 
 If some calls fail, the provider is either overloaded, so that fewer calls fail less often, or it fails at
 random, so that fewer calls only take longer. A trial distinguishes the two: the rate is lowered for one
-measurement, and stays lower only if the share of accepted calls rises by at least half of what an overload
-would make it rise.
+measurement, and stays lower only if the share of accepted calls rises by at least half of the rise that an
+overload would cause.
 
 The two usual rules do not distinguish these cases. Additive increase, multiplicative decrease (AIMD, as in
 TCP) sends a third of the possible calls if 30 % fail at random; the SRE book's client-side throttling with K

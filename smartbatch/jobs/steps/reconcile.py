@@ -141,7 +141,7 @@ def _settle_with(
 
 def _was_cut(step: Step, shard: ShardRow, read: collect.ResultTotals) -> bool:
     """Whether results are to be downloaded again because they end too early."""
-    # 1. the results are gone or no longer stored, or the job is cancelled: use what arrived
+    # 1. the results are gone or no longer stored, or the job is cancelled: use the results that arrived
     if shard.remote.results_gone or step.job.cancel_requested or collect.results_may_be_deleted(step, shard):
         return False
     # 2. they end in the middle of a line: they were cut off
