@@ -642,7 +642,7 @@ class BatchingClient:
         return self._running.realtime.budget.unconfirmed
 
     def status_summary(self) -> str:
-        """Return a few lines for people: what was answered, what waits, what it cost."""
+        """Return a few lines for users: answered and waiting requests, and the cost."""
         return status_summary(self.metrics.snapshot())
 
     def observe(self, observer: Observer) -> None:

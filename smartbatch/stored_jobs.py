@@ -197,7 +197,7 @@ class StoredJobs:
         return self._acted(Acted(count, left_out))
 
     def acts(self, *, before: int | None = None, job_id: str | None = None, limit: int = 100) -> list[Act]:
-        """Return what people did, newest first; the store remembers the latest 10,000 acts.
+        """Return the user actions, newest first; the store keeps the latest 10,000.
 
         Args:
             before: only those before the act of this number.

@@ -229,7 +229,7 @@ def _tokens_text(amounts: Amounts) -> str:
 
 
 def _alternatives(decision: Decision, actual: ActualCost) -> str:
-    """Return what the used tokens would have cost by the other plain routes."""
+    """Return the clause on the cost of the used tokens by the other plain routes."""
     others = [
         ("in real time", decision.alone, actual.individual),
         ("as a batch", decision.batch, actual.by_batch),

@@ -121,7 +121,7 @@ class Notice:
 
 
 def notices_of(source: Source, shared: SharedView) -> Iterator[Notice]:
-    """Yield what does not continue without user action, most urgent first."""
+    """Yield the work that needs user action, most urgent first."""
     store = source.store
     if store is not None:
         for shard in store.overview.unknown_creations(limit=MAX_NOTICED_JOBS):

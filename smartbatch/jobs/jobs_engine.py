@@ -307,7 +307,7 @@ class JobsEngine:
         return read_status(self.store, row, speed=speed, note=self._note, wall=self.wall())
 
     def _note(self, row: JobRow) -> str | None:
-        """Return what keeps a job from continuing, as far as this process can tell."""
+        """Return the reason why a job does not continue, as far as this process knows."""
         supervisor = self._supervisor
         if row.state is JobState.DONE:
             return None

@@ -255,7 +255,7 @@ def checked(outcome: object) -> Answer | ProviderError | None:
 
 
 def flaw(answer: Answer) -> str | None:
-    """Return what is wrong with ``answer``; ``None`` if nothing is."""
+    """Return the defect of ``answer``; ``None`` if it has none."""
     text: object = answer.text
     if text is not None and not isinstance(text, str):
         return f"a text of type {type(text).__name__}"

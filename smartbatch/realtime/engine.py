@@ -412,7 +412,7 @@ class RealtimeEngine:
         self.callbacks.run_later(lambda: under(self._setup.tell, event))
 
     def abandon(self, error: WrongProcess) -> None:
-        """In a forked child: end the copies of the parent's futures. Takes no inherited lock."""
+        """In a forked child: end the copies of the parent's futures. Must not take an inherited lock."""
         for ticket in list(self.queue.live):
             for waiter in list(ticket.waiters):
                 waiter.future.abandon(error)

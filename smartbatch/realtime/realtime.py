@@ -430,7 +430,7 @@ class Realtime:
                     provider.close()
 
     def abandon(self, error: WrongProcess) -> None:
-        """In a forked child: end the copies of the parent's futures. Takes no inherited lock."""
+        """In a forked child: end the copies of the parent's futures. Must not take an inherited lock."""
         for provider in self._providers.values():
             provider.abandon()
         for engine in self._engines():

@@ -438,7 +438,7 @@ class StoredRequests:
         return self._threads.has_current() or self._places.on_own_thread()
 
     def abandon(self, error: WrongProcess) -> None:
-        """In a forked child, fail the copies of the parent's futures. Takes no inherited lock."""
+        """In a forked child, fail the copies of the parent's futures. Must not take an inherited lock."""
         for group in list(self._groups.values()):
             for future in list(group.waiting):
                 future.abandon(error)

@@ -299,7 +299,7 @@ class Calibration:
         return tuple(mean for mean, last in known.levels if known.seen - last < MEAN_KEPT_ANSWERS)
 
     def state(self) -> dict[str, Any]:
-        """Return what was learned as plain values, for :meth:`restore`."""
+        """Return the learned state as plain values, for :meth:`restore`."""
         known = self._known
         return {
             "seen": known.seen,

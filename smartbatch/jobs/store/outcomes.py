@@ -80,7 +80,7 @@ def reserve(tx: Transaction, job: int, usd: float) -> None:
 
 
 def reserve_anyway(tx: Transaction, job: int, usd: float) -> None:
-    """Reserve an amount that may have been spent already, whatever the budget."""
+    """Reserve an amount that may have been spent already, even beyond the budget."""
     tx.change("UPDATE job SET reserved = reserved + ? WHERE no = ?", usd, job)
 
 
