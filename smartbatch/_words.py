@@ -110,7 +110,7 @@ _SECONDS_PER_UNIT = {
     **dict.fromkeys(("d", "day", "days"), 86_400.0),
 }
 _DURATION_PART = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+)\s*", re.IGNORECASE)
-_AMOUNT = re.compile(r"\s*\$?\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:usd)?\s*", re.IGNORECASE)
+_AMOUNT = re.compile(r"(?:\$\s*)?(\d+(?:\.\d*)?|\.\d+)(?:\s*usd)?", re.IGNORECASE)
 
 
 def seconds_in(value: Any) -> float | None:
@@ -166,7 +166,7 @@ def count_of(field: str, value: Any) -> int:
 
 def usd_in(value: Any) -> Any:
     """Return the number in ``5``, ``"5"``, ``"5 USD"`` or ``"$5"``; anything else unchanged."""
-    found = _AMOUNT.fullmatch(value) if isinstance(value, str) else None
+    found = _AMOUNT.fullmatch(value.strip()) if isinstance(value, str) else None
     return value if found is None else float(found.group(1))
 
 

@@ -166,8 +166,8 @@ def test_jobs_that_are_finished_and_read_leave_nothing_in_their_client(tmp_path:
 
         def kept() -> int:
             engine = inside(client).jobs.engine
-            lengths = sizes(engine, engine.changes)
-            lengths.pop("JobsEngine._watchers")  # the thread of the last one ends in a moment
+            lengths = sizes(engine, engine.changes, engine._watchers)
+            lengths.pop("Watchers.by_job")  # the last thread ends in a moment
             for counted in ("_ends", "_changes", "_progress"):  # the last ones only
                 lengths.pop(f"Changes.{counted}")
             return sum(lengths.values())

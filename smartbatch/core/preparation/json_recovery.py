@@ -110,7 +110,7 @@ class NotANumber(JsonNotFound):
     """``NaN`` or ``Infinity`` is in the place of a value; a repair would turn it into a string."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"it has {name} in the place of a value, which is not JSON")
+        super().__init__(f"it has {name} in the place of a value, which is no JSON")
 
 
 def recover_json(text: str) -> Any:
@@ -318,7 +318,7 @@ def _first_name(text: str, start: int) -> str | None:
     return text[at:end].strip() if text.startswith(":", colon) else None
 
 
-_SEVERAL_VALUES = "it contains several JSON values, and it is not clear which one is meant"
+_SEVERAL_VALUES = "it holds several JSON values; which one is meant is not clear"
 
 
 def _mended(text: str) -> Any:
@@ -326,7 +326,7 @@ def _mended(text: str) -> Any:
     start = _opening(text, 0)
     end = max(text.rfind("}"), text.rfind("]"))
     if start < 0 or end < start or len(text) > MAX_REPAIRED_CHARACTERS:
-        raise JsonNotFound("it contains no JSON value")
+        raise JsonNotFound("it holds no JSON value")
     body = text[start : end + 1]
     if not _closes(body):
         raise JsonNotFound("its JSON does not end")

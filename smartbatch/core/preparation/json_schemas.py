@@ -133,7 +133,7 @@ def _limited(name: str, keyword: Any) -> Any:
 
     def limited(validator: Any, schema_of_rest: Any, value: Any, schema: Any) -> Iterator[Any]:
         if isinstance(value, dict | list) and len(value) > MAX_COMPARED_PARTS:
-            yield _flaw(f"has more than {MAX_COMPARED_PARTS} parts, too many for {name}")
+            yield _flaw(f"has more than {MAX_COMPARED_PARTS} parts, which {name} is not applied to")
             return
         yield from keyword(validator, schema_of_rest, value, schema)
 

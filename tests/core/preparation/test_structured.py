@@ -582,7 +582,7 @@ class TestVerdicts:
             (
                 {"unevaluatedItems": False},
                 [0] * 1001,
-                "has more than 1000 parts, too many for unevaluatedItems",
+                "has more than 1000 parts, which unevaluatedItems is not applied to",
             ),
         ],
     )
