@@ -128,7 +128,7 @@ def test_further_fields_are_merged(serve, connect_gemini):
         (
             {"response_format": {"type": "json_schema"}},
             "response_format",
-            "json_object or text; pass a JSON schema as schema=",
+            "json_object or text as response_format; pass a JSON schema as schema=",
         ),
         ({"tools": (Tool("3d", parameters={"type": "object"}),)}, "tools", "begin with a letter"),
         ({"prompt": (Message("system", "x"),)}, "prompt", "needs a user message"),
