@@ -44,7 +44,7 @@ def money(usd: float | None, *, rounded_up: bool = False) -> str:
         return "$0"
     digits = 2 if size >= 0.00995 else 1 - math.floor(math.log10(size))
     if rounded_up:
-        size = math.ceil(round(size * 10**digits, 6)) / 10**digits
+        size = _ceiling(size, digits)
     shown = f"{size:,.{digits}f}"
     return f"{sign}${shown if digits == 2 else shown.rstrip('0')}"
 
@@ -60,7 +60,7 @@ def duration(seconds: float, *, rounded_up: bool = False) -> str:
     if seconds <= 0:
         return "0 s"
     shown = _rounded_up if rounded_up else _significant
-    if seconds < (0.999 if rounded_up else 0.9995):
+    if seconds < 0.999:
         return f"{shown(seconds * 1000)} ms"
     for unit, name, below in ((1.0, "s", 119.5), (_MINUTE, "min", 90 * _MINUTE), (_HOUR, "h", 2 * _DAY)):
         if seconds < below:
@@ -84,7 +84,7 @@ def plural(count: float, one: str, many: str | None = None) -> str:
 
 
 def worded(value: float, unit: Unit) -> str:
-    """Return a figure of a unit."""
+    """Return a figure in the usual form for its unit."""
     if unit == "money":
         return money(value)
     shown: dict[Unit, Callable[[float], str]] = {"number": number, "duration": duration, "share": share}
@@ -96,8 +96,12 @@ def _significant(value: float) -> str:
 
 
 def _rounded_up(value: float) -> str:
-    digits = 0 if value > 9.9 else 1 - math.floor(math.log10(value))
-    return _significant(math.ceil(round(value * 10**digits, 6)) / 10**digits)
+    return _significant(_ceiling(value, 0 if value > 9.9 else 1 - math.floor(math.log10(value))))
+
+
+def _ceiling(value: float, digits: int) -> float:
+    """Return a value rounded up to decimal digits; a difference of a millionth of a digit does not count."""
+    return math.ceil(round(value * 10.0**digits, 6)) / 10.0**digits
 
 
 DURATION_EXAMPLES = "'2s', '90m', '6h30min', seconds as a number or a timedelta"

@@ -9,7 +9,7 @@ from attrs import define, evolve, field, frozen
 
 from smartbatch._version import __version__
 from smartbatch._words import UNKNOWN, Unit, duration, moment, money, plural, share, worded
-from smartbatch.core.limits.failures import pattern_of
+from smartbatch.core.limits.failures import OTHER_MESSAGES, pattern_of
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.explanation import decision_parts
 from smartbatch.core.routing.options import Option
@@ -51,7 +51,6 @@ MAX_SAMPLED = 4_000
 """Requests in a sample."""
 MAX_GROUPS = 200
 """Maximum number of groups of failures; the others of a kind are counted as one group."""
-_OTHERS = "(further messages)"
 
 
 @frozen
@@ -106,7 +105,7 @@ class FailureGroups:
     def count(self, kind: str, message: str, example: str) -> None:
         key = (kind, message)
         if key not in self._groups and len(self._groups) >= MAX_GROUPS:
-            key = (kind, _OTHERS)
+            key = (kind, OTHER_MESSAGES)
         if (group := self._groups.get(key)) is None:
             group = self._groups[key] = FailureGroup(*key, 0, example)
         group.count += 1

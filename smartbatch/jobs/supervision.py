@@ -434,7 +434,7 @@ class Supervision:
         except BaseException as error:
             self._step_failed(owned, error)
             return
-        # 5. the job is finished, or its next step is due at the time that this step returned
+        # 5. the job is finished, or the step returned when the next one is due
         owned.failures, owned.error = 0, None
         if result.finished:
             self._drop(lease)

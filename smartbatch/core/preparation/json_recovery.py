@@ -96,7 +96,10 @@ stray quotes and brackets: a third of a second at this size, minutes for 200,000
 
 
 class JsonNotFound(ValueError):
-    """The text contains no JSON value, or several; the message repeats nothing of the text."""
+    """The text contains no JSON value, or several.
+
+    The message repeats nothing of the text. A repair sends it to the model: rewording it changes requests.
+    """
 
 
 class NumberTooLarge(JsonNotFound):
