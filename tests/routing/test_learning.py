@@ -61,7 +61,7 @@ def test_the_first_batch_that_ends_moves_the_forecast_and_the_threshold_at_once(
     assert threshold.before is None or threshold.before > len(PROMPTS)
     assert threshold.after is not None
     assert threshold.after <= len(PROMPTS)
-    assert "batch answers now take" in threshold.reason
+    assert "the median of batch answers is now" in threshold.reason
     (ended,) = [each for each in events if isinstance(each, BatchEnded)]
     assert (ended.size, ended.state, ended.cancelling) == (len(PROMPTS), "completed", None)
     assert ended.at == forecast.at == threshold.at  # and not a minute later
