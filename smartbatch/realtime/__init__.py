@@ -1,1 +1,1 @@
-"""The threads: queue, collector, dispatcher, router and their lifecycle."""
+"""Threads that send requests in real time: queue, collector, dispatcher, router and their lifecycle."""

@@ -1,4 +1,4 @@
-"""Admission of requests: their ids, the keys of identical requests, and answers from the cache."""
+"""Request ids, fingerprints of identical requests, and cached answers."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from smartbatch.types import Answer, Request, Result, Route, answer_fields
 
 
 class Admission:
-    """Finds ids, keys and cached answers of requests before they are queued. Thread-safe, for one process."""
-
     def __init__(self, model: OpenedModel, setup: RealtimeSetup) -> None:
         config, clock = setup.config, setup.clock
         self._model = model
         self._fallback = setup.fallback
         self._hooks = setup.hooks
         self._deduplicate = config.deduplicate
-        self.cache: ResponseCache | None = None  # None without a cache, or for a function of the user's
-        if config.cache is not None and not model.provider.own_code:  # several may have the same name
+        self.cache: ResponseCache | None = None
+        # two different functions may have the same name, so their answers are not cached
+        if config.cache is not None and not model.provider.own_code:
             self.cache = ResponseCache(
                 config.cache,
                 ttl=config.cache_ttl,
@@ -38,16 +37,16 @@ class Admission:
                 tell=setup.tell,
             )
         self._prefix = f"req-{uuid.uuid4().hex[:8]}-"
-        self._numbers = itertools.count(1)  # not a generator, because Ctrl-C inside one would end it
+        self._numbers = itertools.count(1)  # an iterator, because Ctrl-C inside a generator would end it
 
     def id_of(self, request: Request) -> str:
-        """Return the request's own id, or one that no other client or process uses."""
+        """Return the request's own id, or a new one that is unique across clients and processes."""
         return request.id if request.id is not None else f"{self._prefix}{next(self._numbers)}"
 
     def keys(self, request: Request) -> tuple[bytes | None, bytes | None]:
-        """Return the keys under which a request shares its answer, and under which the cache stores it.
+        """Return the fingerprints for sharing the answer and for caching it.
 
-        A key is ``None`` if the request does not share its answer, or does not store it.
+        Each is ``None`` if the request does not share or cache its answer.
         """
         shares, keeps = self.shares(request), self.cache is not None
         if request.deduplicate is False or request.call is not None or not self._hooks.shareable:
@@ -58,18 +57,18 @@ class Admission:
         return key if shares else None, key if keeps else None
 
     def fingerprint(self, request: Request) -> bytes | None:
-        """Return one of :meth:`keys`; ``None`` for a request that neither shares nor stores its answer."""
+        """Return one of :meth:`keys`, or ``None`` if the request neither shares nor caches its answer."""
         shared, kept = self.keys(request)
         return shared or kept
 
     def shares(self, request: Request) -> bool:
-        """Whether a request shares the answer of identical ones in flight, in a list and in a job."""
         return self._hooks.shareable and shares_answer(request, self._deduplicate)
 
     def recalled(self, request: Request, key: bytes | None) -> Result | None:
-        """Return the cached result of a request, if it fits the schema.
+        """Return the cached result if it fits the schema.
 
-        If an internal error prevents reading the answer, which was paid for, return a failed result.
+        If an internal error prevents reading a cached answer, the result is failed, because sending the
+        request again would cost a second time.
         """
         try:
             answer = None if self.cache is None or key is None else self.cache.get(key)
@@ -93,7 +92,7 @@ class Admission:
     def local(self, request: Request, answer: Answer) -> Result:
         """Return the result of a request that a preprocessing hook answered.
 
-        Like a provider's answer it must fit the request; otherwise the result is failed, but keeps the text.
+        An answer that does not fit the request fails, but the error keeps its text.
         """
         problem: Problem | None = None
         value = answer.value
@@ -116,10 +115,9 @@ class Admission:
         return evolve(result, error=error)
 
     def is_own(self, request: Request, result: Result) -> bool:
-        """Whether a job's result is certain to be the unchanged answer of the requested model.
+        """Return False if the result may come from the fallback model or may have been changed by middleware.
 
-        A batch result always is. In real time the fallback may have answered, possibly under the same name,
-        or a middleware may have changed the answer.
+        Neither can happen to a batch result.
         """
         if result.route is Route.BATCH:
             return True
@@ -127,7 +125,7 @@ class Admission:
         return result.model == self._model.of(request).label != other and not self._hooks.middleware
 
     def settled(self, request: Request, answer: Answer, route: Route) -> Result:
-        """Return the result of a request that took no call and cost nothing."""
+        """Return the result of a request that was answered without a call and cost nothing."""
         return Result(
             request_id=self.id_of(request),
             parsed=answer.value,
@@ -142,7 +140,7 @@ class Admission:
 
 
 def _with_vector(answer: Answer, dimensions: int | None) -> tuple[Answer, Problem | None]:
-    """Return an answer with its vector as an array, and what is wrong with it."""
+    """Convert the vector of ``answer`` to an array, and report a missing or invalid vector."""
     try:
         vector = None if answer.embedding is None else array("f", answer.embedding)
     except TypeError:

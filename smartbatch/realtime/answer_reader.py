@@ -1,4 +1,4 @@
-"""Reads answers: each becomes a result (successful or failed) or leads to another try."""
+"""Turns each answer into a result (successful or failed) or a retry."""
 
 from __future__ import annotations
 
@@ -20,40 +20,33 @@ from smartbatch.realtime.ticket import Ticket, Waiter
 from smartbatch.types import Answer, Request, Result, Route, answer_fields, evolve
 
 NO_TEMPERATURE = ("temperature", "the model takes no temperature, so the answer was repaired without one")
-"""The parameter omitted from a repair, and the reason."""
 
 
 @frozen
 class Repair:
-    """An answer that does not fit its schema, and a request for a better one."""
+    """A follow-up request for an answer that does not fit its schema."""
 
-    request: Request  # to be sent next
-    error: UnusableAnswer  # in case that request cannot be sent
+    request: Request
+    error: UnusableAnswer
 
 
 @frozen
 class Shares:
-    """The results of all requests that share an answer, after the hooks; each result has its own objects."""
+    """One result per waiter, after the hooks; results share no objects."""
 
     results: Mapping[Waiter, Result]
 
     def refused(self) -> list[Waiter]:
-        """Return the waiters whose result a hook failed."""
+        """Return the waiters whose result was turned into a failure by a hook."""
         return [waiter for waiter, result in self.results.items() if result.error is not None]
 
 
 Reading: TypeAlias = "Result | Shares | Repair | ProviderError"
-"""What an outcome means for one request: a result, failed or not, or one for each waiter; a further try for
-an answer that does not fit; or an error, after which a further try is still to be decided.
-"""
+"""An error is passed on, because the router decides whether to retry."""
 
 
 class AnswerReader:
-    """Reads answers. A worker does so while it owns the tickets of a call, so no lock is needed.
-
-    Args:
-        keep: stores an answer in the cache.
-    """
+    """A worker calls it while it owns the tickets of a call, so no lock is needed."""
 
     def __init__(
         self, setup: RealtimeSetup, queue: RequestQueue, keep: Callable[[bytes, Answer], object] | None
@@ -66,16 +59,16 @@ class AnswerReader:
     def read(
         self, batch: Batch[Ticket, Outcome], ticket: Ticket, answer: Answer, seconds: float, route: Route
     ) -> Result | Shares | Repair:
-        """Return the verdict on an answer.
+        """Check an answer and create the results of its waiters.
 
-        Only the provider's answer is shared and stored: each waiter gets its own object, and middleware and
-        hooks run for each with its own context; hooks do not run for raw results.
+        The provider's answer is shared and cached. Middleware and hooks run once per waiter, in the waiter's
+        context; hooks do not run for raw results.
         """
-        # 1. It does not fit the request: try again, or return a failed result if no try is left.
+        # 1. The answer does not fit the request: retry, or return a failed result if no tries are left.
         verdict = _validated(ticket, answer, self._validation_retries)
         if isinstance(verdict, Repair):
             return verdict
-        is_sound = not isinstance(verdict, ValidationFailed)  # an internal error proves nothing
+        is_sound = not isinstance(verdict, ValidationFailed)  # an internal error does not make it unsound
         if is_sound and self._keep is not None and not answer.kept:
             key = _cache_key(ticket)
             if key is not None:
@@ -84,11 +77,12 @@ class AnswerReader:
             result = answered(ticket, answer, seconds=seconds, parsed=None, route=route)
             return evolve(result, error=verdict)
         result = answered(ticket, answer, seconds=seconds, parsed=verdict.value, route=route)
-        # 2. A text that no hook or middleware sees: return one result for all; others may join until the end.
+        # 2. The answer is text and there are no hooks or middleware: return one result for all waiters,
+        # because more may join before the call ends.
         replay = ticket.lane.replay
         if result.parsed is None and self._hooks.post_process is None and replay is None:
             return result
-        # 3. Otherwise create one result per waiter, before a hook can change one, and pass them to the hooks.
+        # 3. Otherwise, create one result per waiter before any hook runs, and pass each to the hooks.
         params = ticket.submission.request.params
         shares: dict[Waiter, Result] = {}
         for waiter in self._queue.close_to_others(ticket):
@@ -109,9 +103,9 @@ class AnswerReader:
 
 
 def _validated(ticket: Ticket, answer: Answer, retries: int) -> Parsed | Repair | UnusableAnswer:
-    """Return the object in ``answer``, or the request for a better answer, or the error.
+    """Return the object in ``answer``, a repair, or the error.
 
-    Further tries for an answer that does not fit are counted per request, separately from retries.
+    Repairs are counted per request, separately from retries.
     """
     params = ticket.request.params
     if answer.value is not None:
@@ -128,7 +122,7 @@ def _validated(ticket: Ticket, answer: Answer, retries: int) -> Parsed | Repair 
         tries=tried + 1,
         usage=ticket.usage,
     )
-    if verdict.final or tried >= retries or ticket.stream is not None:  # a stream is already delivered
+    if verdict.final or tried >= retries or ticket.stream is not None:  # a stream has already been delivered
         return error
     was_dropped = any(field == "temperature" for field, _ in answer.dropped)
     takes_temperature = not was_dropped and _takes_temperature(ticket)
@@ -143,7 +137,7 @@ def _validated(ticket: Ticket, answer: Answer, retries: int) -> Parsed | Repair 
 def _replayed(
     replay: Call, batch: Batch[Ticket, Outcome], ticket: Ticket, waiter: Waiter, result: Result
 ) -> Result:
-    """Return ``result`` as the middleware makes it for another waiter, in its own context."""
+    """Run the middleware for another waiter, in that waiter's context."""
     asked = waiter.request
     request = evolve(ticket.request, id=asked.id, context=asked.context, priority=asked.priority)
     spec = CallSpec(batch, (request,), ticket.lane.label, max(0, ticket.attempts - 1), math.inf)
@@ -161,10 +155,7 @@ def _replayed(
 
 
 def _cache_key(ticket: Ticket) -> bytes | None:
-    """Return where the cache stores the answer of ``ticket``: under the model that gave it.
-
-    It is not the requested model if the fallback answered.
-    """
+    """Return the cache key for the model that answered, which may be the fallback."""
     submission, lane = ticket.submission, ticket.lane
     asked = submission.lane
     if submission.cache_key is None or (lane.provider is asked.provider and lane.model == asked.model):
@@ -173,6 +164,6 @@ def _cache_key(ticket: Ticket) -> bytes | None:
 
 
 def _takes_temperature(ticket: Ticket) -> bool:
-    """Whether a repair may set a temperature; requests to models with a fixed one contain 1, or none."""
+    """Models with a fixed temperature have 1, or none, in the request."""
     given = ticket.submission.request.params.temperature
     return given not in (None, 1) or ticket.lane.provider.takes_temperature(ticket.lane.model)

@@ -1,4 +1,4 @@
-"""Answers a list in real time: requests are submitted as results are read, up to a limit ahead of reading."""
+"""Sends a list in real time. Requests are submitted as results are read, up to a limit."""
 
 from __future__ import annotations
 
@@ -27,18 +27,16 @@ from smartbatch.types import Request, Result, Route
 _T = TypeVar("_T")
 
 _MAX_AHEAD = 64
-"""Maximum number of items read but not yet taken: enough to keep the reader busy."""
 
 
 class ReadAhead(Iterator[_T], Generic[_T]):
-    """Reads items on a separate thread, in the caller's context, and never more than were requested.
+    """Reads items on a daemon thread, in the caller's context, and only as many as requested.
 
-    The thread starts when items are first requested and ends after the last item or :meth:`close`. It cannot
-    be interrupted while it reads an item; it is a daemon, so the interpreter does not wait for it.
+    The thread starts with the first request for items and ends after the last item or :meth:`close`. It
+    cannot be interrupted while it reads an item; the interpreter does not wait for it.
 
     Args:
-        items: read and closed by the thread.
-        given: the iterable that the items come from; also closed if it is a generator.
+        given: the iterable that the items come from, closed as well if it is a generator.
     """
 
     def __init__(self, items: Iterator[_T], given: object, clock: Clock) -> None:
@@ -57,15 +55,10 @@ class ReadAhead(Iterator[_T], Generic[_T]):
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next item, or the end, can be taken without waiting."""
         return bool(self._read) or self._ended
 
     def ask(self, room: int, wake: Callable[[], None]) -> None:
-        """Request items, so that up to ``room`` of them are ready to be taken.
-
-        Args:
-            wake: called by the thread whenever there is something to take.
-        """
+        """Request items until ``room`` of them are ready; the thread calls ``wake`` after each."""
         with self._monitor:
             granted = min(room, _MAX_AHEAD) - len(self._read) - self._reading
             self._granted = max(0, granted)
@@ -85,14 +78,14 @@ class ReadAhead(Iterator[_T], Generic[_T]):
         raise StopIteration
 
     def close(self) -> None:
-        """Stop reading, without waiting; the thread closes the items."""
-        if os.getpid() != self._process:  # a forked child has no such thread, and must not take its lock
+        """Stop reading. Returns immediately; the thread closes the items."""
+        if os.getpid() != self._process:  # a forked child has no reading thread, and the lock may be held
             return
         with self._monitor:
             self._closed, self._granted = True, 0
             self._read.clear()
             self._monitor.notify()
-        if self._wake is None:  # no thread was started
+        if self._wake is None:  # the thread was never started
             self._close_items()
 
     def _run(self) -> None:
@@ -114,7 +107,7 @@ class ReadAhead(Iterator[_T], Generic[_T]):
             self._clock.ended()
 
     def _may_read(self) -> bool:
-        """Wait until an item is requested; return False after :meth:`close`."""
+        """Wait until an item is requested. Return False after :meth:`close`."""
         with self._monitor:
             self._monitor.wait_for(lambda: self._granted or self._closed)
             self._granted -= 1
@@ -147,41 +140,39 @@ _MAX_RESULTS_PER_WAKE = 64
 """Maximum number of results collected before the reader is woken."""
 
 _WAKES_PER_QUEUE = 4
-"""How many times the reader is woken while the queue drains, if more requests remain to be submitted. Each
-wake-up takes the interpreter from a worker."""
+"""Number of times the reader wakes while the queue drains; each wake-up interrupts a worker."""
 
 _MAX_UNREAD_RATIO = 10
-"""Maximum number of results that may wait behind a slow request, as a multiple of the read-ahead; no further
-requests are read until some are taken."""
+"""Limit on the results that wait behind a slow request, as a multiple of the read-ahead."""
 
 
 @frozen
 class ListOptions:
-    """Options for answering a list in real time."""
-
-    own_budget: Budget | None = None  # what the list may spend, within the client's budget; None for no limit
-    route: Route | None = None  # None to use the settings
-    raising: bool = False  # whether a failed request raises instead of being yielded
-    ordered: bool = True  # whether results are yielded in the order of the requests
-    ahead: int | None = None  # maximum requests under way; None for the queue's capacity
-    calls: int = 1  # maximum calls under way
-    stop: EqualFailures | None = None  # stops the list if its first requests all fail alike; None to send all
-    whole: bool = False  # whether the reader waits for all results rather than for the next one
-    display: ListDisplay | None = None  # shows and counts each result, on the thread that reads the list
+    own_budget: Budget | None = None  # the list's budget, within the client's; None for no limit
+    route: Route | None = None  # None uses the settings
+    raising: bool = False  # raise for a failed request instead of yielding its result
+    ordered: bool = True  # yield results in the order of the requests
+    ahead: int | None = None  # maximum requests in progress; None uses the queue's capacity
+    calls: int = 1
+    stop: EqualFailures | None = (
+        None  # stops the list if its first requests all fail alike; None never stops it
+    )
+    whole: bool = False  # wake the reader when all results are available, not for each one
+    display: ListDisplay | None = None
 
 
 class BoundedMap(Iterator[Result]):
     """Submits requests as results are read, and yields the results. Only one thread may read it.
 
-    If reading or submitting a request fails, the results of earlier requests are yielded before the error is
-    raised. If other requests fill the queue, it waits while any of its own results are outstanding.
+    If a request cannot be read or submitted, earlier results are yielded before the error is raised. If other
+    requests fill the queue, reading waits only while some of this list's results are outstanding.
 
     Args:
-        requests: checked requests; read lazily, on this thread or ahead of it.
-        submit: queues a request; its second argument is called with the result.
+        requests: validated requests, read lazily.
+        submit: queues a request and calls its second argument with the result.
         options: ``ahead`` must be set.
-        abandon: cancels, at a later time, futures that are no longer read. The finaliser calls it, so it must
-            not run user code or wait for a lock.
+        abandon: cancels unread futures later. It is called by the finaliser, so it must neither run user code
+            nor wait for a lock.
     """
 
     def __init__(
@@ -233,7 +224,7 @@ class BoundedMap(Iterator[Result]):
         return result
 
     def close(self) -> None:
-        """Cancel requests that have not started, and stop reading. Called if a loop is left early."""
+        """Cancel requests whose call has not started, and stop reading."""
         self._exhausted = True
         self._failure = self._next_request = None
         self._unread.update(self._finished)
@@ -246,31 +237,30 @@ class BoundedMap(Iterator[Result]):
         self._under_way.clear()
 
     def end(self) -> None:
-        """Stop submitting requests; any thread may call this, and must cancel those already submitted.
+        """Stop submitting requests; any thread may call this. The caller cancels those already submitted.
 
-        If the number of requests is known, each remaining one gets a cancelled result; otherwise the list
-        ends after the submitted ones.
+        If the number of requests is known, each remaining request gets a cancelled result. Otherwise the list
+        ends after the last submitted request.
         """
         self._cancelled = True
         self._inbox.wake()
 
     def unread(self) -> dict[int, Result]:
-        """Return, after :meth:`close`, the results that arrived but were not read, by position.
+        """Return the unread results by position, after :meth:`close`.
 
-        This includes calls that were in flight when the list was closed and have since finished, and a result
-        that the reader missed because of an interrupt.
+        They include results of calls that were in flight at the time, and a result that the reader missed
+        because of an interrupt.
         """
         ended = {at: future.outcome for at, future in list(self._in_flight.items())}
         came = {at: result for at, result in ended.items() if result is not None}
         return {at: self._placed(at, one) for at, one in {**came, **self._unread, **self._handed}.items()}
 
     def was_sent(self, position: int) -> bool:
-        """Whether a request without a result was sent, so that its call was in flight at :meth:`close`."""
+        """Return whether the call of a request without a result was in flight at :meth:`close`."""
         future = self._in_flight.get(position)
         return future is not None and not future.cancelled()
 
     def came(self) -> int:
-        """Return how many results arrived, including those read."""
         return self._yielded - len(self._handed) + len(self.unread())
 
     def __del__(self) -> None:
@@ -301,26 +291,25 @@ class BoundedMap(Iterator[Result]):
                 self._receive(*arrival)
 
     def _worth_waking(self, *, is_watched: bool) -> float:
-        """Return how many results must arrive to wake the reader before its next result does."""
+        """Return how many results must arrive before the reader is woken for a later one than its next."""
         under_way = len(self._under_way)
-        # 1. Progress is shown, or results are read in order of arrival: wake it for each result.
+        # 1. Progress is shown, or results are read as they arrive: wake the reader for each result.
         if is_watched or not (self._ordered or self._whole):
             return 1
-        # 2. Requests remain to be submitted: wake it for a few results, so that all workers stay busy.
+        # 2. Requests remain to be submitted: wake the reader every few results, so that workers stay busy.
         if not self._exhausted:
             return max(1, min(_MAX_RESULTS_PER_WAKE, (under_way - self._calls) // _WAKES_PER_QUEUE))
-        # 3. The reader waits for all results: wake it for a group of them, so that little is left to do after
-        #    the last one. Otherwise wake it for the next result only.
+        # 3. The reader waits for all results: wake it for groups of results, which leaves little work after
+        # the last one. Otherwise, wake it only for its next result.
         return min(_MAX_RESULTS_PER_WAKE, under_way) if self._whole else math.inf
 
     def _feed(self) -> None:
-        """Submit requests until enough are under way, taking results that arrive in the meantime."""
         while not self._exhausted and len(self._under_way) < self._ahead:
             if len(self._finished) >= _MAX_UNREAD_RATIO * self._ahead:
                 return
             readable = self._finished and (not self._ordered or self._yielded in self._finished)
             if readable and len(self._under_way) + len(self._finished) >= self._ahead // 2:
-                return  # enough requests are under way or unread: return the reader's result first
+                return  # enough requests are in progress or unread
             try:
                 submitted = self._submit_next()
             except Exception as error:
@@ -336,7 +325,6 @@ class BoundedMap(Iterator[Result]):
                     self._receive(*arrival)
 
     def _submit_next(self) -> bool:
-        """Submit the next request; return False if there is none, or no room for it."""
         if self._cancelled and not self._is_whole:
             self._exhausted, self._next_request = True, None
             if self._source is not None:
@@ -377,12 +365,12 @@ class BoundedMap(Iterator[Result]):
         if request.row is not None:
             self._places[position] = request
         self._under_way[position] = future
-        if self._cancelled:  # by another thread, while this one submitted the request
+        if self._cancelled:  # cancelled by another thread during the submission
             future.cancel()
         return True
 
     def _reason_not_to_send(self, request: Request) -> SmartbatchError | None:
-        """Return the error for a request if the list has stopped or was cancelled.
+        """Return an error if the list was stopped or cancelled.
 
         Raises:
             ListStopped: the list has stopped, and its number of requests is unknown.
@@ -396,7 +384,6 @@ class BoundedMap(Iterator[Result]):
         return self._stop.error(request.id)
 
     def _can_submit(self) -> bool:
-        """Whether a request has been read ahead and there is room to submit it."""
         waits = self._source is not None and not self._exhausted and self._next_request is None
         has_places = len(self._finished) < _MAX_UNREAD_RATIO * self._ahead
         has_room = len(self._under_way) < self._ahead and has_places
@@ -404,7 +391,9 @@ class BoundedMap(Iterator[Result]):
 
     def _receive(self, position: int, result: Result) -> None:
         if position in self._under_way:
-            self._finished[position] = result  # before it is removed: an interrupt must not lose it
+            self._finished[position] = (
+                result  # stored before it is removed, so that an interrupt cannot lose it
+            )
             del self._under_way[position]
             self._tell(result)
 
@@ -422,11 +411,11 @@ class BoundedMap(Iterator[Result]):
 
 
 class _Arrivals:
-    """Results in order of arrival, each with the position of its request.
+    """Results in order of arrival, with the positions of their requests.
 
     Args:
         stop: decides whether a result stops the list.
-        on_stop: called when one does, without a lock; its list may already have been garbage-collected.
+        on_stop: called without a lock when the list stops; the list may have been garbage-collected.
     """
 
     def __init__(
@@ -441,7 +430,7 @@ class _Arrivals:
         self._waited = False
 
     def put(self, position: int, result: Result) -> None:
-        """Deliver a result. Workers call this; it never blocks."""
+        """Deliver a result without blocking; workers call this."""
         stops = False
         with self._monitor:
             if self._stop is not None:
@@ -464,8 +453,10 @@ class _Arrivals:
     def take(
         self, wanted: int = -1, enough: float = 1, is_ready: Callable[[], bool] = lambda: False
     ) -> list[tuple[int, Result]]:
-        """Return the results that have arrived. If there are none and ``is_ready`` returns False, first wait
-        for the result at position ``wanted``, for ``enough`` results or for :meth:`wake`.
+        """Return the results that have arrived.
+
+        If there are none and ``is_ready`` returns False, wait for the result at position ``wanted``, for
+        ``enough`` results, or for :meth:`wake`.
         """
         with self._monitor:
             self._wanted, self._enough = wanted, enough

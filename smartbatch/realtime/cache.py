@@ -1,8 +1,8 @@
-"""Stored answers: an SQLite file that saves equal requests of later runs a call.
+"""Answers stored in an SQLite file, which saves later runs the calls for equal requests.
 
-Off unless ``cache`` names a file. The file contains answers in plain text, so only its owner may read it;
-prompts are stored as fingerprints only. A damaged or foreign entry counts as a miss. An intact entry that
-smartbatch cannot read because of an internal error does not: its answer was paid for.
+The file contains answers in plain text, so only its owner may read it; prompts are stored as fingerprints.
+A damaged entry counts as a miss. An intact entry that an internal error makes unreadable does not, because
+its answer was paid for.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from smartbatch.providers.answer_parts import from_base64, to_base64
 from smartbatch.types import Answer
 
 VERSION = 1
-"""Version of the table and its entries; a file of another version is rejected, not overwritten."""
+"""Version of the table. A file with another version is rejected, never overwritten."""
 WRITE_WAIT_SECONDS = 2.0
-"""How long a write waits for another process; the worker that received the answer waits as well."""
+"""Maximum time a write waits for another process, and with it the worker that received the answer."""
 WRITE_PAUSE_SECONDS = 30.0
-"""Pause after a failed write, because each further one would make a worker wait again."""
+"""Pause after a failed write, so that further writes do not delay the workers."""
 STORED_FINISH_REASONS = ("stop", "tool_calls")
 TRIM_EVERY = 100
-"""Writes between checks of the size, which read the whole index. The first write checks, as many processes
-may each write a few answers."""
+"""Number of writes between checks of the total size, each of which reads the whole index. The first write
+also checks, because many processes may each write only a few answers.
+"""
 TRIM_TO = 0.9
-"""Share of the allowed size to keep when trimming, so that not every write trims."""
+"""Share of the allowed size that remains after trimming."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS answers (
@@ -57,15 +58,15 @@ class ResponseCache:
     """Complete answers by fingerprint. Thread- and process-safe.
 
     Args:
-        path: the file; created in an existing folder if missing.
-        ttl: seconds after which an answer expires.
-        max_bytes: maximum total size of answers; the oldest are deleted first.
+        path: the file, created if missing. Its folder must exist.
+        ttl: seconds until an answer expires.
+        max_bytes: maximum total size of the answers. The oldest are deleted first.
         wall: Unix seconds, for the ages of answers.
         now: monotonic seconds.
-        tell: gets an event when the file cannot be read or written, or has a damaged entry; never raises.
+        tell: receives an event if the file or an entry cannot be read or written. Never raises.
 
     Raises:
-        ConfigError: the file cannot be used: its folder is missing, or it is damaged or not a cache.
+        ConfigError: the folder is missing, or the file is damaged or not a cache.
     """
 
     def __init__(
@@ -99,26 +100,26 @@ class ResponseCache:
             ) from None
 
     def get(self, key: bytes) -> Answer | None:
-        """Return the answer stored under ``key``, or ``None``.
+        """Return the stored answer.
 
-        A damaged entry, or a file that cannot be read, counts as a miss and is reported once.
+        A damaged entry or unreadable file counts as a miss and is reported once.
 
         Raises:
-            AnswerUnread: the entry is intact, but an internal error of smartbatch prevents reading it.
+            AnswerUnread: the entry is intact, but an internal error prevents reading it.
         """
         statement = "SELECT created, digest, body FROM answers WHERE key = ?"
         try:
             with self._connections.reading():
                 found = self._connections.reader().execute(statement, (key,)).fetchone()
         except (OSError, sqlite3.Error, ValueError) as error:
-            # without its text, which may quote the answer
+            # the error's text may quote the answer
             return self._missed(getattr(error, "sqlite_errorname", type(error).__name__))
         if found is None:
             return None
         created, digest, body = found
         if not (isinstance(created, float) and isinstance(body, bytes)):
             return self._missed("it is damaged")
-        # dated in the future, because the clock was set back: do not pay for the answer again
+        # dated in the future, because the clock was set back
         if abs(self._wall() - created) >= self._ttl:
             return None
         if hashlib.sha256(key + body).digest() != digest:
@@ -133,22 +134,22 @@ class ResponseCache:
             except Exception as error:
                 failure = type(error).__name__
         raise AnswerUnread(
-            f"smartbatch itself failed to read a cached answer ({failure}), which stays in the cache "
-            f"{self._path}; the request was not sent again. Please report this as a bug of smartbatch. For "
-            "another answer, send the request with deduplicate=False or delete the file"
+            f"smartbatch itself failed to read a cached answer ({failure}); the request was not sent "
+            "again. Please report this as a bug of smartbatch. The answer remains in the cache "
+            f"{self._path}. To get a new one, send the request with deduplicate=False or delete the file"
         )
 
     def _missed(self, reason: str) -> Answer | None:
         if not self._damage_reported:
             self._damage_reported = True
-            reported = f"an entry cannot be read ({reason}); requests of such entries are sent again"
+            reported = f"an entry cannot be read ({reason}); its request is sent again"
             self._tell(CacheUnavailable(at=self._now(), path=str(self._path), reason=reported))
         return None
 
     def put(self, key: bytes, answer: Answer) -> bool:
-        """Store ``answer``; return False if it must not be stored (cut, refused, an object) or could not be.
+        """Store ``answer``. Return False if it is cut off, refused or an object, or could not be stored.
 
-        After a failed write the file is left alone for a while, so that it does not slow requests down.
+        After a failed write, nothing is written for ``WRITE_PAUSE_SECONDS``.
         """
         whole = answer.finish_reason in STORED_FINISH_REASONS and answer.value is None
         if not whole or self._now() < self._paused_until:
@@ -156,7 +157,7 @@ class ResponseCache:
         body = _written(answer)
         row = (key, self._wall(), len(body), hashlib.sha256(key + body).digest(), body)
         with self._connections.writing():
-            if self._now() < self._paused_until:  # another thread's write failed meanwhile
+            if self._now() < self._paused_until:  # a write of another thread has failed
                 return False
             try:
                 if not self._connections.has_writer:
@@ -168,7 +169,7 @@ class ResponseCache:
                 first, self._failing = not self._failing, True
                 self._paused_until = self._now() + WRITE_PAUSE_SECONDS
                 reason = f"{type(error).__name__}: {error}"
-        if first:  # report it once, until a write succeeds
+        if first:  # reported once, until a write succeeds
             self._tell(CacheUnavailable(at=self._now(), path=str(self._path), reason=reason))
         return False
 
@@ -183,7 +184,7 @@ class ResponseCache:
             raise
 
     def _connect(self) -> sqlite3.Connection:
-        # only SQLite opens an existing file, because of its locks
+        # only SQLite may open an existing file: closing another handle would release its locks
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         try:
@@ -197,7 +198,7 @@ class ResponseCache:
             connection.close()
             raise sqlite3.DatabaseError(f"it is not a cache of version {VERSION}")
         connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")  # a lost entry costs one call, no more
+        connection.execute("PRAGMA synchronous = NORMAL")  # losing an entry costs only one call
         connection.executescript(_SCHEMA)
         connection.execute(f"PRAGMA user_version = {VERSION}")
         return connection
@@ -205,7 +206,7 @@ class ResponseCache:
     def _trim(self, connection: sqlite3.Connection) -> None:
         """Delete expired answers, then the oldest ones until the size is within the limit.
 
-        Entries dated in the future are deleted first: they were stored before the clock was set back.
+        Entries dated in the future are deleted first, because they were stored before the clock was set back.
         """
         wall = self._wall()
         uncounted = "DELETE FROM answers WHERE created < ? OR created >= ?"
@@ -241,7 +242,7 @@ def _written(answer: Answer) -> bytes:
 
 
 def _form(body: bytes) -> dict[str, Any] | None:
-    """Return an entry as a dictionary; ``None`` for anything that :func:`_written` never writes."""
+    """Return an entry as a dictionary, or ``None`` if :func:`_written` cannot have written it."""
     try:
         kept = json.loads(body)
     except (ValueError, RecursionError):

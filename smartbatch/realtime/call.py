@@ -1,12 +1,11 @@
-"""One call to a provider, as a function in layers. Each layer wraps a call in another; none waits or retries.
+"""One call to a provider, as a function wrapped in layers that neither wait nor retry.
 
-The layers, from the outside in, and the reason for their order:
+The layers, from the outermost to the innermost:
 
-1. middleware: the user's own; it sees the classified outcome and may change requests or answers;
-2. :class:`AnswerSharing`, if there is a cache or shareable middleware: below the middleware, so that what is
-   shared and stored is the provider's answer, and each middleware sees it;
-3. classify: below the middleware, so that no layer above meets a foreign exception;
-4. deadline: next to the provider, so that it subtracts the time the layers above took;
+1. the user's middleware, which sees classified outcomes and may change requests and answers;
+2. :class:`AnswerSharing`, which shares and caches the provider's answer before middleware changes it;
+3. :func:`classify`, so that the layers above see no foreign exceptions;
+4. the deadline, which subtracts the time spent in the layers above;
 5. the provider, or the request's own callable.
 """
 
@@ -34,22 +33,21 @@ from smartbatch.realtime.text_stream import ChunkBox
 from smartbatch.types import Answer, Attempt, LimitReport, Request, Usage, evolve, own_parts
 
 STOPPED: Final = frozenset({"refusal", "content_filter"})
-"""Finish reasons of a packed call that a single prompt may have caused: all prompts are then sent alone."""
+"""Finish reasons that a single prompt of a packed call may have caused. Each prompt is then sent separately.
+"""
 
 Outcome: TypeAlias = "Answer | ProviderError | None"
-"""The outcome of one request of a call; ``None`` if a shared answer lacks it."""
+"""``None`` means that a shared answer omits the request."""
 
 
 @frozen
 class CallSpec:
-    """One call to make."""
-
-    batch: Batch[Any, Outcome]  # below a middleware, its items may be something other than requests
+    batch: Batch[Any, Outcome]  # middleware may replace the requests by other objects
     requests: tuple[Request, ...]
     model: str  # provider:model
-    attempt: int  # 0 for the first call of these requests
-    deadline: float  # monotonic seconds by which the call must have ended
-    feed: ChunkBox | None = None  # takes the pieces of a streamed answer; None for all others
+    attempt: int
+    deadline: float  # monotonic seconds
+    feed: ChunkBox | None = None  # receives the chunks of a streamed answer
 
     @property
     def batch_id(self) -> str:
@@ -72,10 +70,13 @@ def build_call(
     compiler: BatchCompiler | None = None,
     tier: FlexTier | None = None,
 ) -> Call:
-    """Return the call of ``provider`` and ``model`` with its layers; it never raises.
+    """Return the call to ``provider`` with its layers; it never raises.
 
-    With a ``compiler``, several requests are sent as one packed prompt; with a ``tier``, each asks for it.
-    The layer ``innermost`` is below the middleware, so it sees what is actually sent and answered.
+    Args:
+        innermost: the layer below the middleware, which sees the requests and answers as they are
+            transmitted.
+        compiler: combines several requests into one packed prompt.
+        tier: the service tier that each request names.
     """
     call = _classified(_deadlined(provider, model, now, compiler, tier), provider, classifiers)
     if innermost is not None:
@@ -84,7 +85,6 @@ def build_call(
 
 
 def around(call: Call, provider: Provider, middleware: Sequence[Middleware]) -> Call:
-    """Return ``call`` with the middleware around it, the first one outermost."""
     for layer in reversed(middleware):
         call = _with_middleware(layer, call)
     return _guarded(call, provider) if middleware else call
@@ -127,9 +127,9 @@ def _deadlined(
 def _packed(
     generate: Callable[[Request], Answer], packed: Packed, requests: Sequence[Request]
 ) -> Sequence[Outcome]:
-    """Send several requests as one prompt; return each one's part of the answer, or a ``MissingAnswer``.
+    """Send several requests as one prompt, and return each one's part of the answer or a ``MissingAnswer``.
 
-    Usage and cost of the call are split by the lengths of prompts and answers.
+    Usage and cost are split by the lengths of prompts and answers.
     """
     whole = generate(packed.request)
     if not isinstance(whole, Answer) or flaw(whole) is not None:
@@ -159,12 +159,12 @@ def _classified(call: Call, provider: Provider, classifiers: Classifiers) -> Cal
         if own:
             verdict.usage = usage_of(error) or verdict.usage
         if own and verdict is not error:
-            # the user's own code failed: its traceback is useful, and refers to nothing in the library
+            # the traceback of the user's own function is useful and holds no keys
             verdict.__cause__ = error
             return verdict
-        # a traceback keeps frames alive, and with them prompts and keys
+        # a traceback keeps frames alive, which may hold prompts and keys
         verdict.__traceback__ = verdict.__context__ = None
-        if not own:  # the cause of a classified error was set on purpose
+        if not own:  # a classified error keeps the cause that was set for it
             verdict.__cause__ = None
         return verdict
 
@@ -185,7 +185,7 @@ def _classified(call: Call, provider: Provider, classifiers: Classifiers) -> Cal
 def _fitted(
     spec: CallSpec, outcomes: object, meaning: Callable[[BaseException], object] | None = None
 ) -> Sequence[Outcome]:
-    """Return one valid outcome per request, whatever the code below returned."""
+    """Return one valid outcome per request, whatever the wrapped call returned."""
     size = len(spec.requests)
     if not isinstance(outcomes, list | tuple):
         return (invalid(f"the call returned {type(outcomes).__name__} instead of a list of answers"),) * size
@@ -197,7 +197,6 @@ def _fitted(
 
 
 def classify(error: BaseException, provider: Provider) -> ProviderError:
-    """Return the provider's verdict on ``error``; never raises."""
     if not isinstance(error, Exception):
         return ProviderError(f"the call raised {type(error).__name__}", kind=ErrorKind.UNKNOWN)
     try:
@@ -214,10 +213,7 @@ def _with_middleware(layer: Middleware, inner: Call) -> Call:
 
 
 def _guarded(call: Call, provider: Provider) -> Call:
-    """Turn whatever a middleware raises, or fails to return, into an outcome for every request.
-
-    A ``ProviderError`` is accepted as an outcome; anything else is a mistake of the middleware, and logged.
-    """
+    """Turn anything else that middleware raises or returns into a logged error for every request."""
 
     def guarded(spec: CallSpec) -> Sequence[Outcome]:
         try:
@@ -234,13 +230,13 @@ def _guarded(call: Call, provider: Provider) -> Call:
 
 
 MAX_CALL_TOKENS = 2**53
-"""The largest count that floats hold exactly; anything beyond is a mistake."""
+"""Largest token count that a float represents exactly; larger counts are rejected."""
 MAX_CALL_USD = 1e9
-"""Anything beyond is a mistake."""
+"""Higher costs are rejected."""
 
 
 def checked(outcome: object) -> Answer | ProviderError | None:
-    """Return a valid outcome: ``outcome`` itself, a corrected one, or an error."""
+    """Return ``outcome``, a corrected copy of it, or an error if it is invalid."""
     if outcome is None:
         return None
     if isinstance(outcome, Answer):
@@ -255,10 +251,10 @@ def checked(outcome: object) -> Answer | ProviderError | None:
 
 
 def flaw(answer: Answer) -> str | None:
-    """Return the defect of ``answer``; ``None`` if it has none."""
+    """Describe what is invalid in ``answer``; ``None`` if it is valid."""
     text: object = answer.text
     if text is not None and not isinstance(text, str):
-        return f"a text of type {type(text).__name__}"
+        return f"text of type {type(text).__name__}"
     if answer.usage is not None and not _is_usage(answer.usage):
         return "an invalid usage: a Usage of whole numbers of 0 or more is needed"
     if answer.cost is not None and not _is_number(answer.cost, MAX_CALL_USD):
@@ -267,7 +263,7 @@ def flaw(answer: Answer) -> str | None:
 
 
 def invalid(message: str, usage: object = None) -> ProviderError:
-    """Return the error for an unusable answer to a call that was made."""
+    """Return the error for an unusable answer, which may have been billed."""
     used = usage if _is_usage(usage) else None
     return ProviderError(message, kind=ErrorKind.INVALID_RESPONSE, maybe_billed=True, usage=used)
 
@@ -304,7 +300,7 @@ def _is_usage(usage: object) -> bool:
 
 
 def _is_number(value: object, most: float) -> bool:
-    return isinstance(value, int | float) and 0 <= value <= most  # also false for NaN
+    return isinstance(value, int | float) and 0 <= value <= most  # False for NaN
 
 
 def streamed(
@@ -316,7 +312,7 @@ def streamed(
     end: float,
     timeout: float,
 ) -> Answer:
-    """Make a call and pass its pieces to ``feed`` until the time ``end``, in ``timeout`` seconds.
+    """Make a call and pass its chunks to ``feed`` until the time ``end``, in monotonic seconds.
 
     Raises:
         Exception: as :meth:`Provider.generate <smartbatch.providers.base.Provider.generate>`.
@@ -353,20 +349,20 @@ def streamed(
 
 
 def cut(error: ProviderError, request: Request, feed: ChunkBox) -> ProviderError:
-    """Return the error of a stream that broke off, with its estimated usage.
+    """Return the error of an interrupted stream, with estimated usage.
 
-    The usage is always an estimate, because generated output that did not arrive is billed as well.
+    It is an estimate because generated tokens are billed even if they never arrive.
     """
     if feed.over and not isinstance(error, RequestCancelled):
         error = RequestCancelled("the stream was closed before its end", maybe_billed=True)
     elif feed.held_up and error.kind is ErrorKind.TIMEOUT:
-        # not the provider's fault: it cannot send pieces while nobody reads them
+        # not the provider's fault: it cannot send while nobody reads
         error = RequestCancelled("the stream was read too slowly for its timeout", maybe_billed=True)
     if feed.begun or (error.maybe_billed and isinstance(error, RequestCancelled)):
         error.maybe_billed = True
         if error.usage is None:
             error.usage = _estimated(request, feed)
-    if error.usage is not None:  # counted before the end
+    if error.usage is not None:
         made = max(error.usage.output_tokens, feed.tokens)
         error.usage = evolve(error.usage, output_tokens=made, estimated=True)
     return error
@@ -378,13 +374,12 @@ def _estimated(request: Request, feed: ChunkBox) -> Usage:
 
 @frozen(eq=False, repr=False)
 class AnswerSharing:
-    """The layer that checks the cache right before a call, and shares answers below a middleware.
+    """Checks the cache immediately before a call, and shares answers below the middleware.
 
-    An equal request may have been answered since the cache was checked at submission. After that,
-    equal requests join this one, so none is paid for twice.
-
-    Below a middleware it also records the provider's answers for equal requests sharing the call, and stores
-    them in the cache. The middleware then runs once for each of these requests, with the recorded answers.
+    An equal request may have been answered since the cache was checked at submission. From then on, equal
+    requests join this one, so that only one is paid for. Below middleware, this layer also records the
+    provider's answers and caches them; the middleware then runs once for each equal request, with the
+    recorded answer.
     """
 
     _cache: ResponseCache | None
@@ -393,10 +388,7 @@ class AnswerSharing:
     _stores: bool
 
     def __call__(self, spec: CallSpec, proceed: Call) -> Sequence[Outcome]:
-        """Answer requests from the cache and pass the others on.
-
-        Streams and requests that must not share an answer are passed on as well.
-        """
+        """Answer requests from the cache and pass on all others, including streams."""
         if spec.feed is not None:
             return proceed(spec)
         keys = [self._key(request) for request in spec.requests]
@@ -413,7 +405,6 @@ class AnswerSharing:
         return outcomes
 
     def said(self, spec: CallSpec) -> Sequence[Outcome]:
-        """Return the recorded answers to equal requests of the batch."""
         return [self._noted(spec, request) for request in spec.requests]
 
     def _noted(self, spec: CallSpec, request: Request) -> Outcome:
@@ -451,6 +442,6 @@ class AnswerSharing:
 
 
 def _fits(request: Request, answer: Answer) -> bool:
-    """Whether an answer fits the request; also true if an internal error prevents the check."""
+    """Return True if the answer fits the request, or if an internal error prevents the check."""
     verdict = read_answer(request.params, answer.text, answer.finish_reason)
     return isinstance(verdict, Parsed) or verdict.ours

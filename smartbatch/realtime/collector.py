@@ -1,7 +1,7 @@
-"""The collector: decides which batch may be sent now, and when to check again.
+"""The collector chooses the next batch and the time of the next check.
 
-Its decisions are made in :meth:`Collector.take_locked`, which workers call for their next batch. Its own
-thread only handles events that no worker notices: a first request, the end of a window or backoff, a timeout.
+Workers call :meth:`Collector.take_locked` for their next batch. The collector's own thread handles only what
+no worker notices: a first request, the end of a window or backoff, and timeouts.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ MAX_PASSED_OVER = 200
 
 
 class Collector:
-    """Chooses the next batch among all lanes, most urgent head first, and fails requests that cannot be sent.
+    """Chooses the lane with the most urgent request, and fails requests that cannot be sent.
 
     Args:
-        fallback: returns the lane that takes over while another one's breaker is open, or ``None``.
+        fallback: returns the lane to use while the breaker of another lane is open, or ``None``.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class Collector:
         self._fallback = fallback
         self._numbers = itertools.count(1)
         self._parallelism = setup.parallelism
-        self._moved = False  # whether a request moved to a lane that may have been checked before
+        self._moved = False  # a request moved to a lane that may have been checked before
 
     def take_locked(self, effects: DeferredEffects) -> InFlightCall | float:
-        """Return the next call with its permit taken, or the time to ask again, in monotonic seconds.
+        """Return the next call with its permit, or the time of the next check, in monotonic seconds.
 
-        First, retries whose backoff is over and requests whose list can pay again return to service. Then the
-        lanes are checked in the order of their heads.
+        Retries whose backoff has ended, and requests whose budget has room again, are queued first. Then the
+        lanes are checked, the one with the most urgent request first.
         """
         queue, now = self._queue, effects.now
         for ticket, waiter in queue.remove_abandoned_locked():
@@ -84,22 +84,23 @@ class Collector:
         if len(lane_queues) > 1:
             lane_queues.sort(key=self._place)
         for lane_queue in lane_queues:
-            # 1. Nothing waits, or a user paused the model: try the next lane. Ending the pause wakes us.
+            # 1. No request waits, or the model is paused: try the next lane. Resuming the model wakes the
+            # collector.
             while lane_queue.waiting and lane_queue.lane.provider_health.pause is None:
-                # 2. The window is open: check again when it ends; try the next lane.
+                # 2. The window is open: check again when it closes. Try the next lane.
                 ready = lane_queue.ready(now, flushed=queue.flushing)
                 if ready > now:
                     wake = min(wake, ready)
                     break
-                # 3. The head can be sent, alone or with others: return that call.
+                # 3. The lane's first request can be sent, alone or with others: return the call.
                 found = self._try_locked(lane_queue, effects)
                 if isinstance(found, InFlightCall):
                     return found
-                # 4. A gate is closed: check again when it may open; try the next lane.
+                # 4. A gate is closed: check again when it may open. Try the next lane.
                 if found > now:
                     wake = min(wake, found)
                     break
-                # 5. The head was failed, moved or set aside: try the next head of the lane.
+                # 5. The first request was failed, moved or set aside: try the next request of the lane.
                 if lane_queue.unfunded and not lane_queue.waiting:
                     lane_queue.promote_funded()
         return now if self._moved else wake
@@ -111,7 +112,7 @@ class Collector:
         return -math.inf if not head.urgent and self._queue.turns.is_due(head) else head.key
 
     def expire_locked(self, effects: DeferredEffects) -> float:
-        """Fail the requests that timed out; return when the next one will."""
+        """Fail the requests that timed out. Return the time of the next timeout."""
         now = effects.now
         for ticket, waiter in self._queue.expired_locked(now):
             error = RequestTimeout(
@@ -124,23 +125,23 @@ class Collector:
         return self._queue.next_deadline_locked()
 
     def _try_locked(self, lane_queue: LaneQueue, effects: DeferredEffects) -> InFlightCall | float:
-        """Try to send the head of a lane, or return the time before which nothing can be sent.
+        """Return a call for the lane's first request, or the time before which none is possible.
 
-        ``now`` means that the head was removed, so the next one can be tried.
+        Returns ``now`` if the first request was removed, so that the next one can be tried.
         """
         lane, head, now = lane_queue.lane, lane_queue.head(), effects.now
         if head is None:
             return math.inf
-        # 1. The head could not be sent in this lane at all, and was failed or moved.
+        # 1. The request cannot be sent in this lane: it was failed or moved.
         if self._fail_or_move_locked(lane_queue, head, effects):
             return now
-        # 2. Calls in flight have reserved the rest of its list's budget: set it aside, so that only the list
-        #    waits for them.
+        # 2. Calls in flight have reserved the rest of the list's budget: set the request aside, so that other
+        # lists are not delayed.
         if head.own_budget is not None and head.own_budget.must_wait(head.reserve):
             lane_queue.set_aside(head.own_budget)
             return now
-        # 3. Calls are shared and a gate is closed for the head alone: wait. Any batch would have to wait too,
-        #    and is not filled again for each new request.
+        # 3. Calls are shared, and a gate is closed for the first request alone: wait. A larger batch would
+        # have to wait as well, and filling it for every new request would be wasted work.
         if lane.shares:
             at = self._gates.look(lane, _demand(lane, [head]), now)
             if at > now:
@@ -151,12 +152,12 @@ class Collector:
         permit = self._gates.admit(lane, demand, now)
         self._note_resumed(lane, len(tickets), effects)
         self._note_changes_locked(lane, effects)
-        # 4. A gate is closed for the whole batch: put everything back.
+        # 4. A gate is closed for the batch: put all its requests back.
         if not isinstance(permit, Permit):
             for ticket in tickets:
                 lane_queue.unpop(ticket)
             return self._held_back_locked(lane_queue, head, permit, effects)
-        # 5. All requests of the batch were cancelled meanwhile: return the permit.
+        # 5. All requests of the batch have been cancelled: return the permit.
         starting = [ticket for ticket in tickets if self._queue.start_locked(ticket, now)]
         if not starting:
             self._gates.end(permit, Ending.DROPPED, now)
@@ -191,10 +192,10 @@ class Collector:
                 effects.tell(FlexChanged(at=now, model=lane.label, enabled=True, reason=reason))
 
     def _fill_locked(self, lane_queue: LaneQueue, head: Ticket, now: float) -> list[Ticket]:
-        """Take out the head and the requests that share its call, in the order of service.
+        """Remove the lane's first request and those that share its call, in the order of service.
 
-        Requests with another batch key or budget, or with a call of their own, stay. The call is full when
-        the next request would exceed the size, the tokens, or the budget.
+        Requests with another batch key or budget, or with a callable of their own, stay. The call is full
+        when the next request would exceed its size, its tokens or the budget.
         """
         lane = lane_queue.lane
         lane_queue.take(head)
@@ -228,13 +229,13 @@ class Collector:
         return tickets
 
     def _fail_or_move_locked(self, lane_queue: LaneQueue, head: Ticket, effects: DeferredEffects) -> bool:
-        """Fail or move the head if it cannot be sent in this lane at all; return whether that was done."""
+        """Fail or move a request that cannot be sent in this lane. Return False if it stays."""
         lane, now = lane_queue.lane, effects.now
-        # 1. The slower tier is closed for now: move to the standard lane.
+        # 1. The slower tier is closed: move the request to the standard lane.
         if lane.standard is not None and not lane.quota.flex.is_open(now):
             self._move_locked(lane_queue, lane.standard, head, now)
             return True
-        # 2. Its maximum cost exceeds the rest of the budget: fail.
+        # 2. Its maximum cost exceeds the remaining budget: fail it.
         short = self._gates.payer(head.own_budget).short(head.reserve)
         if short is not None:
             whole = head.own_budget is None or short is self._gates.budget
@@ -244,7 +245,7 @@ class Collector:
             held = f" ({money(lost)} of it may have been billed for answers that were lost)" if lost else ""
             why = "Raise it or lower max_tokens"
             if short.lease is not None and short.lease.lost:
-                why = "The place where it is shared cannot be used"
+                why = "The shared store cannot be used"
                 why += f": {short.lease.incompatible}" if short.lease.incompatible else ""
             error = BudgetExceeded(
                 f"the request could cost up to {money(head.reserve)}, and {left} are left "
@@ -252,32 +253,32 @@ class Collector:
             )
             self._router.fail_locked(head, error, effects)
             return True
-        # 3. It stays if the breaker is closed, all gates accept it as a probe, or it keeps going although the
-        #    provider refuses the account.
+        # 3. It stays if the breaker is closed, if all gates accept it as a probe, or if it is sent although
+        # the provider refuses the account.
         since = lane.provider_health.open_since
         at = now if since is None else self._gates.look(lane, _demand(lane, [head]), now)
         if since is None or at <= now or (head.keeps_going and is_refused(lane)):
             return False
-        # 4. A probe is due that only lacks a lease the client is about to get, or no probe of this process
-        #    has verified an outage reported by another: it stays as long as requests wait for the end of an
-        #    outage. Leases are returned soon, so there might never be a probe otherwise.
+        # 4. It stays while a due probe waits for a lease, or while this process has not yet verified an
+        # outage that another one reported. Leases arrive soon; without this case, a probe might never be
+        # sent.
         leases = at == math.inf and lane.breaker.look(now) <= now and self._gates.lack_lease(lane)
         probes_first = leases or lane.breaker.is_unverified(now)
         instead = "wait" if probes_first else self._config.on_breaker_open
-        # 5. There is a fallback model: move to its lane. Vectors of two models cannot be compared, so
-        #    requests for vectors wait for this model.
+        # 5. There is a fallback model: move the request to its lane. Embeddings stay, because vectors of two
+        # models cannot be compared.
         if instead == "fallback":
             other = None if head.request.embedding else self._fallback(lane)
             if other is not None and other is not lane:
                 self._move_locked(lane_queue, other, head, now)
                 return True
-        # 6. The provider refused the key, the account or the model, so waiting does not help: fail.
+        # 6. The provider refuses the key, the account or the model: fail it, because waiting would not help.
         stopped = lane.breaker.stopped(now)
         if stopped is not None:
             self._router.fail_locked(head, _unavailable(lane, str(stopped), stopped), effects)
             return True
         # 7. It has waited too long for the end of the outage, or must not wait: fail it and all older
-        #    requests.
+        # requests.
         failing = [head] if instead == "fail" or self._left(head, since, now) < 0 else []
         if now - since > self._config.outage_patience:
             failing += takewhile(lambda each: self._left(each, since, now) < 0, self._queue.live)
@@ -309,9 +310,9 @@ class Collector:
     def _held_back_locked(
         self, lane_queue: LaneQueue, head: Ticket, at: float, effects: DeferredEffects
     ) -> float:
-        """Return when to check again after a gate was closed until ``at``.
+        """Return the time of the next check after a gate was closed until ``at``.
 
-        ``now`` means that the head was failed, because waiting does not help.
+        Returns ``now`` if the first request was failed because waiting would not help.
         """
         lane = lane_queue.lane
         refusal = self._gates.refusal(lane)
@@ -334,8 +335,8 @@ class Collector:
         effects.tell(LongWait(at=now, scope=lane.provider.scope, model=lane.label, seconds=at - now))
 
     def _end_of_patience(self, lane: Lane, at: float, now: float) -> float:
-        """Return ``at``, or when the first request of a lane has waited too long for the end of an outage, if
-        that is sooner and still to come.
+        """Return ``at``, or the earlier time at which a request will have waited too long for the end of an
+        outage.
         """
         since = lane.provider_health.open_since
         if since is None:
@@ -349,7 +350,6 @@ class Collector:
 
 
 def _demand(lane: Lane, tickets: list[Ticket]) -> Demand:
-    """Return the expected use of one call for ``tickets``, the first of which is the head."""
     given, made = _expected(lane, tickets)
     head, cost = tickets[0], tickets[0].reserve
     if len(tickets) > 1:

@@ -1,8 +1,8 @@
-"""The dispatcher: worker threads that send batches to the provider and pass the answers to the router.
+"""Worker threads that send batches to the provider and pass the answers to the router.
 
-A worker repeats one step: make the call of a batch, route its outcomes, take the next batch. The thread pool
-is only handed a call while a thread is free, so its own queue stays empty and priorities hold until the last
-moment. Workers never sleep: requests that have to wait, wait in the queue.
+A worker makes a call, routes its outcomes and takes the next batch. The thread pool receives a call only
+while a thread is free, so its own queue stays empty and priorities apply until the last moment. Workers never
+sleep.
 """
 
 from __future__ import annotations
@@ -35,20 +35,18 @@ from smartbatch.types import NO_USAGE, Answer, Kind, Request, Route
 @define(eq=False)
 class _HandOver:
     call: InFlightCall
-    void: bool = False  # another thread makes the call instead
+    void: bool = False
 
 
 @frozen
 class _Wait:
-    """How long the collector waits unless something wakes it."""
-
     timeout: float | None  # seconds; None waits for a notification
     idle: bool  # the timeout only ends unused threads
-    holds: bool  # requests are pending
+    holds: bool
 
 
 IDLE_SECONDS = 30.0
-"""Time without calls after which the workers' threads end; the next call starts new ones."""
+"""Workers end after this time without calls."""
 
 
 class BatchDispatcher:
@@ -74,52 +72,49 @@ class BatchDispatcher:
         self._listed = 0
 
     def start(self) -> None:
-        """Start the collector's thread; workers start when there is work."""
+        """Start the collector's thread. Workers start with the first calls."""
         given = (weakref.ref(self), self._clock, self._monitor)
         thread = threading.Thread(target=self._watch, args=given, name="smartbatch-collector", daemon=True)
         self._clock.spawned()
         thread.start()
 
     def stop(self) -> None:
-        """End the collector's thread and the idle workers. Workers in a call end when it returns."""
+        """End the collector's thread and idle workers. A worker in a call ends when the call returns."""
         with self._monitor:
             self._stopping = True
             self._end_workers_locked()
             self._monitor.notify_all()
 
     def resize(self) -> None:
-        """Apply a change of the parallelism: later calls get a new pool, calls under way continue."""
+        """Apply a new parallelism to later calls. Calls in flight continue in the old pool."""
         with self._monitor:
             self._end_workers_locked()
             self._wakes_at = -math.inf
             self._monitor.notify_all()
 
     def on_own_thread(self) -> bool:
-        """Whether the caller runs on the collector's thread or on a worker, in a hook of the user's."""
+        """Return True in user hooks, which run on the collector's thread or on a worker."""
         return getattr(self._mine, "here", False)
 
     def wake_locked(self) -> None:
-        """Wake the collector, unless a worker will check the queue anyway."""
         if self._busy < self._parallelism.calls:
             self._wakes_at = -math.inf
             self._monitor.notify()
 
     def wake(self) -> None:
-        """Wake the collector after a change outside this client."""
         with self._monitor:
             self.wake_locked()
 
     def wake_before_locked(self, at: float) -> None:
-        """Make sure that the collector wakes at time ``at`` or earlier."""
         if at < self._wakes_at:
             self._monitor.notify()
 
     @staticmethod
     def _watch(of: weakref.ref[BatchDispatcher], clock: Clock, monitor: Monitor) -> None:
-        """Check the queue again and again, whenever there may be something to do, until the client stops.
+        """Check the queue whenever there may be something to do, until the client stops.
 
-        While no request is pending this thread holds nothing of the client, so a client that only its own
-        observers and hooks refer to can be collected, and is then stopped.
+        While no request is pending, this thread holds no reference to the client, which can then be
+        garbage-collected and stopped.
         """
         clock.began()
         try:
@@ -146,10 +141,9 @@ class BatchDispatcher:
         return DeferredEffects(self._queue, self._clock.now())
 
     def look_locked(self, effects: DeferredEffects) -> _Wait | InFlightCall | None:
-        """Take a step; return a call to hand over, or how long to wait if the step had no effects.
+        """Take a step. Return a call, how long to wait if nothing happened, or ``None`` at the end.
 
-        Return ``None`` at the end. However a wait ends, the collector checks again: a notification may come
-        together with the timeout.
+        The collector checks again after every wait, because a notification may coincide with the timeout.
         """
         self._mine.here = True
         if self._stopping:
@@ -163,10 +157,10 @@ class BatchDispatcher:
         return self._wait_locked(found)
 
     def _wait_locked(self, wake: float) -> _Wait:
-        """Return how long to wait, and end workers that have been idle for long.
+        """Return how long to wait, and end workers that have been idle for :data:`IDLE_SECONDS`.
 
-        A worker without a next call does not wake the collector, so the collector checks again after
-        :data:`IDLE_SECONDS`.
+        A worker that finds no call does not wake the collector, so the collector checks again after that
+        time.
         """
         now, holds = self._clock.now(), bool(self._queue.live)
         if wake < math.inf:
@@ -185,11 +179,11 @@ class BatchDispatcher:
             self._pool = None
 
     def _step_locked(self, effects: DeferredEffects) -> InFlightCall | float:
-        """Expire late requests; return a call for a worker, or when to look again."""
+        """Fail requests that timed out. Return a call for a worker, or the time of the next check."""
         effects.now = self._clock.now()
         deadline = self._collector.expire_locked(effects)
         if self._busy >= self._parallelism.calls:
-            return deadline  # a worker that finishes its call checks the queue
+            return deadline  # a worker checks the queue after its call
         found = self._collector.take_locked(effects)
         if not isinstance(found, InFlightCall):
             return min(found, deadline)
@@ -200,18 +194,18 @@ class BatchDispatcher:
         return found
 
     def hand_over(self, call: InFlightCall, effects: DeferredEffects) -> None:
-        """Have a worker make ``call``. Takes the monitor, but not while a thread is started.
+        """Pass ``call`` to a worker. Takes the monitor, but not while a thread starts.
 
-        Only this daemon thread asks the pool for threads, which inherit being daemons, so that a call that
-        never returns cannot keep the interpreter from exiting. The cases, in order:
+        Only this daemon thread submits to the pool, whose threads inherit being daemons. A call that never
+        returns therefore cannot keep the interpreter from exiting. The cases, in order:
 
         1. The pool has a thread, or starts one.
-        2. The pool accepts nothing more, because the main thread has ended, although threads of the user and
-           exit hooks may still submit and wait: start a thread of our own. A pool that could not start a
-           thread has queued the hand-over before it raised, so the hand-over is made void.
-        3. The system has no thread left, but there are workers: the batch waits again. A busy worker takes
-           it, or has finished meanwhile, and then the next try finds its thread idle.
-        4. There is no worker either: the batch fails.
+        2. The pool rejects the call because the main thread has ended, although user threads and exit hooks
+           may still submit requests: start a separate thread. If the pool queued the call before it raised,
+           the queued entry is made void.
+        3. The system has no thread left, but there are workers: queue the batch again. A worker takes it
+           after its call, or is idle by the next check.
+        4. There are no workers: fail the batch.
         """
         self._clock.spawned()
         refusal = self._start_worker(call)
@@ -228,9 +222,9 @@ class BatchDispatcher:
                 self._router.drop_locked(call, closed, effects)
 
     def _start_worker(self, call: InFlightCall) -> RuntimeError | None:
-        """Use a thread of the pool or a new one; return the error if neither could be started."""
+        """Use a thread of the pool or a new one. Return the error if neither could be started."""
         pool, hand_over = self._pool, _HandOver(call)
-        if pool is not None:  # otherwise the client was stopped or resized
+        if pool is not None:  # None if the client was stopped or resized
             try:
                 pool.submit(self._work, hand_over)
             except RuntimeError:
@@ -264,7 +258,7 @@ class BatchDispatcher:
     def _make_call(self, call: InFlightCall, effects: DeferredEffects) -> InFlightCall | None:
         """Make ``call``, route its outcomes, and return the next call.
 
-        An internal error of smartbatch fails the requests of the call.
+        An internal error fails the requests of the call.
         """
         lane = call.permit.lane
         readings: Sequence[Reading]
@@ -290,13 +284,13 @@ class BatchDispatcher:
         return following
 
     def _next_locked(self, effects: DeferredEffects) -> InFlightCall | None:
-        """Take the next batch, or release this worker and set the time when the collector wakes."""
+        """Take the next batch. If there is none, release this worker and set the collector's next check."""
         if not self._stopping and self._busy <= self._parallelism.calls:
             effects.now = self._clock.now()
             found = self._collector.take_locked(effects)
             if isinstance(found, InFlightCall):
                 if self._busy < self._parallelism.calls and self._queue.counts.waiting:
-                    self._monitor.notify()  # a gate may have opened for other calls too
+                    self._monitor.notify()
                 return found
             if found < self._wakes_at:
                 self._monitor.notify()
@@ -310,7 +304,7 @@ class BatchDispatcher:
         now = call.started = self._clock.now()
         deadline = now + self._call_timeout
         limits = [ticket.deadline for ticket in batch.items]
-        if None not in limits:  # the collector fails those that time out earlier
+        if None not in limits:  # the collector fails requests that time out earlier
             deadline = min(deadline, max(limit for limit in limits if limit is not None))
         spec = CallSpec(
             batch,
@@ -346,7 +340,7 @@ class BatchDispatcher:
 
     def _finished(self, call: InFlightCall, outcomes: Sequence[Outcome]) -> CallFinished:
         now, lane, batch = self._clock.now(), call.permit.lane, call.batch
-        error: ProviderError | None = None  # the last error, if no request was answered
+        error: ProviderError | None = None
         for outcome in outcomes:
             if isinstance(outcome, Answer):
                 error = None
@@ -391,9 +385,10 @@ def _called_requests(call: InFlightCall) -> tuple[CalledRequest, ...]:
 
 
 def _route(call: InFlightCall, outcomes: Sequence[Outcome]) -> Route | None:
-    """Return the route of a call; ``None`` for a function of the user's, or if no call was made."""
+    """Return ``None`` if the call was a user's function, or if no call was made."""
     sent = [outcome for outcome in outcomes if not is_from_cache(outcome)]
-    if not sent or call.batch.items[0].request.call is not None:  # such a call has a single request
+    # a request with its own function never shares its call
+    if not sent or call.batch.items[0].request.call is not None:
         return None
     size, lane = len(sent), call.permit.lane
     return Route.PACKED if size > 1 and lane.packing_health is not None else route_of(lane, sent[0], size)
@@ -411,11 +406,11 @@ def _internal_error(call: InFlightCall, cause: BaseException) -> ProviderError:
 
 
 def _unlist_threads(pool: ThreadPoolExecutor, known: int) -> int:
-    """Keep the standard library from joining these daemon threads at exit, where a call could delay it.
+    """Keep the standard library from joining these daemon threads at exit. Return their number.
 
-    ``concurrent.futures`` joins all listed pool threads before ``atexit`` handlers run; the client's own exit
-    handler gives pending work its grace period instead. Returns the number of threads, of which the first
-    ``known`` were handled before.
+    ``concurrent.futures`` joins all listed threads before ``atexit`` handlers run, so a call could delay the
+    exit. The client's exit handler gives pending requests their grace period instead. The first ``known``
+    threads were handled before.
     """
     threads = getattr(pool, "_threads", ())
     if len(threads) == known:

@@ -1,4 +1,4 @@
-"""Effects decided under the monitor and performed after it: completing futures and notifying observers."""
+"""Effects that are decided under the monitor and performed after it: futures to complete, events to send."""
 
 from __future__ import annotations
 
@@ -20,30 +20,27 @@ from smartbatch.types import NO_USAGE, Answer, Request, Result, Route, answer_fi
 
 @define(eq=False, repr=False)
 class DeferredEffects:
-    """What to do once no lock is held."""
-
-    queue: RequestQueue  # a stop waits until its futures are complete
+    queue: RequestQueue  # a stop waits until the futures are complete
     now: float  # time of the decision, monotonic seconds
-    settlements: list[tuple[Waiter, Result]] = field(factory=list)  # waiters to complete, with their results
-    # events for the observers, or functions that create them, with their context
+    settlements: list[tuple[Waiter, Result]] = field(factory=list)
+    # events, or functions that create them, with their context
     events: list[tuple[Event | Callable[[], Event], Context | None]] = field(factory=list)
-    # quotas of calls that were never made; others may be waiting for them
+    # quotas of calls that were never made; other requests may be waiting for them
     freed: list[SharedQuota] = field(factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.settlements or self.events or self.freed)
 
     def tell(self, event: Event, waiter: Waiter | None = None) -> None:
-        """Pass ``event`` to the observers, in the context of the waiter it concerns."""
+        """Queue an event, to be sent in the context of its waiter."""
         self.events.append((event, None if waiter is None else waiter.variables.copy()))
 
     def answer(self, ticket: Ticket, waiters: list[Waiter], result: Result) -> None:
-        """Complete ``waiters`` with the result of ``ticket``; the first pays, the others pay nothing."""
+        """Complete ``waiters`` with one result. The first one pays; the others cost nothing."""
         for position, waiter in enumerate(waiters):
             self._settle(ticket, waiter, share_of(waiter, result, pays=position == 0))
 
     def answer_each(self, ticket: Ticket, waiters: list[Waiter], results: Mapping[Waiter, Result]) -> None:
-        """Complete each waiter with its own result, which a hook may have failed."""
         for position, waiter in enumerate(waiters):
             result = results[waiter]
             if position == 0 and result.deduplicated:  # the waiter that was to pay timed out
@@ -66,11 +63,11 @@ class DeferredEffects:
         error: SmartbatchError,
         refused: Result | None = None,
     ) -> None:
-        """Complete ``waiters`` with an error that names each request.
+        """Fail ``waiters`` with an error that names each request.
 
-        A refused answer keeps its text with the error, because it was paid for. If later tries failed in
-        another way, the error gives both reasons. The first waiter pays for all tries, unless another waiter
-        of the ticket remains, who then pays.
+        The error keeps the text of a refused answer, because it was paid for, and gives both reasons if a
+        later try failed differently. The first waiter pays for all tries, unless another waiter of the ticket
+        remains.
         """
         left = any(waiter not in waiters and not waiter.future.cancelled() for waiter in ticket.waiters)
         last = error if isinstance(error, UnusableAnswer) else ticket.refused
@@ -107,7 +104,6 @@ class DeferredEffects:
             self._settle(ticket, waiter, result)
 
     def cancelled(self, ticket: Ticket, waiter: Waiter) -> None:
-        """Report that a request was cancelled before its call started, or between two calls."""
         paid = Bill() if ticket.waiters else owed(ticket)
         result = Result(
             request_id=waiter.request_id,
@@ -120,7 +116,7 @@ class DeferredEffects:
         self._tell_end(ticket, waiter, result, cancelled=True)
 
     def perform(self, tell: Callable[[Event], None]) -> None:
-        """Complete the futures, call the sinks, then pass on the events. No lock may be held."""
+        """Complete the futures, call the sinks, then send the events. No lock may be held."""
         begun = 0
         try:
             for waiter, result in self.settlements:
@@ -133,8 +129,8 @@ class DeferredEffects:
                 else:
                     variables.run(tell, event)
         except BaseException:
-            # Ctrl-C on a thread of the user's, for example: complete the rest and repeat the interrupted one,
-            # which does nothing if it is complete; no event is passed on
+            # Ctrl-C on a user's thread, for example: complete the other futures and repeat the interrupted
+            # one, which has no effect if it is complete. No event is sent.
             for waiter, result in self.settlements[max(0, begun - 1) :]:
                 waiter.end(result)
             raise
@@ -215,7 +211,7 @@ def request_finished(
 
 
 def share_of(waiter: Waiter, result: Result, *, pays: bool) -> Result:
-    """Return the waiter's share of a result made for the first waiter of its ticket.
+    """Return the waiter's share of a result created for the first waiter of its ticket.
 
     It has the waiter's own id, context and vector, and costs nothing unless the waiter ``pays``.
     """
@@ -223,7 +219,7 @@ def share_of(waiter: Waiter, result: Result, *, pays: bool) -> Result:
     if pays:
         if result.request_id == own_id and result.context is context:
             return result
-        return evolve(result, request_id=own_id, context=context)  # the first waiter timed out
+        return evolve(result, request_id=own_id, context=context)
     return evolve(
         result,
         **own_parts(result),
@@ -237,11 +233,10 @@ def share_of(waiter: Waiter, result: Result, *, pays: bool) -> Result:
 
 
 def answered(ticket: Ticket, answer: Answer, *, seconds: float, parsed: object, route: Route) -> Result:
-    """Return the result of the ticket's first waiter."""
-    waiter = next(iter(ticket.waiters), None)  # one step: a timeout may empty the list at any moment
+    waiter = next(iter(ticket.waiters), None)  # one step, because a timeout may empty the list at any moment
     paid = owed(ticket)
     submitted = waiter.submitted if waiter else ticket.started
-    whole = ticket.stream is not None and not ticket.stream.begun  # one chunk, at the end
+    whole = ticket.stream is not None and not ticket.stream.begun  # delivered as one chunk, at the end
     return Result(
         request_id=ticket.request_id,
         parsed=parsed,

@@ -1,7 +1,7 @@
-"""One run of a client: combines its queue, gates, collector, router, dispatcher and callbacks.
+"""One run of a client: its queue, gates, collector, router, dispatcher and callbacks.
 
-A client builds an engine when it starts and drops it when it stops or finds itself in a forked child, so an
-engine is never reset.
+A client creates an engine when it starts, and discards it when it stops or is in a forked child. An engine is
+never reset.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from smartbatch.types import Result, RunCallback, call_now
 
 
 class CallbackThread:
-    """Runs callables one after another, in order, on a daemon thread that starts with the first one.
+    """Runs callables in order, on a daemon thread that starts with the first one.
 
     Args:
-        report: gets anything a callback raises, including ``SystemExit`` and ``KeyboardInterrupt``.
-        run: calls what it is given.
+        report: receives everything a callback raises, including ``SystemExit`` and ``KeyboardInterrupt``.
+        run: calls each callable.
     """
 
     def __init__(
@@ -63,7 +63,6 @@ class CallbackThread:
         self._closing = False
 
     def run_later(self, fn: Callable[[], Any]) -> None:
-        """Run ``fn`` soon."""
         todo: list[Callable[[], Any]] = []
         with self._monitor:
             self._todo.append(fn)
@@ -75,7 +74,7 @@ class CallbackThread:
             try:
                 self._thread.start()
             except RuntimeError:
-                # no thread can be started (limits, interpreter exit): use an existing one, or this one
+                # no thread can be started, as at interpreter exit: use an existing one, or the current one
                 self._thread = None
                 self._clock.unspawned()
                 if run_after_collection(self._run_all):
@@ -96,14 +95,14 @@ class CallbackThread:
             self._call(fn)
 
     def drain(self, timeout: float | None) -> bool:
-        """Wait until every callback has run; returns at once when called from one of them."""
+        """Wait until every callback has run. Returns immediately if called from a callback."""
         if threading.current_thread() is self._thread:
             return True
         with self._idle:
             return bool(self._idle.wait_for(lambda: not (self._busy or self._todo), timeout))
 
     def close(self) -> None:
-        """End the thread once nothing is left to do; later callbacks still run."""
+        """End the thread once it has nothing left to do. Later callbacks still run."""
         with self._monitor:
             self._closing = True
             self._monitor.notify()
@@ -140,8 +139,6 @@ class CallbackThread:
 
 
 def stored_future(callbacks: CallbackThread) -> ResultFuture:
-    """Return a future that is completed from a store; its callbacks run on ``callbacks``."""
-
     def cancelled(future: ResultFuture) -> None:
         """Also notify ``concurrent.futures.wait``."""
         future.set_running_or_notify_cancel()
@@ -150,7 +147,7 @@ def stored_future(callbacks: CallbackThread) -> ResultFuture:
 
 
 def stored_stream(clock: Clock, future: Future[Result], cancel: Callable[[], None]) -> TextStream:
-    """Return the stream of an answer that arrives complete, from a store; ``cancel`` stops the work on it."""
+    """Return the stream of an answer that arrives complete, from a store."""
     box = ChunkBox(clock)
 
     def ended(done: Future[Result]) -> None:
@@ -174,17 +171,16 @@ def _error_of(future: Future[Result]) -> SmartbatchError:
 
 
 LAST_CALLBACK_SECONDS = 0.25
-"""Time for callbacks and observers after a stop timed out, so that they can report unanswered requests."""
+"""Time for callbacks and observers after a stop timed out, so that they can report failed requests."""
 
 
 class RealtimeEngine:
     """The threads of one client, from its start to its stop.
 
     Args:
-        budget: the client's, which outlives a stop.
-        lock: guards the budget, and is that of the monitor.
-        cache: stored answers; ``None`` without a cache.
-        controls: user settings of models when the engine is made.
+        budget: the client's budget, which outlives the engine.
+        lock: guards the budget; also the lock of the monitor.
+        controls: the user's settings for models at the start.
     """
 
     def __init__(
@@ -214,19 +210,19 @@ class RealtimeEngine:
         self.collector = Collector(setup, self.queue, self.gates, self.router, self._fallback_lane)
         self.dispatcher = BatchDispatcher(setup, self.queue, self.collector, self.router)
         self.lanes = LaneFactory(setup, self._attach, cache)
-        if setup.fallback is not None:  # its lane is built under the monitor, where no file may be read
+        if setup.fallback is not None:  # its lane is created under the monitor, where no file may be read
             self.lanes.read(setup.fallback.provider, setup.fallback.name)
-        # bound once, not for each future
+        # bound once for all futures
         self._run_later, self._cancelled = self.callbacks.run_later, self.cancelled
         self._interrupted = self.cancel_pending
         self._wake = partial(_wake, weakref.ref(self.dispatcher))
-        self.failed = self.lost = 0  # requests that stops had to fail
+        self.failed = self.lost = 0
         self.dispatcher.start()
 
     def submit(self, submission: Submission, future: ResultFuture | None = None) -> ResultFuture:
-        """Queue a checked request and return its future; errors as the queue's.
+        """Queue a validated request and return its future; raises as the queue does.
 
-        A caller that passes a ``future`` calls :meth:`cancelled` when it is cancelled.
+        A caller that passes a ``future`` must call :meth:`cancelled` when it is cancelled.
         """
         now, known = self._clock.now(), future is not None
         if future is None:
@@ -249,24 +245,23 @@ class RealtimeEngine:
             self._setup.tell(request_submitted(request, submission.request_id, label, now, joined=joined))
         except BaseException:  # Ctrl-C, or a signal handler that exits, at any point
             if not known:  # the owner of a known future fails it with the reason
-                future.cancel()  # it may be half admitted, and the caller never sees its future
+                future.cancel()  # it may be half admitted, and the caller never sees it
             raise
         if known and future.cancelled():  # it was cancelled before its request could be removed
             self.cancelled(future)
         return future
 
     def counts(self) -> RequestCounts:
-        """Return a copy of the counts, taken at one moment."""
+        """Return a copy taken at one moment."""
         with self.queue.monitor:
             return evolve(self.queue.counts)
 
     def status(self, hide: Callable[[str], str]) -> RealtimeStatus:
-        """Return the status of its requests; ``hide`` returns a name that reveals nothing."""
         scope = self._setup.config.budget_scope
         return status_of(self.queue, self.gates.budget, self._clock.now(), hide, budget_scope=scope)
 
     def flush(self) -> None:
-        """Send requests that wait in windows immediately."""
+        """Close all windows, so that their requests are sent."""
         with self.queue.monitor:
             now = self._clock.now()
             for lane_queue in self.queue.lanes.values():
@@ -274,23 +269,23 @@ class RealtimeEngine:
             self.dispatcher.wake_locked()
 
     def abandon_futures(self, futures: list[ResultFuture]) -> None:
-        """Cancel requests that are no longer read, as soon as the collector runs.
+        """Cancel requests that are no longer read when the collector next runs.
 
-        For finalisers, which may run at any point: it runs no user code and waits for no lock. The
-        collector cancels the requests when it looks next, and none of their calls starts before. It is woken
-        on another thread: a lock taken here without blocking could stay locked after a Ctrl-C.
+        Finalisers call this at any point, so it runs no user code and waits for no lock. None of the calls
+        starts before the collector runs. It is woken on another thread, because a lock acquired in a
+        finaliser could stay locked after Ctrl-C.
         """
         self.queue.abandoned.extend(futures)
         run_after_collection(self.dispatcher.wake)
 
     def detach(self) -> None:
-        """Leave the quotas shared with other clients; the limits configured here no longer count."""
+        """Leave the quotas shared with other clients, whose limits this client no longer lowers."""
         now = self._clock.now()
         for lane in self.queue.lanes:
             lane.quota.detach(self.queue, now)
 
     def control(self, controls: ModelControls) -> None:
-        """Apply user settings of models. No lock may be held."""
+        """Apply the user's settings for models. No lock may be held."""
         now = self._clock.now()
         with self.queue.monitor:
             self._controls = controls
@@ -301,7 +296,7 @@ class RealtimeEngine:
             lane.quota.limit(self.queue, *self._limits(lane, controls), now)
 
     def _limits(self, lane: Lane, controls: ModelControls) -> tuple[float | None, float | None]:
-        """Return requests and tokens per minute: set by a user for the model, or else by the settings."""
+        """Return the user's limits for the model, or else those of the settings, per minute."""
         config, set_ = self._setup.config, controls.limits.get(lane.label)
         rpm = config.max_rpm if set_ is None else set_.requests_per_minute or config.max_rpm
         tpm = config.max_tpm if set_ is None else set_.tokens_per_minute or config.max_tpm
@@ -309,7 +304,7 @@ class RealtimeEngine:
 
     def _attach(self, lane: Lane) -> None:
         self.queue.add_lane(lane)
-        while True:  # no lock may be taken here, and the controls may change meanwhile
+        while True:  # the controls may change in the meantime, because no lock may be held here
             controls = self._controls
             lane.provider_health.pause = controls.pause_of(lane.label)
             max_rpm, max_tpm = self._limits(lane, controls)
@@ -324,7 +319,7 @@ class RealtimeEngine:
             )
             if controls is self._controls:
                 break
-        if self.queue.closed is not None:  # stopped meanwhile: its limits must not outlive it
+        if self.queue.closed is not None:  # the engine has stopped, and its limits must not outlive it
             lane.quota.detach(self.queue, self._clock.now())
 
     def _sharing(self, lane: Lane) -> Sharing | None:
@@ -347,11 +342,10 @@ class RealtimeEngine:
         return self.lanes.of(fallback.provider, fallback.name)
 
     def stop(self, timeout: float | None, *, reason: str, release: Callable[[], None]) -> None:
-        """Finish what is pending within ``timeout`` seconds, fail the rest, and end the threads.
+        """Finish pending requests within ``timeout`` seconds, fail the rest, and end the threads.
 
-        No more requests are accepted, and no window counts. After the timeout or Ctrl-C, the rest
-        is failed with the ``reason``, and ``release`` ends the calls under way. Callbacks have the remaining
-        time.
+        No more requests are accepted, and all windows close. After the timeout or Ctrl-C, the rest fails with
+        ``reason``, and ``release`` aborts the calls in flight. Callbacks run for the remaining time.
         """
         with self.queue.monitor:
             if self.queue.closed is None:
@@ -403,28 +397,29 @@ class RealtimeEngine:
         effects.perform(self.tell_later)
 
     def tell_later(self, event: Event) -> None:
-        """Report an event on the callback thread.
+        """Send an event on the callback thread.
 
-        A stop waits for that thread only as long as its own time lasts: an observer that never returns must
-        not block it.
+        A stop waits for that thread only until its own timeout, so an observer that never returns cannot
+        block it.
         """
         under = copy_context().run
         self.callbacks.run_later(lambda: under(self._setup.tell, event))
 
     def abandon(self, error: WrongProcess) -> None:
-        """In a forked child: end the copies of the parent's futures. Must not take an inherited lock."""
+        """End the copies of the parent's futures in a forked child, without acquiring an inherited lock."""
         for ticket in list(self.queue.live):
             for waiter in list(ticket.waiters):
                 waiter.future.abandon(error)
-        for effects in list(self.queue.settling):  # by a thread that does not exist here
+        # the thread that was completing these futures does not exist in the child
+        for effects in list(self.queue.settling):
             assert isinstance(effects, DeferredEffects)
             for waiter, _ in effects.settlements:
                 waiter.future.abandon(error)
 
     def cancel_pending(self) -> int:
-        """Cancel every request whose call has not started, and make no further tries; return how many.
+        """Cancel every request whose call has not started, and all retries. Return their number.
 
-        A later identical request is a new one.
+        A later identical request does not join a cancelled one.
         """
         effects = self._effects()
         with self.queue.monitor:
@@ -439,7 +434,7 @@ class RealtimeEngine:
         return sum(future.cancel() for future in futures)
 
     def cancelled(self, future: ResultFuture) -> None:
-        """Report a cancelled future, and remove its request."""
+        """Remove the request of a cancelled future and report it."""
         waiter = future.waiter
         if waiter is None:
             return
@@ -450,14 +445,14 @@ class RealtimeEngine:
             first = ticket is not None and known and self.queue.cancelled_locked(ticket, waiter)
             if ticket is not None and first:
                 effects.cancelled(ticket, waiter)
-                self.dispatcher.wake_locked()  # others may be waiting for it
+                self.dispatcher.wake_locked()  # other requests may be waiting for its place
         effects.perform(self._setup.tell)
         if first and waiter.sink is not None:
             error = _cancellation(waiter)
             waiter.sink(Result(waiter.request_id, error=error, cost=0.0, context=waiter.request.context))
 
     def drop(self, future: ResultFuture) -> None:
-        """Cancel a request whose call has not started, even if it waits for a further try."""
+        """Cancel a request whose call has not started, or that waits for a retry."""
         waiter = future.waiter
         if future.cancel() or waiter is None:
             return
@@ -477,7 +472,7 @@ class RealtimeEngine:
 
 
 def _wake(dispatcher: weakref.ref[BatchDispatcher]) -> None:
-    """Wake a collector if its client still exists; quotas outlive clients and must not keep them alive."""
+    """Wake the collector if its client still exists. Quotas must not keep clients alive."""
     found = dispatcher()
     if found is not None:
         found.wake()

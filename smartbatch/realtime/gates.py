@@ -1,8 +1,8 @@
 """The gates before a call: budget, breaker, throttle, cooldown and rate limits.
 
-All are checked and then all are taken, in one critical section: taking them one by one could lose the
-breaker's only probe, or use up a request of the quota for a call that its tokens forbid. A gate never sleeps
-and never does I/O; it answers with a time. The last gate, a free worker, is the dispatcher's.
+All gates are checked and then taken in one critical section. Taking them one by one could use up the
+breaker's only probe, or part of a quota, for a call that another gate forbids. Gates neither sleep nor do
+I/O; they return the time at which to try again.
 """
 
 from __future__ import annotations
@@ -25,49 +25,41 @@ from smartbatch.types import LimitReport
 
 
 class Ending(enum.Enum):
-    """How a call ended, as far as the gates are concerned."""
-
     SUCCESS = "success"
     REFUSED = "refused"
-    """Rejected because of a provider's limit: the quota pauses all requests."""
+    """Rejected by a provider's limit. The quota pauses all requests."""
     FAILURE = "failure"
-    """A failure of the provider: the breaker counts it."""
+    """Failed because of the provider. The breaker counts it."""
     IGNORED = "ignored"
-    """A failure of this request alone: it says nothing about the provider's health."""
+    """Failed for a reason that says nothing about the provider's health."""
     DROPPED = "dropped"
-    """Never sent: all permits are returned."""
+    """Never sent. All permits are returned."""
 
 
 @define(eq=False)
 class Demand:
-    """What a call will use."""
-
     tokens: float  # estimated, input and output
     cost: float  # maximum, USD
-    first: bool  # whether it is the first call of its requests
-    failures: int  # of earlier calls of its first request, without refusals by a limit
-    output: float  # the part of tokens that is output
-    urgent: bool  # whether its first request is urgent; then its share of a limit is leased first
-    own_budget: Budget | None  # the budget that pays; None for the client's
-    keeps_going: bool = False  # whether it is made although the provider refuses the key, account or model
+    first: bool
+    failures: int  # earlier failures of its first request, without rate limits
+    output: float  # output tokens, included in tokens
+    urgent: bool  # its share of a limit is leased first
+    own_budget: Budget | None  # None for the client's budget
+    keeps_going: bool = False  # sent although the provider refuses the key, account or model
 
 
 @frozen
 class Used:
-    """What a call actually used, and what its answer said about limits."""
-
-    # input and output; None keeps the estimate of a success and returns that of a failure
+    # input and output; None keeps the estimate after a success and returns it after a failure
     tokens: float | None = None
-    output: float | None = None  # the part of tokens that is output; None for the expected share
-    cost: float = 0.0  # USD, as far as it is known
+    output: float | None = None  # output tokens; None for the expected share
+    cost: float = 0.0  # USD
     unconfirmed: float = 0.0  # USD that may have been billed in addition
-    retry_after: float | None = None  # seconds the provider asked to wait
-    limits: LimitReport | None = None  # reported in the answer or the error
+    retry_after: float | None = None  # seconds
+    limits: LimitReport | None = None
 
 
 NOTHING = Used()
-"""The use of a call that was never made, or about which nothing is known."""
-
 Change: TypeAlias = "Transition | Cooldown"
 
 
@@ -85,7 +77,7 @@ class Permit:
 
 
 class Gates:
-    """Admits calls. All methods but :meth:`end_quota` expect the client's monitor to be held."""
+    """All methods except :meth:`end_quota` require the client's monitor."""
 
     def __init__(self, budget: Budget, rng: random.Random) -> None:
         self.budget = budget
@@ -93,12 +85,12 @@ class Gates:
         self._rng = rng
 
     def look(self, lane: Lane, demand: Demand, now: float) -> float:
-        """Return the earliest time at which to ask for a permit: ``now`` if there is one."""
+        """Return ``now`` if a permit is available, otherwise the earliest time to ask again."""
         with lane.quota.lock:
             return self._look_locked(lane, demand, now)
 
     def admit(self, lane: Lane, demand: Demand, now: float) -> Permit | float:
-        """Return a permit, or the earliest time at which to ask again."""
+        """Return a permit, or the earliest time to ask again."""
         with lane.quota.lock:
             at = self._look_locked(lane, demand, now)
             if at > now:
@@ -111,19 +103,17 @@ class Gates:
         return Permit(lane, demand, reservation, through, self.payer(demand.own_budget).reserve(demand.cost))
 
     def refusal(self, lane: Lane) -> str:
-        """Return why the limits will never allow a call, however long it waits; otherwise an empty string."""
+        """Return why the limits can never allow a call, or an empty string."""
         lease = lane.quota.quota.lease
         return "" if lease is None else lease.refusal
 
     def lack_lease(self, lane: Lane) -> bool:
-        """Whether a call lacked leased parts of a limit or the budget, so that more were requested."""
+        """Return whether a call waits for a lease of a limit or budget, which has been requested."""
         leases = (lane.quota.quota.lease, self.budget.lease)
         return any(lease is not None and lease.is_lacking for lease in leases)
 
     def lack(self, lane: Lane, waiting: int, parallelism: int) -> None:
-        """Note how many requests wait for a gate; the lease of a shared limit covers those that have a
-        worker.
-        """
+        """Record how many requests wait for a gate. A lease covers at most one request per worker."""
         lease = lane.quota.quota.lease
         if lease is not None:
             lease.waiting = min(waiting, parallelism)
@@ -144,11 +134,10 @@ class Gates:
         return max(at, lane.quota.quota.look(now, demand.tokens, demand.output))
 
     def payer(self, own_budget: Budget | None) -> Budget:
-        """Return the budget of the request's list, or else the client's."""
         return self.budget if own_budget is None else own_budget
 
     def end(self, permit: Permit, ending: Ending, now: float, used: Used = NOTHING) -> list[Change]:
-        """End ``permit``; return what changed for all requests: the breaker, or a cooldown.
+        """End ``permit``. Return what changed for all requests: the breaker or a cooldown.
 
         Raises:
             AssertionError: the permit has ended before.
@@ -158,17 +147,17 @@ class Gates:
         permit.ended = True
         self.permits_out -= 1
         lane, demand = permit.lane, permit.demand
-        # 1. End the quota's part, unless end_quota did so before.
+        # 1. End the quota's part, unless end_quota did.
         if not permit.reservation.ended:
             self.end_quota(permit, ending, now, used)
         changes: list[Change] = [] if permit.cooldown is None else [permit.cooldown]
         succeeded = ending is Ending.SUCCESS
-        # 2. Charge the known cost to the budget; what may have been billed in addition stays reserved.
+        # 2. Charge the known cost to the budget. Amounts that may have been billed in addition stay reserved.
         self.payer(demand.own_budget).settle(permit.hold, used.cost, used.unconfirmed)
-        # 3. Inform the throttle and the breaker, which count the provider's successes and failures.
+        # 3. Report the provider's success or failure to the throttle and the breaker.
         health = _HEALTH.get(ending, Outcome.IGNORED)
         judged = health is not Outcome.IGNORED and lane.breaker.state is BreakerState.CLOSED
-        accepted = succeeded if judged else None  # probes matter only to the breaker
+        accepted = succeeded if judged else None  # only the breaker needs probes
         lane.throttle.end(permit.reservation.started, now, accepted=accepted)
         transition = lane.breaker.end(
             permit.through, now, health, self._rng, first=demand.first, failures=demand.failures
@@ -179,10 +168,10 @@ class Gates:
         return changes
 
     def end_quota(self, permit: Permit, ending: Ending, now: float, used: Used) -> None:
-        """End the quota's part of ``permit``. Its own lock suffices, which keeps the monitor free.
+        """End the quota's part of ``permit``. Only the quota's own lock is needed.
 
-        A success uses tokens, a refusal starts or extends a cooldown, a call that was not made returns
-        everything, and any other failure uses its actual tokens. Limits reported in the answer are learned.
+        A success uses tokens, a refusal starts or extends a cooldown, an unsent call returns everything, and
+        any other failure uses its actual tokens. Limits reported in the answer are learned.
         """
         demand, reservation, quota = permit.demand, permit.reservation, permit.lane.quota.quota
         reported = used.limits if ending is not Ending.REFUSED else None
@@ -202,9 +191,9 @@ class Gates:
 
 
 def is_refused(lane: Lane) -> bool:
-    """Whether the provider is known to refuse the key, the account or the model.
+    """Return whether the provider refuses the key, the account or the model.
 
-    If so, only requests of lists that keep going are sent.
+    If so, only requests with ``keeps_going`` are sent.
     """
     error = lane.breaker.permanent_error
     return isinstance(error, ProviderError) and is_for_all(error)

@@ -1,4 +1,4 @@
-"""A call under way: what it used and cost at the prices of the tier that answered, and how it ended."""
+"""A call in flight: its usage, its cost at the prices of the tier that answered, and its end."""
 
 from __future__ import annotations
 
@@ -34,29 +34,24 @@ from smartbatch.types import NO_USAGE, Answer, Route, Usage
 
 @frozen
 class Bill:
-    """What one outcome of a call cost."""
-
-    cost: float | None = 0.0  # USD; 0 if nothing was billed, None if price or usage is unknown
-    unconfirmed: float = 0.0  # maximum possible cost in USD if the usage is unknown, otherwise 0
-    usage: Usage | None = None  # None if nothing was reported
+    cost: float | None = 0.0  # USD; None if price or usage is unknown
+    unconfirmed: float = 0.0  # maximum USD if the usage is unknown, otherwise 0
+    usage: Usage | None = None  # None if not reported
 
 
 @frozen
 class CallBill:
-    """What a call used and cost."""
-
-    usage: Usage | None = None  # of all outcomes; None if none was reported
-    parts: Sequence[Bill] = ()  # one per outcome
-    cost: float | None = 0.0  # USD of all outcomes; None if one is unknown
-    known: float = 0.0  # USD of the outcomes with a known cost
-    unconfirmed: float = 0.0  # USD that the others may have cost
+    usage: Usage | None = None  # total; None if not reported
+    parts: Sequence[Bill] = ()
+    cost: float | None = 0.0  # total USD; None if one part is unknown
+    known: float = 0.0  # USD of the parts with a known cost
+    unconfirmed: float = 0.0  # maximum USD of the other parts
 
 
 NO_BILL = CallBill()
 
 
 def bill(lane: Lane, tickets: Sequence[Ticket], outcomes: Sequence[Outcome]) -> CallBill:
-    """Add up what the outcomes of a call used and cost."""
     parts: list[Bill] = []
     whole: Usage | None = None
     known, unconfirmed, complete = 0.0, 0.0, True
@@ -72,9 +67,7 @@ def bill(lane: Lane, tickets: Sequence[Ticket], outcomes: Sequence[Outcome]) -> 
 
 
 def _usages(tickets: Sequence[Ticket], outcomes: Sequence[Outcome]) -> list[Usage | None]:
-    """Return the tokens of each outcome. An error of the whole call reports the tokens of all requests; they
-    are split by the lengths of the prompts.
-    """
+    """An error of the whole call reports the tokens of all requests, which are split by prompt length."""
     first = outcomes[0]
     usages = [None if outcome is None else outcome.usage for outcome in outcomes]
     if len(outcomes) == 1 or usages[0] is None or not isinstance(first, ProviderError):
@@ -85,7 +78,7 @@ def _usages(tickets: Sequence[Ticket], outcomes: Sequence[Outcome]) -> list[Usag
 
 
 def account(ticket: Ticket, outcome: Outcome, bill: Bill) -> None:
-    """Add what a call used and cost to the ticket's totals, which include failed attempts."""
+    """Add usage and cost of a call to the ticket's totals, which include failed tries."""
     usage = _usage_of(ticket, outcome, bill)
     ticket.calling = False
     ticket.usage = ticket.usage + usage if ticket.attempts > 1 else usage
@@ -100,7 +93,7 @@ def account(ticket: Ticket, outcome: Outcome, bill: Bill) -> None:
 def owed(ticket: Ticket) -> Bill:
     """Return the known cost of a ticket's calls, and the maximum cost of the others.
 
-    That includes a call under way whose answer the ticket no longer waits for.
+    The others include a call in flight whose answer the ticket no longer waits for.
     """
     lane = ticket.lane
     unconfirmed, cost = ticket.unconfirmed, ticket.cost
@@ -120,13 +113,13 @@ def _usage_of(ticket: Ticket, outcome: Outcome, bill: Bill) -> Usage:
 
 
 def _bill_of(lane: Lane, ticket: Ticket, outcome: Outcome, usage: Usage | None) -> Bill:
-    # 1. The provider reports the cost, or costs nothing.
+    # 1. The provider reports the cost or is free.
     if isinstance(outcome, Answer | MissingAnswer) and outcome.cost is not None:
         return Bill(outcome.cost, usage=usage)
     if not lane.provider.capabilities.priced:
         return Bill(usage=usage)
-    # 2. The usage is missing or incomplete, as after a cut stream: up to the maximum cost may be billed,
-    #    unless the error rules that out.
+    # 2. The usage is missing or incomplete, as after an interrupted stream: up to the maximum cost may be
+    # billed, unless the error rules that out.
     rates = _rates(lane, outcome)
     if usage is None or usage.estimated:
         is_missing = isinstance(outcome, MissingAnswer)
@@ -134,7 +127,7 @@ def _bill_of(lane: Lane, ticket: Ticket, outcome: Outcome, usage: Usage | None) 
             return Bill()
         least = 0.0 if usage is None or rates is None else rates.cost(usage)
         return Bill(None, max(least, _most_cost(lane, ticket)), usage)
-    # 3. Otherwise compute the cost of the usage, if the price is known.
+    # 3. Otherwise, compute the cost from the usage if the price is known.
     return Bill(None if rates is None else rates.cost(usage), usage=usage)
 
 
@@ -143,7 +136,7 @@ def _most_cost(lane: Lane, ticket: Ticket) -> float:
 
 
 def route_of(lane: Lane, outcome: Outcome, size: int) -> Route:
-    """Return the route of one request among ``size`` that shared its call."""
+    """Return the route of a request whose call has ``size`` requests."""
     if is_from_cache(outcome):
         return Route.CACHED
     if lane.standard is not None and not _upgraded(lane, outcome):
@@ -152,7 +145,6 @@ def route_of(lane: Lane, outcome: Outcome, size: int) -> Route:
 
 
 def is_from_cache(outcome: Outcome) -> bool:
-    """Whether no call was made because the answer came from the cache."""
     return isinstance(outcome, Answer) and outcome.kept
 
 
@@ -165,37 +157,34 @@ def _upgraded(lane: Lane, outcome: Outcome) -> bool:
 
 
 class FlexRefusal(enum.Enum):
-    """Why a request leaves the slower tier, as worded in its event."""
+    """Why a request leaves the flex tier, as worded in its event."""
 
     FULL = "the flex tier has no capacity"
     DECLINED = "the flex tier was refused for this model"
     REJECTED = "requests were refused in the flex tier"
-    """Possibly caused by the request; then the standard tier rejects it too, and nothing is billed."""
+    """The request itself may be the cause. The standard tier then rejects it too, and nothing is billed."""
     LATE = "the flex tier does not answer within call_timeout"
 
 
 @frozen
 class CallEnd:
-    """How a call ended as a whole."""
-
     ending: Ending
-    worst: ProviderError | None  # the error that decided the outcome
+    worst: ProviderError | None
     used: Used
 
 
 @define(eq=False)
 class InFlightCall:
-    """A batch whose call is under way, from its permit to its routing. Owned by one worker."""
+    """A batch from its permit to its routing. Owned by one worker."""
 
     batch: Batch[Ticket, Outcome]
     permit: Permit
-    started: float  # monotonic seconds; until the call begins, when the permit was taken
+    started: float  # monotonic seconds; the time of the permit until the call starts
     bill: CallBill = NO_BILL
-    end: CallEnd | None = None  # once its outcomes have arrived
-    requests: tuple[CalledRequest, ...] = ()  # its waiters, as named in events
+    end: CallEnd | None = None
+    requests: tuple[CalledRequest, ...] = ()  # one per waiter, for events
 
     def variables(self) -> Context:
-        """Return a copy of the context variables of its first waiter, for one call."""
         for ticket in self.batch.items:
             for waiter in list(ticket.waiters):
                 return waiter.variables.copy()
@@ -203,9 +192,7 @@ class InFlightCall:
 
 
 def end_of(call: InFlightCall) -> CallEnd:
-    """Return how a call ended. Limits and breaker ignore errors of the slower tier, which say nothing about
-    the model.
-    """
+    """Determine how a call ended. Flex errors do not affect limits and breaker."""
     outcomes = call.batch.outcomes
     ending, worst = _ending(outcomes)
     if worst is not None and flex_refusal(call.permit.lane, worst) is not None:
@@ -237,7 +224,7 @@ def _ending(outcomes: Sequence[Outcome]) -> tuple[Ending, ProviderError | None]:
 
 
 def flex_refusal(lane: Lane, error: ProviderError) -> FlexRefusal | None:
-    """Return why a request that failed in ``lane`` moves to the standard lane; ``None`` if it stays."""
+    """Return why a failed request moves to the standard lane, or ``None`` if it stays."""
     if lane.tier is None or isinstance(error, ParameterRejected):
         return None
     if lane.tier.full(error):

@@ -1,7 +1,7 @@
-"""Lanes: the requests to one provider and model, which share gates, a window and a call.
+"""Lanes: requests to one provider and model that share gates, a window and a call.
 
-A lane holds no tickets: they wait in a :class:`~smartbatch.realtime.lane_queue.LaneQueue`, one for each lane.
-So a ticket may refer to its lane, and no two files import each other.
+Tickets wait in a :class:`~smartbatch.realtime.lane_queue.LaneQueue`, one per lane, because a ticket refers to
+its lane and imports must not be circular.
 """
 
 from __future__ import annotations
@@ -31,49 +31,49 @@ from smartbatch.realtime.shared_quota import SharedQuota, shared_quota
 from smartbatch.types import Embedding, Kind, Request
 
 _LATENCY_WEIGHT = 0.2
-"""Weight of the latest call in :attr:`Lane.latency`, a moving average over some five calls."""
+"""Weight of the latest call in :attr:`Lane.latency`, a moving average over about five calls."""
 
 
 @define(eq=False)
 class ProviderHealth:
-    """What is known about a provider and model, apart from their breaker; shared by all their lanes."""
+    """State of a provider and model besides the breaker, shared by their lanes."""
 
-    answered: bool = False  # whether the provider has ever answered, even with an error
-    open_since: float | None = None  # when the breaker opened, monotonic seconds; None while it is closed
-    outages: int = 0  # changes reported by other processes, as far as the breaker followed them
-    pause: Pause | None = None  # set by a user; no call begins while it lasts
+    answered: bool = False  # the provider has answered at least once, even with an error
+    open_since: float | None = None  # when the breaker opened, monotonic seconds
+    outages: int = 0  # breaker changes received from other processes
+    pause: Pause | None = None  # set by a user; no call starts during it
 
 
 @define(eq=False, repr=False)
 class Lane:
-    """The gates, the window and the call of one kind of request. Guarded by the client's monitor.
+    """Gates, window and call of one kind of request. Guarded by the client's monitor.
 
-    Breaker, health and throttle belong to the provider and model, the quota to all clients of the process
-    that share the provider's limits.
+    Breaker, health and throttle belong to the provider and model. The quota belongs to all clients of the
+    process that share the provider's limits.
     """
 
     provider: Provider
     model: str
-    label: str  # provider:model, for events and errors
+    label: str  # provider:model
     accumulator: BatchAccumulator
     breaker: CircuitBreaker
     provider_health: ProviderHealth
     throttle: AdaptiveThrottle
     quota: SharedQuota
-    rates: RateCard | None  # None if the prices are unknown
-    calibration: Calibration  # learned token counts
+    rates: RateCard | None
+    calibration: Calibration
     call: Call  # the provider's call with its layers
-    replay: Call | None  # runs shareable middleware for further waiters; None without any
+    replay: Call | None  # runs shareable middleware for further waiters
     max_tokens: float  # maximum estimated input tokens per call
     batch_key: Callable[[Request], Hashable]  # equal for requests that may share a call
-    packing_health: PackingHealth | None  # whether packing pays; None in lanes without packed prompts
-    tier: FlexTier | None  # the slower tier of this lane; None elsewhere
-    packed: Lane | None = None  # the lane of packable requests of the same model, if there is one
-    standard: Lane | None = None  # in the slower tier, the lane at the standard price
-    in_flight: int = field(default=0, init=False)  # requests whose call is under way
-    # start and size by batch
+    packing_health: PackingHealth | None  # whether packing pays; None unless the lane packs prompts
+    tier: FlexTier | None  # None in a standard lane
+    packed: Lane | None = None  # lane for packable requests of the same model
+    standard: Lane | None = None  # the standard-price lane of a flex lane
+    in_flight: int = field(default=0, init=False)  # number of requests
+    # start and size of each call in flight, by batch id
     _under_way: dict[str, tuple[float, int]] = field(factory=dict, init=False)
-    last_size: int = field(default=0, init=False)  # number of requests in the call that ended last
+    last_size: int = field(default=0, init=False)  # requests in the latest finished call
     last_finished: float = field(default=-math.inf, init=False)  # monotonic seconds
     latency: float = field(default=0.0, init=False)  # seconds per call; 0 while unknown
     # when the last closed gate may open, monotonic seconds
@@ -83,14 +83,13 @@ class Lane:
 
     @property
     def shares(self) -> bool:
-        """Whether one call can send several requests."""
         return self.accumulator.window.max_size > 1
 
     def demand(self, request: Request, estimated: int, *, priced: bool) -> tuple[int, float]:
-        """Return the tokens of ``request`` and, if ``priced``, its maximum cost, USD.
+        """Return the tokens of ``request`` and, if ``priced``, its maximum cost in USD.
 
-        In the slower tier that is the standard price: if the tier refuses the request, it is sent there.
-        ``estimated`` are its input tokens, from the text alone.
+        A flex lane uses the standard price, because a refused request is sent to the standard tier.
+        ``estimated`` is the number of input tokens estimated from the text.
         """
         given = self.calibration.input(estimated)
         made = 0 if request.embedding else self.calibration.output(request.params.max_tokens)
@@ -100,7 +99,7 @@ class Lane:
         return given + made, rates.cost(rates.expected_usage(*self.calibration.most(request)))
 
     def most_cost(self, request: Request) -> float:
-        """Return the maximum cost of a call whose answer is lost, USD; 0 if no price is known."""
+        """Return the maximum cost in USD of a call whose answer is lost; 0 without a known price."""
         rates = self.rates if self.standard is None else self.standard.rates
         if rates is None or request.call is not None:
             return 0.0
@@ -111,8 +110,8 @@ class Lane:
     def lane_for(self, request: Request, now: float) -> Lane:
         """Return the lane in which ``request`` waits.
 
-        The standard lane, for a request that the slower tier does not accept now or that names a tier itself;
-        the lane for packed prompts, while packing pays and the request can be packed; or this one.
+        A request that the flex tier does not accept, or that names a tier itself, waits in the standard lane;
+        a packable one waits in the packed lane while packing pays.
         """
         if self.standard is not None and not self._takes(request, now):
             return self.standard.lane_for(request, now)
@@ -120,17 +119,15 @@ class Lane:
         return self if packed is None or packed.packing_paused(now) or not packable(request) else packed
 
     def packing_paused(self, now: float) -> bool:
-        """Whether this is a lane for packed prompts and packing is temporarily off."""
+        """Return whether packing is temporarily off in this packed lane."""
         return self.packing_health is not None and self.packing_health.off_until(now) > now
 
     def started(self, batch_id: str, size: int, now: float) -> None:
-        """Note the start of a call of ``size`` requests."""
         self.in_flight += size
         if self.shares:
             self._under_way[batch_id] = now, size
 
     def finished(self, batch_id: str, size: int, seconds: float, now: float) -> None:
-        """Note the end of a call of ``size`` requests after ``seconds``."""
         self.in_flight -= size
         self._under_way.pop(batch_id, None)
         self.last_size = size
@@ -139,7 +136,7 @@ class Lane:
 
     @property
     def calls(self) -> list[tuple[float, int]]:
-        """When each call in flight is expected to end, and its size; only if calls are shared."""
+        """Expected end and size of each call in flight, if calls are shared."""
         return [(began + self.latency, size) for began, size in self._under_way.values()]
 
     def _takes(self, request: Request, now: float) -> bool:
@@ -168,7 +165,6 @@ class LaneFactory:
 
     Args:
         opened: called with each new lane, so that the engine serves it.
-        cache: stored answers; ``None`` without a cache.
     """
 
     def __init__(
@@ -181,7 +177,7 @@ class LaneFactory:
         self._opened = opened
         self._cache = cache
         self._prices = PriceBook(config.prices)
-        # ids in packed prompts are secrets, so they do not come from a generator the user may seed
+        # ids in packed prompts are secrets, so a generator that the user may seed is unsuitable
         self._words = partial(random_word, random.SystemRandom())
         self._building = threading.Lock()
         self._lanes: dict[tuple[_Place, str, Embedding | None, bool], Lane] = {}
@@ -191,11 +187,11 @@ class LaneFactory:
     def of(
         self, provider: Provider, model: str, embedding: Embedding | None = None, *, flex: bool = False
     ) -> Lane:
-        """Return the lane for generating with ``model``, or for embeddings of one kind.
+        """Return the lane for ``model`` and one kind of request.
 
-        With ``flex``, the lane of the provider's slower tier, or the standard lane if there is no such tier
-        or no price of ``model`` in it. Prices and token counts are read before the factory's lock is taken; a
-        caller that holds a lock of its own calls :meth:`read` before it takes that lock.
+        A flex lane falls back to the standard lane if the provider has no flex tier or no flex price. Prices
+        and token counts are read before the factory's lock is acquired. A caller that holds a lock must call
+        :meth:`read` first.
 
         Raises:
             ConfigError: there is a budget and the model's price is unknown.
@@ -218,11 +214,11 @@ class LaneFactory:
                     lane.packed = self._build(provider, model, None, known, packed=True)
                     self._opened(lane.packed)
                 self._opened(lane)
-                self._lanes[key] = lane  # last, so that Ctrl-C cannot leave a lane here that is not served
+                self._lanes[key] = lane  # stored last, so that Ctrl-C cannot leave an unserved lane
         return lane
 
     def read(self, provider: Provider, model: str, kind: Kind = Kind.GENERATE) -> _Knowledge:
-        """Read a model's prices and token counts once, and wait until its provider can be called.
+        """Read prices and token counts of a model once, and wait until its provider is ready.
 
         No lock may be held.
 
@@ -246,7 +242,7 @@ class LaneFactory:
         return lane
 
     def _packs(self, provider: Provider) -> bool:
-        """Whether prompts are packed: it is configured, and the provider cannot share calls itself."""
+        """Providers that can share calls themselves are not packed."""
         return self._config.packing and self._config.max_batch_size > 1 >= provider.capabilities.max_shared
 
     def _build(
@@ -259,7 +255,6 @@ class LaneFactory:
         packed: bool = False,
         tier: FlexTier | None = None,
     ) -> Lane:
-        # how many requests may share one of its calls
         abilities = provider.capabilities
         if embedding is not None:
             most = abilities.max_texts
@@ -335,12 +330,11 @@ class LaneFactory:
         return self._prices.rates(provider.name, model, wall)
 
     def _flex_rates(self, provider: Provider, model: str) -> RateCard | None:
-        """Return the prices of the slower tier; ``None`` if it or its price does not exist."""
         if provider.flex(model) is None or not provider.capabilities.priced:
             return None
         return self._prices.rates(provider.name, model, self._clock.wall(), "flex")
 
 
 def _place(provider: Provider) -> _Place:
-    """Return an identifier of server and account, since several may have the same name and models."""
+    """Several servers or accounts may have the same provider name and models."""
     return provider.name, provider.scope

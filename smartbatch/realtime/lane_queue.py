@@ -1,4 +1,4 @@
-"""The waiting tickets of one lane: by order of service, next try, missing budget, and end of their window."""
+"""Waiting tickets of one lane, in heaps for order of service, retries, missing budget and windows."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from smartbatch.realtime.ticket import Ticket, TicketState
 
 _sequence = itertools.count(1)
 _SPARE_ENTRIES = 64
-"""Invalid entries a heap may hold, beyond one per waiting request."""
+"""Invalid entries a heap may hold in addition to one per waiting request."""
 
 _SHARE_OF_TURNS = 0.05 + 1e-9
-"""Share of calls that urgent requests give up: slightly over 5 %, so that 20 of them are at least one."""
+"""Share of calls that urgent requests give up. Slightly over 5 %, so that 20 calls give up at least one."""
 
 _Heap: TypeAlias = "list[tuple[float, int, Ticket]]"
-"""Entries by time; an entry is valid while its number equals that of its ticket."""
+"""An entry (time, number, ticket) is valid while its number equals the ticket's."""
 
 
 @define
 class Turns:
-    """The calls that urgent requests give up, so that a stream of them starves nobody.
+    """Keeps a stream of urgent requests from starving others.
 
-    Of 20 calls that urgent requests could use, one goes to a request whose latest start has passed. All lanes
-    of a client share it.
+    One in 20 calls that urgent requests could use is given to a request whose latest start has passed. All
+    lanes of a client share it.
     """
 
     now: float = -math.inf  # time of the current check, monotonic seconds
-    credit: float = 0.0  # turns that are due; each urgent call adds a twentieth, up to one
+    credit: float = 0.0  # turns due; each urgent call adds a twentieth, up to one
 
     def is_due(self, ticket: Ticket) -> bool:
-        """Whether ``ticket``, which is not urgent, is served before urgent ones."""
+        """Return whether ``ticket``, which is not urgent, is served before urgent ones."""
         return self.credit >= 1.0 and ticket.key <= self.now
 
     def started(self, *, urgent: bool, before_urgent: bool) -> None:
-        """Count a call by its head ticket; ``before_urgent`` means that urgent requests waited for it."""
+        """Count a call. ``before_urgent`` means that urgent requests waited for it."""
         if urgent:
             self.credit = min(1.0, self.credit + _SHARE_OF_TURNS)
         elif before_urgent:
@@ -50,17 +50,17 @@ class Turns:
 
 
 class LaneQueue:
-    """The waiting tickets of one lane: urgent ones first, then by latest start. Guarded by the monitor.
+    """Serves urgent tickets first, then those that must start first. Guarded by the monitor.
 
-    A ticket that is removed early leaves invalid entries in the heaps, which are skipped when reached.
+    A ticket that is removed early leaves invalid entries in the heaps, which are skipped later.
     """
 
     def __init__(self, lane: Lane, turns: Turns) -> None:
         self.lane = lane
         self._turns = turns
-        self.waiting = 0  # tickets that could be served now
-        self.delayed: _Heap = []  # retries in backoff, by its end
-        # tickets that wait until calls in flight release money, by budget
+        self.waiting = 0
+        self.delayed: _Heap = []  # retries by the end of their backoff
+        # tickets that wait for money reserved by calls in flight, by budget
         self.unfunded: dict[Budget, _Heap] = {}
         self._ordered: PriorityQueue[tuple[float, int, Ticket]] = PriorityQueue()
         self._urgent_first: _Heap = []
@@ -72,7 +72,7 @@ class LaneQueue:
         self._shares = lane.shares
 
     def put(self, ticket: Ticket, due: float, now: float) -> None:
-        """Add ``ticket``, which may be served from the time ``due`` on."""
+        """Add ``ticket``, which may be served at the time ``due``."""
         ticket.state = TicketState.WAITING
         ticket.due = due
         entry = next(_sequence)
@@ -92,7 +92,7 @@ class LaneQueue:
         self._compact()
 
     def head(self) -> Ticket | None:
-        """The next ticket: one whose turn is due, an urgent one, or the one with the earliest start."""
+        """Return a ticket whose turn is due, else an urgent one, else the one with the earliest start."""
         urgent, other = _first(self._urgent_first), _first(self._ordered.queue)
         return other if urgent is None or (other is not None and self._turns.is_due(other)) else urgent
 
@@ -102,18 +102,16 @@ class LaneQueue:
 
     @property
     def waiting_for_money(self) -> int:
-        """Number of tickets in :attr:`unfunded`, including any that finished since the last check."""
+        """Size of :attr:`unfunded`, including tickets that finished since the last check."""
         return sum(len(heap) for heap in self.unfunded.values())
 
     def pop(self) -> Ticket | None:
-        """Take the head out; :meth:`unpop` can put it back in the same place."""
         ticket = self.head()
         if ticket is not None:
             self.take(ticket)
         return ticket
 
     def take(self, head: Ticket) -> None:
-        """Take out the ticket that :meth:`head` just returned."""
         heapq.heappop(self._heap_of(head))
         self.waiting -= 1
         if self._shares:
@@ -121,7 +119,6 @@ class LaneQueue:
         head.entry = -head.entry
 
     def unpop(self, ticket: Ticket) -> None:
-        """Put back a ticket that was just popped."""
         ticket.entry = -ticket.entry
         self.waiting += 1
         heapq.heappush(self._heap_of(ticket), (ticket.key, ticket.entry, ticket))
@@ -129,14 +126,14 @@ class LaneQueue:
             self._urgent += _skips_window(ticket)
 
     def set_aside(self, budget: Budget) -> None:
-        """Set the head aside until ``budget``, which pays for it, has room; it keeps its place."""
+        """Set the head aside until its ``budget`` has room. It keeps its place."""
         ticket = self.pop()
         if ticket is not None:
             ticket.paused = True
             heapq.heappush(self.unfunded.setdefault(budget, []), (ticket.key, -ticket.entry, ticket))
 
     def flush(self, now: float) -> None:
-        """End the window of the tickets that wait now; later ones are gathered as usual."""
+        """Close the window of the tickets that wait now. Later ones are collected as usual."""
         if self._shares:
             for _, entry, ticket in (*self._ordered.queue, *self._urgent_first):
                 if ticket.entry == entry and ticket.must_start > now:
@@ -144,7 +141,7 @@ class LaneQueue:
                     heapq.heappush(self._by_window_end, (ticket.must_start, entry, ticket))
 
     def promote(self, now: float) -> float:
-        """Let retries whose backoff is over wait for service; return when the next one is due."""
+        """Queue retries whose backoff has ended. Return the time of the next retry."""
         while self.delayed:
             due, entry, ticket = self.delayed[0]
             if ticket.entry != entry:
@@ -157,9 +154,9 @@ class LaneQueue:
         return math.inf
 
     def promote_funded(self) -> None:
-        """Return tickets to service if their budget has room, or will never have any.
+        """Queue tickets whose budget has room, or can never have any.
 
-        It returns at most one call's tickets per budget, so that the end of a call does not move them all.
+        At most one call's tickets are queued per budget, so that the end of a call does not move all of them.
         """
         most = self.lane.accumulator.window.max_size
         for budget, heap in list(self.unfunded.items()):
@@ -176,11 +173,11 @@ class LaneQueue:
                 del self.unfunded[budget]
 
     def ready(self, now: float, *, flushed: bool) -> float:
-        """When the waiting tickets may be sent, according to the window; ``flushed`` windows do not count."""
+        """Return the time at which the window closes; now for ``flushed`` windows."""
         lane = self.lane
         if not self._shares or lane.packing_paused(now):
             return now if self.waiting else math.inf
-        if lane.last_finished > self._met_at:  # its worker checks first, before its callers submit again
+        if lane.last_finished > self._met_at:  # the worker checks the queue before its callers submit again
             self._met_at, self._met = lane.last_finished, self.waiting
         view = Waiting(
             count=self.waiting,
@@ -197,7 +194,7 @@ class LaneQueue:
         return lane.accumulator.ready(now, view)
 
     def _push(self, ticket: Ticket, entry: int) -> None:
-        """Let ``ticket`` be served. Counts change last, without a function call, in case of Ctrl-C."""
+        """Queue ``ticket``. Counts change last and without a function call, because of Ctrl-C."""
         self._compact()
         urgent = False
         if self._shares:
@@ -216,7 +213,7 @@ class LaneQueue:
         return self._urgent_first if ticket.urgent else self._ordered.queue
 
     def _compact(self) -> None:
-        """Drop invalid entries once they make up most of a heap, because they use memory."""
+        """Drop invalid entries once they make up most of a heap, to save memory."""
         most = 2 * self.waiting + _SPARE_ENTRIES
         if len(self._ordered.queue) > most:
             self._ordered.queue = _valid(self._ordered.queue)

@@ -1,4 +1,4 @@
-"""The current status of a client's requests: what waits, how long, and for what."""
+"""Current status of a client's requests: which ones wait, how long, and for what."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from smartbatch.realtime.ticket import Ticket, TicketState
 from smartbatch.types import Priority
 
 _MAX_SEARCHED = 10_000
-"""Number of oldest requests searched for the longest waits, without the monitor, in about a millisecond."""
+"""Number of oldest requests searched for the longest waits, which takes about a millisecond."""
 
 _MINUTE_SECONDS = 60.0
 
@@ -25,11 +25,11 @@ _MINUTE_SECONDS = 60.0
 def status_of(
     queue: RequestQueue, budget: Budget, now: float, hide: Callable[[str], str], *, budget_scope: str
 ) -> RealtimeStatus:
-    """Return the status; takes the monitor only briefly, however many requests there are.
+    """Compute the status, holding the monitor only briefly.
 
     Args:
-        hide: returns a name that reveals nothing about a quota or a budget.
-        budget_scope: names the budget if processes share it.
+        hide: returns an anonymous name for a quota or budget.
+        budget_scope: names a budget that processes share.
     """
     waits: dict[str, int] = {}
     lanes = []
@@ -78,7 +78,7 @@ def _whole(budget: Budget, left: float) -> float:
 def _oldest(tickets: list[Ticket], now: float) -> dict[str, float]:
     found: dict[Priority, float] = {}
     for ticket in tickets:
-        waiter = next(iter(ticket.waiters), None)  # one step, because the list may become empty any time
+        waiter = next(iter(ticket.waiters), None)  # one step, because the list may become empty at any time
         if ticket.state is TicketState.WAITING and waiter is not None:
             found.setdefault(waiter.request.priority, waiter.submitted)
             if len(found) == len(Priority):
@@ -87,7 +87,7 @@ def _oldest(tickets: list[Ticket], now: float) -> dict[str, float]:
 
 
 def _cause(lane_queue: LaneQueue, facts: QuotaFacts, budget: Budget, now: float, *, flushed: bool) -> str:
-    """Return what the first request of a lane waits for; an empty string if none waits."""
+    """Return what the first request of a lane waits for, or an empty string."""
     lane, head = lane_queue.lane, lane_queue.head()
     if head is None:
         return ""

@@ -23,15 +23,12 @@ from smartbatch.types import Priority
 
 _sequence = itertools.count(1)
 _SPARE_DEADLINES = 64
-"""Maximum number of deadlines of finished requests in the heap, beyond one per pending request."""
+"""Deadlines of finished requests that the heap may hold, in addition to one per pending request."""
 
 
 @define
 class RequestCounts:
-    """Requests by state.
-
-    ``submitted == waiting + in_flight + succeeded + failed + cancelled`` at every step.
-    """
+    """``submitted == waiting + in_flight + succeeded + failed + cancelled`` always holds."""
 
     submitted: int = 0
     waiting: int = 0
@@ -46,18 +43,17 @@ class RequestCounts:
 
 
 class RequestQueue:
-    """All tickets of a client, in one queue per lane, bounded as a whole.
+    """All tickets of a client, in one queue per lane, with a common bound.
 
-    Methods that end in ``_locked`` expect :attr:`monitor` to be held. It guards everything here, the lanes
-    and the waiting tickets. Threads that wait for room, or for all requests to finish, wait on the same lock.
+    Methods whose name ends in ``_locked`` require :attr:`monitor`, which guards this queue, the lanes and the
+    waiting tickets. Threads that wait for room or for idleness use the same lock.
 
     Args:
         capacity: maximum number of waiting requests.
-        urgent_reserve: additional room, as a share of the capacity, for URGENT and HIGH requests, so that a
-            queue full of background work never blocks them.
-        block: whether a full queue makes the caller wait instead of raising.
-        patience: maximum wait for room, seconds; ``None`` for no limit.
-        lock: the lock of :attr:`monitor`.
+        urgent_reserve: additional room for URGENT and HIGH requests, as a share of the capacity, so that
+            background work cannot block them.
+        block: whether a full queue blocks the caller instead of raising.
+        patience: maximum wait for room, in seconds; ``None`` for no limit.
     """
 
     def __init__(
@@ -79,42 +75,42 @@ class RequestQueue:
         self._urgent_room = clock.monitor(self.monitor.lock)  # for requests that may use the reserve
         self._idle = clock.monitor(self.monitor.lock)
         self.counts = RequestCounts()
-        self.turns = Turns()  # the calls that urgent requests give up
+        self.turns = Turns()  # calls that urgent requests give up
         self.lanes: dict[Lane, LaneQueue] = {}  # replaced, never changed in place
-        self.live: dict[Ticket, None] = {}  # unfinished tickets in order of arrival
+        self.live: dict[Ticket, None] = {}
         # effects whose futures ended under the lock and are completed after it
         self.settling: dict[object, None] = {}
         # futures cancelled by finalisers, which cannot take the monitor
         self.abandoned: deque[ResultFuture] = deque()
-        self.flushing = False  # whether windows are ignored
-        self.closed: ClientClosed | None = None  # the error of a submit; None while requests are accepted
+        self.flushing = False  # windows are ignored
+        self.closed: ClientClosed | None = None  # error for new requests; None while they are accepted
         self._identical: dict[tuple[bytes, Budget | None], Ticket] = {}  # by fingerprint and payer
         self._deadlines: list[tuple[float, int, Ticket, Waiter]] = []
-        self.blocked = 0  # threads that wait for room
+        self.blocked = 0
 
     def add_lane(self, lane: Lane) -> None:
-        """Serve ``lane`` from now on. Called by one thread at a time, without a lock."""
+        """Serve ``lane`` from now on. Callers are serialised; no lock is needed."""
         self.lanes = {**self.lanes, lane: LaneQueue(lane, self.turns)}
 
     def has_lane_of(self, ticket: Ticket) -> bool:
-        """Whether ``ticket`` belongs to this queue, not to that of another run of the client."""
+        """Return whether ``ticket`` belongs to this queue, not to an earlier run of the client."""
         return ticket.lane in self.lanes
 
     def admit_locked(self, ticket: Ticket, now: float) -> bool:
-        """Let ``ticket`` wait, or let its waiter join an identical ticket; return whether it joined.
+        """Queue ``ticket``, or add its waiter to an identical ticket. Return True if it joined one.
 
         Raises:
-            QueueFull: there is no room, and waiting is not configured or took too long.
+            QueueFull: there is no room, and waiting is off or took too long.
             ClientClosed: the client was stopped.
         """
         waiter = ticket.waiters[0]
         # 1. The client was stopped: reject the ticket.
         if self.closed is not None:
             raise _refusal(self.closed, waiter.request_id)
-        # 2. An identical request with the same payer is waiting or in flight: join it, which takes no room.
+        # 2. An identical request with the same payer waits or is in flight: join it, which needs no room.
         leader = self._leader_locked(ticket)
-        # 3. There is no room: reject, or wait for room. An identical request may have arrived meanwhile, so
-        #    check again and pass the room on.
+        # 3. There is no room: raise, or wait for room. An identical request may have arrived during the wait,
+        # so check again and release the room.
         if leader is None and self._make_room_locked(waiter, now):
             leader = self._leader_locked(ticket)
             if leader is not None:
@@ -122,9 +118,9 @@ class RequestQueue:
         if leader is not None:
             self._join_locked(leader, ticket, now)
             return True
-        # 4. Let it wait in its lane, even if it timed out meanwhile: expired_locked takes it out.
+        # 4. Queue it in its lane. If it has already timed out, expired_locked removes it.
         self._watch_deadline_locked(ticket, waiter)
-        # no function call between these lines, so that Ctrl-C cannot interrupt between them
+        # no function call between these lines, so that Ctrl-C cannot interrupt them
         if ticket.fingerprint is not None:
             self._identical[ticket.fingerprint, ticket.own_budget] = ticket
         self.live[ticket] = None
@@ -135,13 +131,13 @@ class RequestQueue:
         return False
 
     def again_locked(self, ticket: Ticket, due: float, now: float) -> None:
-        """Let a ticket that was in flight wait again until ``due``, even if there is no room."""
+        """Queue a ticket again after its call, even if there is no room."""
         self.counts.in_flight -= len(ticket.waiters)
         self.counts.waiting += len(ticket.waiters)
         self.lanes[ticket.lane].put(ticket, due, now)
 
     def start_locked(self, ticket: Ticket, now: float) -> bool:
-        """Move a popped ticket and its futures to running; False if all were cancelled."""
+        """Move a popped ticket and its futures to running. Return False if all were cancelled."""
         for waiter in list(ticket.waiters):
             if not waiter.running and not waiter.begin():
                 self._drop_waiter_locked(ticket, waiter)
@@ -156,9 +152,9 @@ class RequestQueue:
         return True
 
     def close_to_others(self, ticket: Ticket) -> list[Waiter]:
-        """Stop identical requests from joining ``ticket``; return its waiters. Takes the monitor.
+        """Stop identical requests from joining ``ticket`` and return its waiters. Takes the monitor.
 
-        After this, waiters can only leave, when they time out.
+        Afterwards, waiters can only leave, by timing out.
         """
         if ticket.fingerprint is None:
             return list(ticket.waiters)
@@ -167,16 +163,14 @@ class RequestQueue:
             return list(ticket.waiters)
 
     def refuse_joining_locked(self, ticket: Ticket) -> None:
-        """Stop identical requests from joining ``ticket``."""
         if ticket.fingerprint is not None and self._leader_locked(ticket) is ticket:
             del self._identical[ticket.fingerprint, ticket.own_budget]
 
     def end_locked(self, ticket: Ticket, *, ok: bool, refused: Collection[Waiter] = ()) -> list[Waiter]:
-        """End a ticket; return the waiters whose futures to complete once the monitor is free.
+        """End a ticket. Return the waiters whose futures to complete outside the monitor.
 
         Args:
-            ok: whether its requests succeeded.
-            refused: waiters that failed nevertheless, because a hook failed their results.
+            refused: waiters that failed although the call succeeded, because a hook failed their results.
         """
         waiters = ticket.waiters
         if ticket.state is TicketState.IN_FLIGHT:
@@ -194,10 +188,10 @@ class RequestQueue:
         return waiters
 
     def cancelled_locked(self, ticket: Ticket, waiter: Waiter) -> bool:
-        """Remove a waiter whose future was cancelled; return False if that was already reported.
+        """Remove a waiter whose future was cancelled. Return False if that was already reported.
 
-        If a worker found the cancelled future first, it has already removed it; reporting it is left to the
-        thread that cancelled.
+        If a worker found the cancelled future first and removed it, the thread that cancelled it still
+        reports it.
         """
         if waiter.future.waiter is None:
             return False
@@ -206,20 +200,20 @@ class RequestQueue:
             waiter.begin()
             self._drop_waiter_locked(ticket, waiter)
             if not ticket.waiters:
-                self._forget_locked(ticket)  # first, so that workers skip it if Ctrl-C interrupts here
+                self._forget_locked(ticket)  # first, so that workers skip it if Ctrl-C interrupts this method
                 self.lanes[ticket.lane].remove(ticket)
         return True
 
     def expired_locked(self, now: float) -> list[tuple[Ticket, Waiter]]:
-        """Remove the waiters that timed out; the caller fails them."""
+        """Remove the waiters that timed out. The caller fails them."""
         late: list[tuple[Ticket, Waiter]] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             _, _, ticket, waiter = heapq.heappop(self._deadlines)
-            # 1. It was already completed or removed.
+            # 1. It was completed or removed before.
             if ticket.state is TicketState.DONE or waiter not in ticket.waiters:
                 continue
-            # 2. It waits: free its place. If its future was cancelled meanwhile, it counts as cancelled.
-            # 3. Its call is under way and continues for the other waiters.
+            # 2. It waits: free its place. If its future has been cancelled, it counts as cancelled.
+            # 3. Its call is in flight and continues for the other waiters.
             waiting = ticket.state is TicketState.WAITING
             ticket.waiters.remove(waiter)
             if waiting:
@@ -239,38 +233,37 @@ class RequestQueue:
         return late
 
     def next_deadline_locked(self) -> float:
-        """When the next waiter times out, monotonic seconds; infinity if none does."""
         while self._deadlines and _has_ended(self._deadlines[0][2], self._deadlines[0][3]):
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else math.inf
 
     def remove_abandoned_locked(self) -> list[tuple[Ticket, Waiter]]:
-        """Cancel the futures in :attr:`abandoned`; the caller reports them."""
+        """Cancel the futures in :attr:`abandoned`. The caller reports them."""
         removed: list[tuple[Ticket, Waiter]] = []
         while self.abandoned:
             waiter = self.abandoned.popleft().waiter
             ticket = None if waiter is None else waiter.ticket
             if waiter is None or ticket is None or not self.has_lane_of(ticket):
-                continue  # it has finished, or belongs to another run
-            # cannot be cancelled if its call is under way
+                continue  # it has finished, or belongs to an earlier run
+            # it cannot be cancelled if its call is in flight
             if Future.cancel(waiter.future) and self.cancelled_locked(ticket, waiter):
                 removed.append((ticket, waiter))
         return removed
 
     def settled(self, effects: object) -> None:
-        """Record that futures that ended under the lock are now completed."""
+        """Record that futures that ended under the lock are now complete."""
         self.settling.pop(effects, None)
         if self.closed is not None:
             with self.monitor:
                 self._idle.notify_all()
 
     def wake_blocked_locked(self) -> None:
-        """Wake all threads that wait for room: the client accepts no more requests."""
+        """Wake all threads that wait for room, because no more requests are accepted."""
         self._room.notify_all()
         self._urgent_room.notify_all()
 
     def wait_idle(self, timeout: float | None) -> bool:
-        """Wait until all futures are complete; return False if that took too long."""
+        """Wait until all futures are complete. Return False after ``timeout`` seconds."""
         with self._idle:
             return bool(self._idle.wait_for(lambda: not (self.live or self.settling), timeout))
 
@@ -284,10 +277,10 @@ class RequestQueue:
             self._room.notify(places)
 
     def _make_room_locked(self, waiter: Waiter, now: float) -> bool:
-        """Wait for room; return whether that took time, so that others may have arrived meanwhile.
+        """Wait for room. Return True if other requests may have arrived during the wait.
 
         Raises:
-            QueueFull: there is no room, and waiting is not configured or took too long.
+            QueueFull: there is no room, and waiting is off or took too long.
             ClientClosed: the client was stopped.
         """
         # 1. There is room within the capacity, plus the reserve for URGENT and HIGH requests.
@@ -303,7 +296,7 @@ class RequestQueue:
                 request_id=waiter.request_id,
             )
         # 3. Wait until there is room, the request times out, waiting takes too long, or the client is
-        #    stopped; the last two raise. A thread that leaves without using its place wakes the next one.
+        # stopped; the last two raise. A thread that leaves without using its place wakes the next one.
         room = self._urgent_room if urgent else self._room
         timeout = None if waiter.deadline is None else waiter.deadline - now
         impatient = self._patience is not None and (timeout is None or self._patience <= timeout)
@@ -320,7 +313,7 @@ class RequestQueue:
                     f"the queue stayed full for {duration(self._patience or 0)} (queue_timeout)",
                     request_id=waiter.request_id,
                 )
-        except BaseException:  # Ctrl-C included
+        except BaseException:
             self._notify_room_locked(1)
             raise
         finally:
@@ -340,7 +333,7 @@ class RequestQueue:
             return
         self.counts.waiting += 1
         leader.keeps_going = leader.keeps_going or follower.keeps_going
-        # the more urgent one decides the order; if one must be sent alone, both are
+        # the more urgent request decides the order; if one must be sent alone, both are
         key, must_start = min(leader.key, follower.key), min(leader.must_start, follower.must_start)
         urgent, alone = leader.urgent or follower.urgent, leader.alone or follower.alone
         standing = leader.key, leader.must_start, leader.urgent, leader.alone

@@ -1,7 +1,7 @@
 """The real-time part of a client: accepts requests from any number of threads and returns futures.
 
-It lives as long as its client in one process, over any number of starts and stops. The threads, the queue and
-the gates of one run belong to its :class:`~smartbatch.realtime.engine.RealtimeEngine`.
+It lives as long as its client in one process, over any number of starts and stops. Each run has its own
+:class:`~smartbatch.realtime.engine.RealtimeEngine` with threads, queue and gates.
 """
 
 from __future__ import annotations
@@ -42,17 +42,16 @@ _T = TypeVar("_T")
 
 
 def _status(realtime: weakref.ref[Realtime], hide: Callable[[str], str]) -> RealtimeStatus | None:
-    """Return the status of a client's requests if the client still exists, without holding it."""
+    """Return the status of a client that still exists, without keeping it alive."""
     found = realtime()
     return None if found is None else found.status(hide)
 
 
 class Realtime:
-    """Answers requests one by one, or several per call, while their callers wait.
+    """Sends requests one by one, or several per call, while their callers wait.
 
     Args:
-        model: answers requests, except items of jobs, which name their own model.
-        preparer: prepares prompts that callers pass.
+        model: the default; items of jobs name their own model.
     """
 
     def __init__(self, setup: RealtimeSetup, model: OpenedModel, preparer: RequestPreparer) -> None:
@@ -62,9 +61,9 @@ class Realtime:
         self._preparer = preparer
         self.model = model
         shares_budget = setup.config.budget_scope != "client"
-        # the client's, which outlives a stop
+        # the client's budget, which outlives a stop
         self.budget = Budget(0.0 if shares_budget else setup.config.budget)
-        self._lock = threading.Lock()  # guards the budget and each engine's monitor; there may be two engines
+        self._lock = threading.Lock()  # guards the budget and the monitors of all engines
         self._budget_share: BudgetShare | None = None
         self._leased = setup.clock.monitor(self._lock)
         self.admission = Admission(model, setup)
@@ -74,16 +73,16 @@ class Realtime:
         self._starting = threading.Lock()
         self._lists: weakref.WeakSet[BoundedMap] = weakref.WeakSet()
         self.engine: RealtimeEngine | None = None  # None while no threads run
-        self._stopping: tuple[RealtimeEngine, ...] = ()  # engines being stopped, in order of their stop
-        self._counts = RequestCounts()  # counts of the last engine that stopped
+        self._stopping: tuple[RealtimeEngine, ...] = ()  # engines being stopped, oldest first
+        self._counts = RequestCounts()
         self._controls = ModelControls()
-        self._published_to: SharedLeases | None = None  # where other processes see its status
+        self._published_to: SharedLeases | None = None  # makes the status visible to other processes
         self._is_stopped = self._has_warned = False
 
     # -- requests --------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> ResultFuture:
-        """Queue one normalised request of a user and return its future.
+        """Queue one normalised request.
 
         Raises:
             InvalidRequest: a hook rejects it, or the provider cannot accept it.
@@ -92,10 +91,10 @@ class Realtime:
         return self._submit(request, CallOptions(self.model))
 
     def stream(self, request: Request) -> TextStream:
-        """Queue one normalised request and return its answer as a stream.
+        """Queue one normalised request and stream its answer.
 
         Raises:
-            InvalidRequest: as :meth:`submit`; also for a request for a vector.
+            InvalidRequest: as :meth:`submit`; also for an embedding request.
             QueueFull, ClientClosed: as :meth:`submit`.
         """
         if request.embedding is not None:
@@ -105,8 +104,6 @@ class Realtime:
         return TextStream(box)
 
     def map(self, requests: Iterable[Request], options: ListOptions) -> BoundedMap:
-        """Return the results of checked requests, which are submitted as results are read."""
-
         def submit(request: Request, sink: Callable[[Result], None]) -> ResultFuture:
             call = CallOptions(
                 self.model,
@@ -127,30 +124,30 @@ class Realtime:
         return results
 
     def never_waits(self, request: Request) -> bool:
-        """Whether a request gets a separate call and is never sent by batch, because of its purpose."""
+        """Return whether a request's purpose requires a separate, immediate call."""
         return request.purpose in self._config.prefer_individual_for
 
     def ask(self, request: Request, options: CallOptions, future: ResultFuture | None = None) -> ResultFuture:
-        """Queue a request that was checked and preprocessed; errors as :meth:`submit`.
+        """Queue a validated and preprocessed request. Raises as :meth:`submit`.
 
         Args:
-            future: receives the result, if the caller already has one; ``None`` creates a new one.
+            future: receives the result; ``None`` creates a new future.
         """
-        # 1. The cache has its answer, and no middleware needs to see it: complete it immediately.
+        # 1. The answer is cached, and there is no middleware: complete the request immediately.
         admission, hooks, config = self.admission, self._setup.hooks, self._config
         model = options.model.of(request)
         streamed = options.stream is not None
         own = self.model.of(request).is_same(model.provider, model.name)
         shared, kept = (None, None) if streamed or not own else admission.keys(request)
-        if hooks.middleware:  # middleware sees cached answers as well: see AnswerSharing
+        if hooks.middleware:  # AnswerSharing shows cached answers to middleware
             kept = None
         known = admission.recalled(request, kept)
         if known is not None:
             result = hooks.process(known) if known.ok and not options.raw else known
             return self._settled(request, result, options, future)
-        # 2. It is streamed: it waits in the standard lane, and does not share its answer.
-        # 3. It waits in the lane for its kind, or in that of the slower tier if the options ask for it.
-        engine = self._running()  # read once: a lane belongs to one engine, and another may start at any time
+        # 2. It is streamed: queue it in the standard lane; it does not share its answer.
+        # 3. Queue it in the lane for its kind, or in the flex lane if the options request it.
+        engine = self._running()  # read once: a lane belongs to one engine, and another may start
         flex = options.flex and not streamed
         lane = engine.lanes.of(model.provider, model.name, request.embedding, flex=flex)
         if not streamed:
@@ -158,9 +155,9 @@ class Realtime:
         if shared is not None:
             shared = object_key(shared, request)
             if lane.standard is not None:
-                shared += b"flex"  # a request that pays for speed must not join one in the slower tier
+                shared += b"flex"  # a request that pays for speed must not join one in the flex tier
         estimated = estimate_request(request)
-        # without a budget nothing depends on the cost
+        # the cost matters only with a budget
         priced = options.own_budget is not None or config.budget is not None
         tokens, reserve = lane.demand(request, estimated, priced=priced)
         if priced:
@@ -190,11 +187,10 @@ class Realtime:
             warn_of_unbounded_answers(self._config.parallelism)
 
     def process(self, result: Result) -> Result:
-        """Return the result after the user's ``post_process``."""
         return self._setup.hooks.process(result)
 
     def drop(self, future: Any) -> None:
-        """Cancel a request of :meth:`ask` whose call has not started, even if it waits for a further try."""
+        """Cancel a request of :meth:`ask` whose call has not started, or that waits for a retry."""
         engines = self._engines()
         if not engines:
             future.cancel()
@@ -205,7 +201,6 @@ class Realtime:
     def submit_prepared(
         self, request: Request, prepared: Request | Answer, future: ResultFuture | None = None
     ) -> ResultFuture:
-        """Queue a preprocessed request; ``future`` and errors as :meth:`ask` and :meth:`submit`."""
         return self._submit_prepared(request, prepared, CallOptions(self.model), future)
 
     def cancelled(self, future: ResultFuture) -> None:
@@ -234,7 +229,7 @@ class Realtime:
     def _settled(
         self, request: Request, result: Result, options: CallOptions, future: ResultFuture | None
     ) -> ResultFuture:
-        """Complete a request that needs no call: it is not queued and costs nothing, but it counts."""
+        """Complete a request that needs no call. It is counted, but not queued, and costs nothing."""
         engine, now, label = self._running(), self._clock.now(), self.model.of(request).label
         if options.stream is not None:
             result = evolve(result, time_to_first_chunk=0.0)
@@ -252,21 +247,22 @@ class Realtime:
         return future
 
     def _abandon_futures(self, futures: list[ResultFuture]) -> None:
-        """Cancel requests that are no longer read. For finalisers: it runs no user code and takes no lock."""
+        """Cancel requests that are no longer read. Finalisers call it: it runs no user code and takes no
+        lock.
+        """
         for engine in self._engines():
             engine.abandon_futures(futures)
 
     # -- lifecycle -------------------------------------------------------------------------------------------
 
     def allow_start(self) -> None:
-        """Let the next request start the threads, even after a stop."""
         with self._starting:
             self._is_stopped = False
 
     def start(self) -> RealtimeEngine:
         """Return the engine, starting it if none runs.
 
-        Providers are opened under a separate lock: requests that need no start do not wait for it.
+        Providers are opened under a separate lock, which requests do not wait for while an engine runs.
 
         Raises:
             ClientClosed: it was stopped; see :meth:`allow_start`.
@@ -299,10 +295,10 @@ class Realtime:
         return engine
 
     def _shared_budget(self) -> BudgetShare | None:
-        """Return the client's part of a budget that processes share, if there is one.
+        """Return the client's part of a budget that processes share.
 
         Raises:
-            ConfigError: the address of the shared place cannot be read.
+            ConfigError: the address of the shared store cannot be read.
         """
         config = self._config
         if config.budget_scope == "client" or config.budget is None:
@@ -313,7 +309,6 @@ class Realtime:
         return self._budget_share
 
     def control(self, controls: ModelControls) -> None:
-        """Apply user settings of models from now on."""
         with self._starting:
             self._controls = controls
             engines = self._engines()
@@ -321,7 +316,7 @@ class Realtime:
             engine.control(controls)
 
     def resize(self, calls: int) -> None:
-        """Apply a change of the parallelism; calls in flight are not interrupted."""
+        """Apply a new parallelism. Calls in flight are not interrupted."""
         with self._opening:
             engine = self.engine
             if engine is not None:
@@ -331,7 +326,6 @@ class Realtime:
             engine.dispatcher.resize()
 
     def look_again(self) -> None:
-        """Check requests that wait for the budget again."""
         with self._leased:
             self._leased.notify_all()
         for engine in self._engines():
@@ -341,7 +335,6 @@ class Realtime:
         self._setup.tell(event)
 
     def serve(self, provider: Provider) -> None:
-        """Open and close one more provider together with the threads, for items of jobs."""
         if id(provider) in self._providers:
             return
         self._providers[id(provider)] = provider
@@ -349,27 +342,27 @@ class Realtime:
             provider.open(self._setup.parallelism.calls)
 
     def stop(self, timeout: float | None, reason: str) -> int:
-        """Finish what is pending within ``timeout`` seconds, fail the rest, and end the threads.
+        """Finish pending requests within ``timeout`` seconds, fail the rest, and end the threads.
 
-        ``None`` waits for everything; errors of the rest contain ``reason``. Returns how many of the rest
-        are lost: someone waits for them, and no one will send them again.
+        ``None`` waits for everything. Errors of failed requests contain ``reason``. Returns the number of
+        failed requests that a caller waits for and that will not be sent again.
         """
         began = self._clock.now()
         with self._starting:
             engine, stopping = self.engine, self._stopping
             if engine is not None:
                 self._stopping = (*stopping, engine)
-            self.engine = None  # last, so that a reader without a lock finds the engine in either place
+            self.engine = None  # last, so that lock-free readers always find the engine
             self._is_stopped = True
         self.look_again()
-        # 1. No engine runs: help the other threads that stop one, for at most ``timeout`` seconds.
+        # 1. No engine runs: wait up to ``timeout`` seconds for other threads that stop one.
         if engine is None:
             for each in stopping:
                 left = None if timeout is None else max(0.0, began + timeout - self._clock.now())
                 each.stop(left, reason=reason, release=self.close_providers)
             return sum(each.lost for each in stopping)
-        # 2. An engine runs: stop it. Then, in any case, leave what is shared, report the end, and wait for
-        #    callbacks.
+        # 2. An engine runs: stop it. In any case, leave shared limits, report the end, and wait for
+        # callbacks.
         try:
             engine.stop(timeout, reason=reason, release=self.close_providers)
         finally:
@@ -377,21 +370,21 @@ class Realtime:
             with self._starting:
                 self._stopping = tuple(each for each in self._stopping if each is not engine)
             engine.detach()
-            with self._opening:  # otherwise an engine that starts now would join before this one leaves
+            with self._opening:  # otherwise a starting engine could join before this one leaves
                 if self._budget_share is not None and not self._engines():
                     self._budget_share.leases.leave(self._budget_share)
             something_ended()
             engine.tell_later(ClientStopped(at=self._clock.now(), failed=engine.failed))
-            if timeout is not None:  # minus the time that the engine took
+            if timeout is not None:  # subtract the time that the engine took
                 timeout = max(0.0, began + timeout + LAST_CALLBACK_SECONDS - self._clock.now())
             engine.callbacks.drain(timeout)
         return engine.lost
 
     def status(self, hide: Callable[[str], str] = lambda _: "") -> RealtimeStatus:
-        """Return the status of the requests, without metrics.
+        """Return the status of the requests.
 
         Args:
-            hide: returns a name that reveals nothing about a quota or a budget; by default there is none.
+            hide: returns an anonymous name for a quota or budget; by default they have no name.
         """
         engine = next(iter(self._engines()), None)
         return RealtimeStatus() if engine is None else engine.status(hide)
@@ -400,12 +393,12 @@ class Realtime:
         """Show this client to the processes that share limits.
 
         Raises:
-            ConfigError: the address of the shared place cannot be read.
+            ConfigError: the address of the shared store cannot be read.
         """
         self._publish_at(self._leases())
 
     def _leases(self) -> SharedLeases | None:
-        """Return the leases of the client; ``None`` if it shares nothing. Errors as :meth:`publish`."""
+        """Return ``None`` if the client shares nothing. Raises as :meth:`publish`."""
         has_account = any(provider.capabilities.priced for provider in self._providers.values())
         return leases_of(self._config.shared, self._clock, has_account=has_account)
 
@@ -415,7 +408,6 @@ class Realtime:
             leases.publish_client(self._setup.metrics, partial(_status, weakref.ref(self)))
 
     def unpublish(self) -> None:
-        """Publish the client's counts one last time."""
         metrics = self._setup.metrics
         with self._opening:  # otherwise it could end one that starts now
             if self._published_to is not None and metrics is not None and self._has_ended:
@@ -423,21 +415,24 @@ class Realtime:
                 leases.unpublish_client(metrics)
 
     def close_providers(self) -> None:
-        """Close providers that no engine uses; one may have started while another was stopping."""
+        """Close providers that no engine uses. An engine may have started while another was stopping."""
         with self._opening, self._starting:
             if self._has_ended:
                 for provider in list(self._providers.values()):
                     provider.close()
 
     def abandon(self, error: WrongProcess) -> None:
-        """In a forked child: end the copies of the parent's futures. Must not take an inherited lock."""
+        """End the copies of the parent's futures in a forked child, without acquiring an inherited lock."""
         for provider in self._providers.values():
             provider.abandon()
         for engine in self._engines():
             engine.abandon(error)
 
     def cancel_pending(self) -> int:
-        """Cancel all requests whose call has not started, and end their lists; return how many."""
+        """Cancel all requests whose call has not started, and end their lists.
+
+        Return the number cancelled.
+        """
         with self._starting:
             lists = list(self._lists)
         for each in lists:
@@ -445,48 +440,47 @@ class Realtime:
         return sum(engine.cancel_pending() for engine in self._engines())
 
     def flush(self) -> None:
-        """Send requests that wait in windows immediately."""
+        """Close all windows, so that their requests are sent."""
         engine = self.engine
         if engine is not None:
             engine.flush()
 
     def on_own_thread(self) -> bool:
-        """Whether the caller runs on a worker, in one of the user's observers or middleware."""
+        """Return True in the user's observers and middleware, which run on a worker."""
         return any(engine.dispatcher.on_own_thread() for engine in self._engines())
 
     # -- status ----------------------------------------------------------------------------------------------
 
     @property
     def counts(self) -> RequestCounts:
-        """Requests by state since the last start, even after a stop; always balanced."""
+        """Requests by state since the last start, also available after a stop."""
         engine = next(iter(self._engines()), None)
         return evolve(self._counts) if engine is None else engine.counts()
 
     @property
     def state(self) -> str:
-        """``idle`` before its start, ``running``, or ``stopped`` and not started again."""
+        """``idle`` before the first start, ``running``, or ``stopped``."""
         if self._is_stopped:
             return "stopped"
         return "idle" if self.engine is None else "running"
 
     @property
     def waiting(self) -> int:
-        """Requests ahead of any new one; read without a lock, for forecasts."""
+        """Number of requests ahead of a new one; read without a lock, for forecasts."""
         engine = self.engine
         return 0 if engine is None else engine.queue.counts.waiting
 
     def guard_budget(self, work: Callable[[], _T]) -> _T:
-        """Do ``work`` under the lock of :attr:`budget`, which is also the lock of the engine's monitor.
+        """Call ``work`` under the lock of :attr:`budget`, which is also the lock of the monitor.
 
-        A function, not a context manager: one written in Python leaves the lock taken if Ctrl-C comes between
-        its beginning and the block.
+        A context manager written in Python could leave the lock held if Ctrl-C interrupted it before the
+        block.
         """
         with self._lock:
             return work()
 
     def await_budget(self, work: Callable[[], bool]) -> None:
-        """Do ``work`` like :meth:`guard_budget`, and again when more of a shared budget may have been leased,
-        until it returns True.
+        """Call ``work`` under the budget's lock, again after each new lease, until it returns True.
 
         Raises:
             ClientClosed: it would have to wait, and the client was stopped.
@@ -504,14 +498,12 @@ class Realtime:
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _engines(self) -> list[RealtimeEngine]:
-        """Return the engines that may have requests, the latest first."""
-        running = self.engine  # read first; see :meth:`stop`
+        running = self.engine  # read first; see stop
         stopping = reversed(self._stopping)
         return [*stopping] if running is None else [running, *stopping]
 
     @property
     def _has_ended(self) -> bool:
-        """Whether no engine runs and none that is stopping has a request left."""
         return self.engine is None and not any(engine.queue.live for engine in self._stopping)
 
     def _running(self) -> RealtimeEngine:

@@ -1,7 +1,7 @@
-"""The router: decides what happens to each request of a call.
+"""The router decides whether each request of a call is complete, failed or retried.
 
-A request is done, has failed, or is tried again: later, alone or in another lane. The router loops over the
-requests, never over the answers: a request without an answer is sent again, alone.
+A retry is sent later, alone or in another lane. The router loops over the requests, not over the answers: a
+request without an answer is sent again alone.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ from smartbatch.types import Answer, Request, Result
 
 _USUAL_FAILURE_SHARE = 0.05
 _RECENT_SUCCESS_SECONDS = 10.0
-"""If a larger share of requests fails, the provider counts as working if a call succeeded this recently."""
+"""If most requests fail, a success this recent still shows that the provider works."""
 _STOP_SECONDS = 30.0
-"""Pause after a failure that would affect every request; then one request is sent as a trial."""
+"""Pause after a failure that would affect every request. Then one request is sent as a probe."""
 
 
 class ResponseRouter:
-    """Decides what happens to the tickets of a call. Methods that end in ``_locked`` need the monitor.
+    """Decides what happens to the tickets of a call. Methods ending in ``_locked`` require the monitor.
 
     Args:
         keep: stores an answer in the cache.
-        fallback: returns the lane of the fallback model for requests of a lane, or ``None``.
+        fallback: returns the lane of the fallback model for a lane, or ``None``.
     """
 
     def __init__(
@@ -121,16 +121,16 @@ class ResponseRouter:
         return readings
 
     def end_quota(self, call: InFlightCall, now: float) -> None:
-        """Report the end of ``call`` to the limits; they have their own lock, so no monitor is needed."""
+        """Report the end of ``call`` to the limits, which have their own lock."""
         end = end_of(call) if call.end is None else call.end
         self._gates.end_quota(call.permit, end.ending, now, end.used)
 
     def route_locked(self, call: InFlightCall, readings: Sequence[Reading], effects: DeferredEffects) -> None:
         """Decide what happens to every ticket of ``call``.
 
-        The call as a whole is handled first: its permit ends, which updates the limits, breaker, budget and
-        token estimates, and packing is evaluated. If the server rejected a parameter, the call is sent again
-        without it; if one of its requests may have made it fail, it is sent again in two halves.
+        First the permit ends, which updates limits, breaker, budget and token estimates, and packing is
+        evaluated. If the server rejected a parameter, the call is repeated without it. If a single request
+        may have made the call fail, the call is repeated in two halves.
         """
         batch, lane = call.batch, call.permit.lane
         outcomes = batch.outcomes
@@ -147,8 +147,8 @@ class ResponseRouter:
         for ticket, reading in zip(batch.items, readings, strict=True):
             any_answer = any_answer or not isinstance(reading, ProviderError)
             if ticket.state is not TicketState.IN_FLIGHT:
-                continue  # it timed out during the call, or is sent again in one of the halves
-            # 1. Its answer does not fit its schema: send it again, or fail it.
+                continue  # it timed out during the call, or was queued again above
+            # 1. Its answer does not fit its schema: send it again or fail it.
             if isinstance(reading, Repair):
                 self._repair_or_fail(ticket, reading, effects)
             # 2. It has an error: send it again, perhaps in another lane, or fail it.
@@ -158,7 +158,7 @@ class ResponseRouter:
             elif isinstance(reading, Shares):
                 waiters = self._queue.end_locked(ticket, ok=True, refused=reading.refused())
                 effects.answer_each(ticket, waiters, reading.results)
-            # 4. It has one result: failed by its schema, or successful.
+            # 4. All waiters share one result, either failed by its schema or successful.
             elif reading.error is not None:
                 self.fail_locked(ticket, reading.error, effects, reading)
             else:
@@ -182,11 +182,9 @@ class ResponseRouter:
                 effects.tell(PackingChanged(at=effects.now, model=lane.label, enabled=False, reason=reason))
 
     def _bisect(self, batch: Batch[Ticket, Outcome], error: ProviderError, effects: DeferredEffects) -> None:
-        """Send the two halves of a shared call again, separately, because one of its requests made the whole
-        call fail.
+        """Send the two halves of a shared call again separately, because one request made the call fail.
 
-        A call of n requests with one bad one takes at most 2 log2 n further calls, and no request loses a try
-        because another one failed.
+        One bad request among n takes at most 2 log2 n further calls, and the other requests lose no tries.
         """
         middle = (len(batch) + 1) // 2
         for half in (batch.items[:middle], batch.items[middle:]):
@@ -197,9 +195,9 @@ class ResponseRouter:
     def _send_without_parameter(
         self, tickets: Sequence[Ticket], error: ParameterRejected, effects: DeferredEffects
     ) -> None:
-        """Send the requests of a call again at once, together.
+        """Send the requests of a call again immediately and together.
 
-        The server ran nothing, and the provider object now omits the parameter that the server rejected.
+        The server processed nothing, and the provider now omits the parameter that the server rejected.
         """
         for ticket in self._grouped(tickets):
             self._again(ticket, error, "parameter", effects)
@@ -219,7 +217,7 @@ class ResponseRouter:
                 )
 
     def _grouped(self, tickets: Sequence[Ticket]) -> list[Ticket]:
-        """Return the tickets that may be sent again; if there are several, they share their next call."""
+        """Return the tickets that may be sent again, and let them share their next call."""
         again = [each for each in tickets if each.state is TicketState.IN_FLIGHT and not each.final]
         group = object()
         for ticket in again:
@@ -227,7 +225,6 @@ class ResponseRouter:
         return again
 
     def _repair_or_fail(self, ticket: Ticket, repair: Repair, effects: DeferredEffects) -> None:
-        """Send a request again, with the reason, because its answer does not fit its schema."""
         if ticket.final:
             self.fail_locked(ticket, repair.error, effects)
             return
@@ -249,13 +246,11 @@ class ResponseRouter:
                 self.fail_locked(ticket, error, effects)
 
     def drop_locked(self, call: InFlightCall, error: SmartbatchError, effects: DeferredEffects) -> None:
-        """Fail the requests of a call that was never made."""
         self._give_back(call, effects)
         for ticket in call.batch.items:
             self.fail_locked(ticket, error, effects)
 
     def return_locked(self, call: InFlightCall, effects: DeferredEffects) -> None:
-        """Let the requests of a call that was never made wait again."""
         self._give_back(call, effects)
         for ticket in call.batch.items:
             self._queue.again_locked(ticket, effects.now, effects.now)
@@ -274,7 +269,7 @@ class ResponseRouter:
         effects: DeferredEffects,
         refused: Result | None = None,
     ) -> None:
-        """End ``ticket`` with ``error``; ``refused`` is its unusable answer, if there is one."""
+        """End ``ticket`` with ``error``. ``refused`` is its unusable answer."""
         waiters = self._queue.end_locked(ticket, ok=False)
         effects.fail(ticket, waiters, error, refused)
 
@@ -282,28 +277,27 @@ class ResponseRouter:
         self, call: InFlightCall, ticket: Ticket, error: ProviderError, effects: DeferredEffects
     ) -> None:
         lane = call.permit.lane
-        # 1. The slower tier refused the request: move it to the standard lane, at once and without counting a
-        # try, unless the tier worked on it until the timeout.
+        # 1. The flex tier refused the request: move it to the standard lane immediately. This counts as a try
+        # only if the tier worked on it until the timeout.
         refusal = flex_refusal(lane, error)
         if refusal is not None:
-            assert lane.standard is not None  # the reservation is at the standard price
+            assert lane.standard is not None  # the reservation uses the standard price
             ticket.lane = lane.standard
             ticket.batch_key = lane.standard.batch_key(ticket.request)
             if refusal is not FlexRefusal.LATE and not ticket.final:
                 self._again(ticket, error, "flex", effects)
                 return
-        # 2. A shared answer omits this request: send it again at once, alone. A try is counted only if the
-        # provider itself shares calls, not for a packed prompt.
+        # 2. A shared answer omits this request: send it again immediately and alone. This counts as a try
+        # only if the provider itself shares calls.
         if isinstance(error, MissingAnswer) and not ticket.alone and not ticket.final:
             ticket.alone = True
             self._again(ticket, error, error.kind.value, effects, counted=lane.packing_health is None)
             return
         stream = ticket.stream
         last = ticket.final or (stream is not None and stream.final)
-        # 3. The request received the error or the web page that stopped the lane, and another model
-        # takes over: send it again, to that model, without counting a try. Other failures in a stopped lane
-        # may have been billed, so they count. A request that keeps going would be sent to this lane again, so
-        # step 4 handles it.
+        # 3. The request received the error or web page that stopped the lane, and there is a fallback model:
+        # send it to that model without counting a try. Other failures in a stopped lane count, because they
+        # may have been billed. Step 4 handles requests with keeps_going, which would return to this lane.
         met_by_all = is_for_all(error) or is_page(error)
         stopped = lane.breaker.stopped(effects.now) is not None and not ticket.keeps_going
         if self._falls_back and not last and met_by_all and stopped:
@@ -320,10 +314,10 @@ class ResponseRouter:
             and ticket.down_for(health.open_since, effects.now) > self._patience
         )
         health.answered = health.answered or (stream is not None and stream.begun)
-        # 4. No further try is allowed, or an outage has lasted too long: send the request to the fallback
-        # model, if there is one, with tries of its own.
-        # 5. There is no fallback model, or the request must not be sent again (cancelled, or partly
-        # streamed): fail it. If the provider has never answered at all, the address may be wrong: stop the
+        # 4. No try is left, or an outage has lasted too long: send the request to the fallback model, if
+        # there is one, with a new number of tries.
+        # 5. There is no fallback model, or the request must not be repeated because it was cancelled or
+        # partly streamed: fail it. If the provider has never answered, its address may be wrong: stop the
         # lane, so that other requests do not wait for it.
         if retry is None or too_long or last:
             other = None if last else self._fallback_for(ticket, error)
@@ -336,20 +330,21 @@ class ResponseRouter:
             if is_network(error) and not health.answered:
                 self._stop(lane, error, effects)
             return
-        # 6. Send it again after its delay; from its second failure on alone, in case it causes the failures.
+        # 6. Send it again after its delay. After its second failure it is sent alone, because it may be the
+        # cause.
         if count.failures > 1:
             ticket.alone = ticket.alone or ticket.lane.shares
         if health.answered and (count.failures > 1 or lane.breaker.state is not BreakerState.CLOSED):
-            # behind the others: a request that always fails must not delay them or serve as every probe
+            # after the others, so that a request that always fails neither delays them nor serves as every
+            # probe
             ticket.key = latest_start(effects.now, ticket.request.priority, ticket.deadline)
         self._again(ticket, error, error.kind.value, effects, retry.delay, counted=retry.counted)
 
     def _fallback_for(self, ticket: Ticket, error: ProviderError) -> Lane | None:
         """Return the lane of the fallback model for a request that its own model cannot answer.
 
-        ``None`` if there is none or it would not help: vectors of two models cannot be compared, and the
-        user's own function would only be called once more. The failures of a single request may never open
-        the breaker.
+        There is none for embeddings, because vectors of two models cannot be compared, nor for a user's
+        function, which would only be called once more.
         """
         request = ticket.request
         outage = is_unhealthy(error) or is_for_all(error)
@@ -391,9 +386,9 @@ class ResponseRouter:
     def _circumstances(
         self, call: InFlightCall, error: ProviderError, now: float, keeps_going: bool
     ) -> Circumstances:
-        """Return how other calls fared while ``call`` was under way.
+        """Describe how other calls fared while ``call`` was in flight.
 
-        A request that ``keeps_going`` is not held by a breaker that opened because requests are refused.
+        A request with ``keeps_going`` ignores a breaker that opened because the provider refuses requests.
         """
         lane = call.permit.lane
         breaker = lane.breaker
@@ -416,10 +411,9 @@ class ResponseRouter:
         worst = end.worst
         if end.ending is not Ending.DROPPED and (worst is None or worst.status is not None):
             lane.provider_health.answered = True
-        # 1. Update the limits and the budget with the actual usage, and the breaker with the call's outcome.
+        # 1. Update the limits and the budget with the actual usage, and the breaker with the outcome.
         changes = self._gates.end(call.permit, end.ending, effects.now, end.used)
-        # 2. An error that would affect every request stops the lane, unless a call has succeeded in the
-        # meantime.
+        # 2. An error that would affect every request stops the lane, unless a call succeeded in the meantime.
         if worst is not None and is_for_all(worst) and lane.breaker.passed_at < call.started:
             self._stop(lane, worst, effects)
         # 3. A web page was returned before any call has succeeded: the address may be wrong.
@@ -430,12 +424,11 @@ class ResponseRouter:
         _judge_flex(lane, worst, effects)
 
     def _check_address(self, lane: Lane, error: ProviderError, effects: DeferredEffects) -> None:
-        # 1. The first web page: send only probes for now; an answer to a call in flight shows that the
-        # address is right.
+        # 1. The first web page: send only probes. An answer to a call in flight proves the address right.
         if lane.breaker.state is BreakerState.CLOSED:
-            reason = "a web page came instead of the first answer"
+            reason = "a web page was returned before any answer"
             self.note_change(lane, lane.breaker.open(reason, effects.now, self._rng), effects)
-        # 2. A probe was answered with a web page as well: other requests would be too.
+        # 2. A probe returned a web page as well: stop the lane.
         elif lane.breaker.state is BreakerState.HALF_OPEN:
             self._stop(lane, error, effects)
 
@@ -447,7 +440,7 @@ class ResponseRouter:
     def note_change(self, lane: Lane, change: Change, effects: DeferredEffects) -> None:
         """Apply a change of the breaker or a new cooldown, and report it."""
         if isinstance(change, Cooldown):
-            if change.fresh and change.seconds > 0:  # otherwise it was already reported
+            if change.fresh and change.seconds > 0:  # otherwise it was reported before
                 lane.reported_wait_until = effects.now + change.seconds
                 effects.tell(
                     CooldownStarted(
@@ -501,7 +494,7 @@ def _judge_flex(lane: Lane, error: ProviderError | None, effects: DeferredEffect
 
 
 def _resize(ticket: Ticket, request: Request) -> None:
-    """Make ``ticket`` send ``request``, which needs more tokens and money."""
+    """Replace the ticket's request by one that needs more tokens and money."""
     before = ticket.input_tokens
     ticket.request = request
     ticket.input_tokens = estimate_request(request)

@@ -1,4 +1,4 @@
-"""Shared by all parts of the real-time path: settings, time, random numbers, user hooks, and observers."""
+"""Dependencies that all parts of the real-time path share."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from smartbatch.realtime.call import Middleware
 from smartbatch.types import Kind, Result, RunCallback, call_now, evolve
 
 PostProcess = Callable[[Result], "Result | None"]
-"""Receives an answered result and returns it, or a changed one."""
+"""Receives a successful result and returns it or a changed one."""
 
 
 class HookParams(TypedDict, total=False):
-    """Keyword arguments of a client besides settings; see :class:`~smartbatch.BatchingClient`."""
+    """Keyword arguments of :class:`~smartbatch.BatchingClient` that are not settings."""
 
     preprocess: Sequence[Preprocess]
     post_process: PostProcess | None
@@ -39,15 +39,13 @@ class HookParams(TypedDict, total=False):
 
 @frozen
 class UserHooks:
-    """User code that is called for each call and result."""
-
-    # called with each answered result on a worker; returns it, or a changed one
+    # runs on a worker for each successful result
     post_process: PostProcess | None = None
-    middleware: tuple[Middleware, ...] = ()  # layers around each call, the first one outermost
-    # the user's classification of errors, which precedes the provider's
+    middleware: tuple[Middleware, ...] = ()  # the first one is outermost
+    # user classifiers, tried before the provider's
     classifiers: Classifiers = field(factory=lambda: Classifiers(()))
     run_callback: RunCallback = call_now  # calls post_process and callbacks
-    # whether one call may answer identical requests: every middleware must allow it
+    # True if every middleware allows one call to answer identical requests
     shareable: bool = field(init=False)
 
     @shareable.default
@@ -55,7 +53,7 @@ class UserHooks:
         return all(getattr(layer, "shareable", False) is True for layer in self.middleware)
 
     def process(self, result: Result) -> Result:
-        """Return the result after ``post_process``; a failed one if the hook fails."""
+        """Apply ``post_process``. The result is failed if the hook fails."""
         if self.post_process is None:
             return result
         cause: object = None
@@ -85,25 +83,23 @@ class UserHooks:
 
 @define(eq=False, repr=False)
 class Parallelism:
-    """How many calls a client makes at once; may change while the client is running."""
+    """Maximum concurrent calls of a client; may change while it runs."""
 
     calls: int
 
 
 @frozen(eq=False, repr=False)
 class RealtimeSetup:
-    """Dependencies that all real-time parts and runs share."""
-
     config: BatchingConfig
     clock: Clock
     rng: random.Random = field(factory=random.Random)
-    tell: Callable[[Event], None] = lambda _: None  # passes an event to all observers; never raises
+    tell: Callable[[Event], None] = lambda _: None  # sends an event to all observers; never raises
     report: Callable[[BaseException], None] = lambda _: None  # receives exceptions from user callbacks
     hooks: UserHooks = field(factory=UserHooks)
-    # returns what is known about token counts, by model and kind of request; may read a file
+    # known token counts by model and kind of request; may read a file
     calibration: Callable[[str, Kind], Calibration] = lambda _model, _kind: Calibration()
     fallback: OpenedModel | None = None  # answers while the breaker of another model is open
-    metrics: BatchMetrics | None = None  # the client's, for processes that share limits
+    metrics: BatchMetrics | None = None
     # reloads the user's settings for models; may read a store, never raises
     read_controls: Callable[[], object] = lambda: None
     parallelism: Parallelism = Factory(lambda self: Parallelism(self.config.parallelism), takes_self=True)

@@ -1,7 +1,7 @@
-"""The quotas of this process: clients that share a provider's limits share counters and cooldowns.
+"""Quotas of this process. Clients that share a provider's limits share counters and cooldowns.
 
-A script that creates a client for every list must not get a full burst each time, so the state is stored
-here, by provider scope and model, and not in a client. Each quota has a leaf lock, held only for arithmetic.
+They are stored by provider scope and model rather than in a client, because a script that creates a client
+per list must not get a full burst each time. Each quota has a leaf lock, held only for arithmetic.
 """
 
 from __future__ import annotations
@@ -22,33 +22,30 @@ from smartbatch.observe import logs
 from smartbatch.sharing.limit_leases import SharedLeases
 
 MAX_UNUSED_QUOTAS = 1_000
-"""Number of unused quotas to keep for later clients, about 5 kB each: in a service with one key
-per customer, their number keeps growing."""
+"""Unused quotas kept for later clients, about 5 kB each. A service with one key per customer would otherwise
+accumulate them.
+"""
 
 
 @frozen(eq=False, repr=False)
 class _LeaseOwner:
-    """A client that uses a quota."""
-
-    max_rpm: float | None  # requests per minute
-    max_tpm: float | None  # tokens per minute
+    max_rpm: float | None
+    max_tpm: float | None
     wake: Callable[[], None]
-    shares: bool  # with other processes
+    shares: bool
 
 
 @frozen(eq=False, repr=False)
 class Sharing:
-    """How a client shares its quotas with other processes."""
-
-    leases: SharedLeases  # of this process
+    leases: SharedLeases
     scope: str
     model: str
     on_lost: str  # see :class:`~smartbatch.core.limits.lease.LimitLease`
-    tell: Callable[[Event], None]  # announces events
+    tell: Callable[[Event], None]
 
 
 class _QuotaShare:
-    """A quota, as a :class:`~smartbatch.sharing.limit_leases.Share`."""
+    """A quota as a :class:`~smartbatch.sharing.limit_leases.Share`."""
 
     def __init__(self, quota: SharedQuota, sharing: Sharing) -> None:
         self.scope, self.model = sharing.scope, sharing.model
@@ -103,7 +100,7 @@ class SharedQuota:
     def __init__(self) -> None:
         self.lock = threading.Lock()  # guards the next two; taken after a client's monitor, never before it
         self.quota = Quota()
-        self.flex = FlexHealth()  # of the model's slower tier
+        self.flex = FlexHealth()
         self._owners: weakref.WeakKeyDictionary[object, _LeaseOwner] = weakref.WeakKeyDictionary()
         self._share: _QuotaShare | None = None
 
@@ -118,11 +115,11 @@ class SharedQuota:
         sharing: Sharing | None = None,
         has_account: bool = False,
     ) -> None:
-        """Let ``owner``, which is held weakly, use the quota; the lowest of all owners' limits applies.
+        """Let ``owner`` use the quota. The lowest limit of all owners applies; owners are held weakly.
 
-        ``wake`` is called, without any lock, when a call of another owner ends, when another owner leaves,
-        and when the share of this process has grown. The first owner with ``sharing`` decides how the quota
-        is shared. If there is an account, an unknown limit is approached slowly.
+        ``wake`` is called without a lock when a call of another owner ends, another owner leaves, or the
+        share of this process grows. The first owner with ``sharing`` decides how the quota is shared. If
+        there is an account, an unknown limit is approached slowly.
         """
         with self.lock:
             self._owners[owner] = _LeaseOwner(max_rpm, max_tpm, wake, sharing is not None)
@@ -130,19 +127,18 @@ class SharedQuota:
             if has_account:
                 self.quota.approach()
             joined: _QuotaShare | None = None
-            # a lease without a share is being returned and must no longer be used
+            # a lease without a share is being returned and must not be used
             if sharing is not None and (self.quota.lease is None or self._share is None):
                 joined = self._share = _QuotaShare(self, sharing)
         if joined is None:
             return
         try:
             joined.leases.join(joined)
-        except RuntimeError as error:  # no thread can be started: nothing is shared
+        except RuntimeError as error:  # no thread can be started, so nothing is shared
             joined.end()
             logs.warn("shared_limits_off", error=str(error))
 
     def limit(self, owner: object, max_rpm: float | None, max_tpm: float | None, now: float) -> None:
-        """Change the limits of ``owner``, if it uses the quota. No lock may be held."""
         with self.lock:
             known = self._owners.get(owner)
             if known is None or (known.max_rpm, known.max_tpm) == (max_rpm, max_tpm):
@@ -152,10 +148,9 @@ class SharedQuota:
         self.wake_all()
 
     def detach(self, owner: object, now: float) -> None:
-        """Remove ``owner``; its limits no longer apply, but what it used still counts. No lock may be
-        held."""
+        """Remove ``owner`` and its limits. Its past usage still counts. No lock may be held."""
         with self.lock:
-            self._owners.pop(owner, None)  # a collected owner has already been removed
+            self._owners.pop(owner, None)  # a garbage-collected owner is already gone
             if self._owners:
                 self._configure_locked(now)
             leaves = None
@@ -170,18 +165,15 @@ class SharedQuota:
         return bool(self._owners)
 
     def wake_all(self) -> None:
-        """Make all clients check whether calls may be sent now. No lock may be held."""
+        """Make all clients check whether calls may be sent. No lock may be held."""
         with self.lock:
             wakers = [owner.wake for owner in self._owners.values()]
         for wake in wakers:
             wake()
 
     def wake_others(self, owner: object) -> None:
-        """Inform the other clients that a call has ended, even if its owner has left.
-
-        No lock may be held.
-        """
-        if len(self._owners) == 1 and owner in self._owners:  # the usual case: no other clients
+        """Notify the other clients that a call has ended. No lock may be held."""
+        if len(self._owners) == 1 and owner in self._owners:  # usually there are no other clients
             return
         with self.lock:
             wakers = [other.wake for key, other in self._owners.items() if key is not owner]
@@ -195,12 +187,11 @@ class SharedQuota:
 
 
 class _Quotas:
-    """The quotas of a process, by provider scope and model, but only the latest of those without a
-    client."""
+    """Quotas by provider scope and model; only the latest of those without a client are kept."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[tuple[str, str], SharedQuota] = {}  # in the order of their last use
+        self._known: dict[tuple[str, str], SharedQuota] = {}
         self._most = 2 * MAX_UNUSED_QUOTAS
 
     def get(self, scope: str, model: str) -> SharedQuota:
@@ -215,15 +206,13 @@ class _Quotas:
         return quota
 
 
-# A forked child starts without its parent's quotas, whose locks may be held by threads it does not have.
+# A forked child starts with new quotas: a thread of the parent may hold the inherited locks.
 _quotas = PerProcess(_Quotas)
 
 
 def shared_quota(scope: str, model: str) -> SharedQuota:
-    """Return this process's quota of ``model`` under the provider scope ``scope``."""
     return _quotas.get().get(scope, model)
 
 
 def forget_all() -> None:
-    """Discard all quotas, so that a test does not depend on earlier ones."""
     _quotas.take()

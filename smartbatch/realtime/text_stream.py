@@ -1,21 +1,21 @@
-"""An answer passed piece by piece from the worker that makes the call to the thread that reads it.
+"""Streams: passes an answer chunk by chunk from the worker to the thread that reads it.
 
 The life of a stream, in order:
 
-1. The box is made, the request is queued, and the stream is returned.
-2. Each try of its call attaches a function that closes the connection, and detaches it at the end. There are
-   further tries until the first chunk is put in, and none after it.
-3. Chunks are put in and taken out. A full box makes the call wait for its reader, until its deadline.
-4. It ends in one of three ways, whichever comes first:
+1. The box is created, the request is queued, and the stream is returned.
+2. Each try attaches a function that closes its connection, and detaches it at the end. Retries are possible
+   until the first chunk is delivered.
+3. Chunks are put in and taken out. If the box is full, the call waits for the reader until its deadline.
+4. The stream ends in one of three ways:
 
-   a. the request finishes: the reader takes the remaining chunks, then the result or its error;
-   b. the reader closes the stream: the remaining chunks are dropped, a waiting request leaves the queue, and
-      the connection of one under way is closed;
-   c. the call has waited for its reader until its deadline: the request fails.
+   a. the request finishes: the reader takes the remaining chunks, then the result or error;
+   b. the reader closes the stream: the remaining chunks are dropped, and a waiting request is cancelled or
+      the connection closed;
+   c. the call has waited for the reader until its deadline: the request fails.
 
-When the client stops, the box accepts any number of chunks, since the stopping thread may be the reader. A
-stream closed by the garbage collector or in a signal handler is closed on another thread: the interrupted
-code may hold the lock.
+When the client stops, the box accepts any number of chunks, because the stopping thread may be the reader. A
+stream closed by the garbage collector or a signal handler is closed on another thread, because the
+interrupted code may hold the lock.
 """
 
 from __future__ import annotations
@@ -36,23 +36,26 @@ from smartbatch.results import Interrupted, ResultList
 from smartbatch.types import Result, T
 
 MAX_CHUNKS = 1_000
-"""Maximum number of chunks that wait for the reader; then the call waits."""
+"""Maximum number of chunks that wait for the reader."""
 MAX_CHARACTERS = 1 << 20
 """Maximum total length of these chunks."""
 
 
 class ChunkBox:
-    """A bounded box of chunks: a worker puts them in, one thread takes them out, any thread may cancel."""
+    """A bounded box of chunks.
+
+    A worker puts chunks in, one thread takes them out, and any thread may cancel.
+    """
 
     def __init__(self, clock: Clock) -> None:
-        self.request_id = ""  # set once it is known
-        self.drop: Callable[[], None] = lambda: None  # removes the request from the queue if it waits there
-        self.begun = False  # whether a chunk was put in
-        self.first_at = 0.0  # when the first chunk arrived, monotonic seconds
-        self.held_up = False  # whether the worker ever had to wait for the reader
+        self.request_id = ""
+        self.drop: Callable[[], None] = lambda: None  # removes a waiting request from the queue
+        self.begun = False  # a chunk was put in
+        self.first_at = 0.0  # arrival of the first chunk, monotonic seconds
+        self.held_up = False  # the worker had to wait for the reader
         self.tokens = 0  # estimated tokens of the chunks put in
-        self.cancelled = False  # whether the reader closed the stream early
-        self.result: Result | None = None  # set once the request has finished
+        self.cancelled = False  # the reader closed the stream early
+        self.result: Result | None = None
         self._clock = clock
         self._filled = clock.monitor()
         self._emptied = clock.monitor(self._filled.lock)
@@ -65,23 +68,20 @@ class ChunkBox:
 
     @property
     def over(self) -> bool:
-        """Whether no more chunks are accepted."""
         return self.cancelled or self.result is not None
 
     @property
     def final(self) -> bool:
-        """Whether the request must not be tried again."""
         return self.begun or self.over
 
     def attach(self, close: Callable[[], None]) -> None:
-        """Call ``close`` when the request is cancelled or times out; raises an error if it already has."""
+        """Call ``close`` when the request is cancelled or times out. Raises an error if it already has."""
         with self._filled:
             if self.over:
                 raise _cancelled()
             self._close = close
 
     def detach(self) -> None:
-        """Forget the connection, because the call has ended."""
         with self._filled:
             self._close = None
 
@@ -111,7 +111,7 @@ class ChunkBox:
             self._filled.notify()
 
     def end(self, result: Result) -> None:
-        """Set the result; the chunks in the box can still be read."""
+        """Set the result. The chunks in the box can still be read."""
         with self._filled:
             if self.result is not None:
                 return
@@ -121,7 +121,7 @@ class ChunkBox:
         _call_quietly(close)
 
     def lift(self) -> None:
-        """Accept any number of chunks from now on, as the thread that stops a client may be the reader."""
+        """Accept any number of chunks, because the thread that stops a client may be the reader."""
         with self._emptied:
             self._bounded = False
             self._emptied.notify_all()
@@ -129,7 +129,7 @@ class ChunkBox:
     # the reader's side
 
     def take(self) -> str | None:
-        """Return the next chunk, waiting for it; ``None`` at the end."""
+        """Wait for the next chunk. Return ``None`` at the end."""
         with self._filled:
             self._filled.wait_for(lambda: self._chunks or self.over)
             if not self._chunks:
@@ -140,7 +140,7 @@ class ChunkBox:
             return piece
 
     def cancel(self) -> bool:
-        """Accept no more chunks, and close the call under way; return False if everything was read before."""
+        """Accept no more chunks and close the connection. Return False if everything was read before."""
         with self._filled:
             if self.result is not None and not self._chunks:
                 return False
@@ -163,7 +163,9 @@ class ChunkBox:
         return len(self._chunks) < MAX_CHUNKS and self._chars + len(piece) <= MAX_CHARACTERS
 
     def _close_locked(self) -> Callable[[], None] | None:
-        """Wake all waiting threads; return what closes the connection, to call without the lock."""
+        """Wake all waiting threads. Return the function that closes the connection, to be called without the
+        lock.
+        """
         self._filled.notify_all()
         self._emptied.notify_all()
         close, self._close = self._close, None
@@ -171,13 +173,13 @@ class ChunkBox:
 
 
 class TextStream(Iterator[str], Generic[T]):
-    """The answer of one request, chunk by chunk, as it is generated. One thread reads it; any may close it.
+    """The answer to one request, in chunks, as it is generated. One thread reads it; any thread may close it.
 
-    ``for chunk in stream`` closes it however the loop ends, even by Ctrl-C; so does the end of a
-    ``with`` block. If you call ``next`` yourself, close the stream, or the answer is generated to its end.
+    ``for chunk in stream`` and ``with stream`` close the stream when they end, even after Ctrl-C. If you call
+    ``next`` yourself, close the stream; otherwise the whole answer is generated.
 
-    The loop raises the request's error if it has one, even after chunks were read: the answer is complete
-    only if the loop ends normally. Ctrl-C while waiting for a chunk raises ``Interrupted``.
+    The loop raises the request's error, even after some chunks: the answer is complete only if the loop ends
+    normally. Ctrl-C while waiting for a chunk raises ``Interrupted``.
     """
 
     def __init__(self, box: ChunkBox) -> None:
@@ -192,14 +194,13 @@ class TextStream(Iterator[str], Generic[T]):
 
     @property
     def result(self) -> Result[T]:
-        """The whole result: usage, cost, latency and ``time_to_first_chunk``, once the stream is read or
-        closed.
+        """The complete result with usage, cost, latency and ``time_to_first_chunk``.
 
         Raises:
-            SmartbatchError: it is still being read.
+            SmartbatchError: the stream has neither been read to its end nor closed.
         """
         self._check_process()
-        if not (self._box.over or self._left):  # if its loop was left, another thread closes it
+        if not (self._box.over or self._left):  # another thread closes it after its loop was left
             raise SmartbatchError(
                 "the answer is still being generated: read the stream to its end, or close it",
                 request_id=self.request_id,
@@ -207,13 +208,13 @@ class TextStream(Iterator[str], Generic[T]):
         return self._box.wait()
 
     def close(self) -> None:
-        """Stop the stream. A waiting request is not sent; the connection of one under way is closed.
+        """Stop the stream. A waiting request is not sent; the connection of a running one is closed.
 
-        Tokens generated until then are billed. Closing twice, or after the end, is fine.
+        Tokens generated until then are billed. Further calls have no effect.
         """
         if self._process != os.getpid():
             return
-        if reentered():  # in a signal handler: the interrupted code may hold our lock
+        if reentered():  # in a signal handler, the interrupted code may hold the lock
             self._close_elsewhere()
         elif self._box.cancel():
             self._box.drop()
@@ -264,7 +265,7 @@ class TextStream(Iterator[str], Generic[T]):
         except KeyboardInterrupt:
             self.close()
             interrupted = True
-        except BaseException:  # such as one raised by a signal handler
+        except BaseException:  # raised by a signal handler, for example
             self.close()
             raise
         if interrupted:
@@ -289,11 +290,11 @@ class TextStream(Iterator[str], Generic[T]):
             )
 
     def _close_elsewhere(self) -> None:
-        """Close it on another thread: the garbage collector may run while a lock is held."""
+        """Close it on another thread, because the garbage collector may run while a lock is held."""
         self._left = True
         if self._box.over or self._process != os.getpid():
             return
-        with contextlib.suppress(RuntimeError):  # no thread can be started: the interpreter is exiting
+        with contextlib.suppress(RuntimeError):  # no thread can be started at interpreter exit
             threading.Thread(target=self.close, name="smartbatch-close", daemon=True).start()
 
 

@@ -1,7 +1,7 @@
-"""A request being processed: its submission, its ticket, its waiters, and their futures.
+"""A request in progress: its submission, its ticket, and its waiters with their futures.
 
-They refer to each other: a ticket lists its waiters, a waiter has its future and its ticket, and a cancelled
-future leads back to its waiter.
+A ticket lists its waiters, a waiter refers to its future and its ticket, and a cancelled future refers to its
+waiter.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from smartbatch.types import NO_USAGE, Priority, Request, Result, Route, T, Usag
 
 @frozen
 class CallOptions:
-    """How one request is sent, apart from the request's own fields."""
+    """How one request is sent, besides the request's own fields."""
 
     model: OpenedModel
-    # gets the result before threads that wait for the future continue
+    # receives the result before threads that wait for the future continue
     sink: Callable[[Result], None] | None = None
-    stream: ChunkBox | None = None  # receives the answer piece by piece
-    raw: bool = False  # whether hooks are left out, because they run when the result is read
-    # the budget that pays, within the client's; None for the client's budget
+    stream: ChunkBox | None = None
+    raw: bool = False  # skip hooks, which run when the result is read
+    # the paying budget, within the client's; None for the client's
     own_budget: Budget | None = None
-    alone: bool = False  # whether it shares its call with no other request
-    flex: bool = False  # whether to use the provider's slower tier, if there is one
-    keeps_going: bool = False  # whether it is sent although the provider refuses the key, account or model
+    alone: bool = False  # never shares its call
+    flex: bool = False  # use the provider's flex tier, if there is one
+    keeps_going: bool = False  # sent although the provider refuses the key, account or model
 
 
 @frozen
 class Submission:
-    """A checked request with everything that decides how it is processed."""
+    """A validated request and how to process it."""
 
-    request: Request  # as it is to be sent
+    request: Request
     request_id: str  # the request's own id, or a generated one
     lane: Lane
     options: CallOptions
-    fingerprint: bytes | None  # equal for requests that may share one answer; None if it must not
-    # where the cache stores the answer of the requested model; None if it does not
+    fingerprint: bytes | None  # equal for requests that may share an answer; None if it must not
+    # cache key for the requested model; None if it is not cached
     cache_key: bytes | None = None
-    input_tokens: int = 0  # estimated from the text
-    tokens: int = 0  # expected input and output, from what its lane has learned
+    input_tokens: int = 0
+    tokens: int = 0  # expected input and output, as learned by its lane
     reserve: float = 0.0  # maximum cost, USD
 
 
@@ -64,22 +64,22 @@ PATIENCE_SECONDS: dict[Priority, float] = {
     Priority.LOW: 120.0,
     Priority.DEFERRABLE: 240.0,
 }
-"""Seconds after its arrival by which a request of each priority should start.
+"""Seconds after arrival by which a request of each priority should start.
 
-Requests are served in the order of these times, so each ages by itself and none starves: a LOW one lets
-NORMAL ones pass that arrive within two minutes of it, and no later ones. URGENT ones come first, except for
-the turns of requests whose time has passed: see :class:`~smartbatch.realtime.lane_queue.Turns`.
+Requests are served in the order of these times, so that none starves: a LOW request is overtaken only by
+NORMAL ones that arrive within two minutes after it. URGENT ones precede all others, except in the turns that
+:class:`~smartbatch.realtime.lane_queue.Turns` reserves.
 """
 
 
 def latest_start(arrival: float, priority: Priority, deadline: float | None) -> float:
-    """Return the time that decides the order of service: by priority, or its own deadline if sooner."""
+    """Return the time that decides the order of service, from the priority or an earlier deadline."""
     start = arrival + PATIENCE_SECONDS[priority]
     return start if deadline is None or deadline > start else deadline
 
 
 class TicketState(enum.Enum):
-    """A ticket that is retried alternates between WAITING and IN_FLIGHT; DONE is final."""
+    """A retried ticket alternates between WAITING and IN_FLIGHT. DONE is final."""
 
     WAITING = "waiting"
     IN_FLIGHT = "in_flight"
@@ -92,14 +92,13 @@ def _nothing(*_: object) -> None: ...
 class ResultFuture(Future[Result[T]]):
     """A ``concurrent.futures.Future`` whose callbacks run on a thread of their own.
 
-    A callback may therefore block, wait for another future, submit, or stop the client without holding up the
-    workers. A callback added after the end runs at once on the caller's thread, as in the standard library.
-
-    A copy in a forked child reports that it belongs to the parent, even if the fork called no hooks.
+    A callback may therefore block, wait for another future, submit a request, or stop the client without
+    blocking a worker. A callback added to a complete future runs immediately on the caller's thread, as in
+    the standard library. In a forked child, the future raises :class:`~smartbatch.WrongProcess`.
 
     Attributes:
-        outcome: the whole result, failures included, once the future is complete.
-        withdraw: takes the request back if the future itself cannot; ``None`` otherwise.
+        outcome: the complete result, even if it failed; ``None`` until the future is complete.
+        withdraw: cancels the request if the future cannot.
     """
 
     def __init__(
@@ -117,7 +116,7 @@ class ResultFuture(Future[Result[T]]):
         self.withdraw: Callable[[ResultFuture[T]], bool] | None = None
 
     def result(self, timeout: float | None = None) -> Result[T]:
-        """Wait for the result. Ctrl-C during the wait cancels all of the client's unstarted requests.
+        """Wait for the result. Ctrl-C during the wait cancels all requests whose call has not started.
 
         Raises:
             SmartbatchError: the error the request failed with.
@@ -132,7 +131,7 @@ class ResultFuture(Future[Result[T]]):
         except KeyboardInterrupt:
             on_interrupt()
         finally:
-            del self  # an error raised here has this frame in its traceback, and the future has the error
+            del self  # breaks the cycle between this frame, the error's traceback and the future
         raise _interrupted()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -151,7 +150,7 @@ class ResultFuture(Future[Result[T]]):
         return super().done()
 
     def running(self) -> bool:
-        """Return whether the call of the request is under way."""
+        """Return whether the request's call is in progress."""
         notice_fork()
         return super().running()
 
@@ -181,7 +180,7 @@ class ResultFuture(Future[Result[T]]):
         super().add_done_callback(lambda future: run_later(lambda: under(fn, future)))
 
     def settle(self, result: Result) -> None:
-        """Complete the future with ``result``, unless it was cancelled before its call started."""
+        """Complete the future, unless it was cancelled before its call started."""
         self.outcome = result
         self.waiter = None  # the future must not keep its ticket alive
         try:
@@ -198,10 +197,10 @@ class ResultFuture(Future[Result[T]]):
         self.withdraw = None
 
     def abandon(self, error: WrongProcess) -> None:
-        """End the copy in a forked child. No other thread of the child can know this future.
+        """End the copy of the future in a forked child, where no other thread can know it.
 
-        It is initialised again, since a thread that does not exist here may have locked it. The callbacks are
-        the parent's and are dropped.
+        The future is initialised again, because a thread that does not exist in the child may hold its lock.
+        Callbacks belong to the parent and are dropped.
         """
         has_ended = self._on_cancel is _nothing
         super().__init__()
@@ -214,7 +213,6 @@ class ResultFuture(Future[Result[T]]):
 
 
 def of_the_parent() -> WrongProcess:
-    """Return the error of the parent's requests in a forked child."""
     return WrongProcess(
         "the request belongs to the parent process; a forked child starts with an empty client"
     )
@@ -226,22 +224,22 @@ def _interrupted() -> Interrupted:
 
 @define(eq=False, repr=False)
 class Waiter:
-    """One request's part of a ticket: its future, and everything that concerns this request alone.
+    """The part of a ticket that belongs to one request, including its future.
 
-    Only copies of ``variables`` are entered, as one context cannot be entered by two threads at a time.
+    Only copies of ``variables`` are entered, because two threads cannot enter one context at the same time.
     """
 
     request: Request
     request_id: str
     future: ResultFuture
     submitted: float
-    deadline: float | None  # when it times out; None for never
+    deadline: float | None  # monotonic seconds; None for no timeout
     sink: Callable[[Result], None] | None
-    raw: bool = False  # whether hooks are left out
-    joined: bool = False  # whether it joined the ticket of an identical request
-    running: bool = False  # whether its future can no longer be cancelled
-    ticket: Ticket | None = None  # once the queue has admitted it
-    variables: Context = field(factory=copy_context)  # context variables of the submitter
+    raw: bool = False
+    joined: bool = False  # it joined the ticket of an identical request
+    running: bool = False  # its future can no longer be cancelled
+    ticket: Ticket | None = None
+    variables: Context = field(factory=copy_context)
 
     @classmethod
     def of(cls, submission: Submission, future: ResultFuture, submitted: float) -> Waiter:
@@ -252,7 +250,10 @@ class Waiter:
         return waiter
 
     def begin(self) -> bool:
-        """Move the future to running, so that it can be completed; False if it has finished already."""
+        """Move the future to running, so that it can be completed.
+
+        Return False if it has finished already.
+        """
         self.running = True
         try:
             return self.future.set_running_or_notify_cancel()
@@ -262,29 +263,29 @@ class Waiter:
     def end(self, result: Result) -> None:
         """Complete the future and call the sink, once. No lock may be held."""
         self.future.settle(result)
-        self.ticket = None  # breaks the cycle, so that neither waits for the garbage collector
+        self.ticket = None
         if self.sink is not None:
             self.sink(result)
 
 
 @define(eq=False, repr=False)
 class Ticket:
-    """A request being processed, with a record of its tries.
+    """A request in progress, with a record of its tries. It is completed once.
 
-    A ticket is completed once. While it waits, it belongs to the queue and is changed under the monitor;
-    while it is in flight, it belongs to its worker, except for its waiters.
+    A waiting ticket belongs to the queue and is changed under the monitor. In flight, it belongs to its
+    worker, except for its waiters.
     """
 
-    submission: Submission  # as submitted; fields of the ticket itself may change later
-    waiters: list[Waiter]  # whose futures its result completes; the first one pays
-    request: Request  # the request to send next; changed after an answer that did not fit
-    lane: Lane  # where it waits; the slower tier or the fallback may change it
-    key: float  # its latest start, which decides the order of service
-    due: float  # when it may be served
-    must_start: float  # end of its window
+    submission: Submission  # as submitted; the ticket's own fields may change later
+    waiters: list[Waiter]  # the first one pays
+    request: Request  # sent next; changes after an answer that does not fit
+    lane: Lane  # changes if the request moves to the standard tier or the fallback model
+    key: float  # latest start, which decides the order of service
+    due: float  # earliest time of its next call, monotonic seconds
+    must_start: float  # end of its window, monotonic seconds
     urgent: bool
-    alone: bool  # whether it shares its call with no other request
-    keeps_going: bool  # whether it is sent although the provider refuses key, account or model
+    alone: bool  # never shares its call
+    keeps_going: bool  # sent although the provider refuses key, account or model
     batch_key: Hashable  # equal for requests that may share a call
     fingerprint: bytes | None
     stream: ChunkBox | None
@@ -294,21 +295,21 @@ class Ticket:
     reserve: float
     state: TicketState = TicketState.WAITING
     entry: int = 0  # its valid entry in the lane's heaps; 0 for none, negative while taken out
-    paused: bool = False  # whether it waits for its next try, or until its list's budget has room
+    paused: bool = False  # waits for a retry, or until its budget has room
     group: object | None = None  # equal for requests in the same half of a split call
-    final: bool = False  # whether the call under way is certainly the last
+    final: bool = False  # the call in flight is certainly the last
     attempts: int = 0
-    repairs: int = 0  # how many times it was sent again because an answer did not fit
-    refused: UnusableAnswer | None = None  # why the last such answer was rejected, with its text
+    repairs: int = 0
+    refused: UnusableAnswer | None = None  # why the last answer was rejected, with its text
     retry_count: RetryCount = field(factory=RetryCount)
     usage: Usage = NO_USAGE
-    cost: float | None = 0.0  # USD of all tries with a known bill; None once a price is unknown
-    unconfirmed: float = 0.0  # USD that the other tries may have cost
-    calling: bool = False  # whether a call is under way, whose bill is unknown
+    cost: float | None = 0.0  # USD of all tries with a known cost; None once a price is unknown
+    unconfirmed: float = 0.0  # maximum USD of the other tries
+    calling: bool = False  # a call is in flight, so its cost is unknown
     started: float = 0.0
     last_error: SmartbatchError | None = None
-    seconds: float = 0.0  # duration of the last finished call
-    route: Route | None = None  # route of the last call, including one under way
+    seconds: float = 0.0
+    route: Route | None = None  # route of the latest call, including one in flight
     dropped: tuple[tuple[str, str], ...] = ()  # parameters omitted by repairs, with the reasons
 
     @classmethod
@@ -324,7 +325,7 @@ class Ticket:
             due=arrival,
             must_start=arrival + (lane.accumulator.window.max_wait if window is None else window),
             urgent=request.priority is Priority.URGENT,
-            # functions of the user and streams have calls of their own
+            # user functions and streams have separate calls
             alone=options.alone or request.call is not None or options.stream is not None,
             keeps_going=options.keeps_going,
             batch_key=lane.batch_key(request),
@@ -337,25 +338,23 @@ class Ticket:
         )
 
     def move(self, lane: Lane, *, priced: bool) -> None:
-        """Move to another lane, where it may take more tokens and, if ``priced``, cost more."""
         self.lane = lane
         self.batch_key = lane.batch_key(self.request)
         self.tokens, self.reserve = lane.demand(self.request, self.input_tokens, priced=priced)
 
     @property
     def request_id(self) -> str:
-        """The id of the first waiter's request."""
         waiter = next(iter(self.waiters), None)
         return "cancelled" if waiter is None else waiter.request_id
 
     def down_for(self, since: float, now: float) -> float:
-        """Return for how many seconds an outage that began at ``since`` has affected it."""
+        """Return the seconds for which an outage that began at ``since`` has affected it."""
         waiter = next(iter(self.waiters), None)
         return now - (since if waiter is None else max(since, waiter.submitted))
 
     @property
     def deadline(self) -> float | None:
-        """When the last waiter times out; ``None`` while one of them has no timeout."""
+        """When the last waiter times out; ``None`` if one of them has no timeout."""
         latest = 0.0
         for waiter in self.waiters:
             if waiter.deadline is None:
