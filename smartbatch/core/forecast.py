@@ -1,8 +1,7 @@
-"""Forecasts of how long calls and batches take, learned from finished ones, and of a running job's remaining
-time.
+"""Forecasts of how long calls and batches take, learned from finished ones.
 
 - :class:`Distribution`: weighted points, some of them right-censored.
-- :class:`Forecaster`: the forecast of one kind of call or batch, from a prior and the latest observations.
+- :class:`Forecaster`: the forecast for one kind of call or batch, from a prior and the latest observations.
 - :func:`remaining`: the remaining time of a running job's batches.
 """
 
@@ -18,13 +17,13 @@ from typing import Protocol
 
 from attrs import Attribute, define, field, frozen
 
-TOP_QUANTILE = 0.99  # times are capped at this quantile in means
+TOP_QUANTILE = 0.99  # means cap times at this quantile
 LOG_TOLERANCE = 1e-12  # logarithms closer than this are equal
 
 
 class Distribution:
-    """A distribution through weighted points: the log seconds and the weight (above 0) of each; at least one
-    point."""
+    """A distribution of log seconds through weighted points. There is at least one, and each weight is above
+    0."""
 
     def __init__(self, points: Iterable[tuple[float, float]]) -> None:
         ordered = sorted(points)
@@ -39,7 +38,6 @@ class Distribution:
         self.median = self.log(0.5)
 
     def log(self, q: float) -> float:
-        """Return the ``q`` quantile (above 0, below 1) in log seconds."""
         levels, logs = self._levels, self._logs
         if q <= levels[0]:
             return logs[0] - self._low * math.log(levels[0] / q)
@@ -62,7 +60,7 @@ class Distribution:
         return levels[left] + part * (levels[right] - levels[left])
 
     def mean(self) -> float:
-        """Return the mean seconds. Times beyond the 99 % quantile are capped at it, so the mean is finite.
+        """Return the mean seconds, with times capped at the 99 % quantile so that the mean is finite.
 
         Each linear piece contributes the mean of an exponential.
         """
@@ -102,10 +100,10 @@ def _mean_between(low: float, high: float) -> float:
 
 
 def redistributed(times: Iterable[tuple[float, bool, float]]) -> list[tuple[float, float]]:
-    """Return times and weights; the weight of each censored time is spread over all longer times.
+    """Return times and weights, with the weight of each censored time spread over all longer times.
 
-    A censored time, such as that of a cancelled batch, is only a lower bound. This is the estimate of Kaplan
-    and Meier ("Nonparametric estimation from incomplete observations", 1958). If the longest time is
+    A censored time, such as that of a cancelled batch, is only a lower bound. This is the estimate of
+    Kaplan and Meier ("Nonparametric estimation from incomplete observations", 1958). If the longest time is
     censored, it keeps its own weight.
 
     Args:
@@ -123,23 +121,23 @@ def redistributed(times: Iterable[tuple[float, bool, float]]) -> list[tuple[floa
     return found
 
 
-MAX_OBSERVATIONS = 100  # observations
+MAX_OBSERVATIONS = 100
 PRIOR_WEIGHT = 2.0  # weight of the prior, in observations
 ANCHOR_WEIGHT = (
-    0.5  # observations that would leave the prior unmoved: a single one moves it two thirds of the way
+    0.5  # weight of the prior against moving it, in observations: a single one moves it two thirds of the way
 )
 RIDGE_WEIGHT = 10.0  # weight of the prior's growth against the sum of squared log sizes
 VARIANCE_FACTOR = 2.0  # factor on the variance of a mean, which few observations underestimate
 MIN_WATCHED_WEIGHT = 12  # sum of weights from which a change can be detected
 CHANGE_SLACK, CHANGE_LIMIT = 0.65, 1.8
 """Parameters of :class:`ChangeDetector`: six extreme times in a row are a change, and about one in 2,000
-times raises a false alarm if nothing changed (``benchmarks/forecast.py``)."""
+times raises a false alarm (``benchmarks/forecast.py``)."""
 OUTDATED_WEIGHT_SHARE = 0.005  # share of its weight that an observation keeps after a sudden change
 MIN_LOG_CHANGE = math.log(1.25)  # smallest change of the log median that is reported
 MIN_STANDARD_ERRORS, MIN_STANDARD_ERRORS_AT_FIRST = 4.0, 2.0
-"""Standard errors by which a gradual change of the median must exceed chance to be reported: more if the
-previous median was observed too, instead of taken from the prior."""
-SHORTEST_SECONDS = 1e-6  # seconds; shorter times count as this
+"""Standard errors that a gradual change of the median must exceed to be reported; more if the previous median
+was observed instead of taken from the prior."""
+SHORTEST_SECONDS = 1e-6  # shorter times count as this
 REFITS_PER_DOUBLING = 8  # refit after an eighth as many new observations as the forecast rests on
 STALE_HALF_LIVES = 0.02  # half-lives after which a forecast is refitted without new observations
 TINY_WEIGHT = 1e-300  # keeps every weight above 0
@@ -149,13 +147,12 @@ _GOLDEN = 0.6180339887498949  # the fractional parts of its multiples are spread
 
 
 class Times(Protocol):
-    """Forecast of how long a call or batch takes. All times are seconds."""
+    """Forecast of how long a call or batch takes, in seconds."""
 
     def quantile(self, q: float, size: int) -> float:
         """Return the seconds within which a share ``q`` of calls or batches of ``size`` requests finishes."""
 
-    def expected(self, size: int) -> float:
-        """Return the mean."""
+    def expected(self, size: int) -> float: ...
 
     def chance(self, seconds: float, size: int) -> float:
         """Return the share that finishes within ``seconds``: the inverse of :meth:`quantile`."""
@@ -178,13 +175,13 @@ class Prior:
     # seconds after which an observation counts half; providers' load changes within a day
     fade: float = field(default=43_200.0, validator=_positive)
     # Observations that began within this share of their own seconds of each other belong to one moment and
-    # together count as one: the batches of one list, for example, take about the same time.
+    # together count as one. The batches of one list, for example, take about the same time.
     together: float = 0.0
     only_when_sure: bool = True  # report a gradual change only if it exceeds chance
 
     @classmethod
     def of(cls, median: float, p95: float, *, growth: float = 0.0, fade: float = 43_200.0) -> Prior:
-        """Return a lognormal prior from two quantiles in seconds, which it reproduces exactly."""
+        """Return a lognormal prior that reproduces two quantiles in seconds exactly."""
         normal = NormalDist()
         sigma = math.log(p95 / median) / normal.inv_cdf(0.95)
         levels = [(place + 0.5) / _PRIOR_POINTS for place in range(_PRIOR_POINTS)]  # 0.95 is one of them
@@ -201,7 +198,7 @@ class Observation:
     at: float  # Unix seconds at which it finished
     # Without cancelled batches, which are censored observations, the forecast would never learn that batches
     # are late.
-    ended: bool = True  # false if it was cancelled after these seconds
+    ended: bool = True  # False if it was cancelled after these seconds
 
 
 @frozen
@@ -212,22 +209,22 @@ class ForecastChange:
     after: float
     seen: int  # observations behind the new forecast
     why: str
-    sudden: bool  # false for a gradual change
+    sudden: bool  # False for a gradual change
 
 
 class ChangeDetector:
     """Detects that times have become longer or shorter.
 
-    Each time is represented by its level in the previous forecast, the share of times expected to be shorter.
-    Two sums, of levels and of their complements, are reduced by a slack that only a lasting change exceeds
-    (Page, "Continuous inspection schemes", Biometrika 1954).
+    Each time is represented by its level in the previous forecast, the share of times expected to be
+    shorter. Two sums, of levels and of their complements, are reduced by a slack that only a lasting change
+    exceeds (Page, "Continuous inspection schemes", Biometrika 1954).
     """
 
     def __init__(self) -> None:
         self._sums, self._counts = [0.0, 0.0], [0, 0]
 
     def observe(self, level: float) -> int:
-        """Add a time; return how many of the latest times belong to a new regime, or 0 if there is no change.
+        """Add a time; return the number of latest times that belong to a new regime, or 0 without a change.
 
         A change is reported again with each further time that supports it.
         """
@@ -296,23 +293,19 @@ class Forecaster:
 
     @property
     def seen(self) -> tuple[Observation, ...]:
-        """The kept observations, oldest first; observing them again makes an equal forecaster."""
+        """The kept observations, oldest first; observing them again creates an equal forecaster."""
         return tuple(each.seen for each in self._observations)
 
     def at(self, now: float) -> ForecastAt:
-        """Return the forecasts at ``now``, Unix seconds, based on the observations so far."""
+        """Return the forecasts at ``now``, in Unix seconds."""
         return ForecastAt(self._fitted(now), len(self._observations))
-
-    # -- learning --------------------------------------------------------------------------------------------
 
     def observe(self, seen: Observation) -> ForecastChange | None:
         """Learn from an observation; return the change of the forecast if it is worth reporting.
 
-        1. A sudden change was detected: earlier observations hardly count from now on; the change is
-           reported.
-        2. The median has moved by more than a quarter since the last report, and, if the prior asks for
-           certainty, by more than chance explains: the change is reported.
-        3. Otherwise: ``None``.
+        A sudden change is always reported, and earlier observations hardly count from then on. A gradual
+        one is reported if the median has moved by more than a quarter since the last report and, if the
+        prior asks for certainty, by more than chance explains.
 
         Raises:
             ValueError: the seconds are negative or not a number.
@@ -331,9 +324,8 @@ class Forecaster:
         self._observations.append(_KeptObservation(seen, math.log(max(1, seen.size)), log, moment, weight))
         self._fresh += 1
         changed = 0
-        if (
-            other is None and fit.learned >= MIN_WATCHED_WEIGHT
-        ):  # only the first observation of a moment can show a change
+        # only the first observation of a moment can show a change
+        if other is None and fit.learned >= MIN_WATCHED_WEIGHT:
             changed = self._detector.observe(level)
         return self._begin_regime(changed, seen.at) if changed else self._report_drift(seen.at)
 
@@ -389,8 +381,6 @@ class Forecaster:
         latest = "the latest" if seen == 1 else f"the latest {seen}"
         why = f"{latest} took about {shown} times as long as {than}"
         return ForecastChange(math.exp(was), math.exp(median), seen, why, sudden)
-
-    # -- fitting ---------------------------------------------------------------------------------------------
 
     def _fitted(self, now: float) -> _Fit:
         return self._fit if self._is_current(now) else self._refit(now)
@@ -450,18 +440,14 @@ class ForecastAt:
     observations: int
 
     def quantile(self, q: float, size: int) -> float:
-        """Return the seconds within which a share ``q`` (above 0, below 1) of calls or batches of ``size``
-        finishes."""
         if not 0 < q < 1:
             raise ValueError(f"q must be above 0 and below 1, not {q!r}")
         return math.exp(self._fit.curve.log(q) + self._fit.shift(size))
 
     def expected(self, size: int) -> float:
-        """Return the mean seconds; times beyond the 99 % quantile are capped at it."""
         return self._fit.curve.mean() * math.exp(self._fit.shift(size))
 
     def chance(self, seconds: float, size: int) -> float:
-        """Return the share that finishes within ``seconds``."""
         if seconds <= 0:
             return 0.0
         if seconds == math.inf:
@@ -489,8 +475,7 @@ def _imputed_level(level: float, seconds: float) -> float:
     return level + (1 - level) * ((0.5 + seconds * _GOLDEN) % 1.0)
 
 
-# seconds after which OpenAI and Anthropic batches expire; Gemini batches are due by then and expire after 48
-# h
+# OpenAI and Anthropic batches expire after this time; Gemini batches are due by then and expire after 48 h
 EXPIRY_SECONDS = 86_400.0
 DOCUMENTED_TIMES = (
     (300.0, 0.1),
@@ -502,7 +487,7 @@ DOCUMENTED_TIMES = (
 )
 """Seconds and weights that represent the documentation: most Anthropic batches finish within an hour, OpenAI
 and Gemini batches often long before 24 h. Together they weigh half an observation."""
-_MIN_LEFT_SECONDS = 1.0  # seconds: the minimum while anything is left, such as collecting the results
+_MIN_LEFT_SECONDS = 1.0  # minimum while anything is left, such as collecting the results
 _MAX_LEVEL = 1 - 1e-9
 
 
@@ -519,7 +504,7 @@ def remaining(running: Sequence[RunningBatch], times: Times, *, unsent: Sequence
     Args:
         running: the job's unfinished batches; they run in parallel.
         times: how long batches of the same model take.
-        unsent: sizes of batches still to be sent: as many at a time as run now, or all at once if none runs.
+        unsent: sizes of batches still to be sent: as many at a time as run now, or all together if none runs.
 
     Returns:
         0.0 only if nothing is left; ``None`` if a batch has run for :data:`EXPIRY_SECONDS`.
@@ -538,7 +523,7 @@ def remaining(running: Sequence[RunningBatch], times: Times, *, unsent: Sequence
 def _left(batch: RunningBatch, times: Times) -> float:
     """Return the seconds left for one batch, by its age or, if that is less, by its own progress.
 
-    Slow progress proves nothing: batches first wait in a queue and then run fast.
+    Slow progress proves nothing, because batches first wait in a queue and then run fast.
     """
     elapsed = max(0.0, batch.elapsed)
     left = _median_left(elapsed, batch.size, times)

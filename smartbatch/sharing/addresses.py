@@ -17,8 +17,7 @@ _ADDRESSES = (
 
 
 def full_address(address: str) -> str:
-    """Return the address that ``auto`` stands for, a file in the user's state folder; any other address
-    unchanged.
+    """Return the file that ``auto`` stands for; any other address unchanged.
 
     The file name contains the version, because a file with records of an earlier version would always be
     refused.
@@ -29,7 +28,7 @@ def full_address(address: str) -> str:
 
 
 def check_address(address: str, now: Callable[[], float]) -> None:
-    """Check the address of a back end, and that its package is installed, without opening it.
+    """Check the address of a back end and that its package is installed, without opening it.
 
     Raises:
         ConfigError: as :func:`open_back_end`.

@@ -1,4 +1,4 @@
-"""Storage of shared limits: back ends that read a record, apply the sharing rule and write it back."""
+"""Back ends of shared limits, which read a record, apply the sharing rule and write the record back."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ class BackEnd(ABC):
 
         Raises:
             BackEndUnavailable: the back end cannot be reached, and the record may have been changed; or the
-                record is damaged, or a later exchange of this client arrived first, and nothing was changed.
+                record is damaged, or a later exchange of this client arrived first, and nothing was
+                changed.
         """
 
         def decide(stored: str | None, now: float) -> tuple[str, LeaseGrant]:
@@ -94,12 +95,13 @@ class BackEnd(ABC):
 
     @abstractmethod
     def update(self, key: str, decide: RecordUpdate[_T], *, is_durable: bool) -> _T:
-        """Read a record, call ``decide``, and write the record; no other process can change it in between.
+        """Read a record, call ``decide``, and write the record, without changes by other processes in
+        between.
 
         Args:
-            decide: given the stored text (``None`` for a new record) and the back end's time, returns the new
-                text of the record and a result. It must have no side effects, because it may be called
-                several times for Redis.
+            decide: given the stored text (``None`` for a new record) and the back end's time, returns the
+                new text of the record and a result. It must have no side effects, because Redis may call it
+                several times.
             is_durable: whether the change must survive a power failure.
 
         Raises:
@@ -110,14 +112,14 @@ class BackEnd(ABC):
     def publish(self, member: str, record: str, before: Mapping[str, float]) -> None:
         """Store a process's record, and add the growth of its sums to the totals of all processes.
 
-        Records older than :data:`~smartbatch.observe.participants.KEPT_SECONDS` are removed; totals are kept.
+        Records older than :data:`~smartbatch.observe.participants.KEPT_SECONDS` are removed; totals are
+        kept. Publishing the same record again counts nothing twice.
 
         Args:
             before: the sums that count as already published if the last record of this process is gone.
 
         Raises:
-            BackEndUnavailable: the back end cannot be reached; the record may have been stored. If it, or a
-                later record, is published again, nothing is counted twice.
+            BackEndUnavailable: the back end cannot be reached; the record may have been stored.
         """
 
     @abstractmethod
@@ -133,7 +135,7 @@ class BackEnd(ABC):
         """Close the connection; the next operation opens another."""
 
     def _gains(self, record: str, last: str | None, before: Mapping[str, float]) -> dict[str, float]:
-        """Return how much the sums of a record have grown since the ``last`` one, or since ``before``.
+        """Return the growth of a record's sums since the ``last`` record, or since ``before``.
 
         They are sorted by name, so that processes lock the rows of the totals in the same order.
         """
@@ -150,10 +152,10 @@ class BackEnd(ABC):
 
 
 def check_version(found: str, place: str, other: str) -> None:
-    """Check the version of the records; ``other`` names what a process with another version can use instead.
+    """Check the version of the records; ``other`` names an alternative for processes with another version.
 
     Raises:
-        Incompatible: it is not :data:`VERSION`.
+        Incompatible: the version is not :data:`VERSION`.
     """
     if found != str(VERSION):
         raise Incompatible(

@@ -18,7 +18,7 @@ _numbers = itertools.count(1)
 
 
 class BudgetOwner(Protocol):
-    """What a share of a budget needs from its client."""
+    """The client of a budget share."""
 
     budget: Budget
 
@@ -86,7 +86,7 @@ class BudgetShare:
             owner.tell(event)
 
     def end(self) -> None:
-        """Keep the lease: jobs may have reserved part of it."""
+        """Keep the lease, because jobs may have reserved part of it."""
 
     def _guarded(self, work: Callable[[], _T]) -> _T:
         owner = self._owner()

@@ -1,4 +1,4 @@
-"""Leases parts of shared limits for the clients of a process in advance, on a thread that blocks no gate."""
+"""Leases parts of shared limits in advance for the clients of a process, on a thread that blocks no gate."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ LEAVE_SECONDS = 0.5
 """Maximum seconds for which a stopping client waits until its leases are returned."""
 
 FIRST_WAIT_SECONDS = 10.0
-"""Seconds for which a process waits for its first exchange while others keep the back end busy, as happens if
-many start within a second: until then, it does not know how much of a limit it may safely use."""
+"""Maximum seconds for which a process waits for its first exchange while others keep the back end busy,
+because it does not know which part of a limit is safe to use."""
 
 _RETRY, _MAX_RETRY, _RETRY_INCOMPATIBLE = 0.5, 5.0, 60.0
 """Seconds until an unavailable back end is tried again, initially and at most, and until a back end used in
-another version is tried again: the other processes may have been upgraded."""
+another version is tried again, because the other processes may have been upgraded."""
 
 
 class Share(Protocol):
@@ -48,41 +48,31 @@ class Share(Protocol):
     """Identifies the share, together with ``model``, in all processes."""
 
     @property
-    def model(self) -> str:
-        """The model, or a fixed name; see ``scope``."""
-        ...
+    def model(self) -> str: ...
 
-    def tell(self, event: Event) -> None:
-        """Announce an event to the clients' listeners."""
-        ...
+    def tell(self, event: Event) -> None: ...
 
     @property
-    def is_used(self) -> bool:
-        """Whether a client uses the share; unused shares are dropped."""
-        ...
+    def is_used(self) -> bool: ...
 
     @property
     def waits(self) -> bool:
         """Whether calls are waiting for an exchange, or a lease has to be returned."""
         ...
 
-    def due(self, now: float) -> float:
-        """Return when the next exchange is due."""
-        ...
+    def due(self, now: float) -> float: ...
 
     def ask(self, now: float, *, leaving: bool) -> LeaseAsk:
         """Return the request for an exchange that begins now."""
         ...
 
-    def adopt(self, grant: LeaseGrant, now: float) -> None:
-        """Use the result of the exchange."""
-        ...
+    def adopt(self, grant: LeaseGrant, now: float) -> None: ...
 
     def lose(self, now: float, incompatible: str) -> int | None:
-        """Handle a failed exchange; if the back end is now considered lost, return the number of processes
-        seen last.
+        """Handle a failed exchange; return the last known number of processes if the back end is now
+        considered lost.
 
-        ``incompatible`` is the reason why waiting does not help, or empty if it may help.
+        ``incompatible`` is the reason why waiting does not help, or empty.
         """
         ...
 
@@ -90,15 +80,11 @@ class Share(Protocol):
         """Let the clients check whether calls can be sent now."""
         ...
 
-    def end(self) -> None:
-        """Stop sharing the limit."""
-        ...
+    def end(self) -> None: ...
 
 
 @define(eq=False)
 class _Joined:
-    """A share and its exchanges."""
-
     share: Share
     lost_at: float = -math.inf  # when the back end became unavailable
     again_at: float = -math.inf  # earliest next attempt
@@ -108,12 +94,7 @@ class _Joined:
 
 
 class SharedLeases:
-    """Makes the exchanges with one back end for all shares of this process.
-
-    Args:
-        back_end: where the limits are stored.
-        clock: provides time and waiting.
-    """
+    """Makes the exchanges with one back end for all shares of this process."""
 
     def __init__(self, back_end: BackEnd, clock: Clock) -> None:
         self._back_end = back_end
@@ -132,14 +113,13 @@ class SharedLeases:
 
     @property
     def place(self) -> str:
-        """The back end's address, without secrets."""
         return self._back_end.place
 
     def join(self, share: Share) -> None:
         """Start sharing a limit with other processes.
 
         Raises:
-            RuntimeError: no thread can be started, so it is not shared.
+            RuntimeError: no thread can be started, so the limit is not shared.
         """
         with self._monitor:
             self._joined[id(share)] = _Joined(share)
@@ -163,8 +143,10 @@ class SharedLeases:
                 self._left.wait_for(lambda: self._publication.due() > -math.inf, LEAVE_SECONDS)
 
     def record_with(self, metrics: BatchMetrics) -> Participant | None:
-        """Return the current record of this process; ``None`` if it does not include the client with these
-        figures, or nothing can have been published yet."""
+        """Return the current record of this process if it includes the client with these figures.
+
+        ``None`` also if nothing can have been published yet.
+        """
         if self._salt is None or not self._publication.includes(metrics):
             return None
         return self._publication.current(self._counted, self._hidden)
@@ -187,7 +169,7 @@ class SharedLeases:
         self._thread = thread
 
     def leave(self, share: Share) -> None:
-        """Return the lease and stop sharing; waits up to half a second for this."""
+        """Return the lease and stop sharing; waits up to half a second for the exchange."""
         with self._monitor:
             joined = self._joined.get(id(share))
             if joined is None:
@@ -197,8 +179,10 @@ class SharedLeases:
             self._left.wait_for(lambda: self._joined.get(id(share)) is not joined, LEAVE_SECONDS)
 
     def wake(self) -> None:
-        """Wake the thread because an exchange is due. Called under a share's lock; the thread never waits for
-        such a lock under this monitor."""
+        """Wake the thread because an exchange is due.
+
+        Called under a share's lock. The thread never waits for such a lock while it holds this monitor.
+        """
         with self._monitor:
             self._woken = True
             self._monitor.notify()
@@ -220,7 +204,7 @@ class SharedLeases:
         due = min(due, self._published())
         # outside the monitor, because it may take locks
         idle = not any(joined.share.waits for joined in all_joined)
-        if not self._is_needed:  # close it before another thread, which would use it, can start
+        if not self._is_needed:  # close it before another thread that would use it can start
             self._back_end.close()
             self._salt = None
         with self._monitor:
@@ -248,7 +232,7 @@ class SharedLeases:
             grant = self._exchange(joined, asked)
         except SmartbatchError as error:
             self._lose(joined, error)
-        except Exception as error:  # nothing may end this thread, because requests wait for it
+        except Exception as error:  # no error may end this thread, because requests wait for it
             self._lose(joined, BackEndUnavailable(f"{self.place} cannot be used ({type(error).__name__})"))
         else:
             share.adopt(grant, self._clock.now())
@@ -264,8 +248,8 @@ class SharedLeases:
         return max(share.due(self._clock.now()), joined.again_at)
 
     def _exchange(self, joined: _Joined, asked: LeaseAsk) -> LeaseGrant:
-        """Make an exchange. If the back end is busy, nothing has been changed, so the first exchange is
-        repeated."""
+        """Make an exchange. The first one is repeated while the back end is busy, because nothing was
+        changed."""
         until = self._clock.now() + (0.0 if joined.has_met else FIRST_WAIT_SECONDS)
         while True:
             try:
@@ -305,8 +289,11 @@ class SharedLeases:
                 self._counted[key] = self._counted.get(key, 0.0) + more
 
     def _published(self) -> float:
-        """Publish a record if one is due; return when the next one is due. While the back end is unavailable,
-        only leases are tried, because an attempt may take seconds."""
+        """Publish a record if one is due; return when the next one is due.
+
+        While the back end is unavailable, nothing is published, because an attempt may take seconds and
+        delay leases.
+        """
         publication = self._publication
         due = publication.due()
         if due > self._clock.now():
@@ -363,18 +350,14 @@ class SharedLeases:
 
 
 RETRY_SECONDS = 60.0
-"""Seconds until an unavailable back end is tried again; an attempt may take seconds. Jobs continue without
-it."""
+"""Seconds until an unavailable back end is tried again. An attempt may take seconds, and jobs continue
+without it."""
 
 
 class EnqueuedTokens:
     """Exchanges for the enqueued tokens of batches, made by the threads that run jobs. Thread-safe.
 
     Exchanges are rare, one whenever a batch is created or polled, so each uses a separate connection.
-
-    Args:
-        address: the address of the back end.
-        clock: provides the time, if the back end is a file.
     """
 
     def __init__(self, address: str, clock: Clock) -> None:
@@ -390,7 +373,8 @@ class EnqueuedTokens:
             with closing(open_back_end(self._address, self._clock.now)) as back_end:
                 key = hidden(back_end.prepare(), f"enqueued tokens\n{scope}\n{model}")
                 return back_end.exchange(key, asked)
-        except Exception as error:  # the limit is not lost: the provider itself refuses too many tokens
+        except Exception as error:
+            # the limit still holds, because the provider itself refuses too many tokens
             self._unavailable_until = self._clock.now() + RETRY_SECONDS
             logs.warn("enqueued_tokens_not_shared", error=type(error).__name__)
             return None
@@ -401,7 +385,7 @@ _leases: dict[tuple[tuple[int, bool], str, int], SharedLeases] = {}
 
 
 def shared_leases(address: str, clock: Clock) -> SharedLeases:
-    """Return the leases of this process at ``address``; ``auto`` is a file in the user's state folder.
+    """Return the leases of this process at ``address``.
 
     Raises:
         ConfigError: the address is invalid, or a package is missing.
@@ -413,7 +397,7 @@ def shared_leases(address: str, clock: Clock) -> SharedLeases:
 
 
 def leases_of(address: str, clock: Clock, *, has_account: bool) -> SharedLeases | None:
-    """Return the leases for a client, given its setting ``shared``; ``None`` if it shares nothing.
+    """Return the leases for a client's setting ``shared``; ``None`` if it shares nothing.
 
     With ``auto``, limits are shared only if the client has an account at a provider and uses real time.
 
@@ -426,7 +410,6 @@ def leases_of(address: str, clock: Clock, *, has_account: bool) -> SharedLeases 
 
 def record_with(metrics: BatchMetrics) -> Participant | None:
     """Return the current record of this process that includes the client with these figures, if there is
-    one.
-    """
+    one."""
     own = [leases for (process, _, _), leases in list(_leases.items()) if process == identity()]
     return next((found for leases in own if (found := leases.record_with(metrics)) is not None), None)

@@ -125,7 +125,7 @@ class PostgresBackEnd(BackEnd):
             milliseconds = int(TIMEOUT_SECONDS * 1000)
             self._session.execute(
                 f"SET lock_timeout TO {milliseconds};"
-                # if a process freezes between read and write, it loses its lock, and its write is refused
+                # a process that freezes between read and write loses its lock, and its write is refused
                 f" SET idle_in_transaction_session_timeout TO {milliseconds};"
                 # processes wait for each other's commits, and a rate may be lost in a power failure
                 " SET synchronous_commit TO off; SET client_min_messages TO warning".encode()
@@ -150,7 +150,8 @@ class PostgresBackEnd(BackEnd):
 
     def _make(self, session: _Session) -> None:
         schema = self._address.schema
-        # checked first: creating a schema, even an existing one, requires a privilege on the whole database
+        # checked first, because creating a schema, even an existing one, requires a privilege on the whole
+        # database
         known = session.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (schema,)).fetchone()
         if known is None:
             session.execute(f"CREATE SCHEMA {schema}".encode())

@@ -51,10 +51,6 @@ class Publication:
 
     Its sums never decrease while the process is alive: they include what a client counted even after the
     client is stopped or its figures are reset.
-
-    Args:
-        member: the unique name of this process.
-        clock: provides the time.
     """
 
     def __init__(self, member: str, clock: Clock) -> None:
@@ -71,7 +67,7 @@ class Publication:
             library=__version__,
             started=clock.wall(),
         )
-        self.published_sums: Mapping[str, float] = {}  # of the last record that was stored
+        self.published_sums: Mapping[str, float] = {}  # of the last stored record
 
     def add(self, metrics: BatchMetrics, look: Look) -> None:
         """Start publishing a client. Takes only the lock of its figures."""
@@ -101,7 +97,6 @@ class Publication:
         return any(client.look is not None for client in self._clients.values())
 
     def includes(self, metrics: BatchMetrics) -> bool:
-        """Whether the record contains the sums of a client with these figures."""
         with self._lock:
             known = self._clients.get(id(metrics))
             return known is not None and known.metrics() is metrics
@@ -118,7 +113,7 @@ class Publication:
         return self._record(looks, counted, hide)
 
     def current(self, counted: Mapping[str, float], hide: Hide) -> Participant:
-        """Return the current record without publishing it; arguments as for :meth:`record`."""
+        """Return the current record without publishing it."""
         with self._lock:
             looks = self._looks_locked()
         return self._record(looks, counted, hide)
@@ -150,7 +145,7 @@ class Publication:
         return evolve(self._own, ended=not looks, sums=sums, errors=errors, realtime=merged(statuses))
 
     def put_off(self, seconds: float) -> None:
-        """Postpone the next record, because the back end is unavailable, if a client is being published."""
+        """Postpone the next record, because the back end is unavailable."""
         with self._lock:
             self._next = self._clock.now() + seconds if self._has_clients else math.inf
 

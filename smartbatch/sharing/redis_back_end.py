@@ -42,8 +42,8 @@ UNUSED_SECONDS = 7 * 86_400
 """Seconds after which an unused rate record is removed. Budgets are never removed."""
 
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.001, 0.032
-"""Maximum pause, in seconds, before a transaction is repeated because another process changed its keys. The
-maximum doubles up to the second value; each pause is a random fraction of it."""
+"""Maximum seconds before a transaction is repeated because another process changed its keys. The maximum
+doubles up to the second value; each pause is a random fraction of it."""
 
 _OPTIONS: dict[str, Any] = {
     "socket_timeout": TIMEOUT_SECONDS,
@@ -94,8 +94,8 @@ class RedisBackEnd(BackEnd):
     def _replies(self, *commands: _Command) -> list[Any]:
         """Send commands together and return their replies, in one round trip.
 
-        The transactions of the ``redis`` package need a round trip per read, and report a lost connection as
-        a conflict with another process, so the same exchange would be made twice.
+        The transactions of the ``redis`` package need a round trip per read. They also report a lost
+        connection as a conflict with another process, so the same exchange would be made twice.
         """
         connection = self._connected()
         connection.send_packed_command(connection.pack_commands(commands))
@@ -142,9 +142,8 @@ class RedisBackEnd(BackEnd):
     def _transact(
         self, keys: tuple[str, ...], read: _Command, step: Callable[[Any, float], tuple[list[_Command], _T]]
     ) -> _T:
-        """Read, let ``step`` decide on writes and a result, and write; repeat this if another process changed
-        ``keys`` in the meantime.
-        """
+        """Read, let ``step`` decide on writes and a result, and write; repeat if another process changed
+        ``keys``."""
         until, pause = RealClock.now() + TIMEOUT_SECONDS, FIRST_PAUSE_SECONDS
         try:
             while True:

@@ -46,7 +46,7 @@ CREATE TABLE IF NOT EXISTS sums (name TEXT PRIMARY KEY, value REAL NOT NULL) WIT
 
 
 _FACTS = 4
-"""Rows of ``facts``: version, salt, host, and when the host was last seen."""
+"""Number of rows in ``facts``: version, salt, host, and when the host was last seen."""
 
 
 class SqliteBackEnd(BackEnd):
@@ -68,7 +68,8 @@ class SqliteBackEnd(BackEnd):
     def prepare(self) -> bytes:
         try:
             private_folder(os.path.dirname(self.place))
-            # only SQLite may open an existing file: closing it otherwise would release SQLite's locks
+            # Only SQLite may open an existing file, because closing it otherwise would release SQLite's
+            # locks.
             if not os.path.exists(self.place):
                 os.close(new_file(self.place))
             check_own(self.place)
@@ -170,8 +171,10 @@ class SqliteBackEnd(BackEnd):
         return Published(heard, sums)
 
     def _in_transaction(self, act: Callable[[sqlite3.Connection], _T], *, is_durable: bool) -> _T:
-        """Run ``act`` in one transaction. If the file has been deleted or replaced since it was prepared, it
-        is not used, because other processes use the new one.
+        """Run ``act`` in one transaction.
+
+        A file that was deleted or replaced since it was prepared is not used, because other processes use
+        the new one.
         """
         try:
             with self._connections.writing():

@@ -1,13 +1,12 @@
 """Packed prompts: several requests combined into one prompt, whose answer is split again.
 
 No prompt may get another prompt's answer. The prompts are JSON strings in a JSON array, so none can close a
-delimiter; ids and check words are drawn for each call, after the prompts have been written; an answer counts
-only if its id occurs once in the whole reply and its text stands between two copies of that item's check
-word. Swapped ids, swapped answers, and halves of two answers joined together are all detected. A request
-without a clear answer is sent again alone: this costs a call but never yields a wrong answer.
+delimiter. Ids and check words are drawn for each call. An answer counts only if its id occurs once in the
+whole reply and its text stands between two copies of its check word, which detects swapped ids, swapped
+answers and joined halves of answers. A request without a clear answer is sent again alone.
 
-What this cannot detect is a model that deliberately writes one prompt's answer with another's id and check
-word. Therefore :func:`suspicious` excludes prompts that mention other prompts, and packing is off by default.
+A model that deliberately answers one prompt under another's id and check word is not detected. Therefore
+:func:`suspicious` excludes prompts that mention other prompts, and packing is off by default.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ CHECK_LETTERS = 6  # 2^30 words: one word occurs in 10,000 letters of other text
 # maximum estimated input tokens per pack: fits a context of 32,768 tokens, the smallest in common use
 MAX_PACK_INPUT_TOKENS = 24_000
 MAX_PACK_OUTPUT_TOKENS = 8_192
-"""Maximum output tokens per pack: enough for ten answers of ordinary length (the default estimate is 450
-tokens), and accepted by models that reject larger caps."""
+"""Maximum output tokens per pack: enough for ten ordinary answers, and accepted by models that reject larger
+caps."""
 HEAD_TOKENS = 260  # input tokens of the instructions, rounded up
 ITEM_TOKENS = 24  # input tokens of an item's keys, id and check word, which may tokenize letter by letter
 ITEM_OUTPUT_TOKENS = 48  # output tokens of an answer's id, two check words, keys and quotes
@@ -64,8 +63,8 @@ SCHEMA: dict[str, Any] = {
     "required": ["answers"],
     "additionalProperties": False,
 }
-"""The same for every call: providers take seconds to compile a new schema, and then cache it.
-Therefore the ids are not an ``enum`` in it; they are checked here."""
+"""The schema is the same for every call, because providers take seconds to compile a new one. Therefore it
+contains no ids; :func:`split` checks them."""
 
 
 _MAX_HEAD_TOKENS = most_tokens(_INSTRUCTIONS + _SYSTEM_HEADING) + 2 * most_tokens(json.dumps(SCHEMA))
@@ -75,7 +74,7 @@ _MAX_ITEM_TOKENS = 2 * most_tokens(json.dumps({"id": "a2" * 4, "check": "a2" * 3
 
 @frozen
 class Packed:
-    """One request made from several, with the ids and check words of the items in request order."""
+    """One request made from several, with the ids and check words of its items in request order."""
 
     request: Request
     ids: tuple[str, ...]
@@ -87,12 +86,11 @@ def random_word(rng: RandomSource) -> str:
 
 
 def batch_key(request: Request) -> Hashable | None:
-    """Return the properties that requests must have in common to share a pack, or ``None`` if this request
-    cannot be packed.
+    """Return the properties that requests of one pack must share, or ``None`` if this request cannot be
+    packed.
 
-    Only plain text prompts can be packed. Requests that change the form of the whole output (a schema, a
-    response format, stop texts, tools, log-probabilities, ``extra`` fields) or ask for repeatable output (a
-    seed) cannot share a pack.
+    Only plain text prompts can be packed, without options that change the form of the whole output (a
+    schema, a response format, stop texts, tools, log-probabilities, ``extra`` fields) and without a seed.
     """
     params = request.params
     if request.call is not None or request.embedding is not None or not isinstance(request.prompt, str):
@@ -121,7 +119,7 @@ class PackRoom:
 
         Args:
             prompt: its input tokens.
-            output: its own output cap, or the expected tokens of its answer.
+            output: its output cap, or the expected tokens of its answer.
         """
         prompts = self.prompts - prompt - ITEM_TOKENS
         left = self.output - _answer_room(output)
@@ -132,7 +130,7 @@ class PackRoom:
 
 
 def frame_most(requests: Sequence[Request]) -> Usage:
-    """Return the maximum number of tokens that packing adds to the tokens of ``requests``."""
+    """Return the maximum number of tokens that packing adds to ``requests``."""
     given, made = _MAX_HEAD_TOKENS, 0
     for request in requests:
         prompt, most = str(request.prompt), request.params.max_tokens
@@ -143,22 +141,20 @@ def frame_most(requests: Sequence[Request]) -> Usage:
 
 
 def _answer_room(output: int) -> int:
-    """Return the output tokens to reserve for an answer: an eighth more for escapes, and its frame."""
+    """Return the output tokens to reserve for an answer: an eighth more for escapes, plus its frame."""
     return output + output // 8 + ITEM_OUTPUT_TOKENS
 
 
 @frozen(eq=False)
 class BatchCompiler:
-    """Packs several requests into one."""
-
-    _ids: Callable[[], str]  # draws a fresh random word of 8 letters or more; see :func:`random_word`
+    _ids: Callable[[], str]  # draws a random word of 8 letters or more; see :func:`random_word`
     _native_schema: bool  # the provider accepts a JSON schema for the answer
 
     def compile(self, requests: Sequence[Request]) -> Packed:
         """Return ``requests`` as one request.
 
-        Its output cap is the sum of the requests' own caps plus the frames of their answers. Requests without
-        a cap share :data:`MAX_PACK_OUTPUT_TOKENS`, of which :class:`PackRoom` has reserved a part for each.
+        Its output cap is the sum of the requests' caps plus the frames of their answers. Requests without a
+        cap share :data:`MAX_PACK_OUTPUT_TOKENS`, of which :class:`PackRoom` has reserved a part for each.
 
         Raises:
             ValueError: they cannot share a pack; see :func:`batch_key`.
@@ -207,11 +203,9 @@ class BatchCompiler:
 
 
 def split(packed: Packed, text: str) -> list[str | None]:
-    """Return the answer to each request of a pack, in request order; ``None`` for a request that must be sent
-    alone.
+    """Return the answer to each request of a pack, or ``None`` for a request that must be sent alone.
 
-    Fences, words around the JSON and a truncated end are ignored: complete answers count. Positions are never
-    used.
+    Fences, words around the JSON and a truncated end are ignored. Positions are never used.
     """
     found: dict[str, str] = {}
     for item in _items(text):
@@ -234,7 +228,7 @@ def _reply(text: str, answer: str | None, id_: str, check: str) -> str | None:
 
 
 _decoder = json.JSONDecoder()
-# positions tried as the start of a list: an ordinary reply has one, and a malicious one must not take long
+# positions tried as the start of a list; limits the time that a malicious reply can take
 _MAX_LIST_STARTS = 20
 
 
@@ -261,10 +255,11 @@ def split_usage(usage: Usage, weights: Sequence[int], output_weights: Sequence[i
     """Split ``usage`` into whole tokens that add up to it exactly.
 
     Args:
-        weights: for the input tokens, one per request, 0 or more; if all are 0, tokens are split evenly.
+        weights: for the input tokens, one per request, 0 or more; tokens are split evenly if all are 0.
         output_weights: the same for the output tokens.
     """
-    # Input tokens include cached ones, also in each share: so cached and other tokens are split separately.
+    # Input tokens include cached ones, also in each share. Therefore cached and other tokens are split
+    # separately.
     of_input = min(usage.cached_tokens, usage.input_tokens)
     of_output = min(usage.reasoning_tokens, usage.output_tokens)
     of_written = min(usage.cache_write_tokens, usage.input_tokens - of_input)

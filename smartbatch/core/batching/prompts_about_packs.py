@@ -21,7 +21,7 @@ _SUSPICIOUS = r"""
 def suspicious(prompt: str) -> bool:
     """Whether a prompt mentions other prompts, their answers or the form of a pack, so it is sent alone.
 
-    This is a heuristic: answers to prompts that pass are still checked, and a false alarm costs one call.
+    Answers to prompts that this heuristic misses are still checked; a false alarm costs one call.
     """
     return _suspicious_words().search(prompt) is not None
 

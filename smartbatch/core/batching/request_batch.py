@@ -1,7 +1,7 @@
-"""The requests that share one call: their container, and the decision when it is sent.
+"""The requests that share one call, and the decision when they are sent.
 
-A :class:`Batch` is filled, sent as one call, and completed: all requests at once, one by one, or with an
-error. :class:`BatchAccumulator` decides when the waiting requests of a lane become a batch.
+A :class:`Batch` is filled, sent as one call, and completed. :class:`BatchAccumulator` decides when the
+waiting requests of a lane become a batch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BatchState(enum.StrEnum):
 
 
 class IllegalTransition(SmartbatchError):
-    """A batch was asked for a state change that :data:`TRANSITIONS` does not allow."""
+    """A state change that :data:`TRANSITIONS` does not allow."""
 
 
 _S = BatchState
@@ -70,8 +70,8 @@ class Batch(Generic[T, R]):
     must_start: float = math.inf
     # the packed prompt; None if each request is sent as it is
     compiled: Packed | None = field(default=None, repr=False)
-    # Provider answers by the fingerprint of what was sent, below a middleware that may be shared; otherwise
-    # empty.
+    # Provider answers by the fingerprint of the sent request, below a middleware that may be shared;
+    # otherwise empty.
     said: dict[bytes, R] = field(factory=dict, repr=False)
     state: BatchState = BatchState.ACCUMULATING
     _outcomes: dict[int, R] = field(factory=dict, init=False, repr=False)
@@ -81,7 +81,6 @@ class Batch(Generic[T, R]):
 
     @property
     def outcomes(self) -> list[R]:
-        """The outcomes of the completed items, in their order."""
         return list(map(self._outcomes.__getitem__, sorted(self._outcomes)))
 
     @property
@@ -92,8 +91,7 @@ class Batch(Generic[T, R]):
         return now - self.opened
 
     def should_force_send(self, now: float) -> bool:
-        """Whether one of its requests has reached its maximum wait, so that the batch is sent even if not
-        full."""
+        """Whether one of its requests has reached its maximum wait."""
         return now >= self.must_start
 
     def fill(self, items: Sequence[T], tokens: int) -> None:
@@ -119,17 +117,13 @@ class Batch(Generic[T, R]):
             self.complete(position, outcome)
 
     def fail(self, error: R) -> None:
-        """Close the batch with ``error``, which becomes the outcome of all items that have none yet."""
+        """Close the batch with ``error`` as the outcome of all items that have none yet."""
         self.move(BatchState.FAILED)
         for position in range(len(self.items)):
             self._outcomes.setdefault(position, error)
 
     def close(self, *, answered: bool) -> None:
-        """Close the batch when every item has its outcome; a failed batch stays failed.
-
-        Args:
-            answered: at least one item was answered.
-        """
+        """Close the batch when every item has its outcome; a failed batch stays failed."""
         if self.state is not BatchState.FAILED:
             self.move(BatchState.COMPLETED if answered else BatchState.FAILED)
 
@@ -142,29 +136,28 @@ MIN_SHARED_REQUESTS = 2  # requests that make a call shared
 
 @frozen
 class Window:
-    """The settings of a window."""
-
-    seconds: float  # how long a request waits for others to share its call
+    seconds: float  # time that a request waits for others to share its call
     max_size: int  # maximum requests per batch; 1 if the lane cannot share calls
-    min_size: int | None  # requests that are sent at once; None lets the calls in flight decide
+    min_size: int | None  # requests that are sent without waiting; None lets the calls in flight decide
     max_wait: float  # seconds: longest wait of any request; a request may have its own
 
 
 @frozen
 class Waiting:
-    """The waiting requests of a lane, as the accumulator sees them. Times are monotonic seconds."""
+    """The waiting requests of a lane. Times are monotonic seconds."""
 
-    count: int  # requests waiting
+    count: int
     opened: float  # submission of the oldest
-    must_start: float  # the earliest end of a request's own ``max_wait``
+    must_start: float  # when the first ``max_wait`` of a request ends
     urgent: bool  # one of them skips the window
     flushed: bool  # the client is stopping or was asked to flush
-    # requests of the last finished call plus those waiting when it finished: this many may soon wait together
+    # requests of the last finished call plus those waiting when it finished, the number that may soon wait
+    # together
     expected: int
     newest: float  # submission of the newest, or end of the last call, whichever is later
     last_finished: float  # end of the last call
     latency: float  # seconds per call of this lane; 0 if unknown
-    calls: Sequence[tuple[float, int]]  # expected end and number of requests for each call in flight
+    calls: Sequence[tuple[float, int]]  # expected end and number of requests of each call in flight
 
 
 class BatchAccumulator:
@@ -174,24 +167,23 @@ class BatchAccumulator:
     """
 
     GAP, GAP_SHARE = 0.004, 0.1
-    """Seconds without a new request, or share of a call's latency if that is longer, after which no further
-    request is expected. Threads that were woken together submit again within about 0.1 ms of each other, or
-    after another thread has held the interpreter."""
+    """Seconds without a new request, or share of a call's latency if longer, after which no further request
+    is expected. Threads that are woken together submit within about 0.1 ms of each other, or after another
+    thread has held the interpreter."""
     # seconds, or share of a call's latency, that callers of a finished call have to submit again
     MOMENT, MOMENT_SHARE = 0.02, 0.25
     SHARE = 0.4
-    """Share of a call's latency worth waiting for further requests while a larger call is in flight: the call
-    starts later by that much each time, until it coincides with the larger one."""
+    """Share of a call's latency that requests wait for others while a larger call is in flight. The delay
+    moves each call closer to the larger one until both coincide."""
     PATIENCE = 0.75
-    """Share of a call's latency worth waiting for another call of at least the same size to finish; its
-    callers then return and share one call from then on."""
+    """Share of a call's latency that requests wait for another call of at least the same size. Its callers
+    then share one call with them from then on."""
 
     def __init__(self, window: Window) -> None:
         self.window = window
 
     def ready(self, now: float, waiting: Waiting) -> float:
-        """Return the time at which the batch may be sent: ``<= now`` means at once, ``math.inf`` means that
-        nothing is waiting."""
+        """Return the time at which the batch may be sent; ``math.inf`` if nothing is waiting."""
         window, count = self.window, waiting.count
         # 1. Nothing is waiting: never.
         if count == 0:
@@ -201,31 +193,31 @@ class BatchAccumulator:
             return now
         # No case below waits beyond this time.
         due = min(waiting.opened + min(window.seconds, window.max_wait), waiting.must_start)
-        # 3. ``min_size`` is set: at once if enough requests are waiting, even while nothing is in flight;
-        # otherwise when due.
+        # 3. ``min_size`` is set: now if enough requests are waiting, even if nothing is in flight; otherwise
+        #    when due.
         if window.min_size is not None:
             return now if count >= window.min_size else due
-        # 4. Nothing is in flight: at once, except for a moment in which the callers of the call that has just
-        # finished may submit again, until the expected number waits.
+        # 4. Nothing is in flight: after a moment in which the callers of the last finished call may submit
+        #    again.
         if not waiting.calls:
             return self._when_back(now, waiting, due)
         latency = waiting.latency
         # 5. Only one request waits, or the duration of a call is unknown: when due.
         if count < MIN_SHARED_REQUESTS or latency <= 0:
             return due
-        # 6. A call finishes soon, and waiting for it costs no more than one call of its size: then, because
-        # its callers return together with these.
+        # 6. A call finishes soon, and waiting for it costs no more than one call of its size: when it
+        #    finishes, because its callers return together with these.
         longest = min(due, waiting.opened + self.PATIENCE * latency)
         if any(end <= longest and (end - now) * count <= latency * size for end, size in waiting.calls):
             return longest
         # 7. No call in flight is larger: as in case 4. Otherwise when the oldest has waited two fifths of a
-        # call's latency, so that callers who submit at different times come together.
+        #    call's latency, which brings callers together that submit at different times.
         if count >= max(size for _, size in waiting.calls):
             return self._when_back(now, waiting, longest)
         return min(due, waiting.opened + self.SHARE * latency)
 
     def _when_back(self, now: float, waiting: Waiting, due: float) -> float:
-        """Return when the callers of the last finished call are back, or have had enough time."""
+        """Return when the callers of the last finished call are back or have had enough time."""
         if waiting.count >= waiting.expected:
             return now
         gap = max(self.GAP, self.GAP_SHARE * waiting.latency)
@@ -239,13 +231,10 @@ class GatherWindow:
 
     most: int  # number of requests that is enough
     quiet: float = 10.0  # seconds without a new request after which no further one is expected
-    longest: float = 240.0  # seconds: maximum wait of any request
+    longest: float = 240.0  # maximum wait of any request in seconds
 
     def closes(self, count: int, opened: float, newest: float, leave_by: float) -> float:
         """Return the time at which the requests are sent.
-
-        With enough requests that is at once. Otherwise it is when none has arrived for a while, when the
-        first has waited long enough, or when one has to leave, whichever comes first.
 
         Args:
             count: waiting requests.

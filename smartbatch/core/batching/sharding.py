@@ -1,21 +1,15 @@
 """Division of a job into shards, and a check that the answers of a shard belong to its requests.
 
-Shards are cut in order, within the provider's limits, and of about equal size. Where a provider's batches
+Shards are cut in order, within the provider's limits, and of about equal size. If a provider's batches
 carry no label (Anthropic), only the number of requests identifies a batch, so shards of different sizes can
 be requested.
 
-Providers and gateways have swapped answers. An answer's id names the request that it should answer, and its
-count of prompt tokens shows the length of the prompt that it does answer; comparing the two is free. Our
-estimates are off by a ratio and a constant, which the lines of one shard share, and by a random error per
-line. All three are measured on those lines, and a line that is off by far more than the others is suspicious.
-
-How much this detects depends on the random error. If estimates fit to 1 %, a difference of 5 % stands out. On
-real prompts they spread by 7 to 15 % around the counts of OpenAI's tokenizers (measured on GSM8K, HumanEval,
-IFEval, MT-Bench and XQuAD in English and Chinese): if two GSM8K prompts are swapped at random, 29 % of the
-swaps are detected, and 92 % if one prompt is 1.7 times as long as the other. The check can show that a batch
-has swapped answers, but never which answers are right, and with servers that count characters, it suspects a
-request in a different script from the others. A suspicion is reported, and nothing is sent again because of
-it.
+Providers and gateways have swapped answers. :class:`Crosscheck` compares the billed prompt tokens of each
+answer with the estimate for the request that it names. Estimates are off by a ratio and a constant that the
+lines of a shard share, and by a random error per line; a line that is off by far more than the others is
+suspicious. On real prompts that error is 7 to 15 %, so 29 % of random swaps between GSM8K prompts are
+detected, and 92 % if one prompt is 1.7 times as long as the other. A suspicion is only reported, because
+the check cannot show which answers are right.
 """
 
 from __future__ import annotations
@@ -31,8 +25,8 @@ from typing import Protocol
 from attrs import frozen
 
 _LINE_END_BYTES = 1  # bytes of a line besides its item
-_MAX_DIFFERENT_SHARDS = 4  # maximum number of shards, at the end of a list, that are cut to different sizes
-_MAX_DIVISIONS = 20_000  # divisions of the end that are tried: well under 0.1 s
+_MAX_DIFFERENT_SHARDS = 4  # maximum number of shards of different sizes at the end of a list
+_MAX_DIVISIONS = 20_000  # divisions of the end that are tried, which takes well under 0.1 s
 
 
 class Sized(Protocol):
@@ -98,8 +92,6 @@ def cut(
 
 
 class _ItemRow:
-    """Items in order, and the farthest end of a shard that begins at one of them."""
-
     def __init__(self, items: Sequence[Sized], requests: int, size: float, tokens: float) -> None:
         self.length = len(items)
         self._requests = requests
@@ -130,8 +122,8 @@ class _ItemRow:
 
 def _even(row: _ItemRow) -> list[int]:
     """Return sizes of the fewest shards, each as close as possible to an equal share of the rest."""
-    # From the back: the earliest beginning of each last shard; the rest before it would not fit into the
-    # others.
+    # Earliest beginning of each last shard, from the back; anything more would not fit into the remaining
+    # shards.
     begins = [row.length]
     while begins[-1]:
         begins.append(row.begin(begins[-1]))
@@ -147,17 +139,17 @@ def _even(row: _ItemRow) -> list[int]:
 def _different(row: _ItemRow, taken: frozenset[int]) -> list[int]:
     """Return sizes that differ from each other, if possible."""
     sizes: list[int] = []
-    # 3. All of these sizes are used: reuse them, so that equal sizes are at least far apart.
+    # 3. All of these sizes are used: reuse them in turn, so that equal sizes are far apart.
     used = set(taken)
     start = 0
     while start < row.length:
         most = row.end(start) - start
         if row.length - start <= 2 * most:
-            # 1. The rest can be divided into unused sizes: use those.
+            # 1. The rest can be divided into unused sizes.
             ending = _ending(row, start, used)
             if ending is not None:
                 return [*sizes, *ending]
-        # 2. The largest unused size from the maximum down to its half.
+        # 2. The largest unused size between the maximum and its half.
         size = next((size for size in range(most, most // 2, -1) if size not in used), None)
         if size is None:
             used = set(taken)
@@ -169,10 +161,10 @@ def _different(row: _ItemRow, taken: frozenset[int]) -> list[int]:
 
 
 def _ending(row: _ItemRow, start: int, used: set[int]) -> list[int] | None:
-    """Return unused, different sizes that add up to the rest from ``start``, as few as possible; or ``None``.
+    """Return as few unused, different sizes as possible that add up to the rest from ``start``, or ``None``.
 
-    Tries one size, then two, and so on; for each number, from an equal share upwards, the first size whose
-    rest can be divided in turn. Gives up after a fixed number of tries.
+    For each number of sizes, tries the first one from an equal share upwards and divides the rest in turn.
+    Gives up after a fixed number of tries.
     """
     tries = iter(range(_MAX_DIVISIONS))
 
@@ -197,15 +189,15 @@ def _ending(row: _ItemRow, start: int, used: set[int]) -> list[int] | None:
     return None
 
 
-# half the width of the band, in standard deviations; of 2,583 real prompts the farthest is at 5.7
+# half the width of the band, in standard deviations; the farthest of 2,583 real prompts is at 5.7
 _BAND_DEVIATIONS = 6.0
 _SMALL_SAMPLE_FACTOR = 3.0
-"""The spread of few lines is itself uncertain: the band is wider by this factor over the square root of their
-number, which is two thirds for twenty lines."""
+"""The spread of few lines is itself uncertain, so the band is wider by this factor over the square root of
+their number: two thirds for twenty lines."""
 _MIN_BAND = (
     0.02  # minimum half width of the band: estimates that fit some lines exactly may be off for others
 )
-_ROUNDING_TOKENS = 1.0  # tokens always allowed: estimate and count are both rounded
+_ROUNDING_TOKENS = 1.0  # tokens always allowed, because estimate and count are both rounded
 _SIZE_FACTOR = 3.0
 """Estimates count characters. If the bytes of a request deviate from its estimate more than in other
 requests, for example because of another script, the estimate may be off by this multiple of the deviation."""
@@ -213,27 +205,25 @@ _DEVIATION_PER_MAD = 1.4826  # standard deviation of a normal distribution over 
 _MIN_LOG_SPAN = math.log(1.5)
 _MIN_CORRELATION = 0.5
 """If the middle half of the estimates spans a factor of 1.5, they follow the counts with a rank correlation
-of 0.9 and more on the real sets; for twenty answers assigned at random, it exceeds 0.5 once in eighty times.
-"""
+of at least 0.9 on the real sets; for twenty answers assigned at random, it exceeds 0.5 once in eighty
+times."""
 
 
 @frozen
 class _LineFit:
-    """The common properties of the lines."""
-
     slope: float  # billed tokens per estimated token
     constant: float  # billed tokens per line
     center: float  # median of log(billed / expected)
-    spread: float  # robust standard deviation of it
+    spread: float  # robust standard deviation of log(billed / expected)
 
     def expected(self, estimate: float) -> float:
         return _expected(self.slope, self.constant, estimate)
 
 
 class Crosscheck:
-    """Compares the lines of one shard with each other; several hundred are best, fewer than 20 show nothing.
+    """Compares the lines of one shard with each other; fewer than 20 lines show nothing.
 
-    Observe all lines first, then judge them. It uses 24 bytes per line.
+    Observe all lines before judging any. It uses 24 bytes per line.
     """
 
     NEEDED = 20  # lines before any is called suspicious
@@ -249,7 +239,7 @@ class Crosscheck:
         """Learn from a line; a line without counts is ignored.
 
         Args:
-            estimate: our estimate of its prompt tokens, uncorrected.
+            estimate: uncorrected estimate of its prompt tokens.
             billed: prompt tokens reported by the provider, including cached ones.
             size: bytes of its request; 0 if unknown.
         """
@@ -280,8 +270,7 @@ class Crosscheck:
         )
 
     def _unlike(self, estimate: float, size: float) -> float:
-        """Return the deviation of a request's bytes from other lines with a similar estimate, as a
-        logarithm."""
+        """Return the deviation of a request's bytes from lines with a similar estimate, as a logarithm."""
         if size <= 0:
             return 0.0
         if self._size_fit is None:
@@ -294,8 +283,7 @@ class Crosscheck:
     def unrelated(self) -> bool:
         """Whether the counts do not follow the estimates at all, so that all answers may be swapped.
 
-        In that case the spread is so large that no line stands out. Only prompts of different lengths can
-        show this.
+        The spread is then so large that no line stands out. Only prompts of different lengths can show this.
         """
         if len(self._estimates) < self.NEEDED:
             return False

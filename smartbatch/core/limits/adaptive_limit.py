@@ -1,21 +1,14 @@
-"""A limit that is neither configured nor reported: a rate and a number of calls in flight, estimated from
-refusals.
+"""Congestion control for a limit that is neither configured nor reported, with refusals instead of lost
+packets.
 
-This is congestion control, with refusals instead of lost packets:
+Slow start (RFC 6928) begins with a few calls and doubles their number with each round of answers. Once
+refusals prove a limit, a cap on calls in flight is assumed first and adjusted by AIMD. A refusal below the
+cap shows that the limit is a rate. Then, as in BBR's long-term sampling, the rate is derived from the calls
+admitted between two moments at which the bucket was empty; calls cruise just below that rate and probe for
+a higher one.
 
-* **slow start** (RFC 6928): first contact begins with a few calls and doubles their number with each round of
-  answers;
-* **a rate**: as BBR paces at the delivery rate, calls cruise just below the measured rate, then probe for a
-  higher one, faster with each step that passes. As in BBR's long-term sampling, which is made for policers,
-  the rate is derived from the calls admitted between two moments at which the limit was met: a bucket was
-  empty at both, so the calls admitted in between equal its refill;
-* **a number of calls in flight**, adjusted by the AIMD rule: one more call is tried now and then, and
-  refusals lower it below the number at which calls were refused.
-
-Single refusals change nothing, because shared services refuse at random: several in a row, or a share of all
-calls, prove a limit. A cap on calls in flight always refuses calls beyond it, and none below it. Therefore a
-cap is assumed first; refusals below it show that the limit is a rate. Processes that share a limit follow the
-lowest rate that any of them measured, and one process at a time probes for all.
+A single refusal changes nothing, because shared services also refuse at random. Processes that share a
+limit use the lowest rate that any of them measured, and only one process at a time probes.
 """
 
 from __future__ import annotations
@@ -33,107 +26,101 @@ FIRST_CALLS = 10
 """Calls in flight at first contact: TCP's initial window (RFC 6928)."""
 
 _FIRST_CALLS_KNOWN, _FIRST_CALLS_AGAIN = 4, 2
-"""The same for a known limit whose burst is unknown, and after a pause before which no call was admitted."""
+"""Calls in flight at first if the limit is known but its burst is not, and after a pause if no call was
+admitted."""
 
 _DOUBLES_IN_S, _DOUBLES_SLOWLY_IN_S = 0.05, 1.0
-"""Seconds after which calls in flight double without an answer; the second value applies to known limits and
-after refusals. First contact may cost at most half a round trip."""
+"""Seconds after which calls in flight double without an answer: at first contact, and for known limits or
+after refusals."""
 
 _UNLIMITED_WINDOW = 4096.0
-"""A window this wide has no effect (workers are at most 1,024) and is dropped."""
+"""A window of this many calls has no effect, because there are at most 1,024 workers."""
 
 _PROVING_ROW, _PROVING_SHARE, _RECENT_CALLS = 4, 0.25, 32
-"""Four refused calls in a row, or a quarter of the last 32, prove a limit. If 4 % are refused at random,
-four in a row occur once in 400,000 calls, and eight of 32 never."""
+"""Four refused calls in a row, or a quarter of the last 32, prove a limit. If 4 % of calls are refused at
+random, four in a row occur once in 400,000 calls."""
 
 _GAP_S, _MAX_GAP_S = 1.0, 16.0
-"""Seconds until a call beyond the cap is tried; doubled whenever that call is refused."""
+"""Seconds before a call beyond the cap is tried; the delay doubles whenever that call is refused."""
 
 _PASSES_IN = 4.0
-"""A call that is not refused within this many times the duration of a refusal was admitted: answers may
-take minutes."""
+"""A call counts as admitted if it is not refused within this many times the duration of a refusal. Waiting
+for the answer would take too long."""
 
 _NO_CAP_S = 60.0
-"""Seconds after a cap proved wrong during which no other cap is assumed."""
+"""Seconds after a cap proved wrong before another cap is assumed."""
 
 SPACED_SHARE = 0.988
-"""Share of a known rate at which calls are spaced: leaves 1.2 ms per 100 ms for irregular arrivals."""
+"""Share of a known rate at which calls are spaced, which leaves 1.2 ms per 100 ms for irregular arrivals."""
 
 _PEACE_S = 600.0
-"""Seconds of calls at the known rate without a refusal after which bursts are tried again."""
+"""Seconds at the known rate without a refusal before bursts are tried again."""
 
 _CRUISE_S, _CRUISE_CALLS = 3.5, 35.0
-"""Minimum seconds and calls of a cruise: a probe ends with a refusal, and 2 % of calls may be refused. A
-limit that rises is met within ten seconds."""
+"""Minimum seconds and calls of a cruise: a probe ends with a refusal, and at most 2 % of calls should be
+refused."""
 
 _CRUISE_GAIN = 0.985
-"""Share of the measured rate at which calls cruise, so that measuring 1 % too much is harmless."""
+"""Share of the measured rate at which calls cruise, so that a measurement 1 % too high is harmless."""
 
 _PROBE_GAINS, _SEARCH_GAIN = (1.1, 1.05), 1.5
-"""The first step of a probe as a multiple of the measured rate, alternating; BBR's 1.25 costs more than
-2 % refusals. The rate of the first contact may be far too low, or that of a burst, so it is left faster."""
+"""First step of a probe as a multiple of the measured rate, alternating; BBR's 1.25 would cause more than 2 %
+refusals. The rate measured at first contact may be far too low, so the first search uses a larger step."""
 
 _STEP_CALLS, _MIN_STEP_S, _MAX_STEP_S = 2.0, 1.0, 3.0
-"""A step of a probe passes when two calls beyond the measured rate were admitted. It lasts at least a
-second: a limit counted per second shows within one. The excess doubles with each step."""
+"""A probe step passes once two calls beyond the measured rate were admitted. It lasts at least a second,
+because a limit may be counted per second. Each step doubles the excess."""
 
 _FEW_CALLS, _ENOUGH_CALLS = 3, 16
-"""Fewer admitted calls show only that the rate is too high, and are too few to measure the share of random
-refusals."""
+"""Fewer admitted calls than the first number only show that the rate is too high; fewer than the second are
+too few to measure random refusals."""
 
 _REPORTED_IN_S = 0.5
 """Seconds until earlier calls of other processes have been reported."""
 
 _NOISE_WEIGHT, _MAX_NOISE = 0.3, 0.06
-"""The weight of the last cruise in the share of random refusals, and the maximum of that share."""
+"""Weight of the last cruise in the share of random refusals, and the maximum of that share."""
 
 _NOISE_TIMES, _NOISE_CALLS, _SPARED_CALLS = 2.0, 40.0, 2
-"""The limit is met when more than twice that share of the calls, and of 40 more, are refused; while cruising,
-when two more calls than that are refused."""
+"""While probing, the limit is met when more than twice the random share of the calls, and of 40 more, is
+refused; while cruising, when two more calls than that are refused."""
 
 _MIN_RATE, _UNLIMITED_RATE = 0.5, 2000.0
 """The lowest rate, and a rate too high to matter, in calls per second."""
 
 
 class Evidence(Enum):
-    """What a refusal shows."""
-
-    ALONE = "alone"  # nothing, since it may be random
+    ALONE = "alone"  # it may be random
     KNOWN = "known"  # the estimates explain it, or were adapted to it
-    PROOF = "proof"  # there is a limit below the sent amount: all calls pause
+    PROOF = "proof"  # a limit exists below the current rate, so all calls pause
 
 
 @define
 class _Delivery:
-    """The calls admitted since the limit was last met."""
-
-    since: float  # when the call that met it was sent
+    since: float  # when the call that met the limit was sent
     order: int  # order of the last call sent by then
     refused: int = 0  # later calls that were refused
 
     def admitted(self, order: int) -> int:
-        """Return how many calls were admitted up to the refused call with this order."""
         return order - self.order - max(1, self.refused)
 
     def rate(self, order: int, at: float) -> float:
-        """Return the calls per second admitted up to the call with this order, which was sent at ``at``."""
         return self.admitted(order) / max(at - self.since, 1e-3)
 
 
 @define(eq=False)
 class _CallsInFlight:
-    """The maximum number of calls in flight: unlimited, growing from a few, or a cap beyond which one call is
-    tried."""
+    """The maximum number of calls in flight: unlimited, growing, or a cap beyond which one call is tried."""
 
-    most: float = math.inf  # infinity while unlimited
+    most: float = math.inf
     is_opening: bool = False  # doubles with each round of answers
-    cap: int = 0  # as assumed; 0 for none
-    is_checked: bool = False  # a call has been admitted since
-    _first: float = 0.0  # calls in flight at first, while opening
+    cap: int = 0  # assumed cap; 0 for none
+    is_checked: bool = False  # a call was admitted since the cap was assumed
+    _first: float = 0.0  # calls in flight when slow start began
     _began: float = math.inf
     _doubles_in: float = 0.0
-    _extra: Reservation | None = None  # the call beyond the cap
-    _extra_at: float = math.inf  # when the next one may be sent
+    _extra: Reservation | None = None
+    _extra_at: float = math.inf  # when the next call beyond the cap may be sent
     _passes_in: float = 0.0
     _gap: float = _GAP_S
     _step: int = 1
@@ -142,21 +129,18 @@ class _CallsInFlight:
         self.most, self.is_opening, self.cap, self._extra = math.inf, False, 0, None
 
     def open_from(self, calls: float, began: float, doubles_in: float) -> None:
-        """Begin with ``calls`` calls at ``began``; infinity stands for the time at which the first one is
-        sent."""
+        """Start slow start at ``began``; infinity means when the first call is sent."""
         self.unlimit()
         self.most = self._first = max(1.0, calls)
         self.is_opening, self._began, self._doubles_in = True, began, doubles_in
 
     def assume(self, cap: int, now: float, refused_in: float) -> None:
-        """Assume a cap beyond which calls are refused within ``refused_in`` seconds."""
         self.unlimit()
         self.most, self.cap, self.is_checked = float(cap), cap, False
         self._gap, self._step, self._extra_at = _GAP_S, 1, now + _GAP_S
         self._passes_in = max(_PASSES_IN * refused_in, _DOUBLES_IN_S)
 
     def look(self, now: float, in_flight: int) -> float:
-        """Return when one more call may be sent; infinity if not before another call ends."""
         if self._extra is not None and now >= self._extra.started + self._passes_in:
             self._widen(now)
         if in_flight < self.most:
@@ -184,13 +168,15 @@ class _CallsInFlight:
                 self.unlimit()
 
     def ended(self, call: Reservation) -> None:
-        """The call shows nothing about limits."""
         if call is self._extra:
             self._extra = None
 
     def is_beyond(self, call: Reservation, now: float) -> bool:
-        """Return whether the refused call was the one beyond the cap. If the cap has grown because of the
-        refused call, it shrinks again. Either way the next call beyond the cap is sent later."""
+        """Record that a call was refused, and delay the next one beyond the cap. Return whether this call
+        was beyond it.
+
+        If the cap has grown because of this call, it shrinks again.
+        """
         is_extra = call is self._extra
         if is_extra or 0 < self.cap < self.most <= call.held[0]:
             self.most -= 0.0 if is_extra else 1.0
@@ -200,11 +186,10 @@ class _CallsInFlight:
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether calls beyond the cap were admitted twice, which shows that there is no such cap."""
         return 0 < self.cap < self.most - 1.0
 
     def _widen(self, now: float) -> None:
-        """A call beyond the cap was admitted: the cap grows, by more each time."""
+        """Raise the cap after a call beyond it was admitted, by more each time."""
         self._extra, self._extra_at = None, now + _GAP_S
         if self._step > 1:
             self._gap = _GAP_S
@@ -215,23 +200,16 @@ class _CallsInFlight:
 
 
 class _PacedCalls:
-    """Calls at a measured rate: cycles of a cruise just below it and a probe until the limit is met.
-
-    Args:
-        rate: calls per second, as measured.
-        delivery: the calls admitted since the limit was last met.
-        ceiling: maximum calls per second.
-        search: whether to probe at once.
-    """
+    """Calls at a measured rate: cycles of a cruise just below it and a probe until the limit is met."""
 
     def __init__(
         self, rate: float, delivery: _Delivery, now: float, *, ceiling: float = math.inf, search: bool = False
     ) -> None:
-        self.bucket = Bucket(1.0, 1.0, now, level=0.0)  # spaces the calls
+        self.bucket = Bucket(1.0, 1.0, now, level=0.0)
         self.noise = 0.0  # share of calls refused at random
         self._ceiling = ceiling
-        self._probe_from: float = math.inf  # the order of the first call of the probe
-        self._probes, self._members = True, 1  # whether this process probes, and the number of processes
+        self._probe_from: float = math.inf  # order of the first call of the probe
+        self._probes, self._members = True, 1
         self._cycles = 0
         self.begin_cycle(rate, delivery, now)
         if search:
@@ -242,7 +220,7 @@ class _PacedCalls:
         self._cycles += 1
         self._cruise = max(_CRUISE_S, _CRUISE_CALLS / self.rate)
         self.reports_count_from = now + _REPORTED_IN_S
-        self._clock, self._clock_at = 0.0, now  # seconds of use, since idle time proves nothing
+        self._clock, self._clock_at = 0.0, now  # seconds of use; idle time proves nothing
         self._probe_from = math.inf
         self._gain, self._passed = 1.0, 0.0
         self._send_at(_CRUISE_GAIN * self.rate if self.rate < self._ceiling else self.rate, now)
@@ -253,7 +231,7 @@ class _PacedCalls:
         self.bucket.reshape(now, spaced_capacity(rate), rate)
 
     def take(self, call: Reservation, now: float, ceiling: float) -> bool:
-        """Count a call and advance the cycle; return False once the rate no longer has any effect."""
+        """Count a call and advance the cycle; return False once the rate is too high to matter."""
         self._clock += min(max(0.0, now - self._clock_at), 2.0 * self._members / self.bucket.rate)
         self._clock_at, self._ceiling = max(now, self._clock_at), ceiling
         if self.bucket.rate >= ceiling:
@@ -269,7 +247,7 @@ class _PacedCalls:
         return has_effect
 
     def _probe(self, call: Reservation) -> None:
-        """Begin a probe, or its next step once this one has passed or lasted too long."""
+        """Start a probe, or its next step if this step has passed or timed out."""
         surplus = call.order - self.delivery.order - self.delivery.refused - self.rate * self._clock
         if self._probe_from == math.inf:
             self._probe_from, self._cruise_refused = call.order, self.delivery.refused
@@ -285,7 +263,6 @@ class _PacedCalls:
         self._step_at, self._step_surplus = self._clock, surplus
 
     def is_met(self, order: int) -> bool:
-        """Return whether more calls than expected at random were refused, up to this refused call."""
         if not self._probes:
             return False
         refused, first = self.delivery.refused - _SPARED_CALLS, float(self.delivery.order)
@@ -294,11 +271,10 @@ class _PacedCalls:
         return refused > _NOISE_TIMES * self.noise * (order - first + _NOISE_CALLS)
 
     def meet(self, order: int, at: float, sent: int, now: float) -> None:
-        """Measure the rate, because this call, sent at ``at``, met the limit, and begin the next cycle.
+        """Measure the rate when the call sent at ``at`` meets the limit, and start the next cycle.
 
-        The rate is that of the calls admitted in the cycle, but at least the previous rate if calls cruised
-        at it, and at least the last probe step that passed: fewer calls may have been admitted if unused
-        capacity is lost.
+        The rate is at least the previous one if calls cruised at it, and at least that of the last probe
+        step that passed: if unused capacity is lost, fewer calls may have been admitted.
         """
         rate = self.delivery.rate(order, at) / (1.0 - self.noise)
         if self.delivery.admitted(order) < _FEW_CALLS:
@@ -312,7 +288,7 @@ class _PacedCalls:
                 self.noise += _NOISE_WEIGHT * (share - self.noise)
         sending = self.bucket.rate
         self.begin_cycle(rate, _Delivery(at, sent), now)
-        # calls that a limit counted per second admitted too early are missing at the end of the second
+        # A limit counted per second admits some calls early, so these are missing at the end of the second.
         self.bucket.level = -max(0.0, self.rate * (1.0 - self.rate / sending))
 
     def _is_probed(self, order: int) -> bool:
@@ -320,7 +296,6 @@ class _PacedCalls:
 
     @property
     def is_searching(self) -> bool:
-        """Whether the rate was measured at first contact, which may have been a burst."""
         return self._cruise == 0.0
 
     def follow(self, rate: float, sent: int, now: float) -> None:
@@ -331,7 +306,6 @@ class _PacedCalls:
         self._send_at(rate, now)
 
     def share(self, calls: int, now: float, *, members: int, probes: bool) -> None:
-        """Count the ``calls`` of other processes that share the rate, and set whether this one probes."""
         self._members = members
         self._probe_from -= calls
         if probes and not self._probes:
@@ -340,27 +314,26 @@ class _PacedCalls:
 
 
 class AdaptiveLimit:
-    """A rate and a number of calls in flight. At first it delays nothing, unless it begins slowly."""
+    """A rate and a maximum of calls in flight, both unlimited at first."""
 
     def __init__(self) -> None:
         self._in_flight = _CallsInFlight()
         self._paced: _PacedCalls | None = None
-        self._delivery: _Delivery | None = None  # while no rate is known
+        self._delivery: _Delivery | None = None
         self._refusals: deque[Reservation] = deque(maxlen=_RECENT_CALLS)
         self._sent = 0
-        self._members = 1  # processes that share the limit
+        self._members = 1
         self._changed = 0  # order of the last call sent before an estimate changed
-        self._no_cap_until = -math.inf  # when a cap may be assumed again
+        self._no_cap_until = -math.inf
 
     def begin(self, *, is_known: bool) -> None:
-        """Begin slowly, at first contact with an unknown limit or one that ``is_known``."""
         if is_known:
             self._in_flight.open_from(_FIRST_CALLS_KNOWN, math.inf, _DOUBLES_SLOWLY_IN_S)
         else:
             self._in_flight.open_from(FIRST_CALLS, math.inf, _DOUBLES_IN_S)
 
     def open(self) -> None:
-        """Stop beginning slowly: something better is known."""
+        """End slow start."""
         self._in_flight.unlimit()
 
     @property
@@ -369,23 +342,20 @@ class AdaptiveLimit:
 
     @property
     def rate(self) -> float:
-        """Measured calls per second; 0 while unknown."""
         return 0.0 if self._paced is None else self._paced.rate
 
     @property
     def sending_rate(self) -> float:
-        """Calls per second at which calls are spaced now, cruising or probing; 0 while no rate is known."""
+        """Calls per second at which calls are spaced now, cruising or probing; 0 if unknown."""
         return 0.0 if self._paced is None else self._paced.bucket.rate
 
     def look(self, now: float, in_flight: int) -> float:
-        """Return the earliest time a call may be sent; infinity if not before another call ends."""
         at = now if in_flight < self._in_flight.most == math.inf else self._in_flight.look(now, in_flight)
         if self._paced is not None:
             at = max(at, self._paced.bucket.look(now, 1.0))
         return at
 
     def take(self, call: Reservation, now: float, ceiling: float) -> None:
-        """Count a call that is sent. The rate does not exceed the ``ceiling``."""
         self._sent = call.order
         self._in_flight.take(call, now)
         if self._paced is not None:
@@ -403,37 +373,35 @@ class AdaptiveLimit:
             self._no_cap_until = now + _NO_CAP_S
 
     def ended(self, call: Reservation) -> None:
-        """The call shows nothing about limits."""
         self._in_flight.ended(call)
 
     def dropped(self, call: Reservation, now: float) -> None:
-        """The call was never sent."""
         self._in_flight.ended(call)
         if self._paced is not None:
             self._paced.bucket.settle(now, 1.0)
 
     def refused(self, call: Reservation, now: float) -> Evidence:
-        """Handle a refusal that no known limit explains. If it proves a limit, :meth:`pause` follows."""
-        # 1. Sent before an estimate last changed: the same event.
+        """Handle a refusal that no known limit explains. The caller pauses all calls if it proves a limit."""
+        # 1. Sent before an estimate last changed: part of the same event.
         if call.order <= self._changed:
             return Evidence.KNOWN
-        # 2. The call beyond the cap, which is confirmed.
+        # 2. The call beyond the cap: the cap is confirmed.
         if self._in_flight.is_beyond(call, now):
             return Evidence.KNOWN
         self._refusals.append(call)
         delivery = self._delivery if self._paced is None else self._paced.delivery
         if delivery is not None:
             delivery.refused += 1
-        # 3. The second refusal below an unchecked cap, or more refusals below a cap than at random: there is
-        # no cap.
+        # 3. The second refusal below a cap that no call has confirmed, or more refusals than random ones:
+        #    there is no cap.
         at_random = _SPARED_CALLS + _NOISE_TIMES * _MAX_NOISE * (call.order - self._changed)
         if self._in_flight.cap and len(self._refusals) > (at_random if self._in_flight.is_checked else 1):
             self._no_cap_until = now + _NO_CAP_S
             return Evidence.PROOF
-        # 4. Proof of a limit: a cap if possible, otherwise a rate.
+        # 4. Proof of a limit: assume a cap if possible, otherwise a rate.
         if self._is_proof(call):
             return Evidence.KNOWN if self._assume_cap(call, now) else Evidence.PROOF
-        # 5. Calls are paced and meet the limit: measure it.
+        # 5. Paced calls meet the limit: measure the rate.
         if self._paced is not None and self._paced.is_met(call.order):
             self._paced.meet(call.order, call.started, self._sent, now)
             self._changed = self._sent
@@ -444,12 +412,11 @@ class AdaptiveLimit:
         return Evidence.ALONE
 
     def _since(self, call: Reservation) -> int:
-        """Return the order of the last call that no longer counts: only 32 calls and those in flight with
+        """Return the order of the last call to ignore: only the last 32 calls and those in flight with
         ``call`` count."""
         return min(call.order - call.held[0], self._sent - _RECENT_CALLS)
 
     def _recent(self, call: Reservation) -> list[Reservation]:
-        """Return the refused calls among the last calls."""
         return [refused for refused in self._refusals if refused.order > self._since(call)]
 
     def _is_proof(self, call: Reservation) -> bool:
@@ -464,7 +431,8 @@ class AdaptiveLimit:
         return last - first + 1 >= _PROVING_ROW
 
     def _assume_cap(self, call: Reservation, now: float) -> bool:
-        """Assume a cap below the calls in flight that were refused; return False if it cannot be a cap."""
+        """Assume a cap below the calls in flight that were refused; return False if a cap cannot explain the
+        refusal."""
         cap = min(refused.held[0] for refused in self._recent(call)) - 1
         if cap < 2 or self._paced is not None or now < self._no_cap_until:
             return False
@@ -473,7 +441,6 @@ class AdaptiveLimit:
         return True
 
     def pause(self, call: Reservation, until: float, ceiling: float) -> None:
-        """Pause all calls until ``until`` and space them, because the refusal of ``call`` proved a limit."""
         self._in_flight.unlimit()
         proof = self._recent(call) or [call]
         delivery, first = self._delivery or _Delivery(call.started, self._sent), proof[0]
@@ -485,31 +452,30 @@ class AdaptiveLimit:
         # 2. A rate is known.
         elif ceiling < math.inf:
             self._paced = _PacedCalls(ceiling, met, until, ceiling=ceiling)
-        # 3. Calls were admitted at first contact: use their rate, including the pause, since they may be a
-        #    burst. Other processes have not reported theirs yet.
+        # 3. Calls were admitted at first contact. They may be a burst, so the pause counts towards the time
+        #    of their rate. Calls of other processes have not been reported yet.
         elif admitted > 0:
             rate = self._members * admitted / (until - delivery.since)
             self._paced = _PacedCalls(rate, met, until, search=True)
-        # 4. No call was admitted: begin slowly after the pause.
+        # 4. No call was admitted: start slowly after the pause.
         else:
             self._in_flight.open_from(_FIRST_CALLS_AGAIN, until, _DOUBLES_SLOWLY_IN_S)
         self._delivery = None
         self._change()
 
     def space_at(self, rate: float, now: float) -> None:
-        """Bursts are not honoured: space the calls at a known rate."""
+        """Space calls at a known rate, because bursts are not honoured."""
         self._in_flight.unlimit()
         self._paced = _PacedCalls(rate, _Delivery(now, self._sent), now, ceiling=rate)
         self._delivery = None
         self._change()
 
     def owe(self, calls: float) -> None:
-        """Delay the next call by the time of ``calls`` calls."""
         assert self._paced is not None
         self._paced.bucket.level -= calls
 
     def follow(self, rate: float, now: float) -> None:
-        """Adopt the rate found by another process; 0 for none."""
+        """Adopt the rate that another process found; 0 means none."""
         if not rate:
             self._forget_rate()
             return
@@ -521,17 +487,13 @@ class AdaptiveLimit:
         self._change()
 
     def share(self, accepted: float, refused: float, now: float, *, members: int, probes: bool) -> None:
-        """Set the number of processes that share the limit, and whether this one probes for all.
-
-        Args:
-            accepted, refused: calls of the others that were answered and refused since the last exchange.
-        """
+        """Set the number of processes, count the calls of the others, and set whether this process probes."""
         self._members = members
         if members > 1 and self._in_flight.is_opening and not self._sent:
             self._in_flight.open_from(FIRST_CALLS // members, math.inf, _DOUBLES_IN_S)
         if self._paced is None:
             return
-        if now < self._paced.reports_count_from:  # most of these were sent before the cycle began
+        if now < self._paced.reports_count_from:  # most of these calls were sent before the cycle began
             refused = 0.0
             accepted = 0.0 if self._paced.is_searching else min(accepted, _REPORTED_IN_S * self._paced.rate)
         delivery = self._paced.delivery

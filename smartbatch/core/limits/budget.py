@@ -1,9 +1,8 @@
 """Spending limits: money is reserved before a call and reconciled afterwards, and never exceeds the limit.
-All amounts are USD.
 
-A budget shared by several clients fails closed: a client may spend only what it has leased. A lease does not
-expire, and the lease of a dead process stays taken, because nobody knows how much of it was spent. Times are
-monotonic seconds; the caller holds the lock that guards the budget.
+A client of a shared budget may spend only what it has leased. Leases do not expire: the lease of a dead
+process stays taken, because nobody knows how much of it was spent. Times are monotonic seconds. The caller
+holds the budget's lock.
 """
 
 from __future__ import annotations
@@ -21,32 +20,27 @@ _NANO = 1_000_000_000
 
 @define(eq=False)
 class SpendReservation:
-    """Money reserved for one call or job; reconciled or released once by its budget, which alone changes
-    it."""
+    """Money reserved for one call or job. Only its budget changes it, and closes it once."""
 
     nano: int  # reserved billionths of a USD
-    outer: SpendReservation | None  # reserved in the outer budget
-    lasting: bool  # may last so long that nothing waits for its end
-    open: bool = True  # not ended
+    outer: SpendReservation | None  # reservation in the outer budget
+    lasting: bool  # may last for days, so nothing waits for it
+    open: bool = True
 
     @property
     def usd(self) -> float:
-        """Reserved USD."""
         return self.nano / _NANO
 
 
 class Budget:
     """Spending of one client, or of one list within it.
 
-    At every step, spent + unconfirmed + reserved <= limit, as long as no call costs more than it reserved.
-    Reservations are rounded up and the limit down, to a billionth of a USD. A call that cost more than it
-    reserved is charged in full. If the bill of a call is unknown, the amount it may have cost stays reserved
-    permanently, as unconfirmed.
+    As long as no call costs more than it reserved, spent + unconfirmed + reserved <= limit. A call that
+    cost more is charged in full. If the bill of a call is unknown, the amount it may have cost stays
+    reserved, as unconfirmed.
 
-    A budget within another one spends from both; a cost that does not fit into both is not reserved.
-
-    A lasting reservation, such as that of a job that may take days, is not waited for: a cost that does not
-    fit beside the lasting ones is hopeless.
+    A budget within another one spends from both. Nothing waits for a lasting reservation, such as that of a
+    job that may take days: a cost that does not fit beside the lasting reservations is hopeless.
 
     Args:
         limit: USD; ``None`` only counts spending.
@@ -60,38 +54,36 @@ class Budget:
         self._outer = outer
         self._limit = None if limit is None else math.floor(_checked(limit, "limit") * _NANO)
         self._spent = self._unconfirmed = self._reserved = self._lasting = 0
-        self.lease: BudgetLease | None = None  # of a shared budget, whose limit is the amount leased so far
+        self.lease: BudgetLease | None = None  # the limit is the amount leased so far
 
     @property
     def spent(self) -> float:
-        """USD of reconciled calls, as far as their bills are known."""
         return self._spent / _NANO
 
     @property
     def unconfirmed(self) -> float:
-        """USD that calls with unknown bills may have cost beyond :attr:`spent`."""
+        """USD beyond :attr:`spent` that calls with unknown bills may have cost."""
         return self._unconfirmed / _NANO
 
     @property
     def reserved(self) -> float:
-        """Reserved USD, including lasting reservations."""
         return self._reserved / _NANO
 
     @property
     def left(self) -> float | None:
-        """USD neither spent, unconfirmed nor reserved, 0 or more; ``None`` without a limit."""
+        """USD neither spent, unconfirmed nor reserved; ``None`` without a limit."""
         return None if self._limit is None else max(0, self._limit - self._used - self._reserved) / _NANO
 
     @property
     def room(self) -> float | None:
-        """USD available as far as is known: :attr:`left`, plus the unleased part of a shared budget."""
+        """USD available: :attr:`left` plus the unleased part of a shared budget."""
         if self._limit is None:
             return None
         unleased = 0.0 if self.lease is None else self.lease.unleased
         return max(0.0, (self._limit - self._used - self._reserved) / _NANO + unleased)
 
     def obtainable(self, cost: float) -> float:
-        """Return how much of ``cost`` is available: all of it if it fits, or while more may be leased."""
+        """Return the available part of ``cost``: all of it if it fits, or if more may be leased."""
         left, room = self.left, self.room
         if left is None or room is None or cost <= left:
             return cost
@@ -100,7 +92,6 @@ class Budget:
         return min(cost, left if cost == math.inf else room)
 
     def fits(self, cost: float) -> bool:
-        """Whether a call of at most ``cost`` USD may be sent now."""
         if self._limit is not None and self._used + self._reserved + _up(cost) > self._limit:
             if self.lease is not None:
                 self.lease.lack(cost)
@@ -108,8 +99,10 @@ class Budget:
         return self._outer is None or self._outer.fits(cost)
 
     def short(self, cost: float) -> Budget | None:
-        """Return the first budget, from this one outwards, for which ``cost`` is hopeless: it would not
-        fit even if all calls in flight turned out to be free, and no other process returns any money."""
+        """Return the first budget, from this one outwards, for which ``cost`` is hopeless.
+
+        It would not fit even if all calls in flight were free and no other process returned money.
+        """
         if self._limit is not None and self._used + self._lasting + _up(cost) > self._limit:
             if self.lease is None or self.lease.is_hopeless(cost):
                 return self
@@ -117,15 +110,14 @@ class Budget:
         return None if self._outer is None else self._outer.short(cost)
 
     def must_wait(self, cost: float) -> bool:
-        """Whether ``cost``, which is not hopeless, fits into this budget only after calls in flight have
-        ended. The outer budget is not considered."""
+        """Whether ``cost`` fits into this budget only after calls in flight have finished; ignores the outer
+        budget."""
         if self._limit is None:
             return False
         return self._lasting <= self._limit - self._used - _up(cost) < self._reserved
 
     def share(self, limit: float, member: str, wake: Callable[[], None]) -> BudgetLease:
-        """From now on, spend only leased parts of ``limit`` USD shared by several processes; return the
-        lease."""
+        """Share ``limit`` USD with other processes: from now on, spend only leased parts of it."""
         self._limit = self._used + self._reserved
         self.lease = BudgetLease(
             limit,
@@ -143,34 +135,27 @@ class Budget:
             self._limit += round(more * _NANO)
 
     def reserve(self, cost: float, *, lasting: bool = False) -> SpendReservation:
-        """Reserve ``cost`` USD, after :meth:`fits` agreed in the same critical section.
-
-        Args:
-            lasting: whether the reservation may last so long that nothing should wait for its end.
+        """Reserve ``cost`` USD after :meth:`fits` returned True in the same critical section.
 
         Raises:
-            RuntimeError: it does not fit.
+            RuntimeError: the cost does not fit.
         """
         nano = _up(cost)
-        # a free call fits even if more was spent than the limit allows
+        # a free call fits even if the limit is exceeded
         if nano and self._limit is not None and self._used + self._reserved + nano > self._limit:
             raise RuntimeError("the reservation exceeds what is left of the budget; call fits() first")
         outer = None if self._outer is None else self._outer.reserve(cost, lasting=lasting)
         made = SpendReservation(nano, outer, lasting)
-        self._reserved += nano  # no calls below, so a Ctrl-C arrives before or after this block
+        self._reserved += nano  # no calls below: a Ctrl-C arrives before or after this block
         if lasting:
             self._lasting += nano
         return made
 
     def settle(self, reservation: SpendReservation, actual: float, unconfirmed: float = 0.0) -> None:
-        """Count the actual cost of a call as spent and release the rest.
-
-        Args:
-            actual: USD, as far as the bill is known.
-            unconfirmed: USD that it may have cost in addition; they stay reserved.
+        """Reconcile a reservation with the known ``actual`` cost; keep ``unconfirmed`` USD reserved.
 
         Raises:
-            RuntimeError: the reservation has already ended.
+            RuntimeError: the reservation is already closed.
         """
         nano, unknown = round(_checked(actual, "actual cost") * _NANO), _up(unconfirmed)
         self._close(reservation)
@@ -180,7 +165,7 @@ class Budget:
         self._unconfirmed += unknown
 
     def spend(self, reservation: SpendReservation, actual: float) -> None:
-        """Count ``actual`` USD as spent from the reservation; the rest stays reserved."""
+        """Spend ``actual`` USD from the reservation, and keep the rest reserved."""
         nano = round(_checked(actual, "actual cost") * _NANO)
         part = min(nano, reservation.nano)
         reservation.nano -= part
@@ -205,7 +190,6 @@ class Budget:
             self._outer.resize(reservation.outer, cost)
 
     def release(self, reservation: SpendReservation) -> None:
-        """Release the reservation: the call cost nothing. Raises like :meth:`settle`."""
         self.settle(reservation, 0.0)
 
     @property
@@ -231,22 +215,19 @@ def _up(cost: float) -> int:
     if cost == 0:
         return 0
     nano = _checked(cost, "cost") * _NANO
-    whole = round(nano)  # a whole number of billionths may arrive as a float slightly above it
+    whole = round(nano)  # a float may be slightly above the whole number it stands for
     return whole if math.isclose(nano, whole, rel_tol=1e-14, abs_tol=1e-6) else math.ceil(nano)
 
 
 _MIN_INTERVAL_SECONDS, _RENEW_SECONDS, _IDLE_SECONDS, _HEARTBEAT_SECONDS = 0.1, 1.0, 0.5, 5.0
-"""Seconds: the minimum interval of exchanges, the interval for a client that is spending, the time until
-unused money is returned, and the interval for a client that holds no money."""
-
 _AHEAD_SECONDS, _LOW_SECONDS = 2.0, 0.5
-"""Seconds of this client's spending to lease in advance, and the level below which more is leased."""
+"""Seconds of spending that are leased in advance, and the level at which more is leased."""
 
 _PATIENCE_SECONDS = 5.0
-"""Seconds for which a cost waits for money held by others before it is hopeless."""
+"""Seconds that a cost waits for money held by other processes before it is hopeless."""
 
 _CLOSED_SECONDS = 30.0
-"""Seconds of an unavailable back end after which costs are hopeless."""
+"""Seconds without the back end before costs become hopeless."""
 
 
 class BudgetLease:
@@ -255,10 +236,10 @@ class BudgetLease:
     Args:
         limit: USD of all clients together.
         member: a unique name of the client.
-        wake: called when an exchange becomes due earlier than :meth:`due` said.
+        wake: called when an exchange becomes due earlier than :meth:`due` returned.
         held: returns the USD leased and not spent, including reserved money.
-        reserved: returns USD reserved for calls and jobs.
-        widen: changes the limit of the budget by the given USD.
+        reserved: returns the USD reserved for calls and jobs.
+        widen: raises or lowers the budget's limit by the given USD.
     """
 
     def __init__(
@@ -272,8 +253,8 @@ class BudgetLease:
         widen: Callable[[float], None],
     ) -> None:
         self.lost = False  # the back end is unavailable
-        self.incompatible = ""  # why waiting for it does not help
-        self.grant: LeaseGrant | None = None  # of the last exchange
+        self.incompatible = ""  # reason why waiting does not help
+        self.grant: LeaseGrant | None = None  # result of the last exchange
         self._limit = limit
         self._member = member
         self._wake = wake
@@ -281,7 +262,7 @@ class BudgetLease:
         self._lacking = 0.0
         self._lacking_since = self._asked_at = self._again_at = self._used_at = self._lost_at = -math.inf
         self._held_then = 0.0
-        self._number = self._drawn = self._given = 0  # exchanges, and billionths of a USD
+        self._number = self._drawn = self._given = 0  # exchanges; billionths of a USD leased and returned
         self._demand = 0.0
         self._hopeless = math.inf
 
@@ -294,16 +275,15 @@ class BudgetLease:
 
     @property
     def is_lacking(self) -> bool:
-        """Whether a cost did not fit, and no exchange has taken place since."""
+        """Whether a cost did not fit since the last exchange."""
         return self._lacking > 0.0
 
     def is_hopeless(self, cost: float) -> bool:
-        """Whether ``cost`` USD will never be leased to this client, as far as is known."""
         return cost >= self._hopeless
 
     @property
     def unleased(self) -> float:
-        """USD that no client has leased, as far as is known; 0 while the back end is unavailable."""
+        """USD that no client has leased; 0 while the back end is unavailable."""
         return 0.0 if self.lost else self.last_unleased
 
     @property
@@ -312,11 +292,10 @@ class BudgetLease:
         return self._limit if self.grant is None else math.floor(self.grant.left[0] * _NANO) / _NANO
 
     def waits(self) -> bool:
-        """Whether an exchange is awaited, or unused money has to be returned."""
+        """Whether a call waits for an exchange, or unused money has to be returned."""
         return bool(self._lacking) or self._held() > self._reserved()
 
     def due(self, now: float) -> float:
-        """Return when the next exchange is due."""
         if self.grant is None and not self.lost:
             return now
         if self._lacking:
@@ -327,13 +306,12 @@ class BudgetLease:
         return max(now, self._asked_at + (_IDLE_SECONDS if self._held() > 0.0 else _HEARTBEAT_SECONDS))
 
     def ask(self, now: float, *, leaving: bool = False) -> LeaseAsk:
-        """Return the request of an exchange; :meth:`adopt` or :meth:`lose` follows.
+        """Return the request for an exchange; :meth:`adopt` or :meth:`lose` follows.
 
-        Unreserved money is returned if nothing was spent recently, or if it is too little for a call whose
-        request for money failed; otherwise several clients could each hold a part of what one of them needs.
-        If the response to an exchange was lost, the totals of the next one show whether it was carried out. A
-        client that no longer spends reports no limit, because the lowest one applies and others may have been
-        given a higher one since; it also wants nothing.
+        Unreserved money is returned if nothing was spent recently, or if it is too little for a call and no
+        more could be leased. Otherwise several clients could each hold a part of the money that one of them
+        needs. The totals show whether an exchange whose response was lost was carried out. A client that no
+        longer spends omits its limit, because the lowest reported limit applies to all clients.
         """
         held, reserved = self._held(), self._reserved()
         spent = max(0.0, self._held_then - held)
@@ -369,7 +347,6 @@ class BudgetLease:
         )
 
     def adopt(self, grant: LeaseGrant, now: float) -> None:
-        """Use the result of the last exchange."""
         self.grant, self.lost, self.incompatible = grant, False, ""
         more = math.floor(grant.granted[0] * _NANO + 0.1)  # sums of floats may be too low by 10⁻¹⁰
         if more:
@@ -379,7 +356,8 @@ class BudgetLease:
         self._hopeless, self._again_at = math.inf, now
         if not grant.wait:
             self._lacking_since = -math.inf
-        # no other client holds money, or a call has waited long: hopeless; otherwise others may return some
+        # Hopeless if no other client holds money or the call has waited long enough; otherwise others may
+        # return some.
         elif grant.members == 1 or now - self._lacking_since >= _PATIENCE_SECONDS:
             self._hopeless, self._lacking_since = lacking, -math.inf
         else:
@@ -387,10 +365,9 @@ class BudgetLease:
         self._held_then = self._held()
 
     def lose(self, now: float, incompatible: str = "") -> bool:
-        """Lease nothing more, because the back end is unavailable. Return whether this is new.
+        """Stop leasing because the back end is unavailable; return False if it already was.
 
-        Args:
-            incompatible: why waiting does not help; empty if it may.
+        ``incompatible`` is the reason why waiting does not help, or empty.
         """
         begins = not self.lost
         self.incompatible = incompatible

@@ -1,8 +1,7 @@
-"""The money that a client's budget reserves for its jobs, from their submission to their end.
+"""Money that a client's budget reserves for its jobs, from submission until they finish.
 
-A job has its own budget in the store, which applies to every process that runs it. The amount the job can
-still spend is reserved here, so that the job and everything else the client sends stay within the client's
-budget.
+A job has its own budget in the store, which applies to every process that runs it. Its remaining budget is
+reserved here, so that the job and the client's other requests together stay within the client's budget.
 """
 
 from __future__ import annotations
@@ -19,60 +18,53 @@ _T = TypeVar("_T")
 
 
 class MoneyGuard(Protocol):
-    """Runs work while nothing else reserves or reconciles money."""
-
     def __call__(self, work: Callable[[], _T], /) -> _T:
-        """Return the result of ``work``."""
+        """Run ``work`` while no other thread reserves or reconciles money, and return its result."""
         ...
 
 
 class MoneyWait(Protocol):
-    """Runs work under the same guard until it succeeds."""
-
     def __call__(self, work: Callable[[], bool], /) -> object:
-        """Run ``work``, and again whenever more may be leased of a shared budget, until it returns True.
+        """Run ``work`` under the guard, again whenever more money was leased, until it returns True.
 
         Raises:
-            ClientClosed: it would have to wait, and no more money is leased.
+            ClientClosed: ``work`` would have to wait, and the client leases no more money.
         """
         ...
 
 
 @define
 class _JobReservation:
-    """The money reserved for a job."""
-
     held: SpendReservation
     cost: float  # USD of the job when this was last updated
-    changes: tuple[NewReservation, ...]  # work that stores it, or retries its requests
-    lost: float = 0.0  # USD for lost answers that the budget has already counted
+    changes: tuple[NewReservation, ...]  # running submissions and retries of the job
+    lost: float = 0.0  # USD of lost answers that the budget has already counted
 
     @property
     def changing(self) -> bool:
-        """Whether such work is running, so that the store's data about the job may change."""
         return any(change.is_changing for change in self.changes)
 
 
 @define
 class NewReservation:
-    """Money reserved for a job that is being submitted, or whose requests are being retried."""
+    """Money reserved for a job that is being submitted or whose requests are being retried."""
 
-    usd: float  # wanted, then reserved
+    usd: float  # requested amount, then the reserved one
     held: SpendReservation | None = None
-    job_id: str | None = None  # set once it was assigned to a job
-    is_changing: bool = True  # the work that submits the job or retries its requests has not ended
+    job_id: str | None = None  # set when the reservation is assigned to a job
+    is_changing: bool = True  # the submission or retry has not finished
 
 
 @frozen(eq=False)
 class JobReservations:
-    """The reservations of jobs in a budget.
+    """Job reservations in a budget.
 
     Args:
         budget: the client's budget.
         guard: runs everything that reserves or reconciles, one at a time; no method may be called inside it.
-        account: a unique name of the budget. It is stored with jobs, so that each process knows which client
-            reserves money for them; for a shared budget it stands for all clients that share it.
-        until: leases more if the budget is shared.
+        account: a unique name of the budget, or the common name of a shared one. It is stored with each
+            job, so that every process knows which client reserves money for it.
+        until: leases more money if the budget is shared.
     """
 
     budget: Budget
@@ -87,30 +79,31 @@ class JobReservations:
 
     @property
     def jobs(self) -> list[str]:
-        """Ids of jobs with reserved money, without those that are being stored or retried."""
+        """Ids of jobs with reserved money, except those being submitted or retried."""
         return [job_id for job_id, each in list(self._jobs.items()) if not each.changing]
 
     def has(self, job_id: str) -> bool:
-        """Whether money is reserved for a job."""
         return job_id in self._jobs
 
     def seen(self, job_id: str) -> object | None:
-        """Return a token for the money reserved for a job, which is passed to :meth:`charge` with data read
-        from the store afterwards. ``None`` if there is none, or while the job is being stored or retried."""
+        """Return a token for :meth:`charge`, to be taken before the job's data is read from the store.
+
+        ``None`` if nothing is reserved for the job, or while it is being submitted or retried.
+        """
         found = self._jobs.get(job_id)
         return None if found is None or found.changing else found
 
     def reserve(self, wanted: float | None, work: Callable[[NewReservation], _T]) -> _T:
         """Reserve money while ``work`` submits a job; it is released unless it was assigned to the job.
 
-        A Ctrl-C at any moment leaves nothing reserved permanently: money assigned to a job that was never
-        stored is released by a later :meth:`charge`.
+        After a Ctrl-C at any moment, money assigned to a job that was never stored is released by a later
+        :meth:`charge`.
 
         Args:
-            wanted: USD; ``None`` for the whole remainder. At most the remainder is reserved.
+            wanted: USD, of which at most the remainder is reserved; ``None`` for the whole remainder.
 
         Raises:
-            ClientClosed: more of a shared budget would have to be leased, and the client was stopped.
+            ClientClosed: more money would have to be leased, and the client was stopped.
         """
         reservation = NewReservation(math.inf if wanted is None else wanted)
         try:
@@ -123,7 +116,7 @@ class JobReservations:
                 self._guard(lambda: self.budget.release(held))
 
     def _hold_back(self, reservation: NewReservation) -> bool:
-        """Reserve as much of the wanted amount as is available; return False if more has to be leased
+        """Reserve as much of the requested amount as is available; return False if more has to be leased
         first."""
         reservation.usd = self.budget.obtainable(reservation.usd)
         if reservation.usd and not self.budget.fits(reservation.usd):
@@ -132,8 +125,10 @@ class JobReservations:
         return True
 
     def enlarge(self, reservation: NewReservation, usd: float) -> float:
-        """Change the reservation for a job to ``usd``, or to the available amount if that is less; return the
-        amount. Called by the work of :meth:`reserve`, and raises the same errors."""
+        """Change the reservation to ``usd``, or to the available amount if that is less; return the amount.
+
+        Called by the work of :meth:`reserve`, and raises the same errors.
+        """
         reservation.usd = usd
         self._until(lambda: self._enlarge(reservation))
         return reservation.usd
@@ -150,15 +145,15 @@ class JobReservations:
         return True
 
     def assign(self, job_id: str, reservation: NewReservation, cost: float) -> None:
-        """Assign a reservation to a job. Called by the work of :meth:`reserve` before the job is stored,
-        because from then on it may run and cost something. A job with another id takes over the reservation.
+        """Assign a reservation to a job before the job is stored, because it may run and cost something
+        from then on.
 
-        Args:
-            cost: USD the job has cost so far; they are not spent from this budget.
+        A job with another id takes over the reservation. ``cost`` is what the job has cost so far, which
+        this budget does not pay.
         """
         assert reservation.held is not None
         before, assigned = reservation.job_id, _JobReservation(reservation.held, cost, (reservation,))
-        self._jobs[job_id] = assigned  # no call before the next line, so no Ctrl-C
+        self._jobs[job_id] = assigned  # no call before the next line, so no Ctrl-C in between
         reservation.job_id = job_id
         if before is not None and before != job_id:
             del self._jobs[before]
@@ -168,15 +163,15 @@ class JobReservations:
     ) -> _T:
         """Reserve money for a job while ``work`` retries some of its requests, and keep it reserved.
 
-        If the job is seen to have ended before ``work`` is done, nothing is released. A later :meth:`charge`
-        releases the unneeded part, even after a Ctrl-C.
+        The reservation survives even if the job is seen to have finished before ``work`` is done. A later
+        :meth:`charge` releases what is not needed.
 
         Args:
-            wanted: USD, including money already reserved for the job; at most the remainder is reserved.
-                0 changes nothing.
+            wanted: USD, including money already reserved for the job; at most the remainder is reserved. 0
+                changes nothing.
             cost: USD the job has cost so far.
             work: called with the reserved amount.
-            lost: USD it may have cost in addition, for lost answers; the budget has already counted them.
+            lost: additional USD for lost answers, which the budget has already counted.
 
         Raises:
             ClientClosed: see :meth:`reserve`.
@@ -208,17 +203,16 @@ class JobReservations:
     def charge(
         self, job_id: str, cost: float, *, ended: bool, still: float | None = None, seen: object | None = None
     ) -> None:
-        """Count a job's cost so far as spent; once it has ended, release everything except amounts that may
-        have been billed.
+        """Count a job's cost so far as spent; once it has finished, release everything that cannot be billed.
 
         Args:
             job_id: ignored if nothing is reserved for it.
-            cost: USD since the job began, in total; the same figure may be passed twice.
+            cost: total USD since the job began.
             ended: whether the job can no longer cost anything.
-            still: USD that it can still cost, if all its requests have results, or that it may have cost for
-                lost answers, if it has ended; any further reserved amount is released.
-            seen: the token that :meth:`seen` returned before the data was read; ignored if requests of the
-                job have been retried since.
+            still: USD that it can still cost, or that lost answers of a finished job may have cost; the
+                rest is released.
+            seen: the token of :meth:`seen`, taken before the data was read; ignored if requests were
+                retried since.
         """
         self._guard(lambda: self._charge(job_id, cost, ended, still, seen))
 

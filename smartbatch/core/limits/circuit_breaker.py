@@ -1,8 +1,7 @@
-"""The circuit breaker: stops calls to a provider while no call succeeds, and probes it.
+"""The circuit breaker of one provider and model: stops calls while none succeeds, and probes the provider.
 
-There is one per provider and model. Only the provider's own failures count; a wrong request, a rate-limit
-refusal and a cancelled call are ``IGNORED``. Partial failures never open it: they are usual, and handled by
-the throttle (:mod:`smartbatch.core.limits.throttle`).
+Only the provider's own failures count; a wrong request, a rate-limit refusal and a cancelled call are
+``IGNORED``. Partial failures are left to the throttle (:mod:`smartbatch.core.limits.throttle`).
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from smartbatch.core.limits.cooldown import RandomSource, jittered
 
 
 class BreakerState(enum.Enum):
-    """Which calls the breaker admits."""
+    """The calls that the breaker admits."""
 
     CLOSED = "closed"
-    """All calls: the provider works, at least for some of them."""
+    """All calls."""
     OPEN = "open"
     """None until the pause ends."""
     HALF_OPEN = "half_open"
@@ -29,12 +28,10 @@ class BreakerState(enum.Enum):
 
 
 class Outcome(enum.Enum):
-    """How a call ended, as far as the breaker is concerned."""
-
     SUCCESS = "success"
     FAILURE = "failure"
     IGNORED = "ignored"
-    """Shows nothing about the provider, or was never sent."""
+    """Never sent, or irrelevant to the provider's health."""
 
 
 _CLOSED, _OPEN, _HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
@@ -45,13 +42,11 @@ LEGAL: Final[Mapping[tuple[BreakerState, BreakerState], str]] = {
     (_HALF_OPEN, _CLOSED): "a probe succeeded",
     (_HALF_OPEN, _OPEN): "a permanent error",
 }
-"""All changes of state and their causes. OPEN closes only by a probe; CLOSED never probes."""
+"""All changes of state and their causes."""
 
 
 @frozen
 class Transition:
-    """A change of state, for an event."""
-
     before: BreakerState
     after: BreakerState
     reason: str
@@ -59,8 +54,6 @@ class Transition:
 
 @define(eq=False)
 class BreakerPermit:
-    """An admitted call; ended once."""
-
     epoch: int  # epoch of the breaker when the call was admitted
     overdue: float  # when a probe no longer prevents other probes
     despite: bool = False  # sent despite a permanent error: not a probe
@@ -68,23 +61,22 @@ class BreakerPermit:
 
 
 _USUAL_SHARE = 0.05
-"""Share of calls assumed to fail before anything is known. At this share, ``threshold`` consecutive
-failures open the breaker; at a higher share, an equally unlikely number does: four times as many
-at 50 %, 28 times at 90 %."""
+"""Share of calls assumed to fail before anything is known. At this share, ``threshold`` consecutive failures
+open the breaker; at a higher share, an equally unlikely number does: four times as many at 50 %, 28 times
+at 90 %."""
 
 _MAX_USUAL_SHARE = 0.9
 _CHANCE_LOG = math.log(1e-4)
 _SHORT_CALLS, _LONG_CALLS = 32, 256
-"""Shares are measured over the last 32 and the last 256 first calls of requests. The short one reacts
-quickly; the long one outlasts the end of a list, when only answers are still to come. The larger of the two
-decides how long a request is retried; the long one decides when the breaker opens. Retries do not count,
-because a few requests that always fail would make failures look usual. Retries of requests that were answered
-in the end count for how long a request is retried: at the end of a list there are no others."""
+"""Failure shares are measured over the last 32 and the last 256 first calls of requests. The short share
+reacts quickly; the long share is still known when only the last answers of a list are missing. The long
+share decides when the breaker opens, the larger one how long a request is retried. Retries do not count,
+because a few requests that always fail would make failures look usual."""
 
 _KEPT_SHARE = 1.0 - 1.0 / _SHORT_CALLS
 
 _PROBED_SHARE = 0.015
-"""Probes are sent at most at 1.5 % of the earlier rate of calls, at random intervals: 2 % on average."""
+"""Maximum rate of probes as a share of the earlier rate of calls; random intervals make it 2 % on average."""
 
 _RATE_SECONDS = 5.0
 """Seconds over which the rate of calls is averaged."""
@@ -97,22 +89,21 @@ _STEADY_SECONDS = 60.0
 
 
 FOLLOWED = "another process found it failing"
-"""Why a breaker opened because another process reported an outage."""
 
 
 @define(eq=False)
 class CircuitBreaker:
     """Opens when no call succeeds; see :data:`LEGAL` for its states.
 
-    The outcome of a call that was admitted before a change of state does not count after it: calls in flight
-    when the breaker opens must not open it again once it has closed.
+    The outcome of a call admitted before a change of state is ignored, so that calls in flight when the
+    breaker opens cannot open it again.
 
     Args:
         threshold: consecutive failures that open it if failures are rare, 1 or more; twice the number of
             calls in flight is added.
         pause: maximum seconds from the opening to the first probe.
         max_pause: maximum seconds between two probes. Each interval is drawn between 50 % and 100 %.
-        probes: maximum probes in flight at once; one that takes longer than ``max_pause`` does not count.
+        probes: maximum probes in flight; one that takes longer than ``max_pause`` does not count.
     """
 
     _threshold: int = 5
@@ -120,16 +111,16 @@ class CircuitBreaker:
     _max_pause: float = 5.0
     _probes: int = 4
     state: BreakerState = field(default=_CLOSED, init=False)
-    passed_at: float = field(default=-math.inf, init=False)  # when the last call succeeded
+    passed_at: float = field(default=-math.inf, init=False)
     _epoch: int = field(default=0, init=False)
     _run: int = field(default=0, init=False)  # consecutive failures
     _in_flight: int = field(default=0, init=False)  # calls of this epoch
     _firsts: int = field(default=0, init=False)
     _quick_share: float = field(default=0.0, init=False)  # of first calls that failed
     _slow_share: float = field(default=0.0, init=False)
-    _answered_share: float = field(default=0.0, init=False)  # of calls of answered requests that failed
-    _usual: float = field(default=_USUAL_SHARE, init=False)  # the long share, at the last success
-    _rate: float = field(default=0.0, init=False)  # calls per second that ended, too low by _weight
+    _answered_share: float = field(default=0.0, init=False)  # of all calls of answered requests that failed
+    _usual: float = field(default=_USUAL_SHARE, init=False)  # the long share at the last success
+    _rate: float = field(default=0.0, init=False)  # completed calls per second, too low by _weight
     _weight: float = field(default=0.0, init=False)
     _ended_at: float = field(default=-math.inf, init=False)
     _opened_at: float = field(default=0.0, init=False)
@@ -137,19 +128,18 @@ class CircuitBreaker:
     _jitter: float = field(default=1.0, init=False)
     _probing: list[BreakerPermit] = field(factory=list, init=False)
     _error: Exception | None = field(default=None, init=False)
-    _unverified: bool = field(default=False, init=False)  # reported by another process, no probe has ended
+    _unverified: bool = field(default=False, init=False)  # no probe has finished yet
     _changes: list[Transition] = field(factory=list, init=False)
 
     @property
     def failure_share(self) -> float:
-        """Share of recent failures: of first calls, without the current request's, or of all calls of
-        answered requests, whichever is larger."""
+        """Share of recent failures: of first calls, or of all calls of answered requests, whichever is
+        larger."""
         firsts = max(self._quick_share, self._slow_share) - 1.0 / _SHORT_CALLS
         return max(0.0, firsts, self._answered_share - 1.0 / _SHORT_CALLS)
 
     @property
     def passed(self) -> bool:
-        """Whether any call ever succeeded."""
         return self.passed_at > -math.inf
 
     @property
@@ -159,12 +149,11 @@ class CircuitBreaker:
         return self._run * math.log(self._usual) > _CHANCE_LOG
 
     def look(self, now: float) -> float:
-        """Return the earliest time a call may be sent; ``now`` if it may be sent at once."""
         if self.state is _CLOSED:
             return now
         if now < self._next:
             return self._next
-        # with all probes in flight, wait until the first of them is overdue
+        # all probes are in flight: wait until the first is overdue
         overdue = sorted(probe.overdue for probe in self._probing)
         return now if len(overdue) < self._probes else max(now, overdue[-self._probes])
 
@@ -188,8 +177,8 @@ class CircuitBreaker:
         return permit
 
     def take_despite(self) -> BreakerPermit:
-        """Count a call that is made although a permanent error stops all others, because its caller wants
-        the provider's own answer."""
+        """Count a call sent despite a permanent error, because its caller asks for the provider's own
+        answer."""
         return BreakerPermit(self._epoch, math.inf, despite=True)
 
     def end(
@@ -202,7 +191,7 @@ class CircuitBreaker:
         first: bool = True,
         failures: int = 0,
     ) -> Transition | None:
-        """Count how a call ended; return the change of state it caused, if any.
+        """Count the outcome of a call; return the change of state it caused, if any.
 
         Args:
             first: whether it was the first call of its request.
@@ -218,13 +207,13 @@ class CircuitBreaker:
             self.passed_at = now
             self._answered_share += (1.0 - self._answered_share) * (1.0 - _KEPT_SHARE**failures)
             self._answered_share *= _KEPT_SHARE
-        if permit.epoch != self._epoch:  # 1. admitted before the last change of state: does not count
+        if permit.epoch != self._epoch:  # 1. admitted before the last change of state: ignored
             return None
-        if permit.despite:  # 2. sent despite a permanent error: after a success, a probe may be sent at once
+        if permit.despite:  # 2. sent despite a permanent error: a success permits an immediate probe
             if outcome is Outcome.SUCCESS:
                 self._next = now
             return None
-        if self.state is _CLOSED:  # 3. enough consecutive failures open the breaker
+        if self.state is _CLOSED:  # 3. closed: enough consecutive failures open the breaker
             self._in_flight -= 1
             if outcome is Outcome.IGNORED or not self._count(outcome is Outcome.FAILURE, now, first):
                 return None
@@ -238,7 +227,7 @@ class CircuitBreaker:
         return self._change(_CLOSED, "a probe succeeded")
 
     def open(self, reason: str, now: float, rng: RandomSource) -> Transition:
-        """Admit only probes from now on; the first one after ``pause`` seconds at the latest."""
+        """Admit only probes from now on, the first within ``pause`` seconds."""
         self._run = 0
         self._jitter = jittered(1.0, rng)
         self._opened_at = now
@@ -246,8 +235,7 @@ class CircuitBreaker:
         return self._change(_OPEN, reason)
 
     def stop(self, error: Exception, now: float, until: float) -> Transition | None:
-        """Stop all calls until ``until`` for a permanent error, such as a wrong key or no credit; then
-        admit one probe."""
+        """Stop all calls until ``until`` for a permanent error, such as a wrong key; then admit one probe."""
         change = None if self.state is _OPEN else self._change(_OPEN, "permanent error")
         self._error, self._unverified = error, False
         self._opened_at = now
@@ -260,28 +248,29 @@ class CircuitBreaker:
         return self._error
 
     def stopped(self, now: float) -> Exception | None:
-        """Return the permanent error that stops all calls now, if any."""
         return self._error if self.state is _OPEN and now < self._next else None
 
     def follow(self, now: float, rng: RandomSource, *, outage: bool) -> bool:
-        """Follow other processes; return whether the breaker opened, which :meth:`changes` reports as
-        well."""
-        if outage and self.state is _CLOSED:  # the provider is down
+        """Follow the state that another process reported; return whether the breaker opened."""
+        if outage and self.state is _CLOSED:
             self._changes.append(self.open(FOLLOWED, now, rng))
             self._unverified = True
             return True
-        if not outage and self.state is _OPEN and self._error is None:  # it works again: probe at once
+        if not outage and self.state is _OPEN and self._error is None:  # it works again: probe now
             self._next = now
         return False
 
     def is_unverified(self, now: float) -> bool:
-        """Whether it is open because another process reported an outage, maybe long ago, which no probe of
-        this process has verified yet. A probe that takes longer than ``max_pause`` counts as failed."""
+        """Whether it is open because another process reported an outage that no probe of this process has
+        verified.
+
+        A probe that takes longer than ``max_pause`` counts as failed.
+        """
         overdue = self._probing and all(now >= probe.overdue for probe in self._probing)
         return self._unverified and not overdue
 
     def changes(self) -> list[Transition]:
-        """Return, once, the changes caused by :meth:`take` since the last call."""
+        """Return, once, the changes that :meth:`take` and :meth:`follow` caused since the last call."""
         changes, self._changes = self._changes, []
         return changes
 
@@ -299,8 +288,8 @@ class CircuitBreaker:
             self._passed()
             return False
         self._run += 1
-        # Failures arrive sooner than answers, and new calls replace them: even if every second call is
-        # answered, twice as many as are in flight may fail before the first answer arrives.
+        # Failures arrive sooner than answers, and new calls replace them. Even if every second call is
+        # answered, twice as many calls as are in flight may fail before the first answer arrives.
         return self._run >= 2 * self._in_flight + self._threshold * math.log(_USUAL_SHARE) / math.log(
             self._usual
         )
@@ -311,18 +300,17 @@ class CircuitBreaker:
         self._usual = min(max(self._slow_share, _USUAL_SHARE), _MAX_USUAL_SHARE)
 
     def _interval(self, now: float) -> float:
-        """Return the maximum seconds between two probes."""
         rate = self._rate / max(self._weight, _MIN_WEIGHT)
         slower = max(1.0, (now - self._opened_at) / _STEADY_SECONDS)
         return min(slower / (_PROBED_SHARE * rate), self._max_pause) if rate else self._max_pause
 
     def _change(self, after: BreakerState, reason: str) -> Transition:
-        """Change the state and return the change, which :meth:`changes` then does not return."""
+        """Change the state; :meth:`changes` does not return this change."""
         self._transition(after, reason)
         return self._changes.pop()
 
     def _transition(self, after: BreakerState, reason: str) -> None:
-        """Change the state, see :data:`LEGAL`; nothing else does. Earlier permits no longer count."""
+        """Change the state and start a new epoch, in which earlier permits no longer count."""
         self._changes.append(Transition(self.state, after, reason))
         self.state = after
         self._unverified = self._unverified and after is _HALF_OPEN

@@ -1,7 +1,4 @@
-"""Pauses after failures: of one request, of all calls after a refusal, and of a feature that did not work.
-
-Times are monotonic seconds.
-"""
+"""Pauses after failures: of one request, of all calls after a refusal, and of a feature that did not work."""
 
 from __future__ import annotations
 
@@ -16,29 +13,24 @@ from smartbatch.core.limits.reported_limits import Reservation
 
 _EXTRA_SHARE = 0.1
 _MAX_EXTRA_SECONDS = 1.0
-"""A server's Retry-After is a minimum. Up to a tenth of it, and at most a second, is added, so that
-clients that were given the same time do not return together."""
+"""Maximum seconds added to a server's Retry-After, so that clients given the same time do not return
+together."""
 
 _MIN_SECONDS = 0.2
-"""Minimum seconds before a retry, up to half of it jitter, even if the server asks for no wait."""
+"""Minimum seconds before a retry, up to half of it jitter, even if the server asks for none."""
 
 FIRST_REFUSAL_SECONDS, MAX_REFUSAL_SECONDS = 1.0, 60.0
-"""Seconds of the first and of the longest wait after a rate-limit refusal that names no time."""
 
 
 class RandomSource(Protocol):
-    """The part of :class:`random.Random` that the core uses; the caller passes it in."""
-
-    def random(self) -> float:
-        """Return a float in [0, 1)."""
-        ...
+    def random(self) -> float: ...
 
 
 @frozen
 class Cooldown:
-    seconds: float  # until it ends
-    consecutive: int  # cooldowns without a success between them
-    fresh: bool  # False if the refused call was sent before the cooldown began: the same event
+    seconds: float
+    consecutive: int  # cooldowns without a success in between
+    fresh: bool  # False if the refused call was sent before the cooldown began, as part of the same event
 
 
 def exponential(retry: int, initial: float, multiplier: float, longest: float) -> float:
@@ -53,18 +45,18 @@ def jittered(seconds: float, rng: RandomSource) -> float:
     """Return between 50 % and 100 % of ``seconds``.
 
     Jitter of only a quarter leaves four fifths of 1,000 clients in the same tenth of a second (measured
-    peak: 807). Half the wait separates them and still leaves a real wait.
+    peak: 807).
     """
     return seconds * (0.5 + 0.5 * rng.random())
 
 
 def jittered_minimum(retry_after: float, rng: RandomSource) -> float:
-    """Return the ``retry_after`` seconds that a server asked for, plus up to a tenth of them or a second."""
+    """Return the server's ``retry_after`` plus up to a tenth of it, at most a second."""
     return retry_after + min(_EXTRA_SHARE * retry_after, _MAX_EXTRA_SECONDS) * rng.random()
 
 
 def shortest(rng: RandomSource) -> float:
-    """Return the minimum seconds between a failed call and the retry of its request, 0.1 to 0.2."""
+    """Return the minimum seconds between a failed call and its retry, 0.1 to 0.2."""
     return jittered(_MIN_SECONDS, rng)
 
 
@@ -76,7 +68,7 @@ def backoff(
     Args:
         first: seconds after the first failure; doubled with each further one.
         longest: maximum seconds.
-        asked: seconds the server asked to wait; the wait is no shorter, up to ``longest``.
+        asked: minimum seconds named by the server, capped at ``longest``.
     """
     return min(longest, max(jittered(exponential(failures - 1, first, 2.0, longest), rng), asked or 0.0))
 
@@ -85,13 +77,13 @@ def after_refusals(refusals: int, asked: float | None, rng: RandomSource) -> flo
     """Return the seconds to wait after ``refusals`` consecutive rate-limit refusals (1 or more).
 
     Args:
-        asked: seconds the server asked to wait, already clamped.
+        asked: seconds named by the server, already clamped.
     """
     if asked is None:  # 1. the server named no time: a backoff
         return backoff(refusals, rng, first=FIRST_REFUSAL_SECONDS, longest=MAX_REFUSAL_SECONDS)
-    if refusals == 1:  # 2. it named a time: wait that long, but never less than the minimum
+    if refusals == 1:  # 2. it named a time: that long, but never less than the minimum
         least = shortest(rng)
-    else:  # 3. the time it named before was too short: wait at least as long as the backoff, too
+    else:  # 3. its previous time was too short: at least the backoff
         least = backoff(refusals - 1, rng, first=FIRST_REFUSAL_SECONDS, longest=MAX_REFUSAL_SECONDS)
     return max(jittered_minimum(asked, rng), least)
 
@@ -102,19 +94,19 @@ class CommonCooldown:
 
     began: float = field(default=-math.inf, init=False)  # a refusal of a call sent before this belongs to it
     until: float = field(default=-math.inf, init=False)
-    consecutive: int = field(default=0, init=False)  # cooldowns without a success between them
-    _resets_since: float = field(default=-math.inf, init=False)  # a success of a later call resets the count
+    consecutive: int = field(default=0, init=False)  # cooldowns without a success in between
+    _resets_since: float = field(default=-math.inf, init=False)  # a later success resets the count
 
     def succeeded(self, call: Reservation) -> None:
         if call.started >= self._resets_since:
             self.consecutive = 0
 
     def refused(self, now: float, retry_after: float | None, rng: RandomSource, *, fresh: bool) -> Cooldown:
-        """Begin a cooldown, longer than the last one, if the refusal is ``fresh``; otherwise its Retry-
-        After may lengthen the cooldown it belongs to."""
+        """Start a cooldown, longer than the last, if the refusal is ``fresh``; otherwise its Retry-After may
+        lengthen the current one."""
         if fresh:
             # Refusals arrive sooner than answers: a success of a call sent between two cooldowns still resets
-            # the count, a success of a call sent before the first one does not.
+            # the count; a success of a call sent before the first one does not.
             self._resets_since = self.began if self.consecutive else now
             self.consecutive += 1
             self.began = now
@@ -133,29 +125,24 @@ class CommonCooldown:
 class Suspension:
     """Whether a feature is in use, suspended, or on trial.
 
-    It starts in use. :meth:`begin` suspends it; after the pause :meth:`end` puts it on trial, and
-    :meth:`proven` ends the trial. A suspension that follows a trial lasts twice as long as the one before.
+    A suspension is followed by a trial, which ends when the feature is proven to work. A suspension that
+    follows a trial lasts twice as long as the one before.
     """
 
     FIRST_SECONDS = 60.0
-    """Seconds of the first suspension."""
     MAX_SECONDS = 3600.0
-    """Seconds of the longest suspension."""
 
     def __init__(self) -> None:
         self.active = False
-        """True from :meth:`begin` to :meth:`end`."""
         self.trial = False
-        """True from :meth:`end` to :meth:`proven`."""
         self._until = -math.inf
         self._next = self.FIRST_SECONDS
 
     def until(self, now: float) -> float:
-        """Return when the suspension is over; ``now`` if there is none."""
         return max(now, self._until)
 
     def begin(self, now: float, *, longest: bool = False) -> float:
-        """Suspend the feature and return for how many seconds; ``longest`` skips the doubling."""
+        """Suspend the feature, and return the duration in seconds; ``longest`` skips the doubling."""
         seconds = self.MAX_SECONDS if longest else self._next
         self._next = min(2 * self._next, self.MAX_SECONDS)
         self._until = now + seconds
@@ -163,28 +150,26 @@ class Suspension:
         return seconds
 
     def end(self, now: float) -> bool:
-        """Begin the trial if the suspension is over; return true once per suspension."""
+        """Start the trial if the suspension is over; return True once per suspension."""
         if not self.active or now < self._until:
             return False
         self.active, self.trial = False, True
         return True
 
     def proven(self) -> None:
-        """End the trial because the feature works, and make the next suspension as short as the first."""
         self.trial, self._next = False, self.FIRST_SECONDS
 
 
 class FlexHealth:
-    """Whether requests are sent to a model's slower tier, which is suspended after consecutive refusals.
+    """Health of a model's slower tier, which is suspended after consecutive refusals.
 
-    A refused request is sent at the standard price instead. A refusal costs no money, only time. Because
-    refusals arrive sooner than answers, the first results of many calls that started together prove little:
-    half as many consecutive refusals as there are calls in flight are needed. On trial a single refusal is
-    enough.
+    A refused request is sent at the standard price instead, so a refusal costs only time. Refusals arrive
+    sooner than answers, so at least half as many consecutive refusals as there are calls in flight are
+    needed. On trial, a single refusal is enough.
     """
 
     REFUSALS = 3
-    """Consecutive refusals that suspend the tier: its capacity varies."""
+    """Consecutive refusals that suspend the tier."""
 
     def __init__(self) -> None:
         self._suspension = Suspension()
@@ -194,7 +179,7 @@ class FlexHealth:
         return self._suspension.until(now) <= now
 
     def resume(self, now: float) -> str | None:
-        """Begin a trial if a suspension is over, and return the reason; ``None`` otherwise."""
+        """Start a trial if a suspension is over, and return the reason."""
         if not self._suspension.end(now):
             return None
         self._in_a_row = 0
@@ -209,9 +194,8 @@ class FlexHealth:
         """Record a refusal by the tier; return the reason if this suspends it.
 
         Args:
-            in_flight: calls to the tier that have not ended.
-            permanent: whether the model or account does not have the tier; if so, it is suspended for the
-            longest time.
+            in_flight: unfinished calls to the tier.
+            permanent: the model or account does not have the tier, so it is suspended for the longest time.
         """
         if self._suspension.active:
             return None  # the call started before the suspension
@@ -224,10 +208,11 @@ class FlexHealth:
 
 
 class PackingHealth:
-    """Whether packing pays off in a lane: suspended if too many packed requests had to be sent again alone.
+    """Whether packing pays off in a lane. It is suspended if too many packed requests had to be sent again
+    alone.
 
-    Each such request was paid for twice, so if more than a fifth are, packing costs more than it usually
-    saves. On trial after a suspension, a single bad pack suspends packing again.
+    Each such request is paid for twice, so above a fifth, packing usually costs more than it saves. On
+    trial, a single bad pack suspends packing again.
     """
 
     JUDGED_ITEMS = 50
@@ -242,16 +227,15 @@ class PackingHealth:
         self._suspension = Suspension()
 
     def off_until(self, now: float) -> float:
-        """Return when packing resumes; ``now`` if it is on."""
         return self._suspension.until(now)
 
     def resume(self, now: float) -> str | None:
-        """Begin a trial if a suspension is over, and return the reason; ``None`` otherwise."""
+        """Start a trial if a suspension is over, and return the reason."""
         return "the pause is over; the next pack is a trial" if self._suspension.end(now) else None
 
     def observe(self, now: float, items: int, missing: int) -> str | None:
-        """Count a pack of ``items`` requests, ``missing`` of which have to be sent again alone; return the
-        reason if this suspends packing."""
+        """Count a pack of which ``missing`` requests must be sent again alone; return the reason if this
+        suspends packing."""
         if self._suspension.active:
             return None  # the call started before the suspension
         packs = self._packs

@@ -1,4 +1,4 @@
-"""What a failure means: for the provider, for its request, and for the rest of a list."""
+"""The meaning of a failure for the provider, for its request, and for the rest of a list."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from smartbatch.errors import (
 from smartbatch.types import Result
 
 _UNAVAILABLE: Final = frozenset({502, 503, 504, 529})
-"""HTTP statuses that describe the provider's state, not the request; a 500 may be caused by the request."""
+"""HTTP statuses that describe the provider's state. A 500 may be caused by the request."""
 
 _UNHEALTHY: Final = frozenset({ErrorKind.SERVER_ERROR, ErrorKind.TIMEOUT, ErrorKind.NETWORK_ERROR})
 _CAUSED_BY_ONE: Final = frozenset(
@@ -30,7 +30,7 @@ _CAUSED_BY_ONE: Final = frozenset(
 )
 _PERMANENT: Final = frozenset({ErrorKind.AUTH_ERROR, ErrorKind.NO_MONEY})
 _UNKNOWN_MODEL: Final = frozenset({404, 410})
-"""HTTP statuses of a call to a model or a URL that does not exist."""
+"""HTTP statuses of a call to an unknown model or URL."""
 
 
 def is_network(error: ProviderError) -> bool:
@@ -39,7 +39,7 @@ def is_network(error: ProviderError) -> bool:
 
 
 def is_page(error: ProviderError) -> bool:
-    """Whether a web page was returned instead of an answer."""
+    """Whether the answer was a web page."""
     return error.code == "html"
 
 
@@ -57,12 +57,11 @@ def retry_kind(error: ProviderError) -> ErrorKind:
 
 
 def is_unhealthy(error: ProviderError) -> bool:
-    """Whether the circuit breaker counts the failure against the provider."""
     return retry_kind(error) in _UNHEALTHY
 
 
 def is_unavailable(error: ProviderError, *, answered: bool, passed: bool) -> bool:
-    """Whether a failure is caused by the provider's state, not by the request.
+    """Whether the provider's state caused the failure, not the request.
 
     Args:
         answered: whether the provider ever answered, with a success or an error.
@@ -77,8 +76,7 @@ def is_unavailable(error: ProviderError, *, answered: bool, passed: bool) -> boo
 
 
 def caused_by_one(outcomes: Sequence[object]) -> ProviderError | None:
-    """Return the error of a shared call that failed as a whole, if one of its requests may be the cause;
-    otherwise ``None``."""
+    """Return the error of a shared call that failed as a whole, if one of its requests may be the cause."""
     first = outcomes[0]
     whole = len(outcomes) > 1 and all(outcome is first for outcome in outcomes)
     if not whole or not isinstance(first, ProviderError) or isinstance(first, ParameterRejected):
@@ -87,8 +85,8 @@ def caused_by_one(outcomes: Sequence[object]) -> ProviderError | None:
 
 
 Classifier: TypeAlias = "Callable[[Exception, ProviderError], ErrorKind | ProviderError | None]"
-"""Classifies an exception: takes it and the provider's verdict, and returns another kind or verdict, or
-``None`` to let the next classifier decide."""
+"""Takes an exception and the provider's verdict; returns another kind or verdict, or ``None`` to let the next
+classifier decide."""
 
 
 def _callables(_: object, __: object, chain: tuple[object, ...]) -> None:
@@ -104,10 +102,10 @@ def _as_tuple(chain: Iterable[Classifier]) -> tuple[Classifier, ...]:
 
 @frozen
 class Classifiers:
-    """An ordered chain of the user's classifiers; the first that does not return ``None`` decides.
+    """The user's classifiers, in order; the first that does not return ``None`` decides.
 
-    A classifier that raises, or returns anything else, is skipped, because it must not turn one failed call
-    into a failed client. A note on the error names it, so that the mistake shows in the traceback.
+    A classifier that raises or returns anything else is skipped, because it must not turn one failed call
+    into a failed client. A note on the error names it.
 
     Args:
         chain: in the order in which they are called.
@@ -118,7 +116,7 @@ class Classifiers:
     report: Callable[[str, BaseException], None] = lambda _where, _error: None
 
     def verdict(self, error: Exception, provider_error: ProviderError) -> ProviderError:
-        """Return the verdict on an exception. May be called from any thread, without a lock."""
+        """Return the verdict on an exception. Thread-safe."""
         for classifier in self.chain:
             try:
                 said: object = classifier(error, provider_error)
@@ -153,9 +151,9 @@ def _note(error: ProviderError, classifier: Classifier, what: str) -> None:
 
 
 MAX_PATTERN_CHARACTERS = 200
-"""Maximum length of the pattern by which the messages of errors are grouped."""
+"""Maximum characters of the pattern by which error messages are grouped."""
 OTHER_MESSAGES = "(further messages)"
-"""The message under which further errors of a kind are counted once there are too many groups."""
+"""The message under which errors are counted once there are too many groups."""
 _IDS = re.compile(
     r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"  # UUIDs
     r"|\b(?=[a-z]*\d|[a-z]*[A-Z])[A-Za-z0-9]{16,}\b"  # random characters
@@ -167,11 +165,9 @@ _STATUS = re.compile(r"[1-5]\d\d[,:.]?")
 
 
 def pattern_of(message: str) -> str:
-    """Return the part of a message shared by messages that differ only in ids and numbers, each replaced by
-    ``#``.
+    """Return the message with ids and numbers replaced by ``#``, which is equal for errors of the same cause.
 
-    A three-digit number that may be an HTTP status stays: there are few of them, and they mean different
-    things.
+    A three-digit number stays, because it may be an HTTP status.
     """
     text = _IDS.sub("#", message)
     text = _NUMBERS.sub(lambda found: found[0] if _STATUS.fullmatch(found[0]) else "#", text)
@@ -190,12 +186,12 @@ _REASONS: Final = {
 
 
 class EqualFailures:
-    """Whether a list stops because its first requests all fail with the same error. Not thread-safe.
+    """Stops a list whose first requests all fail with the same error. Not thread-safe.
 
     Args:
-        total: requests in the list; ``None`` if unknown. The first :data:`STOPPING_FAILURES` requests decide,
-            or all of them if there are fewer.
-        decided: whether a request has already been answered, in which case the list never stops.
+        total: requests in the list; ``None`` if unknown. The first :data:`STOPPING_FAILURES` requests
+            decide, or all if there are fewer.
+        decided: whether a request was already answered, so that the list never stops.
     """
 
     def __init__(self, total: int | None, *, decided: bool = False) -> None:
@@ -203,10 +199,11 @@ class EqualFailures:
         self._left = STOPPING_FAILURES if total is None else min(STOPPING_FAILURES, total)
         self._decided = decided
         self._first: ProviderError | None = None
-        self.reason: str | None = None  # why the list stops, such as "the API key was rejected (401)"
+        self.reason: str | None = None  # such as "the API key was rejected (401)"
 
     def stops_with(self, result: Result) -> bool:
-        """Count a completed request; return whether the list stops with it, which is true at most once."""
+        """Count a completed request; return whether the list stops because of it, which happens at most
+        once."""
         error = result.error
         if self._decided or isinstance(error, RequestCancelled | ClientClosed):
             return False
@@ -225,15 +222,14 @@ class EqualFailures:
         return True
 
     def unsent(self, result: Result) -> Result:
-        """Return a result with the list's error if its request was withheld because the list stopped;
-        otherwise return it unchanged."""
+        """Return a withheld request's result with the list's error; any other result unchanged."""
         withheld = isinstance(result.error, RequestCancelled | ClientClosed | ProviderUnavailable)
         if self.reason is None or result.attempts or not withheld:
             return result
         return evolve(result, error=self.error(result.request_id), cost=0.0, route=None)
 
     def of_the_rest(self) -> ListStopped:
-        """Return the error with which a list of unknown length stops."""
+        """Return the error that stops a list of unknown length."""
         return ListStopped(
             f"Stopped: {self.reason}. The remaining requests were not sent; fix the cause, or pass "
             "keep_going=True to send them all",
@@ -241,7 +237,7 @@ class EqualFailures:
         )
 
     def error(self, request_id: str | None) -> ListStopped:
-        """Return the error of a request that is not sent."""
+        """Return the error of an unsent request."""
         return ListStopped(
             f"not sent because {self.reason}; fix the cause and send the row again, or pass keep_going=True "
             "(--keep-going) to send all rows",
@@ -251,7 +247,7 @@ class EqualFailures:
 
 
 def _is_refusal(error: ProviderError) -> bool:
-    """Whether the request was not sent because an earlier request's error made the provider unusable."""
+    """Whether the request was not sent because an earlier error made the provider unusable."""
     return isinstance(error, ProviderUnavailable)
 
 

@@ -24,7 +24,7 @@ from smartbatch.core.limits.shared_limit import (
 from smartbatch.core.limits.token_bucket import Bucket, spaced_capacity
 
 Amounts = tuple[float, float, float, float]
-"""Amounts that one call needs: requests, tokens, input tokens, output tokens."""
+"""Requests, tokens, input tokens and output tokens."""
 
 VALID_SECONDS = 5.0
 """Seconds for which a lease may be used without another exchange."""
@@ -36,19 +36,19 @@ _LOW_SECONDS = 1.0
 """Seconds of this process's demand below which more is leased."""
 
 _MIN_INTERVAL_SECONDS = 0.1
-"""Minimum seconds from one exchange to the next: at most ten per second."""
+"""Minimum seconds between exchanges: at most ten per second."""
 
 _REPLENISH_SECONDS = 0.25
-"""Seconds after which a lease that runs low is replenished if no call lacks anything."""
+"""Seconds after which a low lease is replenished if no call is waiting for it."""
 
 _RENEW_SECONDS = 1.0
 _IDLE_SECONDS = 0.5
 _HEARTBEAT_SECONDS = 5.0
-"""Seconds: the interval of exchanges while the lease is in use, the time until an unused lease is returned,
-and the interval for a process that holds nothing."""
+"""Seconds between exchanges while the lease is in use, until an unused lease is returned, and between
+exchanges of a process that holds nothing."""
 
 _ASKED_SLOTS = 1000.0
-"""Number of slots requested: as many as are available."""
+"""Number of slots requested, which means as many as are available."""
 
 _REMEMBERED_EXCHANGES = 16
 """Exchanges remembered until the provider reports a call sent after one of them."""
@@ -57,30 +57,30 @@ _KEPT_DEMAND_SHARE = 0.7
 """Share of an earlier, higher demand that each exchange keeps."""
 
 _LATE_SLOT_SECONDS = 0.25
-"""Seconds for which a slot may still be used after its end."""
+"""Seconds after its end during which a slot may still be used."""
 
 _SLACK_UNITS = 1e-3
 """Units that may be missing because of rounding."""
 
 _MAX_WAIT_SECONDS = 1.0
-"""Maximum seconds after which a process that waits for its share asks again, to keep its place."""
+"""Maximum seconds after which a waiting process asks again, to keep its place."""
 
 _CATCH_UP_SHARE = 0.01
-"""Seconds, or share of the spacing if that is more, by which a late call does not delay those after it."""
+"""Share of the spacing, and minimum seconds, by which a late call does not delay the next ones."""
 
 
 @frozen
 class QuotaFacts:
-    """A process's knowledge of a quota, to be shared with the other processes."""
+    """What a process knows about a quota and reports to the other processes."""
 
     caps: Amounts  # units; 0 for no limit
     rates: Amounts  # units per second
-    at_most: Amounts  # left according to the provider's answers, less the amount sent since
-    remaining: Amounts  # left when the latest answered call was admitted, according to its answer
+    at_most: Amounts  # left according to the provider's answers, minus the amount sent since
+    remaining: Amounts  # left when the latest answered call was admitted
     admitted: float  # when the latest answered call was sent
     accepted: int  # calls answered since the start
     cool_until: float  # when the cooldown of this process ends
-    spaced: float  # calls per second at which it spaces its calls; 0 for no spacing
+    spaced: float  # calls per second; 0 for no spacing
     refused: int = 0  # calls refused since the start
     learned_caps: Amounts = (0.0, 0.0, 0.0, 0.0)  # as reported; negative if not reported or not enforced
     learned_rates: Amounts = (0.0, 0.0, 0.0, 0.0)  # units per second; 0 if unknown
@@ -100,18 +100,18 @@ class LimitLease:
 
     Args:
         member: a unique name of the process.
-        wake: called when an exchange becomes due earlier than :meth:`due` said.
-        on_lost: while the back end is unavailable, ``share`` continues with the last limit divided by the
-            number of processes seen last, ``stop`` waits, ``local`` continues with the whole limit.
+        wake: called when an exchange becomes due earlier than :meth:`due` returned.
+        on_lost: what to do while the back end is unavailable: ``share`` uses the last limit divided by the
+            last known number of processes, ``stop`` waits, ``local`` uses the whole limit.
     """
 
     def __init__(self, member: str, wake: Callable[[], None], on_lost: str = "share") -> None:
         self.member = member
         self._wake = wake
-        self.joined = False  # the first exchange has finished or failed; until then no call is sent
+        self.joined = False  # the first exchange has succeeded or failed; no call is sent earlier
         self.lost = False  # the back end is unavailable
-        self.grant: LeaseGrant | None = None  # of the last exchange
-        self.outage, self.outages = False, 0  # whether the provider is down, and how many times that changed
+        self.grant: LeaseGrant | None = None  # result of the last exchange
+        self.outage, self.outages = False, 0  # whether the provider is down, and the number of changes
         self._own_outage: bool | None = None  # not yet reported
         self._on_lost = on_lost
         self._incompatible = ""
@@ -119,19 +119,17 @@ class LimitLease:
         self._used = [0.0] * DIMENSIONS  # since the last exchange
         self._demand = [0.0] * DIMENSIONS  # units per second
         self._limited: tuple[int, ...] = ()
-        self._found: tuple[int, ...] = ()  # limits that became known by the last exchange
+        self._found: tuple[int, ...] = ()  # limits that became known in the last exchange
         self._until = -math.inf
         self._lacking: Amounts | None = None
         self.urgent = False  # the call being checked is urgent; set by the caller of look()
         self._urgent_lacks = False
-        self.waiting = 1  # calls delayed only by the lease; set by a caller that lacks something
+        self.waiting = 1  # calls delayed only by the lease; set by the caller
         self._usual: Amounts = (1.0, 0.0, 0.0, 0.0)
         self._news = True
         self._asked_at = self._used_at = -math.inf
         self._asked_nothing = False
-        self._again_at = (
-            self._more_at
-        ) = -math.inf  # next exchange of a call that lacks something, and of others
+        self._again_at = self._more_at = -math.inf  # next exchange for a waiting call, and for others
         self._spaced = 0.0
         self._reported_spaced = 0.0
         self._slots: deque[_Slots] = deque()
@@ -142,25 +140,24 @@ class LimitLease:
 
     @property
     def members(self) -> int:
-        """The number of processes known to share the limit; 1 or more."""
+        """Number of processes known to share the limit, at least 1."""
         return 1 if self.grant is None else max(1, self.grant.members)
 
     def look(self, now: float, costs: Amounts) -> float:
-        """Return the earliest time a call may be sent; infinity if not before the next exchange."""
-        # 1. Nothing is known yet, or the back end is unavailable and calls are to stop.
+        # 1. Nothing is known yet, or calls stop while the back end is unavailable.
         if not self.joined or (self.lost and self._on_lost == "stop"):
             return math.inf
-        # 2. The back end is unavailable: the safe share.
+        # 2. The back end is unavailable: use the safe share.
         if self.lost:
             return max((bucket.look(now, costs[d]) for d, bucket in self._safe.items()), default=now)
-        # 3. The lease lacks something or has expired: an exchange becomes due.
+        # 3. The lease is too small or has expired: make an exchange due.
         limited = self._limited
         if limited and now > self._until:
             return self._lack(costs)
         for d in limited:
             if self._held[d] < costs[d] - _SLACK_UNITS:
                 return self._lack(costs)
-        # 4. Calls are spaced: at the next slot.
+        # 4. Calls are spaced: use the next slot.
         if not self._spaced or self.members == 1:  # a single process needs only its own spacing
             return now
         slots = self._slots
@@ -175,7 +172,7 @@ class LimitLease:
         return math.inf
 
     def take(self, now: float, costs: Amounts) -> None:
-        """Use the amounts that :meth:`look` admitted. After a pause, other processes may have joined."""
+        """Use the amounts that :meth:`look` admitted."""
         if not self.lost and now - self._asked_at > _RENEW_SECONDS:
             self.hurry()
         self._used_at, self._usual = now, costs
@@ -201,30 +198,28 @@ class LimitLease:
             bucket.settle(now, surplus[d])
 
     def owe(self, under_way: Amounts) -> None:
-        """Charge calls in flight to the limits that became known by the last exchange."""
+        """Charge calls in flight to the limits that became known in the last exchange."""
         for d in self._found:
             self._held[d] -= under_way[d]
         self._found = ()
 
     def hurry(self) -> None:
-        """Make an exchange due at once: the other processes need to know of a change."""
         if not self._news:
             self._news = True
             self._wake()
 
     def report_outage(self, *, begins: bool) -> None:
-        """Report that the circuit breaker of this process opened or closed."""
         self._own_outage = begins
         self.hurry()
 
     @property
     def is_used(self) -> bool:
-        """Whether an exchange is awaited, or a lease has to be returned."""
+        """Whether a call waits for an exchange, or a lease has to be returned."""
         return self._news or self._lacking is not None or self.holds
 
     @property
     def is_lacking(self) -> bool:
-        """Whether a call lacked something that has not been leased since."""
+        """Whether a call needs more than has been leased since."""
         return self._lacking is not None
 
     @property
@@ -232,22 +227,21 @@ class LimitLease:
         return bool(self._limited)
 
     def due(self, now: float) -> float:
-        """Return when the next exchange is due."""
         soonest = self._asked_at + _MIN_INTERVAL_SECONDS
-        if self._news:  # 1. something to report
+        if self._news:  # 1. There is something to report.
             return max(now, soonest)
-        # 2. A call lacks something: not before the time given by the last exchange, but at once if that
-        #    exchange asked for nothing, as the first one does.
+        # 2. A call needs more: not before the time set by the last exchange, unless that exchange requested
+        #    nothing, as the first one does.
         if self._lacking is not None:
             return max(now, self._again_at) if self._asked_nothing else max(now, soonest, self._again_at)
-        # 3. The lease is in use: before it runs out; sooner while no limit is known.
+        # 3. The lease is in use: before it runs out, and sooner while no limit is known.
         if now - self._used_at < _IDLE_SECONDS:
             if self._few_slots or any(self._held[d] < _LOW_SECONDS * self._demand[d] for d in self._limited):
                 return max(now, soonest, self._more_at)
             if self.members > 1 and not self._limited:
                 return self._asked_at + _REPLENISH_SECONDS  # a limit found by another process concerns all
             return self._asked_at + _RENEW_SECONDS
-        if self.holds:  # 4. an unused lease is returned soon
+        if self.holds:  # 4. An unused lease is returned soon.
             return max(now, self._asked_at + _IDLE_SECONDS)
         return self._asked_at + _HEARTBEAT_SECONDS
 
@@ -265,11 +259,11 @@ class LimitLease:
         )
 
     def ask(self, now: float, facts: QuotaFacts, *, leaving: bool = False) -> LeaseAsk:
-        """Return the request of an exchange that begins now; :meth:`adopt` or :meth:`lose` follows.
+        """Return the request for an exchange that begins now; :meth:`adopt` or :meth:`lose` follows.
 
-        Units that are held, in use and valid are kept; everything else is returned, including debts of calls
-        that needed more than estimated. More is wanted while calls arrive or one lacks something, unless the
-        process is ``leaving``.
+        Held units that are valid and in use are kept; the others are returned, including debts of calls
+        that needed more than estimated. Unless the process is ``leaving``, it requests more while calls
+        arrive or wait.
         """
         seconds = max(now - self._asked_at, _MIN_INTERVAL_SECONDS) if self._asked_at > -math.inf else 1.0
         active = (now - self._used_at < _IDLE_SECONDS or self._lacking is not None) and not leaving
@@ -287,7 +281,7 @@ class LimitLease:
         lowered = facts.spaced > 0.0 and (facts.spaced < self._spaced or self._spaced == 0.0)
         self._news, self._asked_at, self._asked_nothing = False, now, not active
         own_outage = self._own_outage
-        if own_outage:  # but its end is reported until it is known, as processes may join in between
+        if own_outage:  # its end is reported until it is known, because processes may join in between
             self._own_outage = None
         then = next((then for at, then in reversed(self._recent) if at <= facts.admitted), None)
         return LeaseAsk(
@@ -322,10 +316,10 @@ class LimitLease:
         )
 
     def _wanted(self, kept: list[float]) -> tuple[list[float], list[float]]:
-        """Return the amounts that the next call needs beyond the kept ones, and the wanted amounts.
+        """Return the amounts that the next call needs beyond the kept ones, and the requested amounts.
 
-        A process that lacks something wants twice its recent use, because its use was limited, and at least
-        the amount that all waiting calls need.
+        The use of a process whose calls wait was limited, so it requests twice its recent use, and at least
+        what all waiting calls need.
         """
         lacking = self._lacking
         costs, more = (self._usual, _AHEAD_SECONDS) if lacking is None else (lacking, 2.0 * _AHEAD_SECONDS)
@@ -338,7 +332,6 @@ class LimitLease:
         return least, wanted
 
     def adopt(self, grant: LeaseGrant, now: float) -> None:
-        """Use the result of the last exchange."""
         self.others = (0.0, 0.0)
         # after a change of members, the counts include those of a process that joined
         if self.grant is not None and grant.members == self.grant.members:
@@ -382,13 +375,13 @@ class LimitLease:
 
     @property
     def probes(self) -> bool:
-        """Whether it is this process's turn to try a higher rate."""
+        """Whether this process may try a higher rate now."""
         return self.grant is None or self.members == 1 or self.grant.probes == 1
 
     def spacing(self, own: float) -> float | None:
         """Return the rate at which to space calls instead of this process's ``own``; 0 for no spacing.
 
-        ``None`` means to keep ``own``: it is the same, or it has changed since it was reported.
+        ``None`` keeps ``own``, which is the same or has changed since it was reported.
         """
         if own != self._reported_spaced:
             self._news = True
@@ -397,17 +390,14 @@ class LimitLease:
 
     @property
     def refusal(self) -> str:
-        """Why no call is sent, if waiting does not help; otherwise empty."""
+        """Reason why no call is sent, if waiting does not help; otherwise empty."""
         return self._incompatible if self.lost and self._on_lost == "stop" else ""
 
     def lose(self, now: float, incompatible: str = "") -> bool:
-        """Use the leased units and then the safe share, because the back end is unavailable. Return whether
-        this is new.
+        """Record that the back end is unavailable; return True when the process starts to use the safe share.
 
         Returned units do not count as held, because the exchange may have been carried out.
-
-        Args:
-            incompatible: why waiting does not help; empty if it may.
+        ``incompatible`` is the reason why waiting does not help, or empty.
         """
         self._incompatible = incompatible
         if self.lost or (self.joined and self.holds and now <= self._until):

@@ -1,4 +1,5 @@
-"""User settings for models, made while work is running: pauses, and limits that override configured ones."""
+"""User settings for models that apply while work is running: pauses, and limits that override configured
+ones."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ MAX_NAME_CHARACTERS = 300
 class Pause:
     """A provider and model to which nothing new is sent."""
 
-    model: str  # ``provider:model``, or ``provider:*`` for all models of a provider
+    model: str  # ``provider:model``, or ``provider:*`` for all models
     reason: str | None
     by: str  # who paused it
     since: float  # Unix seconds, by the store's clock
@@ -47,14 +48,14 @@ class ModelControls:
     limits: Mapping[str, ModelLimit] = field(factory=dict)
 
     def pause_of(self, label: str) -> Pause | None:
-        """Return the pause that applies to ``provider:model``: its own, or that of the whole provider."""
+        """Return the pause of ``provider:model`` or of its provider."""
         if not self.pauses:
             return None
         return self.pauses.get(label) or self.pauses.get(f"{label.partition(':')[0]}:{ALL_MODELS}")
 
 
 def name_of(provider: str, model: str | None) -> str:
-    """Return ``provider:model``, the name under which a model is paused; ``None`` means every model.
+    """Return ``provider:model``, or ``provider:*`` if the model is ``None``.
 
     Raises:
         InvalidRequest: a name is empty, malformed or too long.

@@ -1,19 +1,15 @@
 """The rate limit of everything that shares one quota: configured, reported by the provider, or discovered.
 
-Four conditions delay a call, and the latest time counts:
+The latest of the following times decides when a call may be sent:
 
-* the **configured limits**: token buckets that start full. A little is kept back, because the server's clock
-  starts when the first call arrives, not when it is sent;
-* the **reported limits**: buckets that follow the server's own buckets, as reported in the provider's
-  answers. A refusal that they explain proves nothing further;
-* the **adaptive limit**, for limits that nobody reports: a rate and a number of calls in flight, estimated
-  from refusals (:mod:`~smartbatch.core.limits.adaptive_limit`);
-* the **cooldown** of all calls after refusals that prove a limit or are explained by one.
+* **configured limits**: token buckets that start nearly full, because the server's clock starts when the
+  first call arrives, not when it is sent;
+* **reported limits**: buckets that follow the server's own, as reported in its answers;
+* the **adaptive limit**, estimated from refusals (:mod:`~smartbatch.core.limits.adaptive_limit`);
+* the **cooldown** of all calls after refusals that prove a limit or are explained by one;
+* the **lease** of this process, if others share the limit (:mod:`~smartbatch.core.limits.lease`).
 
-If other processes share the limit, the **lease** of this process's part comes last
-(:mod:`~smartbatch.core.limits.lease`). The other four conditions then still apply to the whole limit.
-
-No threads and no clock here: the caller holds one lock and passes ``now``.
+The caller holds one lock and passes ``now``.
 """
 
 from __future__ import annotations
@@ -35,11 +31,11 @@ from smartbatch.core.limits.token_bucket import ConfiguredLimits
 from smartbatch.types import LimitReport
 
 _UNEVEN_REFUSALS = 2
-"""Consecutive explained refusals in quick succession prove that bursts are not honoured, if the leases of
-all processes stayed within the remainder that the provider reported."""
+"""Consecutive explained refusals within seconds that prove that bursts are not honoured, if all processes
+stayed within the remainder reported by the provider."""
 
 _NAMING_ANSWERS = 8
-"""Answers after which a provider that names a limit would have named it."""
+"""Answers after which a provider that reports limits would have done so."""
 
 _MINUTE = 60.0
 
@@ -48,8 +44,7 @@ class Quota:
     """The amounts that one provider scope and model may send. Invariant: open reservations = calls in flight.
 
     Every call is counted by :meth:`take` and ended once by :meth:`succeeded`, :meth:`refused`,
-    :meth:`failed` or :meth:`dropped`; the limits that its answer reported are passed to :meth:`learn`
-    afterwards. Without a configured limit, a reported limit or a refusal, nothing is delayed.
+    :meth:`failed` or :meth:`dropped`; the limits reported in its answer are then passed to :meth:`learn`.
     """
 
     def __init__(self) -> None:
@@ -61,10 +56,10 @@ class Quota:
         self._cooldown = CommonCooldown()
 
     def configure(self, max_rpm: float | None, max_tpm: float | None, now: float) -> None:
-        """Set the configured limits per minute; ``None`` means not configured.
+        """Set the configured limits per minute; ``None`` removes one.
 
-        Debt to a limit remains, even if the limit is removed and configured again: clients that come and go
-        do not each get a full bucket.
+        Debt remains even if a limit is removed and configured again, so that clients that come and go do
+        not each get a full bucket.
         """
         configured = max_rpm is not None or max_tpm is not None
         if configured and not self._configured.were_set:
@@ -72,7 +67,7 @@ class Quota:
         self._configured.configure(max_rpm, max_tpm, now)
 
     def approach(self) -> None:
-        """Begin with few calls, unless a limit is known or was configured, or calls were made before."""
+        """Begin with few calls, unless a limit is known or calls were made before."""
         if not self._configured.were_set and not self._traffic.calls:
             self._adaptive.begin(is_known=False)
 
@@ -82,7 +77,7 @@ class Quota:
 
     @property
     def reported_limits(self) -> dict[str, float]:
-        """The limits per minute that answers reported: requests, tokens, input, output."""
+        """Limits per minute that answers reported, by name: requests, tokens, input, output."""
         return self._reported.per_minute()
 
     @property
@@ -93,12 +88,12 @@ class Quota:
     def look(self, now: float, tokens: float, output: float = 0.0) -> float:
         """Return the earliest time a call that needs ``tokens`` may be sent.
 
-        ``now`` means at once; infinity means not before a call in flight ends. The end of a call may also
-        make the time earlier, so ask again after each.
+        Infinity means after a call in flight ends. Ask again after each such end, which may make the time
+        earlier.
 
         Args:
             tokens: expected input and output.
-            output: the part of ``tokens`` that is output, for providers that limit both separately.
+            output: the output part of ``tokens``, for providers that limit both separately.
         """
         at = max(
             self._adaptive.look(now, self._traffic.in_flight),
@@ -132,10 +127,7 @@ class Quota:
         actual_tokens: float | None,
         actual_output: float | None = None,
     ) -> None:
-        """The call was answered and used ``actual_tokens``; ``None`` if the provider did not report them.
-
-        ``actual_output`` of them were output; ``None`` means the expected share.
-        """
+        """End an answered call; ``None`` stands for the expected tokens or the expected share of output."""
         self._end(reservation)
         self._settle_tokens(reservation, now, actual_tokens, actual_output)
         self._traffic.accept(now)
@@ -151,13 +143,12 @@ class Quota:
         actual_tokens: float | None = None,
         actual_output: float | None = None,
     ) -> None:
-        """The call ended with neither an answer nor a refusal; servers count such requests, too."""
+        """End a call without an answer or a refusal; servers count such requests, too."""
         self._end(reservation)
         self._adaptive.ended(reservation)
         self._settle_tokens(reservation, now, actual_tokens, actual_output)
 
     def dropped(self, reservation: Reservation, now: float) -> None:
-        """The call was never sent: return everything it took."""
         self._end(reservation)
         self._adaptive.dropped(reservation, now)
         self._reported.drop(now, reservation)
@@ -166,7 +157,8 @@ class Quota:
             self.lease.settle(now, reservation.leased)
 
     def learn(self, report: LimitReport, reservation: Reservation, now: float) -> None:
-        """Follow the limits that the answer to an ended call reported. Configured limits remain bounds."""
+        """Follow the limits that the answer to an ended call reported. Configured limits remain upper
+        bounds."""
         alone = self._is_alone
         changed = self._reported.learn(report, reservation, self._traffic, now, alone=alone)
         if changed and self.lease is not None:
@@ -184,7 +176,7 @@ class Quota:
         rng: RandomSource,
         report: LimitReport | None = None,
     ) -> Cooldown | None:
-        """Handle a refusal for the rate limit; return the cooldown that follows for all calls.
+        """Handle a rate-limit refusal; return the cooldown that follows for all calls.
 
         Args:
             retry_after: seconds the provider asked to wait, already clamped.
@@ -207,18 +199,18 @@ class Quota:
         # 2. It was sent before the last cooldown began: its Retry-After may lengthen that cooldown.
         if not fresh:
             return self._cooldown.refused(now, retry_after, rng, fresh=False)
-        # 3. The adaptive limit explains it, or it is a single refusal: no cooldown. Only this request waits.
+        # 3. The adaptive limit explains it, or it is a single refusal: only this request waits.
         again = self._cooldown.consecutive > 0 and not self._adaptive.rate
         if evidence is not Evidence.PROOF and not (again and evidence is Evidence.ALONE):
             return None
-        # 4. It proves a limit, or is the first after a cooldown: a new, longer cooldown. Calls are spaced
-        #    at the known rate, or at the measured one.
+        # 4. It proves a limit, or is the first after a cooldown: a new, longer cooldown. Calls are spaced at
+        #    the known or the measured rate.
         cooldown = self._cooldown.refused(now, retry_after, rng, fresh=True)
         self._adaptive.pause(reservation, self._cooldown.until, self._even_rate)
         return cooldown
 
     def _give_back(self, call: Reservation, now: float) -> None:
-        """End a refused call: it used only a request. If the provider charges more, the next report shows
+        """End a refused call, which used only a request. If the provider charges more, the next report shows
         it."""
         self._end(call)
         self._configured.settle(now, call.tokens)
@@ -232,14 +224,13 @@ class Quota:
 
     @property
     def _is_alone(self) -> bool:
-        """Whether no other process shares the limit by leases."""
         return self.lease is None or self.lease.members == 1
 
     def facts(self, now: float) -> QuotaFacts:
-        """Return what this process knows about the limits, for the other processes that share them.
+        """Return what this process knows about the limits, for the processes that share them.
 
-        If calls are spaced, the rate alone bounds the requests: the level of a small bucket changes
-        completely from one exchange to the next.
+        If calls are spaced, only the rate limits the requests: the level of a small bucket changes
+        completely between exchanges.
         """
         limits = self._reported.known(now, 1 if self.lease is None else self.lease.members)
         rates, unnamed = list(limits.rates), -1.0 if self._traffic.accepted >= _NAMING_ANSWERS else 0.0
@@ -268,11 +259,7 @@ class Quota:
         )
 
     def follow(self, now: float) -> None:
-        """Follow the other processes, as reported with the lease: their cooldown and their spaced rate.
-
-        A cooldown of others counts as this process's own, as if a call of it had been refused; calls sent
-        before it belong to the same event.
-        """
+        """Adopt the cooldown and the spaced rate that other processes reported."""
         assert self.lease is not None
         under_way = self._reported.costs(self._traffic.held_tokens, self._traffic.held_output, now)
         self.lease.owe((float(self.in_flight), *under_way[1:]))
@@ -288,7 +275,6 @@ class Quota:
 
     @property
     def _known(self) -> float | None:
-        """Requests per second that the user or the provider allows."""
         reported = self._reported.requests_per_second
         configured = self._configured.rate
         if configured is None or reported is None:
@@ -297,7 +283,7 @@ class Quota:
 
     @property
     def _even_rate(self) -> float:
-        """The known rate, less the share kept back if calls are spaced; infinity if none is known."""
+        """The known rate, minus the share kept back if calls are spaced; infinity if none is known."""
         known = self._known
         return math.inf if known is None else SPACED_SHARE * known
 
@@ -319,9 +305,11 @@ class Quota:
             self._reported.settle(now, reservation, actual, output)
 
     def _space_even(self, now: float) -> None:
-        """Space the calls because the provider's bucket is small. It may be a window that does not refill
-        before its end; and if several processes share it, each might stay within it while all together
-        exceed it."""
+        """Space the calls because the provider's bucket is small.
+
+        It may be a window that does not refill before it ends; and processes that each stay within it may
+        exceed it together.
+        """
         if self._reported.is_even and not self._reported.spaced:
             if not self._adaptive.rate:
                 self._space_known(now)

@@ -1,13 +1,13 @@
-"""One limit as the provider itself reports it: the amount per minute, and how much is left.
+"""One limit as the provider reports it: the amount per minute, and the remaining part.
 
-A report describes the server's state when it admitted a call; it does not include later calls of this client.
-Therefore the level is corrected to *remaining, plus the refill since, minus the amount sent since*. Two such
-figures enclose the true level:
+A report describes the server's state when it admitted a call. It does not include later calls of this
+client, so the level becomes *remaining, plus the refill since, minus the amount sent since*, between two
+bounds:
 
-* the **likely** level subtracts the amount sent after the reported call. Our level never stays above it,
-  whatever caused the difference: other clients, or a server that charges more than expected;
-* the **certain** level subtracts everything that the server may have charged since then, without any refill.
-  Our level is raised to it, for a server that charges less than expected.
+* the **likely** level subtracts the amount sent after the reported call. The level is lowered to it if
+  other clients use the limit or the server charges more than expected;
+* the **certain** level subtracts everything that the server may have charged since, without any refill. The
+  level is raised to it if the server charges less than expected.
 
 The caller holds one lock.
 """
@@ -21,29 +21,28 @@ from smartbatch.core.limits.token_bucket import Bucket, spaced_capacity, used_ca
 
 _MINUTE = 60.0
 _MAX_MINUTE_SECONDS = 66.0
-"""Seconds. A limit per minute is full again within 60 s. One that needs more than 66 s (10 % for clock
-differences) is counted over a longer period, such as the requests per day of some tiers, and refills as
-the reset says."""
+"""A limit per minute refills within 60 s. One that takes longer than this, which allows 10 % for clock
+differences, is counted over a longer period, such as the requests per day of some tiers, and refills at
+the reset."""
 
 _HOUR, _DAY = 3600.0, 25 * 3600.0
-"""Seconds. A call waits at most an hour, or 25 hours for a limit per day; a longer reset is a mistake."""
+"""Seconds that a call waits at most: an hour, or 25 hours for a limit per day. A longer reset is a mistake.
+"""
 
 _MAX_UNITS = 1e15
-"""Maximum units of a limit. Servers that have no limit name larger numbers, whose squares would exceed the
-range of floats."""
+"""Servers without a limit report larger numbers, whose squares would exceed the range of floats."""
 
 _SMALLER_CAPACITY = 0.9
-"""A reset that implies less than this share of the limit reveals the server's true capacity; above, it is
+"""If a reset implies less than this share of the limit, it reveals the server's true capacity; above, it is
 rounding."""
 
 _SAME_END = 0.25
-"""Two resets that name the same moment, within a quarter of the refill in between, are the end of a
-window."""
+"""Share of the refill by which two resets may differ and still name the same moment, the end of a window."""
 
 _ROUNDED_TO = 1000.0
 _ROUNDING_SHARE = 0.05
-"""Anthropic rounds remaining tokens to the nearest thousand, so its figure may be off by 500. An error of
-more than 5 % of the limit is never assumed, or small limits would never admit a call."""
+"""Anthropic rounds remaining tokens to the nearest thousand, so its figure may be off by 500. No error above
+5 % of the limit is assumed, or small limits would never admit a call."""
 
 _PRIOR_SHARE = 0.01
 """Weight of the prior ratio of 1 between charged and expected tokens, as a share of the limit."""
@@ -53,42 +52,39 @@ _REMEMBERED_CALLS = 8.0
 in flight, so that late charges do not look like missing ones."""
 
 _CHARGED_MORE = 1.15
-"""Above this ratio, a call takes the amount that the server charges; below it, the reports correct the level
-in time."""
+"""Above this ratio, a call takes the amount that the server charges; below it, reports correct the level in
+time."""
 
 _MAX_RATIO = 50.0
-"""The largest ratio: a server that charges an output cap of 4,096 tokens when about 80 were expected."""
+"""A server that charges an output cap of 4,096 tokens when about 80 were expected reaches this ratio."""
 
 _LONE_DECREASE, _DECREASE = 0.95, 0.7
 _LONE_SECONDS = 10.0
 _MIN_CLAIM = 0.05
-"""A single refusal may be due to a level that was estimated slightly too high. Clients that are refused
-again within ten seconds share the limit, and reduce their claim to 0.7 of it."""
+"""A single refusal may mean that the level was estimated slightly too high. A client that is refused again
+within ten seconds shares the limit, and reduces its claim to 0.7 of it."""
 
 _RECLAIM, _RECLAIM_SCALE = 0.01, 8.0
 """After ``t`` seconds, 1 % of the limit per second, times ``1 + (t / 8 s)²``, is claimed again."""
 
 
 class LimitReading(NamedTuple):
-    """The figures of a report on one limit."""
-
-    limit: float | None  # units per minute
-    remaining: float | None  # units
+    limit: float | None
+    remaining: float | None
     reset: float | None  # seconds until the bucket is full
     rounded_to: float = 0.0  # seconds by which the reset may be too long
 
 
 def believed_reset(reset: float | None) -> float | None:
-    """Return the reset in seconds if it is plausible: an hour if more than a day is named; ``None`` if it
-    is negative or not a number."""
+    """Return the reset in seconds, an hour if it is beyond a day, or ``None`` if it is negative or not a
+    number."""
     if reset is None or not reset >= 0.0:
         return None
     return reset if reset <= _DAY else _HOUR
 
 
 def believed_count(count: float | None) -> float | None:
-    """Return a limit, or the amount left of it, if it is plausible; ``None`` if it is negative or not a
-    number."""
+    """Return a limit or its remainder, or ``None`` if it is negative or not a number."""
     return None if count is None or not count >= 0.0 else min(count, _MAX_UNITS)
 
 
@@ -97,13 +93,13 @@ class SentAround(NamedTuple):
 
     started: float
     order: int
-    mark: float  # sent up to this call, which is included
-    since: float  # sent after it
-    open: float  # sent after it, or unanswered when it was sent: the server may have charged this since
+    mark: float  # sent up to and including this call
+    since: float
+    open: float  # sent later, or unanswered when it was sent: the server may have charged this since
     held: float  # unanswered now
     calls_since: int
     calls_open: int
-    blurred: bool  # later calls were refused, and are not charged, or not in full
+    blurred: bool  # later calls were refused, and are at most partly charged
 
 
 class ReportedBucket:
@@ -122,8 +118,8 @@ class ReportedBucket:
         self.learned_at = now  # when the limit last changed
         self.remaining, self.admitted = 0.0, -math.inf  # as last reported, and when that call was sent
         self.uncharged = 0.0  # amount in flight at that time and charged later
-        self.ends = -math.inf  # when the reported reset takes place
-        self.is_window = False  # nothing refills before this time
+        self.ends = -math.inf  # time of the reported reset
+        self.is_window = False  # nothing refills before the reset
         self._charge_ratio = 1.0  # units charged per expected unit
         self._charge_per_call = 0.0  # units charged per call
         self._charged_more = self._per_call = False
@@ -131,7 +127,7 @@ class ReportedBucket:
         self.bucket = Bucket(used_capacity(limit), used_rate(limit), now, level=0.0)
         self._capacity, self._rate = limit, limit / _MINUTE
         self._charged_at_end = charged_at_end
-        self._claimed_share = 1.0  # of the refill
+        self._claimed_share = 1.0  # share of the refill
         self._gave_way_at = -math.inf
         self._reported_at = now
         self._counted_from = 0  # order of the first call included in the level
@@ -139,14 +135,14 @@ class ReportedBucket:
         self._longest_wait = _HOUR
         self._rounding = min(_ROUNDED_TO / 2.0, _ROUNDING_SHARE * limit) if rounded else 0.0
         self._last_order = -1
-        self._last_reading: tuple[float, SentAround] | None = None  # remaining
+        self._last_reading: tuple[float, SentAround] | None = None
         self._charged = self._expected = self._calls = 0.0
 
     def look(self, now: float, cost: float) -> float:
         """Return the earliest time a call may be sent.
 
-        A debt of calls in flight that would delay the call for hours, because little refills, is written
-        off: no limit per minute does that.
+        A debt that would delay the call for hours is written off, because no limit per minute causes such a
+        delay.
         """
         ready = self.bucket.look(now, self.needed(cost) if self._charged_more else cost)
         too_long = ready - now - self._longest_wait
@@ -159,8 +155,10 @@ class ReportedBucket:
         self.bucket.take(now, self.needed(cost) if self._charged_more else cost)
 
     def settle(self, now: float, order: int, expected: float, actual: float) -> None:
-        """Correct the amount taken by call number ``order`` to the amount used (0 if it was never admitted).
-        If the server charges more than that, nothing is returned."""
+        """Correct the amount taken by call number ``order`` to the amount used, 0 if it was never admitted.
+
+        Nothing is returned if the server charges more than that.
+        """
         if order < self._counted_from:
             return
         taken = self.needed(expected)
@@ -173,11 +171,10 @@ class ReportedBucket:
         return reading.remaining is not None and reading.remaining < self.needed(cost) + self._rounding
 
     def needed(self, cost: float) -> float:
-        """Return the amount a call takes: the expected cost, or more if the server charges more."""
+        """Return the expected cost, or more if the server charges more."""
         return self._price(cost, 1.0) if self._charged_more else cost
 
     def _price(self, cost: float, calls: float) -> float:
-        """Return the amount the server will charge for ``calls`` calls with an expected total of ``cost``."""
         if self._charged_more and self._per_call:
             return self._charge_per_call * calls
         return self._charge_ratio * cost
@@ -206,8 +203,10 @@ class ReportedBucket:
         self._correct_level(reading.remaining, trace, now)
 
     def _compare_ends(self, remaining: float, ends: float, rounded_to: float) -> None:
-        """Distinguish a window from a bucket. In a bucket, each call postpones the moment when it is full,
-        though by less than the rounding of a reset unless many were used."""
+        """Distinguish a window from a bucket, whose full time each call postpones.
+
+        Unless many units were used, the delay may be less than the rounding of a reset.
+        """
         used = self.remaining - remaining
         if used >= 1.0 and abs(ends - self.ends) + rounded_to < _SAME_END * used / self._rate:
             self.is_window = True
@@ -223,15 +222,17 @@ class ReportedBucket:
         self._shape(now)
 
     def empty(self, now: float, sent: int) -> None:
-        """Empty the bucket, because the server refused and reports only its limit: nothing is left for any of
-        the ``sent`` calls."""
+        """Empty the bucket for the ``sent`` calls, because the server refused and reports only its limit."""
         self.bucket.look(now, 0.0)
         self.bucket.level = min(self.bucket.level, 0.0)
         self._counted_from = sent + 1
 
     def give_way(self, now: float) -> None:
-        """Claim less of the limit, because the server refused a call that the level allowed, so others use
-        the limit too. Units that they do not use are not lost, since the reports show them."""
+        """Claim less of the limit, because a refusal that the level does not explain shows that others use
+        it too.
+
+        Units that they do not use are not lost, because the reports show them.
+        """
         lone = now - self._gave_way_at > _LONE_SECONDS
         self._gave_way_at = now
         self._claimed_share = max(_MIN_CLAIM, (_LONE_DECREASE if lone else _DECREASE) * self._claimed_share)
@@ -239,15 +240,14 @@ class ReportedBucket:
 
     @property
     def is_spaced(self) -> bool:
-        """Whether calls are spaced, without bursts."""
         return self.bucket.capacity <= spaced_capacity(self.bucket.rate)
 
     def space(self, now: float) -> None:
-        """Space the calls, without bursts, because the server's bucket does not fill up."""
+        """Space the calls without bursts, because the server's bucket does not fill up."""
         self.bucket.reshape(now, spaced_capacity(self.bucket.rate), self.bucket.rate)
 
     def _resize(self, reading: LimitReading, now: float) -> None:
-        """Determine the server's capacity and rate if the reset shows that they differ from the limit."""
+        """Set the server's capacity and rate if the reset shows that they differ from the limit."""
         assert reading.remaining is not None
         rate, size = self.limit / _MINUTE, self.limit
         if reading.reset is not None:
@@ -256,7 +256,7 @@ class ReportedBucket:
             # 1. The limit is counted over a longer period, so it refills more slowly.
             if reading.reset > _MAX_MINUTE_SECONDS and used > 0.0:
                 rate = min(rate, used / reading.reset)
-            # 2. A full bucket well below the limit: that is the capacity.
+            # 2. The full bucket is well below the limit, so that is its capacity.
             else:
                 full = reading.remaining + rate * reading.reset
                 if full < _SMALLER_CAPACITY * self.limit:
@@ -269,9 +269,9 @@ class ReportedBucket:
         self._reported_at = max(self._reported_at, now)
 
     def _reclaim(self, now: float) -> None:
-        """Claim more again; the longer no refusal occurs, the faster the claim grows."""
+        """Claim more again; the claim grows faster the longer no refusal occurs."""
         more = _RECLAIM * (1.0 + ((now - self._gave_way_at) / _RECLAIM_SCALE) ** 2)
-        # Threads report in any order: a thread that read the clock before another one takes nothing back.
+        # A thread that read the clock before another one must not lower the claim.
         passed = min(max(0.0, now - self._reported_at), 1.0)
         self._claimed_share = min(1.0, self._claimed_share + more * passed)
 
@@ -281,10 +281,10 @@ class ReportedBucket:
         )
 
     def _measure_charges(self, remaining: float, trace: SentAround) -> None:
-        """Compare the amount charged from one report to the next with the expected amount.
+        """Compare the charged amount between two reports with the expected one.
 
-        Two explanations are tracked, and the one with the smaller squared error applies: a number of units
-        per expected unit, or a number per call, as when an output cap is charged.
+        The server charges in proportion to the expected units, or per call if it charges an output cap. The
+        explanation with the smaller squared error applies.
         """
         last, self._last_reading = self._last_reading, None if trace.blurred else (remaining, trace)
         if last is None or trace.blurred:
@@ -312,12 +312,12 @@ class ReportedBucket:
         self._per_call = self._per_call_error < self._ratio_error
 
     def _correct_level(self, remaining: float, trace: SentAround, now: float) -> None:
-        """Move the level into the range from certain to likely; see the top of this file."""
+        """Move the level into the range from certain to likely, as described in the module docstring."""
         bucket = self.bucket
         bucket.look(now, 0.0)
         rounding = self._rounding
         likely = remaining + (now - trace.started) * bucket.rate - self._price(trace.since, trace.calls_since)
-        likely = max(likely, -self._capacity)  # a server's debt is at most a minute's refill
+        likely = max(likely, -self._capacity)  # a server's debt is at most one minute's refill
         most = self._price(trace.open, trace.calls_open) if self._charged_more else trace.open
         certain = remaining - rounding - most
         if not self._follows_server:  # only the first figure is known yet

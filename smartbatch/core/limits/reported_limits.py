@@ -1,7 +1,7 @@
-"""All limits that a provider reports for one quota, and the amounts this client sent around each report.
+"""All limits that a provider reports for one quota, and the amounts sent around each report.
 
 Providers report up to three dimensions: requests, and tokens either together or separately as input and
-output. Each has its own bucket; a call must fit into all of them.
+output. Each has its own bucket, and a call must fit into all of them.
 """
 
 from __future__ import annotations
@@ -28,32 +28,31 @@ _NAMES = ("requests", "tokens", "input", "output")
 
 _MINUTE = 60.0
 _MAX_IMPLYING_SECONDS = 50.0
-"""A reset implies the limit only if it is shorter than this many seconds; above, it would be a guess."""
+"""A reset implies the limit only if it is shorter than this many seconds."""
 
 _CHANGED_SHARE = 0.05
-"""A limit implied by a reset is rounded; only a difference above this share is a change."""
+"""A limit implied by a reset is rounded, so only a difference above this share is a change."""
 
 _DISPROVED_FACTOR = 2.0
 _SUSPECT_FACTOR = 1.05
-"""A server that admits a minute's worth at once and refills it admits at most twice its limit per minute.
-If more calls were answered, the limit it names is not enforced; from 1.05 times the limit on this is
-checked."""
+"""A server with a full bucket admits at most twice its limit within a minute. If it admits more, it does not
+enforce the limit, which is checked once this multiple of it was admitted."""
 
 _CHECK_SECONDS = 1.25
-"""Seconds after which calls are sent despite a suspect limit: one, then two, four, … until one is refused,
-or the limit is disproved. One refusal confirms the limit and ends the check."""
+"""Seconds after which calls are sent despite a suspect limit: first one, then two, four, … until a refusal
+confirms the limit, or the limit is disproved."""
 
 _EVEN_SECONDS = 2.0
 """Seconds' worth of requests below which a bucket counts as having no burst."""
 
 _LEASED_SECONDS = 1.0
-"""Seconds' worth that may be leased of a bucket that holds a single call: each process spaces its calls."""
+"""Seconds' worth that may be leased from a bucket that holds a single call: each process spaces its calls."""
 
 _REPEATED_SECONDS = 10.0
-"""Two explained refusals within this many seconds count as repeated."""
+"""Maximum seconds between two explained refusals that count as repeated."""
 
 _SETTLED_SECONDS = 1.0
-"""Seconds after a limit became known during which it may still refuse: earlier calls use it up."""
+"""Seconds after a limit became known during which calls sent earlier may use it up."""
 
 
 @define(eq=False)
@@ -61,12 +60,13 @@ class Reservation:
     """One call's share of the quota; ended once."""
 
     started: float
-    tokens: float  # expected, input and output
-    output: float  # part of tokens
+    tokens: float  # expected input and output
+    output: float  # output part of the tokens
     ended: bool = False
     order: int = field(init=False)  # number of the call in the quota, from 1
     sent: tuple[float, float] = field(init=False)  # tokens and output so far, including this call
-    held: tuple[int, float, float] = field(init=False)  # calls, tokens and output in flight, it included
+    # calls, tokens and output in flight
+    held: tuple[int, float, float] = field(init=False)
     leased: Amounts = (0.0, 0.0, 0.0, 0.0)  # amounts taken from the lease
 
 
@@ -86,7 +86,6 @@ class Traffic:
     _by_second: deque[tuple[float, int]] = field(factory=deque, init=False)
 
     def accept(self, now: float) -> None:
-        """Count an answered call."""
         self.accepted += 1
         seconds = self._by_second
         if not seconds or now >= seconds[-1][0] + 1.0:
@@ -96,7 +95,6 @@ class Traffic:
 
     @property
     def accepted_lately(self) -> int:
-        """Calls answered in the last minute of traffic."""
         return self.accepted - self._by_second[0][1] + 1 if self._by_second else 0
 
     def start(self, call: Reservation) -> None:
@@ -117,7 +115,7 @@ class Traffic:
             self.held_tokens -= call.tokens
             self.held_output -= call.output
         else:
-            self.held_tokens = self.held_output = 0.0  # so that rounding errors do not add up
+            self.held_tokens = self.held_output = 0.0  # prevents accumulated rounding errors
 
     def around(self, dimension: int, call: Reservation) -> SentAround:
         """Return the amounts sent before and after ``call``, in units of ``dimension``."""
@@ -141,9 +139,9 @@ class Traffic:
 class KnownLimits:
     """The reported limits by dimension; 0 if there is none."""
 
-    caps: Amounts  # negative if the limit is known not to be enforced
+    caps: Amounts  # negative if the limit is not enforced
     rates: Amounts  # units per second
-    at_most: Amounts  # left, less the amount sent since the report
+    at_most: Amounts  # left, minus the amount sent since the report
     remaining: Amounts  # left at the latest answered call
     admitted: float  # when that call was sent
 
@@ -153,7 +151,7 @@ class EnforcementCheck:
     """Checks whether a provider enforces the limit of requests that it reports."""
 
     next: float  # when calls may be sent despite the limit
-    left: int = 1  # calls of this round
+    left: int = 1  # calls left in this round
     size: int = 1  # calls of the next round
     over: bool = False
     unenforced: bool = False
@@ -165,7 +163,6 @@ class EnforcementCheck:
         return max(now, self.next)
 
     def take(self, now: float) -> None:
-        """Count a call that is sent despite the limit."""
         if self.over:
             return
         self.left -= 1
@@ -175,13 +172,13 @@ class EnforcementCheck:
 
 
 class ReportedLimits:
-    """The limits reported so far. False while there are none, in which case nothing is delayed."""
+    """The limits reported so far. False if there are none, so that nothing is delayed."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, ReportedBucket] = {}
         self._explained_at = float("-inf")
         self.repeats = 0  # explained refusals that soon followed another one
-        self.spaced = False  # calls are spaced at the limit of requests; its level then delays none
+        self.spaced = False  # calls are spaced at the limit of requests; its level delays none
         self._check: EnforcementCheck | None = None  # for the limit of requests
 
     def __bool__(self) -> bool:
@@ -189,7 +186,6 @@ class ReportedLimits:
 
     @property
     def requests_per_second(self) -> float | None:
-        """The reported limit of requests per second."""
         bucket = self._buckets.get(_REQUESTS)
         return None if bucket is None else bucket.limit / _MINUTE
 
@@ -201,12 +197,12 @@ class ReportedLimits:
 
     @property
     def is_window(self) -> bool:
-        """Whether the limit of requests does not refill before the end of its window."""
+        """Whether the limit of requests does not refill before its window ends."""
         known = self._buckets.get(_REQUESTS)
         return known is not None and known.is_window
 
     def ahead(self, now: float) -> float:
-        """Return how many calls at the even rate would be too many until the end of the window."""
+        """Return how many calls at the even rate would exceed the remainder of the window."""
         known = self._buckets.get(_REQUESTS)
         if known is None or not known.is_window:
             return 0.0
@@ -214,12 +210,14 @@ class ReportedLimits:
         return max(0.0, (known.ends - now) * known.bucket.rate - max(0.0, known.bucket.level))
 
     def per_minute(self) -> dict[str, float]:
-        """Return the reported limits per minute, by name: ``requests``, ``tokens``, ``input``, ``output``."""
+        """Return the limits per minute, by name: ``requests``, ``tokens``, ``input``, ``output``."""
         return {_NAMES[dimension]: bucket.limit for dimension, bucket in self._buckets.items()}
 
     def costs(self, tokens: float, output: float, now: float) -> Amounts:
-        """Return the expected charge for a call sent now, by dimension; no request is charged if it is sent
-        despite the limit of requests."""
+        """Return the expected charge of a call by dimension.
+
+        No request is charged if the call is sent despite the limit of requests.
+        """
         costs = costs_of(tokens, output)
         if not self._buckets:
             return costs
@@ -231,8 +229,7 @@ class ReportedLimits:
         return amounts_of(charged)
 
     def known(self, now: float, members: int) -> KnownLimits:
-        """Return the limits as known now, if ``members`` processes share them and each has as much in
-        flight that is not charged yet."""
+        """Return the limits, assuming that ``members`` processes have the same uncharged amount in flight."""
         caps, rates = [0.0] * 4, [0.0] * 4
         at_most, remaining, admitted = [NO_BOUND] * 4, [0.0] * 4, math.inf
         for dimension, bucket in self._buckets.items():
@@ -242,7 +239,7 @@ class ReportedLimits:
             caps[dimension], rates[dimension] = bucket.bucket.capacity, bucket.bucket.rate
             bucket.look(now, 0.0)
             at_most[dimension] = bucket.bucket.level
-            if bucket.is_spaced:  # its level changes completely from one exchange to the next
+            if bucket.is_spaced:  # its level changes completely between exchanges
                 caps[dimension] = max(caps[dimension], rates[dimension] * _LEASED_SECONDS)
                 at_most[dimension] = NO_BOUND
             remaining[dimension] = max(0.0, bucket.remaining - members * bucket.uncharged)
@@ -252,7 +249,6 @@ class ReportedLimits:
         )
 
     def look(self, now: float, tokens: float, output: float) -> float:
-        """Return the earliest time a call with these expected tokens may be sent."""
         at, costs = now, costs_of(tokens, output)
         for dimension, bucket in self._buckets.items():
             ready = bucket.look(now, costs[dimension])
@@ -270,7 +266,7 @@ class ReportedLimits:
             bucket.take(now, costs[dimension])
 
     def _exempting_check(self, now: float) -> EnforcementCheck | None:
-        """Return the check by which a call may be sent now despite the limit of requests, if there is one."""
+        """Return the check that lets a call be sent now despite the limit of requests, if there is one."""
         check = self._check
         if check is None or check.look(now) > now:
             return None
@@ -282,20 +278,20 @@ class ReportedLimits:
         if bucket is None or (check is not None and check.over):  # already decided
             return
         lately = traffic.accepted_lately
-        # a limit that was exceeded twofold is not enforced, one that was exceeded is suspect
+        # a limit exceeded twofold is not enforced; a limit exceeded at all is suspect
         if lately > _DISPROVED_FACTOR * bucket.limit:
             self._check = EnforcementCheck(now, over=True, unenforced=True)
         elif check is None and lately > _SUSPECT_FACTOR * bucket.limit:
             self._check = EnforcementCheck(now + _CHECK_SECONDS)
 
     def confirm(self) -> None:
-        """A call was refused: the limit of requests is enforced."""
+        """Record that a call was refused, so the limit of requests is enforced."""
         if _REQUESTS in self._buckets:
             self._check = EnforcementCheck(math.inf, over=True)
 
     def settle(self, now: float, call: Reservation, tokens: float, output: float | None) -> None:
-        """Correct the amounts a call took to the tokens it used; ``None`` for output means the expected
-        share."""
+        """Correct the amounts a call took to the tokens it used; ``None`` means the expected share of
+        output."""
         if output is None:
             output = tokens * call.output / call.tokens if call.tokens else 0.0
         expected, used = costs_of(call.tokens, call.output), costs_of(tokens, output)
@@ -320,8 +316,7 @@ class ReportedLimits:
     ) -> bool:
         """Follow the report in the answer to ``call``; return whether a limit has changed.
 
-        Args:
-            alone: whether no other process shares the limits by leases.
+        ``alone`` means that no other process shares the limits.
         """
         changed = False
         for dimension, reading in _readings(report):
@@ -335,7 +330,7 @@ class ReportedLimits:
                 )
                 changed = True
             elif not reading.limit and limit is not None and _about_equal(limit, bucket.limit):
-                limit = None  # the known limit stays; the other figures are adopted
+                limit = None  # keep the known limit; adopt the other figures
             before = bucket.limit
             if limit != reading.limit:
                 reading = LimitReading(limit, reading.remaining, reading.reset, reading.rounded_to)
@@ -352,9 +347,9 @@ class ReportedLimits:
         *,
         alone: bool = True,
     ) -> bool:
-        """Follow the report in the refusal of ``call``; return whether the known limits explain it. A
-        refusal that they explain does not prove a further limit."""
-        # 1. Sent before the last explained refusal: explained by the same shortage.
+        """Follow the report in the refusal of ``call``; return whether the known limits explain the
+        refusal."""
+        # 1. Sent before the last explained refusal: the same shortage explains it.
         explained = call.started <= self._explained_at
         if report is not None:
             before = {dimension: bucket.learned_at for dimension, bucket in self._buckets.items()}
@@ -364,8 +359,8 @@ class ReportedLimits:
                 bucket = self._buckets.get(dimension)
                 if bucket is None:
                     continue
-                # 2. Less is left than the call needs. If it was sent after the limit was known, others
-                #    use the limit as well, so claim less of it, unless leases divide it.
+                # 2. Less is left than the call needs. If it was sent after the limit was known, others use
+                #    the limit as well, so claim less of it, unless leases divide it.
                 if bucket.lacks(reading, costs[dimension]):
                     explained = True
                     if call.started > max(self._explained_at, bucket.learned_at) and alone:
@@ -382,12 +377,11 @@ class ReportedLimits:
     def _refused_without_remaining(
         self, bucket: ReportedBucket, is_new: bool, call: Reservation, traffic: Traffic, now: float
     ) -> bool:
-        """Learn from a refusal that reports a limit but not the amount left; return whether that explains the
-        refusal."""
+        """Learn from a refusal that reports only a limit; return whether the limit explains the refusal."""
         soon = call.started <= bucket.learned_at + _SETTLED_SECONDS  # earlier calls may have used it up
         if is_new or call.started > bucket.learned_at:
             bucket.empty(now, traffic.calls)
-        if not is_new and not soon:  # the limit was known and kept: the server honours no bursts
+        if not is_new and not soon:  # the calls stayed within the limit: the server honours no bursts
             bucket.space(now)
         return is_new or soon
 
@@ -397,14 +391,13 @@ def amounts_of(values: Sequence[float]) -> Amounts:
 
 
 def costs_of(tokens: float, output: float) -> Amounts:
-    """Return the amount a call needs in each dimension."""
     return 1.0, tokens, tokens - output, output
 
 
 def surplus_of(call: Reservation, tokens: float, output: float | None) -> Amounts:
-    """Return, by dimension, how much less than its lease a call used that needed ``tokens``.
+    """Return, by dimension, how much of its lease a call did not need.
 
-    If the server charges more than expected, nothing is returned, because the charged amount was leased.
+    Nothing is returned if the server charges more than expected, because the charged amount was leased.
     """
     if output is None:
         output = tokens * call.output / call.tokens if call.tokens else 0.0
@@ -420,8 +413,8 @@ def surplus_of(call: Reservation, tokens: float, output: float | None) -> Amount
 def _readings(report: LimitReport) -> list[tuple[int, LimitReading]]:
     """Return the readings of ``report`` by dimension.
 
-    A figure for input and output together is left out if they are also reported separately: it only repeats
-    the tighter of the two.
+    A combined figure for input and output is omitted if separate ones are reported, because it repeats the
+    tighter one.
     """
     rounded_to = report.resets_rounded_to
     given = _reading(report.input_limit, report.input_remaining, report.input_reset, rounded_to)

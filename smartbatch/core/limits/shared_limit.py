@@ -1,8 +1,8 @@
 """A limit shared by several processes: its record, and the exchange by which a process leases a part of it.
 
-A limit belongs to an account, not to a process. The record of one quota holds the amount left; each process
-leases a slice before it needs it and returns the unused part. The sharing rule is :func:`exchange`, which
-every back end applies in one transaction. A limit of 0 means no limit.
+A limit belongs to an account. The record of one quota holds the amount left; each process leases a slice
+before it needs it and returns the unused part. Every back end applies :func:`exchange` in one transaction.
+A limit of 0 means no limit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DIMENSIONS = 4
 """Requests, tokens, input tokens and output tokens, in this order; a budget uses only the first, in USD."""
 
 NO_BOUND = 1e15
-"""More than any level."""
+"""Larger than any level."""
 
 
 def first(amount: float) -> list[float]:
@@ -29,17 +29,15 @@ def nothing() -> list[float]:
 
 
 class QuotaKind(enum.Enum):
-    """How a shared quota is replenished."""
-
     RATE = "rate"
     """It refills, and the units leased by a dead process are returned."""
 
     BUDGET = "budget"
-    """Nothing refills, and the units leased by a dead process stay taken."""
+    """It does not refill, and the units leased by a dead process stay taken."""
 
     ENQUEUED = "enqueued"
-    """Units that no process holds are available, like the tokens that an account may enqueue at a provider.
-    They are held for a long time."""
+    """All units that no process holds are available, like the tokens that an account may enqueue at a
+    provider."""
 
 
 @frozen
@@ -48,7 +46,7 @@ class MemberLimits:
 
     caps: list[float] = field(factory=nothing)  # units; 0 for no limit
     rates: list[float] = field(factory=nothing)  # units per second
-    # as the provider named them, also for processes that join later; a negative cap: none, or not enforced
+    # as named by the provider, kept for processes that join later; a negative cap means none, or not enforced
     learned_caps: list[float] = field(factory=nothing)
     learned_rates: list[float] = field(factory=nothing)
 
@@ -57,17 +55,17 @@ class MemberLimits:
 class Remaining:
     """The amounts left according to the provider, by dimension."""
 
-    at_most: list[float] = field(factory=lambda: [NO_BOUND] * DIMENSIONS)  # less the amount used since
+    at_most: list[float] = field(factory=lambda: [NO_BOUND] * DIMENSIONS)  # minus the amount used since
     at_least: list[float] = field(factory=nothing)  # reported after the exchange that returned ``then``
     then: list[float] = field(factory=nothing)  # see :class:`LeaseGrant`
 
 
 @frozen
 class Findings:
-    """The findings of a process since its last exchange."""
+    """Observations of a process since its last exchange."""
 
     cooled: float = 0.0  # seconds of a cooldown that began
-    spaced: float = 0.0  # calls per second to which calls are spaced; 0: not at all, -1: no longer
+    spaced: float = 0.0  # calls per second; 0 for no spacing, -1 if spacing stopped
     lowered: int = 0  # 1 if that rate was proven or lowered
     outage: int = 0  # 1 if its circuit breaker opened, -1 if it closed
     accepted: float = 0.0  # calls answered since its start
@@ -76,8 +74,8 @@ class Findings:
 
 @frozen
 class Totals:
-    """A client's totals of a budget since its start. They are not differences: if the response to an exchange
-    was lost, nobody knows whether it was carried out."""
+    """A client's totals of a budget since its start. They show whether an exchange whose response was lost
+    was carried out, which differences could not."""
 
     number: int = 0  # of the exchange, counted by the client
     drawn: float = 0.0  # USD leased
@@ -86,18 +84,18 @@ class Totals:
 
 @frozen
 class LeaseAsk:
-    """The report and the request of a process in one exchange. Lists have one number per dimension."""
+    """Report and request of a process in one exchange. Lists have one number per dimension."""
 
     member: str  # a unique name of the process
     kind: QuotaKind = QuotaKind.RATE
-    generation: int = 0  # generation of the record, as the process last saw it
+    generation: int = 0  # of the record, as the process last saw it
     limits: MemberLimits = field(factory=MemberLimits)
     remaining: Remaining = field(factory=Remaining)
     kept: list[float] = field(factory=nothing)  # held and kept
     returned: list[float] = field(factory=nothing)  # negative for debts of calls; 0 for a budget
     least: list[float] = field(factory=nothing)  # needed besides ``kept`` by the next waiting call
     wanted: list[float] = field(factory=nothing)  # including ``least``
-    slots: float = 0.0  # wanted calls at the spaced rate
+    slots: float = 0.0  # requested calls at the spaced rate
     urgent: int = 0  # 1 if the waiting call is urgent
     findings: Findings = field(factory=Findings)
     totals: Totals = field(factory=Totals)
@@ -106,7 +104,7 @@ class LeaseAsk:
 
 @frozen
 class LeaseGrant:
-    """The amounts an exchange grants, and the state it reports."""
+    """The amounts that an exchange grants, and the state of the record."""
 
     members: int  # processes that share the limit, including this one
     granted: list[float]  # additional units
@@ -114,24 +112,24 @@ class LeaseGrant:
     slots_in: float  # seconds until the first of them
     wait: float  # seconds to wait before asking again; 0 if something was granted
     cool: float  # seconds until the common cooldown ends
-    generation: int  # generation of the record now
+    generation: int  # of the record now
     caps: list[float]
     rates: list[float]
     left: list[float]  # units that no process has leased
-    then: list[float]  # granted in total minus held now: bounds the use until a later total
-    spaced: float  # calls per second to which all calls are spaced; 0 for no spacing
-    probes: int  # 1 if it is this process's turn to try a higher rate
+    then: list[float]  # granted in total minus held now: limits the use until a later total
+    spaced: float  # calls per second for all calls; 0 for no spacing
+    probes: int  # 1 if this process may try a higher rate
     accepted: float  # calls of the other processes answered since their starts
     refused: float  # calls of the other processes refused since their starts
-    outage: int  # 1 while a process found the provider down
+    outage: int  # 1 while a process reports that the provider is down
 
 
 GONE_SECONDS = 15.0
 """Seconds without an exchange after which a process counts as dead and its lease is returned."""
 
 ENQUEUED_GONE_SECONDS = 3600.0
-"""The same for the tokens that a store has enqueued at the provider: the batches of a dead process keep
-running."""
+"""The same for the tokens that a store has enqueued at the provider, because the batches of a dead process
+keep running."""
 
 PRECEDENCE_SECONDS = 2.0
 """Seconds for which a process that got too little takes precedence over later ones; it asks again sooner."""
@@ -140,45 +138,42 @@ SLICES = 4.0
 """A slice is at most the limit divided by the number of processes and by this."""
 
 ADVANCE_SECONDS = 1.0
-"""Seconds of refill that a process gets in advance while it is alone: its own buckets limit it."""
+"""Seconds of refill granted in advance to a process that is alone, because its own buckets limit it."""
 
 MONEY_SLICES = 2.0
 """A slice of money is at most the remainder divided by the number of processes and by this."""
 
 ACCOUNT_SECONDS, EMPTY_ACCOUNT_SECONDS = 7 * 86_400.0, 60.0
-"""Seconds without an exchange after which the account of a client is deleted: if it holds money, and if it
-holds none."""
+"""Seconds without an exchange before a client's account is deleted: if it holds money, and if it holds none.
+"""
 
 SLOT_SECONDS = 0.5
 """Seconds' worth of slots of an evenly spaced limit that all processes together lease at a time."""
 
 CLOCK_STEP_SECONDS = 2.0
-"""Seconds by which a clock may be behind the record's last change, as between threads; more means that it
-was set back or restarted."""
+"""Seconds by which a clock may be behind the record's last change, as between threads. If it is further
+behind, it was set back or restarted."""
 
 MEASURED_SHARE = 0.8
-"""Share of the spaced rate below which a lower rate was measured separately, not reported for the same
-event."""
+"""A reported rate below this share of the spaced rate was measured in a separate event."""
 
 QUIET_SECONDS = 8.0
-"""Seconds without any exchange that show that the back end was unavailable; idle processes exchange every
-five seconds."""
+"""Seconds without any exchange that show that the back end was unavailable, because idle processes exchange
+every five seconds."""
 
 SLOTS_AHEAD_SECONDS = 1.0
 """Maximum seconds in advance for which slots are leased."""
 
 TURN_SECONDS = 5.0
-"""Seconds without a call after which another process tries a higher rate."""
+"""Seconds without a call after which another process may try a higher rate."""
 
 _SLACK, _MONEY_SLACK = 1e-3, 1e-10
-"""Units of a rate and USD of a budget that may be missing: rounding must not refuse a process at the very
-time it was given."""
+"""Units of a rate and USD of a budget that may be missing because of rounding, so that a process is not
+refused at the time it was told to ask again."""
 
 
 @define
 class Member:
-    """A process in a record."""
-
     seen: float  # time of its last exchange
     held: list[float]
     caps: list[float]
@@ -192,13 +187,13 @@ class Member:
 
 @define
 class Account:
-    """A client's account of a budget, after its last exchange."""
+    """A client's account of a budget after its last exchange."""
 
     seen: float  # time of that exchange
-    number: int  # of that exchange
+    number: int  # number of that exchange
     drawn: float  # USD leased in total
     given: float  # USD returned in total
-    held: float  # USD
+    held: float
 
 
 @define
@@ -206,32 +201,29 @@ class SharedRecord:
     """One quota that processes share. Times are seconds of the back end's clock."""
 
     at: float = 0.0  # time of the last change
-    generation: int = 0  # grows with each event, so that many reports of one event count once
+    generation: int = 0  # grows with each event, so that several reports of one event count once
     caps: list[float] = field(factory=nothing)
     rates: list[float] = field(factory=nothing)
     learned_caps: list[float] = field(factory=nothing)  # as the provider last named them
     learned_rates: list[float] = field(factory=nothing)
     levels: list[float] = field(factory=nothing)
-    granted: list[float] = field(factory=nothing)  # in total, including what was returned
+    granted: list[float] = field(factory=nothing)  # in total, including returned units
     cool_until: float = 0.0
     spaced: float = 0.0
     prober: str = ""  # the process that tries a higher rate
-    turn_until: float = 0.0  # when another one may
+    turn_until: float = 0.0  # when another process may
     next_slot: float = 0.0
     outage: int = 0
     members: dict[str, Member] = field(factory=dict)
-    accounts: dict[str, Account] = field(factory=dict)  # outlive members: units held by a dead one stay taken
+    accounts: dict[str, Account] = field(factory=dict)  # outlive members
 
 
 class LateExchange(Exception):
-    """An exchange arrives after a later one of its client, which had given it up."""
+    """An exchange arrived after a later one of its client, which had given it up."""
 
 
 def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
-    """Apply the report of a process to ``record``, and return what the process is granted.
-
-    Args:
-        now: seconds of the back end's clock.
+    """Apply a process's report to ``record``, and return the grant. ``now`` is the back end's time.
 
     Raises:
         LateExchange: only for a budget; the record is unchanged.
@@ -239,8 +231,8 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
     account = record.accounts.get(ask.member)
     if account is not None and ask.totals.number <= account.number:
         raise LateExchange("the exchange was given up, and a later one was made")
-    # 1. Time never goes back; if the clock was set back, all times are set back too. While the back end was
-    #    unavailable, processes may have used the refill by their safe shares.
+    # 1. If the clock was set back, all times are set back too. Refill during an outage of the back end is not
+    #    granted, because processes may have used it as their safe shares.
     if now < record.at - CLOCK_STEP_SECONDS:
         _set_back(record, record.at - now)
     now = max(now, record.at)
@@ -252,7 +244,7 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
     if ask.kind is QuotaKind.BUDGET:
         back = nothing()  # units leased by dead processes stay taken
     # 2. Limits refill, and the process returns units; the remainder reported by the provider is an upper
-    # bound.
+    #    bound.
     for d in range(DIMENSIONS):
         _refill(record, ask, d, elapsed * record.rates[d] + back[d])
         if record.caps[d] > 0.0:
@@ -264,7 +256,8 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
     if ask.leaving:
         _note_account(record, ask, now, 0.0)
         return _grant(record, now, 1 + len(record.members), nothing())
-    # 4. The process gets the wanted amount if enough is left besides the needs of processes with precedence.
+    # 4. The process gets the requested amount if enough is left besides the needs of processes with
+    #    precedence.
     since = mine.since if mine is not None and mine.since > 0.0 else now
     granted, slots, slots_in, wait = nothing(), 0.0, 0.0, 0.0
     if max(*ask.wanted, ask.slots) > 0.0:
@@ -299,8 +292,7 @@ def _set_back(record: SharedRecord, seconds: float) -> None:
 def _forget_gone(record: SharedRecord, ask: LeaseAsk, now: float, *, known: bool) -> list[float]:
     """Remove processes and clients that are gone; return the units that the processes held.
 
-    Args:
-        known: whether the asking process was in the record before.
+    ``known`` means that the asking process was in the record before.
     """
     back, after = nothing(), ENQUEUED_GONE_SECONDS if ask.kind is QuotaKind.ENQUEUED else GONE_SECONDS
     for name, member in list(record.members.items()):
@@ -310,15 +302,19 @@ def _forget_gone(record: SharedRecord, ask: LeaseAsk, now: float, *, known: bool
     for name, account in list(record.accounts.items()):
         if now - account.seen > (ACCOUNT_SECONDS if account.held > 0.0 else EMPTY_ACCOUNT_SECONDS):
             del record.accounts[name]
-    # with the last process, an outage and the discovered rate are forgotten: no one could report their end
+    # With the last process, an outage and the discovered rate are forgotten, because no process could report
+    # their end.
     if not known and not record.members:
         record.outage, record.spaced = 0, 0.0
     return back
 
 
 def _given_back(ask: LeaseAsk, d: int, account: Account | None, *, forgotten: bool) -> float:
-    """Return the units that a process gives back: for a budget, according to the totals, so that an exchange
-    whose response was lost is counted. A removed process returned its units at its removal."""
+    """Return the units that a process gives back.
+
+    For a budget they follow from the totals, so that an exchange whose response was lost counts. A removed
+    process returned its units when it was removed.
+    """
     if d == 0 and account is not None:
         return account.drawn - ask.totals.drawn + ask.totals.given - account.given
     return min(ask.returned[d], 0.0) if forgotten else ask.returned[d]
@@ -334,8 +330,7 @@ def _note_account(record: SharedRecord, ask: LeaseAsk, now: float, granted: floa
 def _refill(record: SharedRecord, ask: LeaseAsk, d: int, more: float) -> None:
     """Adopt the limit of one dimension and add ``more`` units, which were returned or refilled.
 
-    The provider's bucket does not grow beyond its limit while leased units are unused, so neither does this
-    one.
+    Like the provider's bucket, this one does not grow beyond its limit while leased units are unused.
     """
     known = [(m.caps[d], m.rates[d]) for m in record.members.values() if m.caps[d] > 0.0]
     if ask.limits.caps[d] > 0.0:
@@ -343,8 +338,8 @@ def _refill(record: SharedRecord, ask: LeaseAsk, d: int, more: float) -> None:
     if ask.limits.learned_caps[d] != 0.0:
         record.learned_caps[d] = max(0.0, ask.limits.learned_caps[d])
         record.learned_rates[d] = ask.limits.learned_rates[d]
-    # 1. No live process knows a limit: for a budget or enqueued tokens, use the former one; for a rate, the
-    # limit that the provider reported last.
+    # 1. No live process knows a limit: keep the former one of a budget or of enqueued tokens; for a rate, use
+    #    the limit that the provider reported last.
     if not known and ask.kind is not QuotaKind.RATE:
         known.append((record.caps[d], record.rates[d]))
     elif not known and record.learned_caps[d] > 0.0:
@@ -355,7 +350,7 @@ def _refill(record: SharedRecord, ask: LeaseAsk, d: int, more: float) -> None:
         record.levels[d] += more
         return
     cap = min(cap for cap, _ in known)
-    if record.caps[d] == 0.0 and record.rates[d] == 0.0:  # 3. the first known limit: the bucket is full
+    if record.caps[d] == 0.0 and record.rates[d] == 0.0:  # 3. first known limit: the bucket is full
         record.levels[d] = cap
     elif ask.kind is QuotaKind.BUDGET:  # 4. the budget was changed: spent money stays spent
         record.levels[d] += cap - record.caps[d]
@@ -375,17 +370,21 @@ def _correct(record: SharedRecord, ask: LeaseAsk, d: int, level: float) -> None:
     bound = ask.remaining.at_most[d]
     if bound < NO_BOUND:
         others = sum(member.held[d] for member in record.members.values())
-        # alone, the provider's figure is exact; otherwise it is a maximum: other programs may use the limit
+        # a single process can rely on the provider's figure; otherwise it is a maximum, because other
+        # programs may use the limit
         level = min(level, bound - others) if record.members else bound - ask.kept[d]
-        # more is left than all processes can have used since: calls need less than expected
+        # more is left than all processes can have used since, because calls need less than expected
         if ask.remaining.at_least[d] > 0.0:
             level = max(level, ask.remaining.at_least[d] - (record.granted[d] - ask.remaining.then[d]))
     record.levels[d] = min(record.caps[d], level)
 
 
 def _note_events(record: SharedRecord, ask: LeaseAsk, now: float) -> None:
-    """Record the events of a process. If others reported first, only a first or a far lower spaced rate is
-    new information, because it was measured separately."""
+    """Record the events of a process.
+
+    If others reported first, only a first or a far lower spaced rate is new, because it was measured
+    separately.
+    """
     found = ask.findings
     if ask.generation != record.generation:
         if found.lowered == 1 and (record.spaced == 0.0 or found.spaced < MEASURED_SHARE * record.spaced):
@@ -416,8 +415,8 @@ def _note_turn(record: SharedRecord, ask: LeaseAsk, now: float) -> None:
 def _lease(
     record: SharedRecord, ask: LeaseAsk, now: float, since: float
 ) -> tuple[list[float], float, float, float]:
-    """Return the granted units, the number of slots, the seconds until the first slot, and the seconds to
-    wait instead."""
+    """Return the granted units, the slots, the seconds until the first slot, and the seconds to wait
+    instead."""
     is_money = ask.kind is QuotaKind.BUDGET
     count = 1.0 + len(record.members)
     alone = ADVANCE_SECONDS if count == 1.0 else 0.0
@@ -426,7 +425,7 @@ def _lease(
         first = member.urgent > ask.urgent or (member.urgent == ask.urgent and member.since < since)
         if member.since > 0.0 and now - member.seen <= PRECEDENCE_SECONDS and first:
             for d, least in enumerate(member.least):
-                # waiting does not create money, so no more than the existing amount is kept for others
+                # waiting does not create money, so at most the existing amount is kept for others
                 if not is_money:
                     ahead[d] += min(least, record.caps[d])
                 elif least <= record.levels[d]:

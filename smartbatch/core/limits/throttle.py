@@ -1,13 +1,12 @@
 """The adaptive throttle: the rate at which calls are sent while some of them fail.
 
-If some calls fail, the provider is either overloaded, so that fewer calls fail less often, or it fails at
-random, so that fewer calls only take longer. A trial distinguishes the two: the rate is lowered for one
-measurement, and stays lower only if the share of accepted calls rises by at least half of the rise that an
-overload would cause.
+The provider is either overloaded, so that fewer calls fail less often, or it fails at random, so that fewer
+calls only take longer. A trial distinguishes the two: the rate is lowered for one measurement, and stays
+lower only if the share of accepted calls rises by at least half of the rise that an overload would cause.
 
-The two usual rules do not distinguish these cases. Additive increase, multiplicative decrease (AIMD, as in
-TCP) sends a third of the possible calls if 30 % fail at random; the SRE book's client-side throttling with K
-= 2 stops if more than half fail. docs/decisions/0042 compares them in simulations.
+docs/decisions/0042 compares this in simulations with the two usual rules: AIMD, which sends a third of the
+possible calls if 30 % fail at random, and the SRE book's client-side throttling, which with K = 2 stops if
+more than half fail.
 """
 
 from __future__ import annotations
@@ -37,22 +36,22 @@ _MIN_RATE = 0.2
 """Minimum calls per second."""
 
 _FAST_GROWTH, _CAREFUL_GROWTH = 1.4, 0.05
-"""Growth of a lowered rate per good measurement: 40 % far from the rate that was too high; near it 5 %,
-doubled by each further good one."""
+"""Growth of a lowered rate per good measurement: 40 % if far from the rate that was too high; near it 5 %,
+doubled by each further one."""
 
 _FULL_SHARE = 0.999
 """A bucket filled to this share of its capacity delayed nothing."""
 
 _ENDED_SHARE = 0.9
-"""Share of a cohort's calls that must have ended: some take many times as long as others."""
+"""Share of a cohort's calls that must have ended, because some take many times as long as others."""
 
 _NEAR_SHARES = (0.75, 1.2)
-"""Near means between these shares of the rate that was too high; above, that rate is forgotten."""
+"""A rate between these shares of the one that was too high counts as near it; above them, that rate is
+forgotten."""
 
 _PAUSE_FACTOR, _MAX_PAUSE_FACTOR = 4.0, 64.0
-"""After a trial that did not help, the next one waits for this many times the trial's duration. The factor
-doubles with each such trial and is reset by one that helps, so useless trials cost at most about 8 %,
-and soon less than 1 %."""
+"""After a useless trial, the next one waits for this many times the trial's duration. The factor doubles with
+each useless trial and is reset by a helpful one, so useless trials soon cost less than 1 %."""
 
 _LATENCY_WEIGHT = 0.1
 """Weight of the latest call in the mean latency."""
@@ -62,8 +61,7 @@ _LATENCY_WEIGHT = 0.1
 class _Cohort:
     """The calls that began within one period, and their outcomes.
 
-    Only calls that began together are compared: failures arrive sooner than answers, so calls that ended
-    together contain too many of them.
+    Failures arrive sooner than answers, so calls that ended together would contain too many of them.
     """
 
     began: float = math.inf  # when its first call began
@@ -84,7 +82,7 @@ class _Cohort:
 
 @define(eq=False)
 class AdaptiveThrottle:
-    """Limits calls to a rate that it determines, or not at all. Every call that began is ended once."""
+    """Limits calls to a rate that it determines, or not at all."""
 
     latency: float = field(default=0.0, init=False)  # mean seconds of accepted calls; 0 while unknown
     _bucket: Bucket | None = field(default=None, init=False)
@@ -97,15 +95,13 @@ class AdaptiveThrottle:
 
     @property
     def rate(self) -> float | None:
-        """Maximum calls per second; ``None`` without a bound."""
+        """Maximum calls per second; ``None`` without a limit."""
         return None if self._bucket is None else self._bucket.rate
 
     def look(self, now: float) -> float:
-        """Return the earliest time a call may be sent."""
         return now if self._bucket is None else self._bucket.look(now, 1.0)
 
     def take(self, now: float) -> None:
-        """Count a call that begins now."""
         cohort, bucket = self._cohort, self._bucket
         if cohort.calls == 0:
             cohort.began = now
@@ -142,7 +138,8 @@ class AdaptiveThrottle:
             self._cohort = _Cohort()
 
     def restart(self) -> None:
-        """Discard the current measurement: the breaker changed its state, so results are not comparable."""
+        """Discard the measurement, because results before and after a breaker's change of state are not
+        comparable."""
         if self._before is not None:
             self._bucket = self._before[0]
             self._before = None
@@ -157,7 +154,7 @@ class AdaptiveThrottle:
         return cohort.outcomes >= _MIN_CALLS / 2 and seconds >= _MAX_SECONDS + _MAX_LATENCIES * self.latency
 
     def _is_clear(self, cohort: _Cohort, seconds: float) -> bool:
-        """Whether a trial already shows, by twice the standard error, whether it helps."""
+        """Whether the result of a trial already exceeds twice the standard error."""
         if self._before is None or not cohort.outcomes:
             return False
         _, rate, failed = self._before
@@ -177,7 +174,7 @@ class AdaptiveThrottle:
                 self._next_trial = now + self._pause * (now - cohort.began)
                 self._pause = min(2.0 * self._pause, _MAX_PAUSE_FACTOR)
                 return
-            # 2. The trial helped: keep the lower rate; case 3 may follow at once.
+            # 2. The trial helped: keep the lower rate; case 3 may follow.
             self._too_high, self._pause, self._good = rate, _PAUSE_FACTOR, 0
         if share > _USUAL_SHARE:
             self._good = 0
@@ -198,7 +195,7 @@ class AdaptiveThrottle:
             self._good += 1
             if rate > high:
                 self._too_high = math.inf
-        # 6. Few fail and the rate delayed nothing: remove the bound.
+        # 6. Few fail and the rate delayed nothing: remove the limit.
         else:
             self._bucket = None
 
@@ -209,5 +206,5 @@ class AdaptiveThrottle:
 
 
 def _wanted(reduction: float, failed: float) -> float:
-    """Return the share of accepted calls that shows that sending ``reduction`` times fewer calls helped."""
+    """Return the share of accepted calls which shows that reducing the rate by ``reduction`` helped."""
     return (1.0 + (reduction - 1.0) / 2.0) * (1.0 - failed)

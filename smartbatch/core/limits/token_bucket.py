@@ -4,27 +4,27 @@ from __future__ import annotations
 
 _USED_CAPACITY_SHARE = 0.99
 _USED_RATE_SHARE = 0.995
-"""Shares used of a limit's size and rate, so that this bucket never holds more than the server's, which
-refills by another clock."""
+"""Shares of a limit's size and rate that are used, so that this bucket never holds more than the server's,
+which refills by another clock."""
 
 _COUNTED_RATE_SHARE, _FIRST_WAY_SECONDS = 0.998, 0.05
-"""For exact counts instead of estimates: the share of the refill that is used, and the seconds that the
-first call may take to reach the server, whose clock starts then."""
+"""The used share of the refill if counts are exact instead of estimated, and the seconds that the first call
+may take to reach the server, whose clock starts then."""
 
 _CATCH_UP_SHARE = 0.01
-"""A spaced call that starts late lets the next one start earlier, by 1 % of the spacing but at least
-10 ms, so that late wake-ups do not lower the rate."""
+"""Share of the spacing by which the call after a late one may start earlier, at least 10 ms, so that late
+wake-ups do not lower the rate."""
 
 _SLACK_UNITS = 1e-3
-"""Units that may be missing when a call starts: rounding in ``now + wait`` must not refuse a caller at the
-very time it was given. They remain as debt, so the rate is never exceeded."""
+"""Units that may be missing when a call starts, because rounding in ``now + wait`` must not refuse a caller
+at the very time it was given. They remain as debt, so the rate is never exceeded."""
 
 
 class Bucket:
     """Holds up to ``capacity`` units, refilled at ``rate`` units per second; it may go into debt.
 
-    In every order of calls, at most ``capacity + rate * w`` units (plus a thousandth) are taken within
-    ``w`` seconds. A cost above the capacity waits for a full bucket and leaves a debt.
+    At most ``capacity + rate * w`` units (plus a thousandth) are taken within ``w`` seconds. A cost above
+    the capacity waits for a full bucket and leaves a debt.
 
     Args:
         capacity: maximum units held, above 0.
@@ -42,8 +42,6 @@ class Bucket:
         self.level = capacity if level is None else level
 
     def look(self, now: float, cost: float) -> float:
-        """Return the earliest time at which ``cost`` units may be taken; ``now`` if they may be taken at
-        once."""
         level = self.level
         if now > self.at:
             level += (now - self.at) * self.rate
@@ -80,7 +78,7 @@ def spaced_capacity(rate: float) -> float:
 
 
 def used_capacity(limit: float) -> float:
-    """Return how much is used of a bucket that holds ``limit`` units."""
+    """Return the used part of a bucket that holds ``limit`` units."""
     return max(1.0, _USED_CAPACITY_SHARE * limit)
 
 
@@ -94,8 +92,7 @@ def limit_bucket(
 ) -> Bucket | None:
     """Return ``bucket``, or a new full one, shaped to ``limit`` per minute; ``None`` without a limit.
 
-    Args:
-        counted: whether amounts are exact counts, not estimates as tokens are; then nearly all of it is used.
+    Exact counts, unlike estimated tokens, use nearly the whole limit; ``counted`` marks them.
     """
     if limit is None:
         return None
@@ -115,14 +112,14 @@ class ConfiguredLimits:
     """The buckets of requests and tokens. A limit that is not configured delays nothing."""
 
     def __init__(self) -> None:
-        self.requests: Bucket | None = None  # None: no limit
+        self.requests: Bucket | None = None  # None for no limit
         self.tokens: Bucket | None = None
         self.rate: float | None = None  # requests per second
-        self._latest: tuple[Bucket | None, Bucket | None] = (None, None)  # ever set, for requests and tokens
+        # last configured, for requests and tokens
+        self._latest: tuple[Bucket | None, Bucket | None] = (None, None)
 
     @property
     def were_set(self) -> bool:
-        """Whether a limit is or was configured."""
         return self._latest != (None, None)
 
     def configure(self, max_rpm: float | None, max_tpm: float | None, now: float) -> None:
@@ -152,7 +149,6 @@ class ConfiguredLimits:
             self.tokens.settle(now, surplus)
 
     def drop(self, now: float, tokens: float) -> None:
-        """Return everything taken by a call that was never sent."""
         self.settle(now, tokens)
         if self.requests is not None:
             self.requests.settle(now, 1.0)
