@@ -1,6 +1,6 @@
-"""Steps of a job: at most one or two remote calls each, and the commits around them.
+"""Steps of a job. Each makes at most one or two remote calls and commits before and after them.
 
-Steps have no threads, never wait, and keep nothing in memory: after a crash at any point the next process
+Steps start no threads, never wait, and keep no state in memory: after a crash at any point, the next process
 reads the states from the store and continues.
 """
 
@@ -16,9 +16,9 @@ __all__ = ["StepResult", "run_step"]
 
 
 def run_step(runtime: JobRuntime, lease: JobLease) -> StepResult:
-    """Run the step of a job that is due first, if any is due.
+    """Run the next due step of a job, if there is one.
 
-    Only one thread at a time may run a job's step; steps of different jobs may run concurrently.
+    Only one thread at a time may run steps of a job; steps of different jobs may run concurrently.
 
     Raises:
         LeaseLost: another process owns the job now.

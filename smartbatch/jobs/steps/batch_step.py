@@ -1,7 +1,7 @@
-"""One step of a job's batches: run the function for the state of the shard that is due.
+"""A step of a batch job: find the shard that is due and run the function for its state.
 
-A job with a deadline is checked first: batches that would miss it are withdrawn, and their requests are sent
-in real time.
+If the job has a deadline, batches that would miss it are withdrawn first, and their requests are sent in
+real time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ _UNKNOWN = frozenset({_S.SUBMITTING, _S.UNCERTAIN, _S.PROVISIONAL, _S.FENCED})
 
 
 def run_batch_step(step: Step) -> StepResult:
-    """Run the step that is due first, if any is due."""
     # 1. the job was held because of uncertain creates, and their outcome is now known: resume it
     if step.policy.on_unknown == "hold" and recover.resume_if_known(step):
         return StepResult(step.wall)
@@ -96,7 +95,7 @@ def _step(step: Step) -> StepResult:
 
 def _due_at(step: Step, shard: ShardRow) -> float:
     limits = step.limits
-    # batches of a cancelled job are cancelled at once, without waiting for their next poll
+    # batches of a cancelled job are cancelled immediately, without waiting for their next poll
     untouched = shard.state is ShardState.SUBMITTED and not (shard.cancelled or shard.tries)
     if step.job.cancel_requested and untouched:
         return -math.inf
@@ -109,7 +108,7 @@ def _due_at(step: Step, shard: ShardRow) -> float:
 
 
 def rescue_late_job(step: Step, deadline: float, shards: Sequence[ShardRow]) -> float:
-    """Withdraw batches that would be late; return the Unix seconds of the next check, infinity for never."""
+    """Withdraw batches that would miss the deadline; return the Unix time of the next check, or infinity."""
     # 1. the job is not active, is being cancelled, or has no open shard: never
     if step.job.state is not JobState.ACTIVE or step.job.cancel_requested:
         return math.inf
@@ -155,7 +154,7 @@ def _decision(step: Step, deadline: float, pending: Sequence[ShardRow]) -> Rescu
 def _pending(shard: ShardRow, wall: float) -> PendingShard:
     done = shard.remote.completed if shard.state is _S.SUBMITTED else None
     left = shard.size - (done or 0)
-    paused = shard.tries > 0 and shard.due_at > wall  # a call for it failed, so a cancel would wait as well
+    paused = shard.tries > 0 and shard.due_at > wall  # its last call failed, so a cancel would be delayed too
     unsent = shard.state in UNSENT_SHARDS
     at_work = shard.state is _S.SUBMITTED and not (shard.cancelled or poll.is_being_cancelled(shard))
     movable = unsent or (at_work and not paused)

@@ -1,7 +1,7 @@
-"""Collection of a batch's results: downloaded completely to files, then read into the store.
+"""Collect the results of a batch: download them to files, then read the files into the store.
 
-All outputs are read in every terminal state. A file is read once it is complete and synced. Results are
-matched by id, never by position, and reading them again changes nothing.
+All outputs are read, whatever state the batch ended in. A file is read only after it is complete and synced
+to disk. Results are matched to requests by id, and reading a file twice changes nothing.
 """
 
 from __future__ import annotations
@@ -35,23 +35,22 @@ from smartbatch.jobs.steps.result_lines import (
 from smartbatch.jobs.steps.step import Step
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 
-CUTS_BEFORE_INCIDENT = 6  # truncated downloads in a row (about three minutes) before an incident is recorded
+CUTS_BEFORE_INCIDENT = 6  # consecutive truncated downloads (about three minutes) before it is recorded
 MAX_ANSWER_BYTES = 4 << 20
-"""Maximum size of one request's results: eight times the longest answer, of 128,000 tokens."""
-TOO_LARGE_CODE = "too_large"  # error code of larger results
+"""Maximum size of the results for one request: eight times the size of a 128,000-token answer."""
+TOO_LARGE_CODE = "too_large"  # error code of a request whose results are larger
 MAX_BUFFERED_BYTES = 4 << 20
-"""Maximum size of results kept in memory between the two passes; decoded, they take twice as much."""
-PEEK_BYTES = 1 << 20  # bytes of each output read to find out which shard it belongs to
+"""Maximum size of results kept in memory between the two passes. Decoding doubles their size."""
+PEEK_BYTES = 1 << 20  # bytes of each output that are read to identify its shard
 
 
 def fetch(step: Step, shard: ShardRow) -> ShardRow:
-    """``ENDED``: download every output."""
     assert shard.batch_id is not None
     try:
         # the URLs of the results may have changed
         batch = step.api.get(shard.batch_id, step.limits.call_timeout)
         nothing = batch is None or (batch.state is RemoteState.COMPLETED and not batch.outputs)
-        # 1. there are no results, and the provider may have deleted them by now: they are gone
+        # 1. the batch lists no results, and the provider may have deleted them by now: treat them as gone
         if nothing and results_may_be_deleted(step, shard):
             return _gone(step, shard)
         # 2. the batch is missing or appears to be running again (a stale replica): try again later
@@ -70,7 +69,7 @@ def fetch(step: Step, shard: ShardRow) -> ShardRow:
 def _not_fetched(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow:
     if error.code == TOO_LARGE_CODE:
         _report_at_risk(step, shard, f"are larger than {shard.size:,} requests can produce")
-    # 1. the provider refuses, and may have deleted the results by now: they are gone
+    # 1. the provider refuses the download, and may have deleted the results by now: treat them as gone
     if error.kind is ErrorKind.CLIENT_ERROR and results_may_be_deleted(step, shard):
         return _gone(step, shard)
     # 2. otherwise try again; record an incident once half of the provider's retention period has passed
@@ -81,7 +80,7 @@ def _not_fetched(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow:
 
 
 def fetch_cut_again(step: Step, shard: ShardRow, size: int) -> ShardRow:
-    """Schedule another download of truncated results, of which ``size`` bytes arrived."""
+    """Download truncated results again later; ``size`` is the number of bytes received."""
     times = shard.remote.results_cut + 1
     if times >= CUTS_BEFORE_INCIDENT:
         _report_at_risk(step, shard, "end in the middle of a line each time they are downloaded")
@@ -91,7 +90,8 @@ def fetch_cut_again(step: Step, shard: ShardRow, size: int) -> ShardRow:
         remote=evolve(shard.remote, results_cut=times, results_size=size, results_fetched=False),
         note=f"the results end in the middle of a line after {size:,} bytes; they are downloaded again",
     )
-    step.clear_files(shard)  # after the commit: a former owner must not delete files that are being read
+    # after the commit, which fails for a former owner: it must not delete files that are being read
+    step.clear_files(shard)
     return again
 
 
@@ -104,43 +104,41 @@ def _report_at_risk(step: Step, shard: ShardRow, what: str) -> None:
 
 
 def _gone(step: Step, shard: ShardRow) -> ShardRow:
-    # they were not downloaded in time: the items are lost
+    # they were not downloaded in time, so the items are lost
     remote = evolve(shard.remote, outputs=(), results_gone=True, results_fetched=True)
     return step.advance(shard, ShardState.INGESTING, remote=remote)
 
 
 def results_may_be_deleted(step: Step, shard: ShardRow) -> bool:
-    """Whether the provider may have deleted the results of a shard by now."""
     return shard.results_until is not None and step.wall >= shard.results_until
 
 
 def ingest(step: Step, shard: ShardRow) -> ResultTotals | None:
-    """Read the files into the store, or download them again if they are not on this machine.
+    """Read the result files into the store and return the totals.
 
-    Returns:
-        The totals if everything was read, so that the shard can be settled; otherwise ``None``.
+    If the files are not on this machine, they are downloaded, and ``None`` is returned.
     """
     paths = _paths(step, shard, shard.remote)
     if shard.remote.results_fetched and all(path.exists() for path in paths):
         try:
             return store_results(step, shard, paths)
-        except FileNotFoundError:  # a process that took over the job has read and deleted them
+        except FileNotFoundError:  # another process took over the job, read the files and deleted them
             step.reschedule(shard, 0.0)
             return None
-    fetch(step, shard)  # downloaded on another machine, deleted, or to be downloaded again
+    fetch(step, shard)  # the files are on another machine, deleted, or incomplete
     return None
 
 
 def store_results(step: Step, shard: ShardRow, paths: Sequence[Path]) -> ResultTotals:
     """Read the result files of a shard into the store; results already stored are not replaced.
 
-    There are two passes. The first finds unusual lines and checks whether the billed tokens match the
-    prompts (see :mod:`smartbatch.core.batching.sharding`), so that incidents are recorded before the last
-    result is stored. The second stores results, one page per transaction. Small files
-    (:data:`MAX_BUFFERED_BYTES`) are read only once.
+    The first pass counts unusual lines and compares billed tokens with prompt lengths (see
+    :mod:`smartbatch.core.batching.sharding`), so that incidents are recorded before the last result is
+    stored. The second pass stores the results, one page per transaction. If the files are at most
+    :data:`MAX_BUFFERED_BYTES` long, they are read only once.
 
-    If every line was refused, the cause may be the batch itself. If the job may fall back, its requests are
-    therefore sent in real time, where a refusal is free as well.
+    If every line was refused, the batch itself may be the cause. A job that may fall back then sends its
+    requests in real time, where refusals are free as well.
     """
     check = Crosscheck()
     all_refused = step.falls_back
@@ -212,9 +210,10 @@ def _report_dropped(
 
 
 def nonces_in(step: Step, shard: ShardRow, batch: RemoteBatch) -> set[str | None]:
-    """Return the nonces in the first megabyte of a batch's results; ``None`` stands for ids of another form.
+    """Return the nonces in the first megabyte of a batch's results; ``None`` is an id without a nonce.
 
-    One line is not enough, since it may be garbled or foreign. An empty set proves nothing.
+    A single line would not be enough, because it may be garbled or belong to another batch. An empty set
+    proves nothing.
 
     Raises:
         ProviderError: an output ends in the middle of a line, and the received part does not show which shard
@@ -246,11 +245,10 @@ class ResultTotals:
     unended: bool = False  # a file ends without a newline
     cut: bool = False  # a file ends in the middle of a line
     uncertain: bool = False
-    """The last line of a file cannot be read, or a batch that should have results has no line."""
+    """The last line of a file is unreadable, or a batch that should have results has none."""
 
     @property
     def price(self) -> str:
-        """The cost of the billed requests, in words."""
         return "at an unknown cost" if self.usd is None else f"at a cost of {money(self.usd)}"
 
     def add(
@@ -303,8 +301,9 @@ def download_all(step: Step, shard: ShardRow, batch: RemoteBatch) -> list[Path]:
     """Download every output of a batch to a local file.
 
     Raises:
-        ProviderError: the outputs are larger than all answers of the batch can be. No other check prevents a
-            broken server from filling the disk.
+        ProviderError: the outputs are larger than all answers of the batch can be. Without this check, a
+        broken
+            server could fill the disk.
     """
     paths = _paths(step, shard, batch)
     most = 2 * shard.bytes + shard.size * MAX_ANSWER_BYTES  # a result line may repeat the request
@@ -341,7 +340,7 @@ def _was_cut() -> ProviderError:
 
 
 def received(step: Step, batch: RemoteBatch, output: str) -> Generator[bytes, None, None]:
-    """Yield the pieces of a download; closing the generator ends the download."""
+    """Closing the generator ends the download."""
     yield from step.api.download(batch, output, step.limits.transfer_timeout)
 
 
@@ -358,5 +357,5 @@ def _paths(step: Step, shard: ShardRow, remote: RemoteBatch | RemoteProgress) ->
 
 
 def ended_by_itself(shard: ShardRow) -> bool:
-    """Whether the batch was completed, neither cancelled nor expired, so that every item was processed."""
+    """Neither cancelled nor expired, so every request was processed."""
     return shard.remote.state is RemoteState.COMPLETED

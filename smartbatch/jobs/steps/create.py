@@ -1,7 +1,7 @@
-"""Creation of batches: open items become shards, and each shard is uploaded and created once.
+"""Create batches: cut open items into shards, upload each shard, and send its create call once.
 
-The intent is stored before anything is sent: a shard is ``SUBMITTING`` in the store before its create, and
-the create is sent once. Its outcome is ``SUBMITTED``, a definite refusal (``READY`` or ``DEAD``), or unknown
+The intent is stored before anything is sent: a shard is ``SUBMITTING`` in the store before its create call.
+The outcome of the call is ``SUBMITTED``, a definite refusal (``READY`` or ``DEAD``), or unknown
 (``UNCERTAIN``, see :mod:`smartbatch.jobs.steps.recover`).
 """
 
@@ -44,7 +44,7 @@ from smartbatch.jobs.wiring import MINUTE
 from smartbatch.providers.batch_api import Creation, RemoteBatch
 from smartbatch.types import Kind
 
-MAX_PLANNED_ITEMS = 100_000  # items cut at a time: about 10 MB of numbers
+MAX_PLANNED_ITEMS = 100_000  # items cut into shards at a time (about 10 MB of numbers)
 _PAGE_ITEMS = 1000  # items whose bodies are read at a time
 
 _TRANSIENT_KINDS = frozenset(
@@ -52,26 +52,26 @@ _TRANSIENT_KINDS = frozenset(
 )
 _PENDING_CREATES = (ShardState.SUBMITTING, ShardState.UNCERTAIN, ShardState.PROVISIONAL)
 _TURN_NOTE = "waits until the outcome of another create of this account is known"
-FILE_POLL_SECONDS = 2.0  # between polls of a file that the provider is processing, which takes a few seconds
-MAX_FILE_TRIES = 6  # refusals in a row (about a minute) while waiting for an input file to become usable
+FILE_POLL_SECONDS = 2.0  # pause between polls of an input file that the provider is processing
+MAX_FILE_TRIES = 6  # consecutive refusals (about a minute) while waiting for an input file to become usable
 _FILE_NOT_YET = re.compile(
     r"\bfiles?\b.{0,80}(?:not (?:yet|found|ready|available|exist|active|processed|visible|uploaded)|"
     r"no longer|n't exist|being processed|processing|pending|unknown|not in (?:an? )?\w+ state)|"
     r"(?:no such|unknown|missing|could not find|cannot find|no batch|wait for the).{0,30}\bfile\b",
     re.I | re.S,
 )
-INCIDENT_TRIES = 6  # failed tries in a row (about a minute) before a missing Batch API becomes an incident
-FALLBACK_TRIES = 3  # failed tries before a job that may fall back sends its requests in real time instead
-SERVER_ERROR_TRIES = 8  # server errors in a row (about eight minutes) before such a job avoids batches
+INCIDENT_TRIES = 6  # consecutive failures (about a minute) before a missing Batch API becomes an incident
+FALLBACK_TRIES = 3  # failures before a job that may fall back sends its requests in real time
+SERVER_ERROR_TRIES = 8  # consecutive server errors (about eight minutes) before such a job avoids batches
 _NO_SUCH_PATH = (404, 405, 410, 501)
-_NOT_OFFERED = (403, *_NO_SUCH_PATH)  # statuses of an account or a server without a Batch API
+_NOT_OFFERED = (403, *_NO_SUCH_PATH)  # HTTP statuses of an account or a server without a Batch API
 
 
 # -- open items become shards --------------------------------------------------------------------------------
 
 
 def plan_shards(step: Step) -> bool:
-    """Divide the job's open items into shards, as far as its budget allows; return whether anything changed.
+    """Cut the job's open items into shards, as far as its budget allows; return whether anything changed.
 
     Each shard is stored with all its wire ids in one transaction before any part of it is sent. If batches
     have no labels (Anthropic), no two open shards have the same size, so that sizes identify them.
@@ -96,10 +96,10 @@ def plan_shards(step: Step) -> bool:
 
 
 def _affordable(step: Step, items: Sequence[OpenItem]) -> dict[int, float]:
-    """Return the maximum cost of each open item that the budget has room for.
+    """Return the maximum cost of each open item that fits into the budget.
 
-    While batches are running, no item has room: batches that cost less than their reservations free budget,
-    and a few large batches finish sooner than many small ones.
+    While batches are running, no item fits: batches that cost less than their reservations free budget, and a
+    few large batches finish sooner than many small ones.
     """
     if step.store.shards.of_job(step.job.id, states=BEGUN_SHARDS):
         return {}
@@ -113,7 +113,7 @@ def _affordable(step: Step, items: Sequence[OpenItem]) -> dict[int, float]:
 
 
 def _end_unaffordable(step: Step, items: Sequence[OpenItem]) -> bool:
-    # budget is freed when something in progress costs less than its reservation: wait until nothing is
+    # work in progress may cost less than its reservation and free budget: wait until it is done
     row = step.store.jobs.get(step.job.id)
     if row is None or is_under_way(step.store, row):
         return False
@@ -147,7 +147,7 @@ def _by_model(step: Step, items: Sequence[OpenItem]) -> dict[str, Sequence[OpenI
 
 
 def _plan_model(step: Step, items: Sequence[OpenItem], costs: Mapping[int, float]) -> bool:
-    """Store shards for items of one model; return false if the job's budget ran out in the meantime."""
+    """Store shards for items of one model; return false if the job's budget ran out."""
     abilities, server = step.api.abilities, refusals.server_limits(step)
     most = min(
         step.policy.max_requests or step.limits.max_requests,
@@ -215,7 +215,7 @@ def _fail_open(step: Step, ixs: Collection[int], error: SmartbatchError) -> None
 
 
 def begin(step: Step, shard: ShardRow) -> ShardRow:
-    """``PLANNED``: upload the input, or proceed to the create if the create carries the input.
+    """Upload the input of a ``PLANNED`` shard, unless the create call contains the input.
 
     A shard that exceeds a limit discovered since it was cut is cut again.
     """
@@ -229,7 +229,7 @@ def begin(step: Step, shard: ShardRow) -> ShardRow:
 
 
 def resume_upload(step: Step, shard: ShardRow) -> ShardRow:
-    """``UPLOADING`` after a crash or a failed call: an earlier upload may have been in progress."""
+    """Continue after a crash or a failed call: the file may be at the provider, in whole or in part."""
     try:
         found = step.api.find_file(_input_name(shard), step.limits.call_timeout)
     except Exception as error:
@@ -237,9 +237,9 @@ def resume_upload(step: Step, shard: ShardRow) -> ShardRow:
     # 1. the file was uploaded and is not listed yet: look again a few times
     if found is None and shard.file_id is not None and shard.tries + 1 < MAX_FILE_TRIES:
         return step.reschedule(shard, FILE_POLL_SECONDS, tries=shard.tries + 1)
-    # 2. the file is missing: upload again under a new name. A suspended process may still be uploading the
-    # old one; under the same name, it could restore the input of a late create after the fence. The leftover
-    # file belongs to no batch and expires
+    # 2. the file is missing: upload it under a new name. A suspended process may still upload the old one; if
+    # both had the same name, that upload could restore the input of a late create after the fence. The
+    # leftover file belongs to no batch and expires
     if found is None:
         remote = evolve(shard.remote, uploads=shard.remote.uploads + 1)
         return _send_file(step, step.reschedule(shard, 0.0, remote=remote, file_id=None))
@@ -247,7 +247,7 @@ def resume_upload(step: Step, shard: ShardRow) -> ShardRow:
     # not be reused, so the shard ends and its items go into a new one
     size = _spool(step, shard).stat().st_size
     if found.size is not None and found.size != size:
-        shard = step.reschedule(shard, 0.0, file_id=found.id)  # it is deleted when the shard is cleaned up
+        shard = step.reschedule(shard, 0.0, file_id=found.id)  # cleaned up together with the shard
         return step.discard(shard, "its uploaded input file is incomplete")
     # 4. the provider still processes the file: wait
     if not found.ready:
@@ -272,7 +272,7 @@ def _send_file(step: Step, shard: ShardRow) -> ShardRow:
 
 
 def _spool(step: Step, shard: ShardRow) -> Path:
-    """Return the file with the shard's lines; if it is missing, write it again with the same bytes.
+    """Return the file with the shard's lines. If it is missing, it is written again with the same bytes.
 
     Raises:
         StoreError: the disk is full.
@@ -291,7 +291,6 @@ def _spool(step: Step, shard: ShardRow) -> Path:
 
 
 def submit(step: Step, shard: ShardRow) -> ShardRow:
-    """``READY``: send the one create."""
     # 1. it exceeds a limit that was discovered since it was cut: cut it again
     if refusals.exceeds_limits(step, shard):
         return step.discard(shard, refusals.OVER_LIMIT_NOTE)
@@ -308,7 +307,7 @@ def submit(step: Step, shard: ShardRow) -> ShardRow:
     source = None if step.api.abilities.files else _spool(step, shard)
     try:
         page = step.api.page(None, step.limits.call_timeout)
-    # 5. the list of batches cannot be read: without a watermark nothing is created
+    # 5. the list of batches, which provides the watermark, cannot be read: create nothing
     except Exception as error:
         return _call_failed(step, shard, error)
     find_orphans(step, page.batches)
@@ -323,16 +322,16 @@ def submit(step: Step, shard: ShardRow) -> ShardRow:
         submitted_at=now,
         due_at=now,
     )
-    # 6. the intent cannot be stored because another shard was faster: wait for the turn
+    # 6. another shard stored its intent first: wait for this shard's turn
     if intended is None:
         return step.reschedule(shard, max(_turn(step, shard), 1.0), note=_TURN_NOTE)
     step.report_change(shard, intended)
-    # 7. the intent is too old once it is stored, because the process was suspended: another process may own
-    # the job. Nothing was sent, so the shard is READY again. The wall clock is checked too, since monotonic
-    # clocks may stop while a machine sleeps
+    # 7. the process was suspended while it stored the intent, so another process may own the job now. Nothing
+    # was sent, and the shard is READY again. The wall clock is checked too, since monotonic clocks may stop
+    # while a machine sleeps
     if max(step.now - began, step.runtime.clock.wall() - set_to) > step.limits.send_within:
         return step.advance(intended, ShardState.READY, "its intent was too old to be sent")
-    # 8. send the create: the batch is adopted, refused, or its existence is unknown
+    # 8. send the create call: the batch is adopted, refused, or its existence is unknown
     creation = Creation(
         mark=shard.nonce,
         model=step.model,
@@ -349,7 +348,6 @@ def submit(step: Step, shard: ShardRow) -> ShardRow:
 
 
 def adopt(step: Step, shard: ShardRow, batch: RemoteBatch, reason: str = "") -> ShardRow:
-    """Record the batch of a shard: ``SUBMITTED``."""
     step.spool_path(shard, "in").unlink(missing_ok=True)
     submitted = shard.submitted_at or step.wall
     before = shard.remote
@@ -368,8 +366,8 @@ def adopt(step: Step, shard: ShardRow, batch: RemoteBatch, reason: str = "") -> 
 def _turn(step: Step, shard: ShardRow) -> float:
     """Return the seconds to wait before the shard may be created; 0 if it may be created now.
 
-    If batches have no labels, an account has one create at a time. It takes half an hour or more to resolve a
-    lost response; until then, only the store is read, not the provider.
+    If batches have no labels, an account has only one create in progress at a time. Resolving a lost response
+    takes half an hour or more; until then, only the store is read, not the provider.
     """
     if step.api.abilities.labels:
         return 0.0
@@ -424,8 +422,7 @@ def _create_failed(step: Step, shard: ShardRow, error: ProviderError) -> ShardRo
 
 
 def _is_about_file(error: ProviderError) -> bool:
-    """Whether the input file may be unknown or not ready yet, since files and batches are separate
-    services."""
+    """Whether the input file may be unknown or not ready yet: files and batches are separate services."""
     if error.status == 404 or error.code == "no_such_file":
         return True
     return error.status in (400, 409, 422) and _FILE_NOT_YET.search(error.message) is not None
@@ -442,7 +439,7 @@ def _input_is_gone(step: Step, shard: ShardRow) -> bool:
 
 
 def _call_failed(step: Step, shard: ShardRow, failure: Exception) -> ShardRow:
-    """Handle the failure of a free call that precedes the create."""
+    """Handle the failure of a call that precedes the create and costs nothing."""
     error, tries = refusals.redacted(step, shard, failure), shard.tries + 1
     # 1. a web page with 404, 405, 410 or 501 comes from a server without batches, or from a gateway whose
     # server is unavailable. Both look alike, so try again; after some tries use real time if the job may fall
@@ -475,7 +472,7 @@ def _refused(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow:
     if error.kind in ACCOUNT_ERRORS:
         step.hold(error)
         return step.reschedule(shard, 0.0, note=error.message)
-    # 3. the refusal names wrong lines or an exceeded limit, otherwise it is final
+    # 3. the refusal names wrong lines or an exceeded limit, which can be handled; otherwise it is final
     return refusals.sort_out(step, shard, error) or step.give_up(shard, error, error.message)
 
 

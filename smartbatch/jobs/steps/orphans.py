@@ -1,16 +1,11 @@
 """The provider's list of batches, and unexpected batches in it: orphans and duplicates.
 
-An orphan is a batch that exists although its shard was given up (``DEAD``). Every list that is read, for any
-reason, is searched for orphans: by label or, if batches have no labels, by the size of a dead shard. The dead
-shard's step handles them: a proven orphan is cancelled if it is running, its paid answers are used for items
-that are still open, and an incident reports its cost.
+An orphan is a batch whose shard was given up (``DEAD``). Every list that is read is searched for orphans, by
+label or, if batches have no labels, by size. The step of the dead shard cancels a running orphan, uses its
+paid answers for items that are still open, and records its cost as an incident.
 
-A duplicate is a second batch of one shard. We send a shard's create once, but a proxy or a gateway may repeat
-it: the response to the first request is lost, the second is answered, and both batches run. Therefore the
-list is searched once after each create. A second batch with the shard's label is cancelled; without labels, a
-batch of the same size is examined once it has ended. An incident reports its cost.
-
-Data at the provider is deleted when the user's retention period has passed, and never before.
+A duplicate is a second batch of one shard, created when a proxy or a gateway repeats the create call.
+Duplicates are searched for once after each create, cancelled, and reported as incidents.
 """
 
 from __future__ import annotations
@@ -31,9 +26,10 @@ from smartbatch.jobs.steps.step import Step
 from smartbatch.providers.batch_api import RemoteBatch
 
 CLOCK_SLACK_SECONDS = 600.0
-"""If the watermark has vanished from the list, a search stops this long before the intent, by the provider's
-clock: a batch cannot have been created before its intent."""
-MAX_LOOKUPS = 4  # lookups of a batch that could be ours before it counts as gone
+"""If the watermark is no longer listed, a search stops at batches created this long before the intent,
+measured by the provider's clock.
+"""
+MAX_LOOKUPS = 4  # lookups of a missing candidate before it is considered deleted
 
 
 # -- the list ------------------------------------------------------------------------------------------------
@@ -50,7 +46,7 @@ class NewerBatches:
 def newer_than_intent(step: Step, shard: ShardRow) -> NewerBatches:
     """Return every batch of the account that was created after the shard's watermark.
 
-    The list is read page by page: absence counts only if all of it was seen.
+    The list is read page by page, because a batch is absent only if no page contains it.
 
     Raises:
         Exception: the provider's adapter failed, so nothing can be concluded.
@@ -99,12 +95,12 @@ def find_orphans(step: Step, batches: Sequence[RemoteBatch]) -> None:
 
 
 def is_watched(step: Step, shard: ShardRow) -> bool:
-    """Whether a batch of a dead shard may still appear: its create may have been sent recently."""
+    """Whether a batch of a dead shard may still appear because its create was sent recently."""
     return shard.uncertain_since is not None and died_recently(step, shard)
 
 
 def died_recently(step: Step, shard: ShardRow) -> bool:
-    """Whether a shard died recently, so that a batch of it may still be running."""
+    """Whether a batch of a dead shard may still be running."""
     return shard.died_at is not None and step.wall - shard.died_at < step.limits.orphan_watch
 
 
@@ -139,7 +135,6 @@ def _could_be_orphan(batch: RemoteBatch, shard: ShardRow, claimed: set[str]) -> 
 
 
 def report_unreadable(step: Step, shard: ShardRow, batch: RemoteBatch) -> None:
-    """Record an incident: a batch that may be the shard's, and may have been billed, cannot be read."""
     step.incident(
         "maybe_billed",
         f"batch {batch.id} may belong to this job, but no line of its results can be read; {shard.size:,} "
@@ -152,7 +147,6 @@ def report_unreadable(step: Step, shard: ShardRow, batch: RemoteBatch) -> None:
 
 
 def watch_dead_shard(step: Step, shard: ShardRow) -> ShardRow:
-    """``DEAD``, not cleaned up."""
     # 1. an orphan was salvaged: delete what the provider still stores for it, as for any settled batch
     if shard.candidate is not None and shard.candidate == shard.batch_id:
         return clean_up(step, shard)
@@ -186,7 +180,8 @@ def _handle_orphan(step: Step, shard: ShardRow, batch_id: str) -> ShardRow:
         return _mark_foreign(step, shard, batch_id)
     labels = step.api.abilities.labels
     if not batch.state.ended:
-        # 2. it is running, and its label proves it is ours: cancel it once, and wait until it has ended
+        # 2. it is running, and its label proves that it is the shard's: cancel it once, and wait until it has
+        # ended
         if labels and not shard.cancelled:
             step.api.cancel(batch.id, step.limits.call_timeout)
             return step.reschedule(shard, step.limits.poll_interval, cancelled=True)
@@ -198,8 +193,8 @@ def _handle_orphan(step: Step, shard: ShardRow, batch_id: str) -> ShardRow:
         # it is
         return step.reschedule(shard, step.limits.poll_interval)
     gone = _results_are_gone(step, shard, batch)
-    # 5. its label proves it is ours, but the provider no longer has its results: record an incident and keep
-    # the reservation
+    # 5. its label proves that it is the shard's, but the provider no longer has its results: record an
+    # incident and keep the reservation
     if gone and labels:
         report_unreadable(step, shard, batch)
         step.clear_files(shard)
@@ -259,9 +254,9 @@ def _salvage_orphan(step: Step, shard: ShardRow, batch: RemoteBatch) -> ShardRow
 
 
 def search_duplicates_once(step: Step, shard: ShardRow, batch: RemoteBatch) -> RemoteProgress:
-    """Search once for duplicates of a shard's batch, once all must be listed or the batch has ended.
+    """Search once for duplicates of a shard's batch, when all must be listed or the batch has ended.
 
-    A list that cannot be read delays nothing: the search is repeated while the batch runs.
+    If the list cannot be read, the search is repeated while the batch runs.
     """
     known = shard.remote
     age = step.wall - (shard.submitted_at or step.wall)
@@ -322,8 +317,7 @@ def _examine_suspect(step: Step, shard: ShardRow) -> ShardRow:
 
 
 def _report_cost(step: Step, shard: ShardRow, duplicate: RemoteBatch) -> float:
-    """Read a duplicate's results to determine their cost; record the cost and return it in USD, 0 if
-    unknown."""
+    """Record the cost of a duplicate, read from its results; return it in USD (0 if unknown)."""
     paths = collect.download_whole(step, shard, duplicate)
     reader = ResultReader(step, shard.submitted_at)
     totals = collect.ResultTotals()
@@ -343,11 +337,7 @@ def _report_cost(step: Step, shard: ShardRow, duplicate: RemoteBatch) -> float:
 
 
 def _results_are_gone(step: Step, shard: ShardRow, batch: RemoteBatch) -> bool:
-    """Whether the provider no longer has the results of an orphan or a duplicate.
-
-    Raises:
-        Exception: the provider's adapter failed for another reason.
-    """
+    """Any other failure of the provider's adapter is raised."""
     since = max(shard.submitted_at or 0.0, batch.created_at or 0.0)
     if step.wall < since + step.api.abilities.retention:
         return False
@@ -366,7 +356,6 @@ def _results_are_gone(step: Step, shard: ShardRow, batch: RemoteBatch) -> bool:
 
 
 def clean_up(step: Step, shard: ShardRow) -> ShardRow:
-    """``SETTLED``, not cleaned up."""
     # 1. there may be a second batch of the shard: examine it first
     if shard.remote.suspected_duplicates:
         return _examine_suspect(step, shard)

@@ -1,4 +1,4 @@
-"""Polling of a batch until it has ended, and its cancellation."""
+"""Poll a batch until it has ended, or cancel it."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 from smartbatch.types import Kind
 
 PROMISED_SECONDS = 24 * HOUR
-"""Time in which all three providers aim to finish a batch; a batch that takes longer gets a note."""
+"""All three providers aim to finish a batch within this time. A job whose batch takes longer gets a note."""
 _LATE_NOTE = (
     "still {word} after more than 24 h, and waiting; cancel the job to keep the results so far (jobs with "
     "batch_fallback='individual' send the rest in real time after their timeout)"
 )
 OVERDUE = "the batch takes too long"
 ANSWERED = "its requests were answered by a batch that was written off but turned out to exist"
-STUCK_CANCEL_SECONDS = 15 * 60.0  # time after a cancel within which a batch ends at all three providers
-MIN_CANCEL_SECONDS = 10.0  # time a batch has to end after its cancel, however late its job is
+STUCK_CANCEL_SECONDS = 15 * 60.0  # at all three providers, a cancelled batch ends sooner
+MIN_CANCEL_SECONDS = 10.0  # minimum time between a cancel and abandoning its batch, even if the job is late
 CANCEL_POLL_SECONDS = 1.0  # from a cancel to the next poll; later pauses grow with the time since the cancel
 MAX_REFUSED_BATCHES = 2
-"""Batches refused at validation before their items fail, since a refusal costs nothing. After an error of the
-provider itself, items are sent as often as after any other error."""
+"""Maximum number of batches refused at validation, which is free, before their items fail. It does not apply
+to errors of the provider itself.
+"""
 _UNREACHED = frozenset({ErrorKind.NETWORK_ERROR, ErrorKind.TIMEOUT})
-_VISIBILITY_POLLS = 4  # polls made before a new batch must be visible
+_VISIBILITY_POLLS = 4  # minimum number of polls before a missing batch is reported
 
 
 def poll(step: Step, shard: ShardRow) -> ShardRow:
-    """``SUBMITTED``: poll the batch."""
     assert shard.batch_id is not None
     overdue = step.wall >= abandon_at(step, shard)
     # 1. the job was cancelled, the batch takes too long, or an orphan has answered all of its requests:
@@ -93,7 +93,7 @@ def _progress(known: RemoteProgress, batch: RemoteBatch) -> RemoteProgress:
 
 
 def _processed(step: Step) -> int:
-    """Return the number of requests the provider has processed and whose results are not stored yet."""
+    """Return the number of requests that were processed but whose results are not stored yet."""
     shards = step.store.shards.of_job(step.job.id, states=[ShardState.SUBMITTED, ShardState.ENDED])
     return sum(shard.remote.done or 0 for shard in shards)
 
@@ -107,7 +107,7 @@ def cancel(step: Step, shard: ShardRow, reason: str, *, rescues: bool = True) ->
     The intent is stored first, so that after a crash the cancel is not attributed to someone else.
 
     Args:
-        rescues: the batch's unanswered requests are then sent in real time.
+        rescues: the batch's unanswered requests are to be sent in real time.
     """
     batch_id = shard.batch_id
     assert batch_id is not None
@@ -148,8 +148,8 @@ def _not_cancelled(step: Step, shard: ShardRow, error: ProviderError) -> ShardRo
 def is_overdue(step: Step, shard: ShardRow) -> bool:
     """Whether a shard takes so long that its requests should be sent in real time.
 
-    The time counts from its create or, if that was not sent, from the submission of the job. Jobs with a
-    deadline are rescued by other rules.
+    The time is measured from its create or, if none was sent, from the submission of the job. Jobs with a
+    deadline follow other rules.
     """
     since = step.job.created_at if shard.submitted_at is None else shard.submitted_at
     timed = step.falls_back and step.policy.deadline is None and not step.job.cancel_requested
@@ -167,7 +167,7 @@ def _reason_to_cancel(step: Step, shard: ShardRow) -> str | None:
 
 
 def abandon_at(step: Step, shard: ShardRow) -> float:
-    """Return the Unix seconds at which a batch that we cancelled is abandoned; infinity for never."""
+    """Return the Unix time at which a cancelled batch is abandoned (infinity if never)."""
     cancelled_at, deadline = shard.remote.cancel_sent_at, step.policy.deadline
     waits = shard.state is ShardState.SUBMITTED and step.falls_back and not step.job.cancel_requested
     if cancelled_at is None or not waits:
@@ -182,9 +182,9 @@ def abandon_at(step: Step, shard: ShardRow) -> float:
 
 
 def abandon(step: Step, shard: ShardRow) -> ShardRow:
-    """Send the requests of a batch in real time although it was cancelled and has not ended.
+    """Send the requests of a cancelled batch in real time although it has not ended.
 
-    The batch is then handled like any orphan: its results are counted but overwrite nothing.
+    The batch is then handled like any orphan: its cost is recorded, but its results replace no others.
     """
     cancelled_at = shard.remote.cancel_sent_at
     waited = 0.0 if cancelled_at is None else step.wall - cancelled_at
@@ -200,7 +200,6 @@ def abandon(step: Step, shard: ShardRow) -> ShardRow:
 
 
 def is_being_cancelled(shard: ShardRow) -> bool:
-    """Whether a running batch was being cancelled when it was last polled."""
     return shard.remote.state is RemoteState.ENDING and "cancel" in (shard.remote.status or "").lower()
 
 
@@ -255,7 +254,7 @@ def _failed(step: Step, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
     if batch.code in refusals.QUOTA_CODES:
         refusals.quota_refused(step, shard, batch.error, batch.reason)
         return step.discard(shard, reason, tried=False)
-    # 3. the account cannot be used: likewise, once a person has resumed the job
+    # 3. the account cannot be used: the items go into new shards once a person has resumed the job
     if error.kind in ACCOUNT_ERRORS:
         step.hold(error)
         return step.discard(shard, reason, tried=False)
@@ -273,8 +272,8 @@ def _vanished(step: Step, shard: ShardRow) -> ShardRow:
         return step.advance(
             shard, ShardState.ENDED, "the provider no longer stores the batch", ended_at=step.wall
         )
-    # 2. the batch is new and may not be visible yet: poll again. Its age counts from the create, unless the
-    # process was suspended until the response, so a few polls are made in any case
+    # 2. the batch is new and may not be visible yet: poll again. At least a few polls are made, since the
+    # process may have been suspended after the create
     age = step.wall - (shard.submitted_at or step.wall)
     never_seen = shard.remote.state is None and shard.tries < _VISIBILITY_POLLS
     if age < max(step.limits.visibility, step.limits.poll_interval) or never_seen:

@@ -1,4 +1,4 @@
-"""Reconciliation of a shard: in one transaction, each of its items gets a result or is sent again."""
+"""Reconcile a shard: in one transaction, each of its items gets a result or is marked to be sent again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from smartbatch.types import Result, Route, Usage
 
 
 def settle(step: Step, shard: ShardRow) -> ShardRow:
-    """``INGESTING``: read the results, and settle the shard unless they have to be downloaded again."""
+    """Read the results, and settle the shard unless they have to be downloaded again."""
     read = collect.ingest(step, shard)
     if read is None:
         return shard
@@ -42,9 +42,9 @@ def settle(step: Step, shard: ShardRow) -> ShardRow:
     # 2. the results were cut off, which proves nothing: download them again while the provider stores them
     if missing and _was_cut(step, shard, read):
         return collect.fetch_cut_again(step, shard, read.size)
-    # 3. items have no line although they may have been processed: download the results again, since they may
-    # have been incomplete; soon at first, then after longer pauses as long as more arrives or they appear
-    # broken. Another download of the same size without new results confirms that the lines are missing
+    # 3. items have no line although they may have been processed: download the results again, because they
+    # may be incomplete. Pauses grow while more results arrive or the files appear broken. A second download
+    # of the same size without new results confirms that the lines are missing
     may_have_run = bool(missing) and _may_have_run(shard, rest, read.billed)
     has_results = collect.ended_by_itself(shard) or bool(shard.remote.outputs)
     pause = None if _is_confirmed(shard, read) else step.reread_pause(shard.remote.results_refetched)
@@ -71,7 +71,6 @@ def settle(step: Step, shard: ShardRow) -> ShardRow:
 
 
 def _lost_cost(step: Step, shard: ShardRow, ixs: Sequence[int]) -> float:
-    """Return the maximum cost in USD of items whose answers are lost."""
     if not shard.reserved:
         return 0.0
     ceiling, most = CostCeiling.of(step.runtime, step.job), 0.0
@@ -81,7 +80,7 @@ def _lost_cost(step: Step, shard: ShardRow, ixs: Sequence[int]) -> float:
 
 
 def _paid_twice(step: Step, shard: ShardRow, read: collect.ResultTotals) -> float:
-    """Return the cost in USD of answers to requests that already had one, and record an incident."""
+    """Record an incident about answers to requests that already had one; return their cost in USD."""
     if not read.doubled:
         return 0.0
     detail = f"{read.doubled:,} requests had another answer already; the first one is used"
@@ -90,7 +89,7 @@ def _paid_twice(step: Step, shard: ShardRow, read: collect.ResultTotals) -> floa
 
 
 def _fetch_again(step: Step, shard: ShardRow, pause: float, size: int, missing: int) -> ShardRow:
-    """Schedule another download of incomplete results, of which ``size`` bytes arrived."""
+    """Download incomplete results again later; ``size`` is the number of bytes received."""
     rereads = shard.remote.results_refetched + 1
     again = step.reschedule(
         shard,
@@ -98,7 +97,8 @@ def _fetch_again(step: Step, shard: ShardRow, pause: float, size: int, missing: 
         remote=evolve(shard.remote, results_refetched=rereads, results_size=size, results_fetched=False),
         note=f"{missing:,} requests have no result yet; the results are downloaded again",
     )
-    step.clear_files(shard)  # after the commit: a former owner must not delete files that are being read
+    # after the commit, which fails for a former owner: it must not delete files that are being read
+    step.clear_files(shard)
     return again
 
 
@@ -108,7 +108,7 @@ def _settle_with(
     """Store the classified items and the state of the shard, and report them.
 
     Args:
-        unused: USD that stay reserved because they belong to no result.
+        unused: USD that remain reserved because no result accounts for them.
         cost: USD of the results; ``None`` if they are gone.
     """
     before = step.store.jobs.get(step.job.id) or step.job
@@ -140,7 +140,6 @@ def _settle_with(
 
 
 def _was_cut(step: Step, shard: ShardRow, read: collect.ResultTotals) -> bool:
-    """Whether results are to be downloaded again because they end too early."""
     # 1. the results are gone or no longer stored, or the job is cancelled: use the results that arrived
     if shard.remote.results_gone or step.job.cancel_requested or collect.results_may_be_deleted(step, shard):
         return False
@@ -153,8 +152,8 @@ def _was_cut(step: Step, shard: ShardRow, read: collect.ResultTotals) -> bool:
 def _is_confirmed(shard: ShardRow, read: collect.ResultTotals) -> bool:
     """Whether the batch has ended and two downloads of its results lack the same lines.
 
-    A download that looks broken confirms nothing if the provider counts more answers than arrived: a gateway
-    may cut it off at the same byte each time.
+    A broken download confirms nothing if the provider counts more answers than arrived: a gateway may
+    truncate it at the same byte each time.
     """
     remote = shard.remote
     broken = read.uncertain and (remote.completed or 0) > read.billed
@@ -162,8 +161,7 @@ def _is_confirmed(shard: ShardRow, read: collect.ResultTotals) -> bool:
 
 
 def _may_have_run(shard: ShardRow, rest: list[UnsettledItem], billed: int) -> bool:
-    """Whether items without a line may have been processed, and billed."""
-    # 1. the results are gone: nothing more can be learned
+    # 1. the results are gone: assume so
     if shard.remote.results_gone:
         return False
     # 2. the batch ended on its own: all were processed
@@ -187,7 +185,6 @@ class _Outcomes:
 
 
 def _hold_if_cancelled_elsewhere(step: Step, shard: ShardRow, rest: Sequence[UnsettledItem]) -> bool:
-    """Hold the job if someone cancelled its batch at the provider before all requests were processed."""
     if step.job.cancel_requested or shard.remote.cancel_sent_at is not None:
         return False
     unrun = [item for item in rest if item.verdict in ("unrun", None)]
@@ -236,7 +233,7 @@ def _classified(
         if isinstance(error, ProviderError) and error.kind is ErrorKind.NO_MONEY:
             found.no_money = error
             if not step.job.cancel_requested:
-                found.opened.append(item.ix)  # not the item's fault
+                found.opened.append(item.ix)
                 continue
         unknown = item.verdict is None and (may_have_run or shard.remote.results_gone)
         end = partial(_end, step, item, unknown=unknown)
@@ -259,7 +256,7 @@ def _classified(
         ):
             last = error if item.verdict == "again" or isinstance(error, ParameterRejected) else None
             found.finals.append(end("failed", last or _exhausted(shard, item)))
-        # 6. its line asks for another try, or the job may fall back: it runs in real time
+        # 6. its error is transient, or the job may fall back: it is sent in real time
         elif item.verdict == "again" or step.falls_back:
             found.realtime.append(item.ix)
         # 7. it goes into a new shard
@@ -271,10 +268,10 @@ def _classified(
 def _end(
     step: Step, item: UnsettledItem, outcome: str, error: SmartbatchError, *, unknown: bool
 ) -> NewResult:
-    """Return the final result of an item without an answer.
+    """Return the final result of an item without an answer; its earlier tries contain the cost of its line.
 
-    If its line was read, its cost is part of its earlier tries. ``unknown`` means that it may have been
-    billed.
+    Args:
+        unknown: the item may have been billed.
     """
     paid = None if unknown else 0.0
     last = Result("") if item.body is None else decode_result(item.body, request_id="")

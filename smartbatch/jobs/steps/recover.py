@@ -1,10 +1,9 @@
 """Recovery from a create with an unknown outcome: search, verify, fence, and only then send again.
 
 No provider has an idempotency key for batches, so a create whose response was lost is never repeated. Its
-batch is searched for by its label. If batches have no labels, it is searched for by its size and then
-verified by its results. If it has still not been found after long enough, its input file is deleted so that a
-late create must fail (the fence), and the list is read again. Only then are its items put into a new shard,
-and the list is still searched for the old nonce.
+batch is searched for by label or, if batches have no labels, by size and then verified by its results. If it
+is not found in time, its input file is deleted so that a late create must fail (the fence), and the list is
+read again. Only then are its items put into a new shard; later lists are still searched for the old nonce.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def resume_if_known(step: Step) -> bool:
 
 
 def mark_uncertain(step: Step, shard: ShardRow) -> ShardRow:
-    """``SUBMITTING`` after a crash: the process ended before it stored the outcome of the create."""
+    """The process ended before it stored the outcome of the create."""
     return step.advance(
         shard,
         ShardState.UNCERTAIN,
@@ -63,7 +62,6 @@ def mark_uncertain(step: Step, shard: ShardRow) -> ShardRow:
 
 
 def search(step: Step, shard: ShardRow) -> ShardRow:
-    """``UNCERTAIN`` or ``FENCED``: search the provider's list for the batch."""
     # 1. the list cannot be read: conclude nothing, and read it again later
     with step.provider_calls():
         newer = newer_than_intent(step, shard)
@@ -90,7 +88,7 @@ def search(step: Step, shard: ShardRow) -> ShardRow:
 
 
 def verify(step: Step, shard: ShardRow) -> ShardRow:
-    """``PROVISIONAL``: a batch without a label may be the shard's; its results show whether it is."""
+    """Check by its results whether a batch without a label is the shard's."""
     assert shard.candidate is not None
     with step.provider_calls():
         batch = step.api.get(shard.candidate, step.limits.call_timeout)
@@ -185,12 +183,11 @@ def _search_again(step: Step, shard: ShardRow, rest: float, listed: float | None
 
 
 def _search_pause(step: Step, shard: ShardRow) -> float:
-    """Return the seconds until the next search: few at first, when a batch is likely to appear, then more."""
+    """Pauses are short at first, when a batch is likely to appear."""
     return backoff(shard.tries + 1, step.runtime.rng, first=1.0, longest=max(1.0, step.limits.poll_interval))
 
 
 def _dated(shard: ShardRow, listed: float | None) -> RemoteProgress:
-    """Return the shard's progress with the provider's time of the first search."""
     known = shard.remote
     return known if known.searched_since is not None else evolve(known, searched_since=listed)
 
@@ -199,7 +196,7 @@ def _dated(shard: ShardRow, listed: float | None) -> RemoteProgress:
 
 
 def _rest(step: Step, shard: ShardRow, listed: float | None) -> float:
-    """Return for how many more seconds a batch must be absent before its shard is acted on."""
+    """Return the seconds for which a batch must still be absent before its shard is acted on."""
     waited = _waited(step, shard, listed)
     if shard.state is not ShardState.FENCED:
         return _until(step, shard) - waited
@@ -208,9 +205,9 @@ def _rest(step: Step, shard: ShardRow, listed: float | None) -> float:
 
 
 def _waited(step: Step, shard: ShardRow, listed: float | None) -> float:
-    """Return the seconds for which the shard's batch has been searched for.
+    """Return the seconds since the search for the shard's batch began.
 
-    ``listed`` is the provider's clock when its list was read.
+    ``listed`` is the time by the provider's clock when its list was read.
     """
     return _elapsed(step, shard.uncertain_since, shard.remote.searched_since, listed)
 
@@ -218,8 +215,8 @@ def _waited(step: Step, shard: ShardRow, listed: float | None) -> float:
 def _elapsed(step: Step, since: float | None, recorded: float | None, listed: float | None) -> float:
     """Return the seconds since a moment that another process may have recorded.
 
-    Our clock may have been set in the meantime, and a server may report a wrong date, so the result is the
-    shorter of the times measured by our clock and the provider's. If our clock was set back to before that
+    Both clocks may be wrong: ours may have been set since then, and a server may report a wrong date. The
+    result is therefore the shorter of the times that they measure. If our clock was set back to before that
     moment, only the provider's is used; if the provider reports no time, only ours.
 
     Args:
@@ -240,12 +237,11 @@ def _can_fence(step: Step, shard: ShardRow) -> bool:
 
 
 def _until(step: Step, shard: ShardRow) -> float:
-    """Return for how many seconds in total a batch must be absent before there is a fence."""
-    # 1. the job is held because of it: until any batch that may exist has ended
+    # 1. the job is held because of the batch: until any existing batch must have ended
     if _holds(step, shard):
         return step.limits.orphan_watch
     settle = step.settle_time
-    # 2. otherwise: the settle time; with a fence, at most until an existing batch must be in the list
+    # 2. otherwise for the settle time; with a fence, at most until an existing batch must be listed
     return min(settle, step.limits.visibility) if _can_fence(step, shard) else settle
 
 

@@ -1,21 +1,14 @@
-"""Batches that were refused before any of their requests was processed, which costs nothing.
+"""Handle batches that were refused before any of their requests was processed, which costs nothing.
 
-- Some of their lines are wrong: these requests fail with the provider's reason, and the others are sent
-  again.
-- They are too large for the server: their requests are sent again in shards of half the size until the server
-  accepts one. The limit is remembered for the account and model, and also applies to later jobs.
-- Too many tokens are enqueued: providers limit the prompt tokens of one model in batches that have not ended.
-  They refuse a batch above that limit when it is created, or minutes later during validation, so it is sent
-  again later.
+- Some lines are wrong: these requests fail with the provider's reason, and the others are sent again.
+- The batch is too large for the server: its requests are sent again in shards of half the size. The size
+  that the server accepts is remembered for the account and model.
+- Too many tokens are enqueued: providers limit the prompt tokens in unfinished batches of a model. The shard
+  is sent again later. If it exceeds this quota on its own, it is divided; shards grow again with every batch
+  that is accepted. A provider that names no limit has to refuse the shard several times before it is divided.
 
-A shard that alone exceeds the quota would be refused forever. It certainly exceeds the quota if the refusal
-names a limit below its tokens. It may do so if it is refused several times while no other batch of ours is
-enqueued: Gemini names no limit, and our count of tokens may be below the provider's. Then shards become
-smaller, and grow again with every batch that is accepted.
-
-Processes with other stores use the same quota. Each store publishes its number of enqueued tokens before a
-create and at each poll, and a create waits if all stores together leave no room for it (``shared`` in the
-settings). The provider may still refuse it, since other programs use the quota as well.
+If ``shared`` is set, processes with other stores publish their enqueued tokens, and a create waits until the
+quota has room for it.
 """
 
 from __future__ import annotations
@@ -44,7 +37,7 @@ _LEFT_OUT = "(text omitted because it repeats a prompt)"
 
 
 def sort_out(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow | None:
-    """End a shard whose refusal explains itself; return ``None`` for other refusals."""
+    """Handle a refusal that explains itself; return ``None`` for any other refusal."""
     # 1. the server rejects a parameter, which is omitted from now on: all requests are sent again without it
     if isinstance(error, ParameterRejected):
         return _without_parameter(step, shard, error)
@@ -71,7 +64,7 @@ def sort_out(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow | No
 
 
 def _without_parameter(step: Step, shard: ShardRow, error: ParameterRejected) -> ShardRow | None:
-    # the next batch omits the parameter; if this one did already, the next would be refused in the same way
+    # the next batch omits the parameter. If this batch omitted it already, the next one would be refused too
     if not may_have_sent(shard, error):
         return None
     for item in step.store.shards.items_at(shard.id, [0]).values():
@@ -85,13 +78,13 @@ def _without_parameter(step: Step, shard: ShardRow, error: ParameterRejected) ->
 def may_have_sent(shard: ShardRow, error: ParameterRejected) -> bool:
     """Whether the shard's lines may contain the rejected parameter.
 
-    If so, the next batch omits one more parameter, so requests are sent again at most once per parameter.
+    Each new batch omits one more parameter, so requests are sent again at most once per parameter.
     """
     return any(name not in shard.remote.omitted for name, _ in error.omitted)
 
 
 def _named_lines(shard: ShardRow, error: BatchRefused) -> dict[int, ProviderError]:
-    """Return the errors of the shard's lines by position; lines of other batches are ignored."""
+    """Return errors by position in the shard; lines of other batches are ignored."""
     found: dict[int, ProviderError] = {}
     for place, reason in error.lines.items():
         if isinstance(place, str):
@@ -122,7 +115,6 @@ def _failed(step: Step, shard: ShardRow, lines: dict[int, ProviderError]) -> lis
 
 
 def tries_of(step: Step, shard: ShardRow) -> int:
-    """Return the maximum number of times an item of a shard was sent before."""
     return max((item.tries for item in step.store.shards.unsettled(shard.id)), default=0)
 
 
@@ -131,7 +123,7 @@ def tries_of(step: Step, shard: ShardRow) -> int:
 
 @frozen(kw_only=True)
 class ServerLimits:
-    """Maxima of one batch; infinity if nothing was refused."""
+    """Maximum sizes of a batch; infinity until a batch is refused."""
 
     requests: float = math.inf
     bytes: float = math.inf
@@ -139,7 +131,6 @@ class ServerLimits:
 
 
 def server_limits(step: Step) -> ServerLimits:
-    """Return the limits known for the job's account and model."""
     known = step.store.facts.recall(_limits_key(step))
     return ServerLimits(**known) if isinstance(known, dict) else ServerLimits()
 
@@ -154,7 +145,7 @@ def _halve(step: Step, shard: ShardRow, exceeded: Measure) -> None:
 
 
 def exceeds_limits(step: Step, shard: ShardRow) -> bool:
-    """Whether a shard exceeds a limit discovered since it was cut; a single request never does."""
+    """Whether a shard exceeds a limit discovered since it was cut. A shard of one request never does."""
     limits = server_limits(step)
     over = shard.size > limits.requests or shard.bytes > limits.bytes or shard.tokens > limits.tokens
     return shard.size > 1 and over
@@ -166,8 +157,9 @@ def _limits_key(step: Step) -> str:
 
 # -- the quota of enqueued tokens ----------------------------------------------------------------------------
 
-REFUSALS_ALONE = 3  # refusals in a row with no other batch enqueued before shards become smaller: fewer may
-# be caused by other users of the account
+# consecutive refusals, with no other batch enqueued, before shards become smaller; fewer could be caused
+# by other users of the account
+REFUSALS_ALONE = 3
 QUOTA_CODES = frozenset({"token_limit_exceeded", "enqueued_token_limit_exceeded"})
 """Error codes of OpenAI and Azure for too many enqueued tokens. Gemini reports RESOURCE_EXHAUSTED at the
 create, which is an ordinary refusal."""
@@ -190,7 +182,7 @@ class _EnqueuedQuota:
 
 
 def enqueued_token_limit(step: Step, named: float = math.inf) -> float:
-    """Return the maximum number of enqueued tokens of the job's model, or infinity.
+    """Return the maximum number of enqueued tokens of the job's model, infinity if unknown.
 
     ``named`` is the limit in the provider's latest refusal; it replaces earlier ones.
     """
@@ -199,12 +191,12 @@ def enqueued_token_limit(step: Step, named: float = math.inf) -> float:
 
 
 def max_shard_requests(step: Step, otherwise: int) -> int:
-    """Return the maximum size of a shard if single larger ones exceeded the quota."""
+    """Return the maximum size of a shard; it is below ``otherwise`` if single shards exceeded the quota."""
     return _quota(step).most or otherwise
 
 
 def quota_wait(step: Step, shard: ShardRow) -> float:
-    """Return the seconds after which the quota is to be checked again; 0 if the shard may be created now."""
+    """Return the seconds until the quota is checked again; 0 if the shard may be created now."""
     ours = sum(_ours(step, shard))
     if ours and ours + shard.tokens > enqueued_token_limit(step):
         return step.limits.poll_interval
@@ -214,14 +206,13 @@ def quota_wait(step: Step, shard: ShardRow) -> float:
 
 
 def publish_enqueued(step: Step, shard: ShardRow, *, ended: bool) -> None:
-    """Publish the number of enqueued tokens to processes with other stores, without an ended batch's
-    tokens."""
+    """Publish the enqueued tokens to processes with other stores, without those of an ended batch."""
     if step.runtime.wiring.exchange_enqueued is not None:
         _exchange(step, sum(_ours(step, shard)) + (0 if ended else shard.tokens), 0)
 
 
 def _exchange(step: Step, enqueued: int, more: int) -> bool:
-    """Publish the enqueued tokens of this store; return whether all stores together have room for ``more``.
+    """Publish this store's enqueued tokens; return whether all stores together have room for ``more``.
 
     A limit that is known to one store applies to all.
     """
@@ -265,8 +256,8 @@ def quota_refused(step: Step, shard: ShardRow, error: ProviderError | None, reas
     )
     # 1. the shard exceeds the limit in the refusal, or the known one: it would be refused again
     too_large = shard.tokens > enqueued_token_limit(step, named)
-    # 2. it was refused several times with no other batch of ours enqueued: likewise, and halve the size of
-    # the model's shards
+    # 2. it was refused several times while this store had no other batch enqueued: it would be refused again,
+    # so halve the size of the model's shards
     if not too_large and shard.size > 1 and refusals >= REFUSALS_ALONE and not _ours(step, shard):
         too_large, refusals, most = True, 0, max(1, shard.size // 2)
     # 3. otherwise others use the quota: the shard will be accepted later
@@ -276,7 +267,7 @@ def quota_refused(step: Step, shard: ShardRow, error: ProviderError | None, reas
 
 
 def quota_admitted(step: Step) -> None:
-    """Forget the pauses and let shards grow again, because a batch was accepted."""
+    """Remove the pauses and let shards grow again, because a batch was accepted."""
     known = _quota(step)
     if not (known.refusals or known.most):
         return
@@ -286,7 +277,6 @@ def quota_admitted(step: Step) -> None:
 
 
 def _ours(step: Step, shard: ShardRow) -> list[int]:
-    """Return the tokens of each other enqueued shard of the model."""
     return [
         other.tokens
         for other in step.store.shards.in_scope(shard.scope, states=_ENQUEUED)
@@ -313,8 +303,8 @@ def _quota_key(step: Step) -> str:
 def redacted(step: Step, shard: ShardRow, failure: Exception) -> ProviderError:
     """Return the error of a failed call, without the provider's message if it repeats a prompt.
 
-    For a single request, its adapter checks the message. A batch is sent as a file, so messages about it are
-    checked here against all its prompts.
+    Adapters check messages about single requests. A batch is sent as a file, so messages about it are checked
+    against all its prompts.
     """
     error = step.api.classify(failure)
     ours = error.kind in (ErrorKind.NETWORK_ERROR, ErrorKind.TIMEOUT)
@@ -330,6 +320,6 @@ def redacted(step: Step, shard: ShardRow, failure: Exception) -> ProviderError:
 
 
 def repeats_a_prompt(step: Step, shard: ShardRow, text: str) -> bool:
-    """Whether a message of the provider repeats a prompt of the shard or a substantial part of one."""
+    """Whether a message of the provider contains a prompt of the shard or a substantial part of one."""
     prompts = (prompt for _, request in step.requests_of(shard) for prompt in texts((request,)))
     return echoes(text, (prompt for prompt in prompts if len(prompt) >= MIN_PROMPT_CHARS))

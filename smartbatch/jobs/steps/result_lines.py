@@ -1,4 +1,4 @@
-"""The lines of a batch's results: split, parsed, matched to their requests, and evaluated.
+"""Split, parse and evaluate the lines of a batch's results, and match them to their requests.
 
 Downloads are split at newlines only, in constant memory: a JSON string may contain U+2028, U+0085 or a lone
 carriage return without ending its line. Lines are matched by id, never by position.
@@ -29,10 +29,11 @@ from smartbatch.providers.foreign_text import without_echo
 from smartbatch.types import Answer, Kind, Result, Route, Usage, answer_fields
 
 PAGE_LINES = 1000  # per transaction
-PAGE_BYTES = 8 << 20  # lines in memory at a time, with the requests they answer
+PAGE_BYTES = 8 << 20  # lines in memory at a time, together with their requests
 MAX_LINE_BYTES = 64 * 2**20
-"""Longest line: far above any answer (128,000 tokens are about 512 kB, 3,072 floats about 60 kB), and small
-enough to hold in memory."""
+"""Maximum length of a line. It is far above any answer (128,000 tokens are about 512 kB, 3,072 floats about
+60 kB), but fits in memory.
+"""
 _TAIL_BYTES = 4096  # bytes at the end of a file that show whether it ends with a newline
 _OUTCOMES = {LineOutcome.FAILED: "failed", LineOutcome.RETRY: "again", LineOutcome.UNRUN: "unrun"}
 _BOM = b"\xef\xbb\xbf"
@@ -42,8 +43,8 @@ def raw_lines(pieces: Iterable[bytes], *, max_line: int = MAX_LINE_BYTES) -> Ite
     """Yield the lines in ``pieces`` without their line ends; blank lines are skipped.
 
     Args:
-        pieces: of any size, split anywhere; the caller closes them.
-        max_line: maximum bytes of a line without its newline; ``None`` is yielded for a longer one.
+        pieces: chunks of any size, split at any byte; the caller closes the iterator.
+        max_line: maximum bytes of a line without its newline; ``None`` is yielded for a longer line.
     """
     begun, first = bytearray(), True  # the line in progress, up to one byte more than allowed
     for piece in pieces:
@@ -90,14 +91,14 @@ class ResultLine:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the request was refused before it was processed, and so was not billed."""
+        """Whether the request was refused before it was processed, and therefore not billed."""
         error = self.line.error
         billed = isinstance(error, ProviderError) and (error.maybe_billed or error.usage is not None)
         return self.line.outcome is LineOutcome.FAILED and not billed
 
 
 def read_lines(step: Step, shard: ShardRow, paths: Iterable[Path], odd: OddLines) -> Iterator[ResultLine]:
-    """Yield the first line of each request in a shard's files, and count odd lines in ``odd``."""
+    """Yield the first line of each request in a shard's files, and count unusual lines in ``odd``."""
     kind = Kind(step.job.kind)
     for path in paths:
         with open(path, "rb") as file:
@@ -137,13 +138,12 @@ def read_lines(step: Step, shard: ShardRow, paths: Iterable[Path], odd: OddLines
 
 
 def _is_unended(file: IO[bytes]) -> bool:
-    """Whether a file that was read to its end has text after its last newline."""
     file.seek(max(0, file.tell() - _TAIL_BYTES))
     return bool(file.read().rpartition(b"\n")[2].strip())
 
 
 def ends_in_a_line(step: Step, data: bytes) -> bool:
-    """Whether a download ends in the middle of a line: the text after the last newline cannot be parsed."""
+    """Whether the text after the last newline cannot be parsed."""
     tail = data.rpartition(b"\n")[2].strip()
     if not tail:
         return False
@@ -155,7 +155,7 @@ def ends_in_a_line(step: Step, data: bytes) -> bool:
 
 
 def pages_of(lines: Iterator[ResultLine], measures: Mapping[int, ItemSize]) -> Iterator[list[ResultLine]]:
-    """Yield up to :data:`PAGE_LINES` lines at a time; fewer if they or the requests they answer are large."""
+    """Yield pages of up to :data:`PAGE_LINES` lines, fewer if the lines or their requests are large."""
     page: list[ResultLine] = []
     size = 0
     for line in lines:
@@ -170,7 +170,7 @@ def pages_of(lines: Iterator[ResultLine], measures: Mapping[int, ItemSize]) -> I
 
 
 def nonces_of(step: Step, pieces: Iterable[bytes]) -> set[str | None]:
-    """Return the nonces in the ids of the lines in ``pieces``; ``None`` for ids of another form."""
+    """Return the nonces in the ids of the lines; ``None`` stands for an id without a nonce."""
     kind = Kind(step.job.kind)
     found: set[str | None] = set()
     for raw in raw_lines(pieces):
@@ -188,8 +188,8 @@ class ResultReader:
     """Converts the lines of a batch to results of its job's items.
 
     Args:
-        submitted_at: Unix seconds at which the batch was created.
-        sends_again: whether requests that were refused are sent again.
+        submitted_at: Unix time at which the batch was created.
+        sends_again: requests that were refused are sent again.
     """
 
     def __init__(self, step: Step, submitted_at: float | None, *, sends_again: bool = False) -> None:
@@ -203,13 +203,13 @@ class ResultReader:
         self._batch = step.runtime.prices.rates(provider, model, step.wall, processing="batch")
         self._realtime = step.runtime.prices.rates(provider, model, step.wall)
         self._ceiling: CostCeiling | None = None
-        # omitted parameters with reasons, by the index of their item, of the latest page
+        # latest page: omitted parameters and reasons, by item index
         self.dropped: dict[int, tuple[tuple[str, str], ...]] = {}
-        # parameters that the server rejects with reasons, and an item that was refused for each
+        # rejected parameters and reasons, each with one item that was refused because of it
         self.rejected: dict[tuple[str, str], StoredItem] = {}
 
     def results(self, items: Mapping[int, StoredItem], page: Iterable[ResultLine]) -> list[NewResult]:
-        """Return the results of a page's lines for ``items``, which are given by position in the shard."""
+        """``items`` are given by position in the shard."""
         self.dropped.clear()
         return [
             self._result(items[line.position], line.line, line.digest)
@@ -228,7 +228,7 @@ class ResultReader:
         return self._failed(item, self._outcomes[line.outcome], error, digest, usage)
 
     def cost(self, usage: Usage) -> float | None:
-        """Return the cost of a line in USD; ``None`` if the price is unknown."""
+        """Return the cost in USD; ``None`` if the price is unknown."""
         return self._price(self._batch, usage)
 
     def _answered(self, item: StoredItem, answer: Answer, digest: bytes) -> NewResult:
@@ -301,7 +301,6 @@ class ResultReader:
         return evolve(found, defects=result.defects)
 
     def _most(self, item: StoredItem) -> float:
-        """Return the maximum cost of an item in the batch, in USD."""
         if self._ceiling is None:
             self._ceiling = CostCeiling.of(self._step.runtime, self._step.job)
         return self._ceiling.in_batch(item.payload)

@@ -32,13 +32,13 @@ from smartbatch.observe import logs
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.types import Request
 
-PAGE_REQUESTS = 1000  # requests of a shard that are read at a time
-REREAD_GROWTH = 4  # factor between pauses before results are read again: soon at first, then rarely
+PAGE_REQUESTS = 1000  # requests of a shard read at a time
+REREAD_GROWTH = 4  # factor by which pauses between rereads of results grow
 
 
 @frozen
 class StepResult:
-    next_at: float | None = None  # Unix seconds when the next step is due; None if nothing is scheduled
+    next_at: float | None = None  # Unix time of the next step; None if none is scheduled
     realtime: bool = False  # there are items to send in real time now
     finished: bool = False  # everything is done and cleaned up; the lease can be released
 
@@ -48,7 +48,6 @@ def is_paused(runtime: JobRuntime, job: JobRow) -> bool:
 
 
 def has_realtime(runtime: JobRuntime, job: JobRow) -> bool:
-    """Whether a job has items to send in real time now."""
     return (
         job.state is JobState.ACTIVE
         and not is_paused(runtime, job)
@@ -58,7 +57,7 @@ def has_realtime(runtime: JobRuntime, job: JobRow) -> bool:
 
 @frozen(kw_only=True, eq=False, repr=False)
 class Step:
-    """The context of one step. Created anew for every step; holds no lasting state."""
+    """The context of a single step; it holds no lasting state."""
 
     runtime: JobRuntime
     api: BatchApi
@@ -93,7 +92,7 @@ class Step:
         return self.job.model.partition(":")[2]
 
     def for_model(self, label: str) -> Step:
-        """Return a copy for requests of another model of the job, as ``provider:model``."""
+        """Return a copy for another model of the job; ``label`` is ``provider:model``."""
         return self if label == self.job.model else evolve(self, job=evolve(self.job, model=label))
 
     @property
@@ -112,7 +111,7 @@ class Step:
     # -- changes of a shard ----------------------------------------------------------------------------------
 
     def advance(self, shard: ShardRow, to: ShardState, reason: str = "", **changes: Any) -> ShardRow:
-        """Commit a change of state and report it; the next step is due now unless ``changes`` sets a time."""
+        """Commit and report a change of state; the next step is due now unless ``changes`` sets a time."""
         moved = self.store.shards.advance(
             self.lease, shard, to, **{"due_at": self.wall, "tries": 0, "note": None, **changes}
         )
@@ -135,7 +134,6 @@ class Step:
         )
 
     def reschedule(self, shard: ShardRow, seconds: float, **changes: Any) -> ShardRow:
-        """Commit that the shard's next step is due in ``seconds``."""
         return self.store.shards.advance(
             self.lease, shard, shard.state, **{"due_at": self.wall + seconds, **changes}
         )
@@ -143,8 +141,7 @@ class Step:
     def retry_later(
         self, shard: ShardRow, error: ProviderError, *, at_least: float = 0.0, note: str = "", **changes: Any
     ) -> ShardRow:
-        """Record that a remote call failed, and repeat it after a growing pause of at least ``at_least``
-        seconds.
+        """Record a failed remote call, and repeat it after a growing pause of at least ``at_least`` seconds.
 
         ``note`` replaces the error's own message.
         """
@@ -156,7 +153,7 @@ class Step:
         return self.reschedule(shard, max(wait, at_least), tries=tries, note=why, **changes)
 
     def reread_pause(self, rereads: int) -> float | None:
-        """Return the pause before results are read again, or ``None`` once the time limit is reached.
+        """Return the pause before results are read again; ``None`` once the time limit is reached.
 
         ``rereads`` is the number of additional reads so far.
         """
@@ -193,8 +190,7 @@ class Step:
         return dead
 
     def give_up(self, shard: ShardRow, error: SmartbatchError, note: str, *, tried: bool = False) -> ShardRow:
-        """End a shard that was refused permanently: send its items in real time if allowed, else fail
-        them."""
+        """End a permanently refused shard: send its items in real time if allowed, otherwise fail them."""
         if self.falls_back:
             return self.discard(shard, note, tried=tried, to=ItemState.REALTIME)
         dead = self.store.shards.fail(self.lease, shard, encode_error(error), note=note, at=self.wall)
@@ -236,21 +232,21 @@ class Step:
             raise self.api.classify(error) from error
 
     def ignored(self, call: str, error: Exception) -> None:
-        """Log the failure of a remote call that the protocol can do without."""
+        """Log a failed remote call that is not essential."""
         kind = self.api.classify(error).kind.value
         logs.warn("job_call_ignored", job_id=self.job.id, call=call, kind=kind)
 
     # -- local files -----------------------------------------------------------------------------------------
 
     def spool_path(self, shard: ShardRow, what: str) -> Path:
-        """Return the path of a local file of a shard; its content can always be produced again."""
+        """The content of the file can always be produced again."""
         return Path(self.store.spool) / f"{shard.id}.{what}"
 
     def write_file(self, path: Path, pieces: Iterable[bytes]) -> None:
         """Write a local file; see :func:`write_whole`.
 
-        Until the file is complete, each owner of the job writes to its own file: a process that was suspended
-        must not write to its successor's file when it resumes.
+        Each owner of the job first writes to a file of its own: a process that was suspended must not write
+        to its successor's file when it resumes.
         """
         write_whole(path, path.with_name(f"{path.name}.{self.lease.epoch}.part"), pieces)
 
@@ -259,7 +255,6 @@ class Step:
             path.unlink(missing_ok=True)
 
     def requests_of(self, shard: ShardRow) -> Iterator[tuple[int, Request]]:
-        """Yield the requests of a shard with their positions in it."""
         shared = decode_params(self.job.params)
         position = -1
         while page := self.store.shards.payloads(shard.id, after=position, limit=PAGE_REQUESTS):

@@ -1,13 +1,14 @@
 """The interface between a store and its database: rows, write transactions, and the encoding of values.
 
-Statements are written once, with ``?`` for every value and these words for the differences between dialects:
+Each statement is written once, with ``?`` for every value and placeholders for the differences between
+dialects:
 
-- ``{numbers}``, ``{texts}``: a set of values given as one parameter, a list;
+- ``{numbers}``, ``{texts}``: a set of values, passed as a list in one parameter;
 - ``{for_update}``, ``{skip_locked}``: lock the row for this transaction, if the database has row locks.
 
-The states of items, jobs and shards are also such words: ``{open}``, ``{done}``, ``{settled}`` and so on.
-Jobs and shards store a string, items a number, because there may be millions of them. Text from users is
-stored as bytes, and records as JSON with a version.
+The states of items, jobs and shards have placeholders too, such as ``{open}``. Jobs and shards store a
+string, items a number, because there may be millions of items. Text from users is stored as bytes, and
+records as JSON with a version.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from smartbatch.jobs.shard_records import RemoteProgress, ShardState
 STATES = {
     state.name.lower(): repr(state.value) for states in (ItemState, JobState, ShardState) for state in states
 } | {"waiting": f"state < {ItemState.SHARDED.value}"}
-"""SQL for each state. ``{waiting}``: unfinished items, in the same words as the index ``item_waiting``, so
-that the index is used."""
+"""SQL for each state. ``{waiting}`` selects unfinished items in the same words as the index ``item_waiting``,
+so that the index is used.
+"""
 
 Row = tuple[Any, ...]
 _T = TypeVar("_T")
 POSITION_BITS = 32  # bits of an item's number that contain its position in the job
-PAGE_BYTES = 8 << 20  # read at a time, so that prompts and answers of any length need little memory
+PAGE_BYTES = 8 << 20  # read at a time, which limits memory even for long prompts and answers
 _MASK = (1 << POSITION_BITS) - 1
 DAMAGES: Final = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 """Errors that parsing damaged records can raise."""
@@ -49,26 +51,23 @@ class Reader(Protocol):
     """A database, or a transaction in it."""
 
     def rows(self, statement: str, *values: Any) -> list[Row]:
-        """Return all rows. Outside a transaction, this never waits for a writer."""
+        """Outside a transaction, this never waits for a writer."""
         ...
 
     def row(self, statement: str, *values: Any) -> Row | None:
-        """Return the first row."""
         found = self.rows(statement, *values)
         return found[0] if found else None
 
 
 class Transaction(Reader, Protocol):
-    """One write transaction. What it reads cannot change before it ends."""
+    """A write transaction. Data that it has read cannot change before it ends."""
 
     counted: list[StoredCounts]  # additions to the counts of jobs, to be reported after the commit
 
-    def change(self, statement: str, *values: Any) -> int:
-        """Return the number of changed rows."""
-        ...
+    def change(self, statement: str, *values: Any) -> int: ...
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Row]) -> None:
-        """Insert many rows in the fastest way."""
+        """Insert many rows efficiently."""
         ...
 
     def at_commit(self, statement: str, *values: Any) -> None:
@@ -81,7 +80,7 @@ class Transaction(Reader, Protocol):
         ...
 
     def lock(self, name: str) -> None:
-        """Wait for the lock ``name``, and hold it until this transaction ends."""
+        """Wait for the lock ``name``, and hold it until the transaction ends."""
         ...
 
 
@@ -109,20 +108,19 @@ class Database(Reader, Protocol):
         ...
 
     def change(self, statement: str, *values: Any) -> int:
-        """Run one statement in its own transaction; return the number of changed rows."""
+        """Run one statement in its own transaction."""
         return self.write(lambda tx: tx.change(statement, *values))
 
     def now(self) -> float:
-        """Return Unix seconds by a clock that all users of the database share."""
+        """Return the Unix time of a clock that all users of the database share."""
         ...
 
     def reclaim(self) -> None:
-        """Return the space of deleted rows to the system, as far as the database can; this may take a
-        while."""
+        """Return the space of deleted rows to the system, as far as possible; this may take a while."""
         ...
 
     def give_up(self) -> None:
-        """Make every current and later wait for the database fail; close it afterwards."""
+        """Make pending and future waits for the database fail. The caller closes it afterwards."""
         ...
 
     def close(self) -> None:
@@ -146,7 +144,7 @@ def number(job: int, ix: int) -> int:
 
 
 def first_of(job: int) -> int:
-    """Return the number of a job's first item; the first item of the next job follows its last."""
+    """Return the number of a job's first item. The items of the next job follow directly."""
     return job << POSITION_BITS
 
 
@@ -155,7 +153,7 @@ def position(no: int) -> int:
 
 
 def encoded(text: str | None) -> bytes | None:
-    """Return text as bytes, whatever characters it contains, including lone surrogates and NUL."""
+    """Any character is allowed, including lone surrogates and NUL."""
     return None if text is None else text.encode("utf-8", "surrogatepass")
 
 
@@ -164,7 +162,7 @@ def decoded(stored: bytes | None) -> str | None:
 
 
 def fitting(sizes: Iterable[int]) -> int:
-    """Return how many leading sizes fit into a page of :data:`PAGE_BYTES`; at least one."""
+    """Return how many of the first sizes fit into a page of :data:`PAGE_BYTES`; at least one."""
     count = size = 0
     for one in sizes:
         size += one
@@ -180,7 +178,7 @@ def bare(value: Any) -> str:
 
 
 def packed(positions: Iterable[int]) -> bytes:
-    """Return positions as four bytes each, little-endian."""
+    """Four bytes per position, little-endian."""
     return _little(array("I", positions)).tobytes()
 
 
@@ -197,7 +195,7 @@ def _little(positions: array[int]) -> array[int]:
 
 
 def record_text(record: JobPolicy | RemoteProgress) -> str:
-    """Return a versioned record as JSON: every field by its name, and the version."""
+    """Return a record as JSON with all fields by name and the record's version."""
     fields = asdict(record, recurse=False, value_serializer=_plain)
     return bare({"version": record.version, **fields})
 

@@ -26,9 +26,9 @@ from smartbatch.jobs.store.schema import open_item, result_row
 
 _T = TypeVar("_T")
 
-PAGE_DROPPED = 10_000  # items of a cancelled job that end in one transaction
-# pages are closed ranges of numbers: with an open end, PostgreSQL without statistics would read all rows.
-# A follower has no body: its leader's body and earlier tries are used
+PAGE_DROPPED = 10_000  # unsent items of a cancelled job that are ended per transaction
+# pages are closed ranges of numbers: with an open range, PostgreSQL without statistics would read all rows. A
+# follower has no body: its leader's body and earlier tries are used
 _RESULTS = """SELECT {columns} FROM result r JOIN payload p ON p.no = r.no
     LEFT JOIN follower f ON f.no = r.no LEFT JOIN result l ON l.no = f.leader
     LEFT JOIN earlier_tries e ON e.no = coalesce(f.leader, r.no)
@@ -46,7 +46,6 @@ class ItemTable:
     def in_state(
         self, job_id: str, *, state: ItemState = ItemState.OPEN, limit: int = 100_000
     ) -> list[OpenItem]:
-        """Return items in a state, in order."""
         job = job_number(self.db, job_id)
         rows = self.db.rows(_in_state(state), state.value, first_of(job), first_of(job + 1), limit)
         return [open_item(row) for row in rows]
@@ -58,7 +57,7 @@ class ItemTable:
         return int(found)
 
     def bodies(self, job_id: str, positions: Collection[int]) -> dict[int, bytes]:
-        """Return requests of a job by position; use a few hundred at a time."""
+        """Use a few hundred positions at a time."""
         job = job_number(self.db, job_id)
         items = items_by_number(self.db, (number(job, ix) for ix in positions))
         return {item.ix: item.payload for item in items.values()}
@@ -72,7 +71,7 @@ class ItemTable:
         """End ``OPEN`` items as failed with ``body``, at no cost.
 
         Raises:
-            LeaseLost: also if one of them is not open.
+            LeaseLost: also if an item is not open.
         """
         numbers = _take_open(tx, job, positions, ItemState.FINAL)
         outcomes.end_alike(tx, job, numbers, NewResult(-1, "failed", body, cost=0.0), at)
@@ -82,7 +81,7 @@ class ItemTable:
         """Change ``OPEN`` items to ``REALTIME``.
 
         Raises:
-            LeaseLost: also if one of them is not open.
+            LeaseLost: also if an item is not open.
         """
         _take_open(tx, job, positions, ItemState.REALTIME)
 
@@ -108,13 +107,14 @@ class ItemTable:
         """Store the outcomes of ``IN_FLIGHT`` items.
 
         ``again`` makes them ``REALTIME`` with one more try, ``unrun`` with the same number of tries; their
-        costs are charged in both cases. The cost of answers that are not used stays reserved, and an incident
-        reports it. The caller reports the counts by :meth:`.LeaseTable.report_counts`, with no lock held.
+        costs are charged in both cases. The cost of answers that are not used stays reserved, and an
+        incident reports it. The caller then calls :meth:`.LeaseTable.report_counts` without holding a lock.
 
         Args:
             freed: USD of reservations to release.
             note: what the job is waiting for, if anything. It is written in this transaction, because
-                otherwise a held job's items could be claimed again before it is written.
+            otherwise a
+                held job's items could be claimed again before it is written.
             claim: maximum number of items to claim, as :meth:`claim_realtime` does.
 
         Raises:
@@ -139,8 +139,8 @@ class ItemTable:
     def drop_unsent(self, lease: JobLease, body: bytes, *, at: float) -> int:
         """End every ``OPEN`` and ``REALTIME`` item as cancelled with ``body``; return their number.
 
-        Each transaction ends some thousands, ``OPEN`` ones first. After an interruption, the next call
-        continues. Items in shards or in flight are not changed.
+        Each transaction ends up to :data:`PAGE_DROPPED` items, ``OPEN`` ones first. After an interruption,
+        the next call continues. Items in shards or in flight are not changed.
         """
         cancelled = NewResult(-1, "cancelled", body, cost=0.0)
         dropped = count = self._drop_page(lease, cancelled, at)
@@ -162,22 +162,22 @@ class ItemTable:
     # -- results ---------------------------------------------------------------------------------------------
 
     def results(self, job_id: str, *, after: int = -1, limit: int = 1000) -> list[ResultRow]:
-        """Return up to ``limit`` results by position, starting after ``after``."""
+        """Return up to ``limit`` results in the order of positions, starting after ``after``."""
         job = job_number(self.db, job_id)
         return self._from("no", self._whole, number(job, after + 1), first_of(job + 1), limit)
 
     def fresh(self, job_id: str, *, after: int = 0, limit: int) -> list[ResultRow]:
-        """Return up to ``limit`` results by ``seq``, starting after ``after``; none is ever skipped."""
+        """Return up to ``limit`` results in the order of ``seq``, after ``after``; none is ever skipped."""
         job = job_number(self.db, job_id)
         return self._from("seq", self._whole, number(job, after + 1), first_of(job + 1), limit)
 
     def sequences(self, job_id: str, *, after: int = 0, limit: int = 10_000) -> list[tuple[int, int]]:
-        """Return ``seq`` and position of results, as :meth:`fresh` does, but using the index alone."""
+        """Return ``seq`` and position of the results that :meth:`fresh` returns, using the index alone."""
         job = job_number(self.db, job_id)
         return self._from("seq", self._numbers, number(job, after + 1), first_of(job + 1), limit)
 
     def last_sequence(self, job_id: str) -> int:
-        """Return the ``seq`` of the latest result of a job; 0 if there is no result or no job."""
+        """0 if the job has no results or does not exist."""
         found = self.db.row("SELECT seq FROM job WHERE id = ?", job_id)
         return 0 if found is None else int(found[0])
 
@@ -186,8 +186,8 @@ class ItemTable:
     ) -> list[_T]:
         """Return the next page by a column, skipping gaps.
 
-        A result that seemed missing may be stored while this method looks beyond the gap. Since results are
-        stored in the order of ``seq``, it is then found on the second try.
+        A result may be stored in a gap while this method reads beyond it. Since results are stored in the
+        order of ``seq``, the second try finds it.
         """
         order, past = f"r.{column}", min(first + limit, end)
         page = read(order, first, past)
@@ -203,7 +203,7 @@ class ItemTable:
         return [(position(seq), position(no)) for seq, no in self.db.rows(found, first, end)]
 
     def _whole(self, order: str, first: int, end: int) -> list[ResultRow]:
-        """Return results of a range of numbers, or only the first ones if they are large."""
+        """Return the results of a range of numbers, or only the first ones if they are large."""
         sizes, whole = (
             _RESULTS.replace("{columns}", columns).replace("{order}", order) for columns in (_SIZES, _WHOLE)
         )

@@ -1,6 +1,6 @@
-"""Overviews of many jobs, read by page and by index, without their parameters and items.
+"""Paged overviews of many jobs, without their parameters and items.
 
-Counts stop at :data:`MAX_COUNTED`, and so do searches without an index, so that a page costs the same for any
+Counts and searches without an index stop at :data:`MAX_COUNTED` jobs, so that a page costs the same for any
 number of jobs.
 """
 
@@ -19,7 +19,7 @@ from smartbatch.jobs.store.jobs import JobTable
 from smartbatch.jobs.store.schema import SHARD_COLUMNS, incident_row, job_row, shard_row
 
 MAX_COUNTED = 10_000  # jobs that are counted, or searched for a model, before a page reports "more"
-MAX_SEARCHED = 1_000  # newest jobs among which waiting ones are searched
+MAX_SEARCHED = 1_000  # newest jobs that are searched for waiting ones
 
 
 @frozen
@@ -30,7 +30,7 @@ class AcceptedForecast:
 
 @frozen
 class FailedRequest:
-    ix: int  # position in the job
+    ix: int  # its position in the job
     user_id: str | None  # the request's own id
     outcome: str  # "failed" or "cancelled"
     body: bytes = field(repr=False)  # the result; see smartbatch.jobs.payload
@@ -45,13 +45,13 @@ class JobFilter:
 
 
 _ELSEWHERE = {"key": "user_key", "params": "substr(digest, 1, 0)"}
-"""Columns with other names; parameters, which may be long, are left empty."""
+"""Columns with other names. Parameters are left empty, because they may be long."""
 _COLUMNS = ", ".join(_ELSEWHERE.get(name, name) for name in fields_dict(JobRow))
 _ACCOUNTS = """WITH RECURSIVE account(scope) AS (
         SELECT min(scope) FROM shard
         UNION ALL SELECT (SELECT min(scope) FROM shard WHERE scope > account.scope)
         FROM account WHERE account.scope IS NOT NULL)"""
-"""The accounts of the store, with one index lookup for each."""
+"""The accounts of the store, found with one index lookup each."""
 
 _FAILED = """SELECT r.no, p.user_id, r.outcome, coalesce(l.body, r.body)
     FROM result r JOIN payload p ON p.no = r.no
@@ -107,13 +107,13 @@ class JobOverview:
         return [job_row(row) for row in found]
 
     def forecasts(self, lines: Sequence[JobRow]) -> dict[int, AcceptedForecast]:
-        """Return the forecasts made when jobs were accepted, by the number of the job."""
+        """Return the forecasts made when jobs were accepted, by job number."""
         numbers = [line.no for line in lines]
         rows = self.db.rows("SELECT job, p50, p95 FROM decision WHERE job IN {numbers}", numbers)
         return {no: AcceptedForecast(p50, p95) for no, p50, p95 in rows}
 
     def count(self, state: JobState) -> int:
-        """Return the number of jobs in a state, at most one more than :data:`MAX_COUNTED`."""
+        """The result is at most :data:`MAX_COUNTED` + 1."""
         counted = "SELECT count(*) FROM (SELECT 1 FROM job WHERE state = ? LIMIT ?) AS counted"
         [(found,)] = self.db.rows(counted, state.value, MAX_COUNTED + 1)
         return int(found)
@@ -144,7 +144,7 @@ class JobOverview:
 
         Args:
             first: the first position.
-            cancelled: include cancelled ones.
+            cancelled: include cancelled requests.
         """
         if not job.failed + (job.cancelled if cancelled else 0):
             return []

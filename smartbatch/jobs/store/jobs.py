@@ -1,4 +1,4 @@
-"""The tables ``job`` and ``incomplete_job``; the latter covers items that are being stored or deleted."""
+"""The tables ``job`` and ``incomplete_job``; the latter lists jobs that are being stored or deleted."""
 
 from __future__ import annotations
 
@@ -42,12 +42,13 @@ from smartbatch.jobs.store.schema import JOBS, job_row
 
 MAX_KEY_BYTES = 1_024  # PostgreSQL allows 2,704 in an index entry
 PAGE_ITEMS = 5_000
-"""Items are stored in pages of this size, or of :data:`.database.PAGE_BYTES`, so that a job of any size needs
-little memory and blocks other writers only briefly."""
+"""Items are stored in pages of at most this size, or of :data:`.database.PAGE_BYTES`, so that a job of any
+size needs little memory and blocks other writers only briefly.
+"""
 MAX_JOINED_ITEMS = 1_000  # per job; named items share jobs, since each job has a lease and a thread
 PAGE_NAMES = 500  # names looked up per query
 Digest = Callable[[], bytes] | None  # returns the job's digest once all items have been read
-_NAMED = "named-item "  # prefix of the facts that contain the places of named items
+_NAMED = "named-item "  # prefix of the facts that store the places of named items
 _BY_ID = JOBS + "WHERE j.id = ?"
 _BY_KEY = JOBS + "WHERE j.user_key = ?"
 _JOINABLE = """SELECT no, total, seq FROM job
@@ -199,7 +200,7 @@ class JobTable:
         return self.db.write(work)
 
     def get(self, id_or_key: str) -> JobRow | None:
-        """Return a job by its id, else by its key."""
+        """Return a job by its id or, if no job has that id, by its key."""
         may_be_id = id_or_key.isascii() and id_or_key.isprintable()  # text columns reject some characters
         found = self.db.row(_BY_ID, id_or_key) if may_be_id else None
         found = found or self.db.row(_BY_KEY, encoded(id_or_key))
@@ -299,7 +300,6 @@ class JobTable:
 
 
 def _known(reader: Reader, job: JobRow) -> JobRow | None:
-    """Return the job with the same key, or else the one with the same id."""
     found = reader.row(_BY_KEY, encoded(job.key)) if job.key is not None else None
     found = found or reader.row(_BY_ID, job.id)
     return None if found is None else job_row(found)
@@ -429,7 +429,7 @@ def _store_job(tx: Transaction, no: int, owner: str, job: JobRow, digest: Digest
 
 
 def _pages_of(items: Iterable[NewItem]) -> Iterator[tuple[list[NewItem], bool]]:
-    """Yield pages, at least one, and whether each is the last."""
+    """Yield at least one page, and with each page whether it is the last."""
     page: list[NewItem] = []
     size = 0
     for item in items:

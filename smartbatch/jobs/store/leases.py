@@ -96,7 +96,7 @@ class LeaseTable:
             if owner == me or (lease_until > now and self._owner.sees_alive(owner)):
                 return None, []
             # 3. otherwise take it, with an epoch that invalidates every older lease. Running batches are
-            # polled at once, so that the state is current, except those whose last poll failed
+            # polled immediately, so that the state is current, except those whose last poll failed
             claim = (
                 "UPDATE job SET owner = ?, epoch = epoch + 1, lease_until = ? WHERE no = ? RETURNING epoch"
             )
@@ -123,7 +123,7 @@ class LeaseTable:
         )
 
     def release(self, lease: JobLease) -> None:
-        """Release a job, so that another process may take it at once. Never raises ``LeaseLost``."""
+        """Release a job, so that another process can take it immediately. Never raises ``LeaseLost``."""
         given_back = "UPDATE job SET owner = NULL WHERE id = ? AND epoch = ? AND owner = ?"
         self._db.change(given_back, lease.job_id, lease.epoch, self._owner.id)
 
@@ -149,7 +149,6 @@ class LeaseTable:
         return done
 
     def report_counts(self, job_id: str, counted: Iterable[StoredCounts]) -> None:
-        """Report the counts of a job's transactions after their commit."""
         if self._counted is not None:
             for counts in counted:
                 self._counted(job_id, counts)
@@ -205,9 +204,7 @@ class OwnerLocks(Protocol):
         """Return false only if the operating system knows that the owner is dead."""
         ...
 
-    def leave(self) -> None:
-        """Release and delete this store object's lock."""
-        ...
+    def leave(self) -> None: ...
 
     def abandon(self) -> None:
         """Drop this store object's lock silently: a forked child closes only its copy."""
@@ -219,7 +216,7 @@ class OwnerLocks(Protocol):
 
 
 class Owner:
-    """The owner that a store object represents; it also reads the other rows of the table ``owner``."""
+    """The owner that a store object represents, and access to the other rows of the table ``owner``."""
 
     def __init__(
         self, database: Database, locks: OwnerLocks, *, wall: Callable[[], float], rng: Random
@@ -303,7 +300,7 @@ def _drop(tx: Transaction, owner: str) -> None:
 
 
 class FileLocks(OwnerLocks):
-    """Locks of owners on one machine: files in ``folder``, whose parent is private to the store."""
+    """Locks of owners on one machine: files in ``folder``, whose parent folder is private to the store."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -343,10 +340,10 @@ class FileLocks(OwnerLocks):
         return True
 
     def ensure(self) -> None:
-        """The kernel does."""
+        """The kernel keeps the lock until the process ends, so there is nothing to check."""
 
     def alive(self, owner: str) -> bool:
-        """Check whether the lock is free. A missing file proves nothing: then the lease decides."""
+        """A missing file proves nothing, so the owner counts as alive until its lease expires."""
         try:
             lock = os.open(self._path(owner), os.O_RDONLY | os.O_CLOEXEC)
         except OSError:

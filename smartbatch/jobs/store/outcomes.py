@@ -1,6 +1,6 @@
-"""Outcomes of items: each item ends once and is counted once.
+"""The outcomes of items: each item ends once and is counted once.
 
-Except for those at the end, each function is part of its caller's transaction.
+All functions run in their caller's transaction, except those at the end of the module.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from smartbatch.jobs.store.database import (
 from smartbatch.jobs.store.schema import earlier_tries, stored_item
 from smartbatch.types import DEFECTS, Route, Usage
 
-MAX_NAMED_ROWS = 64  # rows that an incident lists; a client usually has fewer in flight
-PAGE_FOLLOWERS = 10_000  # followers that end by one statement
+MAX_NAMED_ROWS = 64  # rows listed in an incident; a client usually has fewer in flight
+PAGE_FOLLOWERS = 10_000  # followers ended by one statement
 ItemAt = tuple[int, int | None]  # state and shard of an item, as numbers
 _COUNTED = ("succeeded", "failed", "cancelled", "cost", "realtime_cost", "unpriced", *DEFECTS)
 _TINY = 1e-9  # USD of rounding error allowed in sums of floats: less than the price of a token
@@ -85,7 +85,7 @@ def reserve_anyway(tx: Transaction, job: int, usd: float) -> None:
 
 
 def note(tx: Transaction, job: int, noted: JobNote) -> None:
-    """Store what a job is waiting for. A held job keeps its note, which items in flight do not change."""
+    """Store what a job is waiting for. Only a new hold replaces the note of a held job."""
     held = ", state = {held} WHERE state = {active}" if noted.hold else " WHERE state <> {held}"
     tx.change(f"UPDATE job SET note = ?{held} AND no = ?", encoded(noted.text), job)
 
@@ -93,7 +93,7 @@ def note(tx: Transaction, job: int, noted: JobNote) -> None:
 def count(
     tx: Transaction, job: int, results: Sequence[NewResult], at: float, *, deduplicated: bool = False
 ) -> int:
-    """Add final results to the job's counts, and end the job with its last one; return the first ``seq``."""
+    """Add final results to the job's counts; the last one finishes the job. Return the first ``seq``."""
     last = _add(tx, job, results, at, deduplicated=deduplicated)
     if tx.change(_FINISH, at, job):
         summaries.measure(tx, job, at)
@@ -101,7 +101,7 @@ def count(
 
 
 def charge(tx: Transaction, job: int, results: Sequence[NewResult], at: float) -> None:
-    """Charge answers that were paid for but do not count, such as those that violate their schema.
+    """Charge paid answers that were discarded, for example because they violate their schema.
 
     Their items record the billed amount.
     """
@@ -113,7 +113,7 @@ def charge(tx: Transaction, job: int, results: Sequence[NewResult], at: float) -
 
 
 def remember(tx: Transaction, billed: Mapping[int, NewResult]) -> None:
-    """Add results that do not end their items to the items' earlier tries, by number."""
+    """Add results that do not end their items to the items' earlier tries."""
     if not billed:
         return
     rows = tx.rows("SELECT no, cost, usage, body FROM earlier_tries WHERE no IN {numbers}", list(billed))
@@ -176,7 +176,6 @@ def positions(reader: Reader, shard_id: str) -> tuple[int, memoryview]:
 
 
 def item_states(tx: Transaction, job: int, ixs: Iterable[int]) -> dict[int, ItemAt]:
-    """Return state and shard of items by position."""
     numbers = list({number(job, ix) for ix in ixs})
     rows = tx.rows("SELECT no, state, shard FROM item WHERE no IN {numbers}", numbers)
     return {position(no): (state, shard) for no, state, shard in rows}
@@ -208,7 +207,7 @@ def store_results(
 def store_verdicts(
     tx: Transaction, job: int, results: Sequence[NewResult], final: Collection[int], at: float
 ) -> list[int]:
-    """Store verdicts on items that are sent again; return items with a different, earlier one."""
+    """Store verdicts on items that are sent again; return the items that already have a different one."""
     verdicts = [result for result in results if not result.final]
     if not verdicts:
         return []
@@ -224,9 +223,9 @@ def store_verdicts(
 def _first_said(
     job: int, results: Iterable[NewResult], known: Iterable[Row]
 ) -> tuple[dict[int, NewResult], list[int]]:
-    """Return the first statement about each item by number, and the items with a different, earlier one.
+    """Return the first result of each item by number, and the items that have a different, earlier result.
 
-    ``known`` contains numbers and digests of earlier statements.
+    ``known`` contains numbers and digests of earlier results.
     """
     digests: dict[int, set[bytes]] = {}
     for no, digest in known:
@@ -244,7 +243,7 @@ def _first_said(
 
 
 def end_alike(tx: Transaction, job: int, items: list[int], result: NewResult, at: float) -> None:
-    """End items, by number, and their followers with the same result; its ``ix`` is ignored."""
+    """End items, given by number, and their followers with the same result; its ``ix`` is ignored."""
     if items:
         _end_alike(tx, job, items, result, at)
         _end_followers(tx, job, dict.fromkeys(items, result), at)
@@ -260,10 +259,10 @@ def _end_alike(
 
 
 def _end_followers(tx: Transaction, job: int, ended: Mapping[int, NewResult], at: float) -> None:
-    """End the followers of items that ended just now, by number: free of charge.
+    """End the followers of items that have just ended, free of charge.
 
-    This is part of the same transaction, some thousands at a time, so that no follower outlives its leader.
-    Followers have no body: their leader's body is read for them.
+    This is part of the same transaction, so that no follower outlives its leader. Followers have no body:
+    their leader's body is read for them.
     """
     followers = "SELECT no FROM follower WHERE leader = ? AND no > ? ORDER BY no LIMIT ?"
     for (leader,) in tx.rows("SELECT DISTINCT leader FROM follower WHERE leader IN {numbers}", list(ended)):
@@ -294,9 +293,9 @@ def send_again(tx: Transaction, job: int, results: Sequence[NewResult]) -> None:
 
 
 def end_in_flight(tx: Transaction, lease: JobLease, job: int, unknown: bytes | None, now: float) -> None:
-    """Free the items that a former owner left in flight, and record an incident about their possible cost.
+    """Release the items that a former owner left in flight, and record an incident about their possible cost.
 
-    ``unknown`` is the body of the failed result they end with, if they must not be sent again.
+    ``unknown`` is the body of the failed result that they get if they must not be sent again.
     """
     # items that end as failed pass through this state within this transaction
     freed = tx.rows(
@@ -320,9 +319,9 @@ def end_in_flight(tx: Transaction, lease: JobLease, job: int, unknown: bytes | N
 
 
 def record_paid_twice(tx: Transaction, job: int, doubled: Iterable[NewResult], at: float) -> None:
-    """Record the cost of real-time answers whose items have another answer already, such as an orphan's.
+    """Record the cost of real-time answers whose items already have another answer, such as an orphan's.
 
-    It stays reserved, and an incident reports it.
+    The cost stays reserved, and an incident reports it.
     """
     paid = [result for result in doubled if result.cost or result.usage.total_tokens]
     if not paid:
@@ -356,7 +355,6 @@ def add_incident(tx: Transaction, incident: IncidentRow) -> bool:
 
 
 def job_number(db: Database, job_id: str) -> int:
-    """Return the number of a job; raise ``JobNotFound`` if it does not exist."""
     found = db.row(JOB_NUMBER, job_id)
     if found is None:
         raise JobNotFound(f"the store {db.place} has no job {job_id!r}; see: smartbatch jobs list")
@@ -394,7 +392,7 @@ def delete_items(db: Database, job: int, owner: str) -> None:
 
 
 def first_in(db: Database, table: str, start: int, end: int, *, column: str = "no") -> int | None:
-    """Return the first number in a column of a table from ``start`` to ``end`` (excluded)."""
+    """Return the first number in a column of a table, from ``start`` up to but excluding ``end``."""
     least = f"SELECT min({column}) FROM {table} WHERE {column} >= ? AND {column} < ?"
     [(found,)] = db.rows(least, start, end)
     return None if found is None else int(found)

@@ -160,7 +160,7 @@ TABLES = (
     )""",
     "CREATE INDEX turnaround_model ON turnaround (model, no)",
     "CREATE TABLE owner (id TEXT NOT NULL PRIMARY KEY, host TEXT NOT NULL, pid {int} NOT NULL, since {real})",
-    # items that are not sent: each ends with the result of an identical item of its job, the leader
+    # items that are not sent: each gets the result of an identical item of its job, the leader
     "CREATE TABLE follower (no {key}, leader {int} NOT NULL)",
     "CREATE INDEX follower_leader ON follower (leader, no)",
     # usage of tries that did not end their item, and the last rejected answer among them
@@ -237,7 +237,7 @@ TABLES = (
         detail {bytes}
     )""",
     "CREATE INDEX act_job ON act (job_id, no)",
-    # results of rows that failed and were sent again
+    # earlier results of failed rows that were sent again
     """CREATE TABLE earlier_result (
         no {int} NOT NULL,
         seq {int} NOT NULL,
@@ -255,7 +255,7 @@ TABLES = (
 
 
 def create_tables(database: Database, types: Mapping[str, str]) -> None:
-    """Create the tables, unless another process has just done so.
+    """Create the tables, unless another process has just created them.
 
     Args:
         types: the dialect's spelling of the words in braces.
@@ -295,7 +295,7 @@ def has_tables(reader: Reader, place: str) -> bool:
 
 
 def maker(record: type[_T], **converters: Callable[[Any], Any]) -> Callable[[Row], _T]:
-    """Return a function that converts rows with a column for each field, in order, to records."""
+    """Return a function that converts rows to records; the columns are the fields, in order."""
     names = [field.name for field in fields(record)]
     converted = [(names.index(name), convert) for name, convert in converters.items()]
     make: Callable[..., _T] = record
@@ -320,7 +320,7 @@ _ELSEWHERE = {
 """Fields of records without a column of the same name."""
 _JOB_COLUMNS = ", ".join(_ELSEWHERE.get(name, f"j.{name}") for name in fields_dict(JobRow))
 JOBS = f"SELECT {_JOB_COLUMNS}, j.lease_until FROM job j JOIN job_params p ON p.no = j.no "
-"""Jobs, and the time when the lease of each expires."""
+"""Jobs, each with the Unix time at which its lease expires."""
 SHARD_COLUMNS = ", ".join(_ELSEWHERE.get(name, name) for name in fields_dict(ShardRow))
 _JOB_FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "key": decoded,

@@ -1,4 +1,4 @@
-"""Shards, the items in them, and verdicts on these: tables ``shard``, ``shard_items`` and ``verdict``."""
+"""Shards, their items, and verdicts on items: tables ``shard``, ``shard_items`` and ``verdict``."""
 
 from __future__ import annotations
 
@@ -66,7 +66,6 @@ class ShardTable:
         return self._where("job = ? AND state IN {texts} ORDER BY no", job_number(self.db, job_id), values)
 
     def in_scope(self, scope: str, *, states: Collection[ShardState]) -> list[ShardRow]:
-        """Return shards of all jobs of an account."""
         values = [state.value for state in states]
         return self._where("scope = ? AND state IN {texts} ORDER BY job, no", scope, values)
 
@@ -74,10 +73,11 @@ class ShardTable:
         return [shard_row(row) for row in self.db.rows(f"{_SHARDS}WHERE {condition}", *values)]
 
     def claimed_batches(self, scope: str, batch_ids: Collection[str]) -> set[str]:
-        """Return the ids that belong to a shard of this store, or that a shard is verifying as its own.
+        """Return the batch ids that a shard of this store owns or is verifying.
 
-        Candidates of dead shards are not claimed, since a shard that searches for its batch has precedence.
-        Nor are batches that another shard found to be foreign, since they may belong to a third shard.
+        Candidates of dead shards are excluded, since a shard that searches for its batch has precedence.
+        Batches that another shard found to be foreign are excluded too, since they may belong to a third
+        shard.
         """
         ids = list(batch_ids)
         rows = self.db.rows(_BATCHES_OWN, scope, ids, ids) if ids else []
@@ -90,7 +90,7 @@ class ShardTable:
         return self.items_at(shard_id, list(sizes)[:fit])
 
     def measures(self, shard_id: str, places: Iterable[int] | None = None) -> dict[int, ItemSize]:
-        """Return the sizes of a shard's items by position, of all or of the given positions."""
+        """Return the sizes of a shard's items by position; of all items if ``places`` is ``None``."""
         numbers = self._numbers(shard_id, places)
         rows = self.db.rows(
             """SELECT i.no, length(p.body), i.tokens FROM item i JOIN payload p ON p.no = i.no
@@ -101,19 +101,16 @@ class ShardTable:
         return {at: found[no] for at, no in numbers.items() if no in found}
 
     def items_at(self, shard_id: str, places: Iterable[int]) -> dict[int, StoredItem]:
-        """Return a shard's items by position."""
         numbers = self._numbers(shard_id, places)
         found = items_by_number(self.db, numbers.values())
         return {at: found[no] for at, no in numbers.items()}
 
     def _numbers(self, shard_id: str, places: Iterable[int] | None) -> dict[int, int]:
-        """Return the numbers of a shard's items by position, of all if ``places`` is ``None``."""
         job, ixs = positions(self.db, shard_id)
         those = range(len(ixs)) if places is None else places
         return {at: number(job, ixs[at]) for at in those if 0 <= at < len(ixs)}
 
     def unsettled(self, shard_id: str) -> list[UnsettledItem]:
-        """Return the items of a shard that have no result, in order."""
         job, ixs = positions(self.db, shard_id)
         numbered = [(ix, number(job, ix)) for ix in ixs]
         items = "SELECT no, state, tries FROM item WHERE no IN {numbers}"
@@ -200,11 +197,12 @@ class ShardTable:
     def mark_submitting(
         self, tx: Transaction, job: int, /, shard: ShardRow, *, exclusive: bool, **changes: Any
     ) -> ShardRow | None:
-        """Change ``READY`` to ``SUBMITTING``. The one create is sent afterwards, never before.
+        """Change ``READY`` to ``SUBMITTING``, before the create call is sent.
 
         Args:
             exclusive: return ``None``, with nothing written, while another shard of the scope is
-                ``SUBMITTING``, ``UNCERTAIN`` or ``PROVISIONAL``.
+            ``SUBMITTING``,
+                ``UNCERTAIN`` or ``PROVISIONAL``.
         """
         if shard.state is not ShardState.READY:
             raise ValueError(f"only a ready shard can be submitted, but this one is {shard.state.value}")
@@ -236,8 +234,8 @@ class ShardTable:
             tried: count this shard as one of their tries.
             at: Unix seconds.
             maybe_billed: keep its reservation, because the batch may have been billed.
-            ended: results of items that end with it, because the provider refused them.
-            orphan: id of its batch if that is still running; it is then handled like any orphan.
+            ended: results of items that the provider refused and that end with the shard.
+            orphan: id of its batch if that is still running; the batch is then handled like any orphan.
         """
         if items not in (ItemState.OPEN, ItemState.REALTIME):
             raise ValueError("the items of a discarded shard must become open or real time")
@@ -277,11 +275,11 @@ class ShardTable:
         """Store up to a thousand results of a shard.
 
         - If an item has no result, the new one is stored and counted.
-        - If it has the same one (by digest), nothing changes, since results may be read twice.
-        - If it has a different one, that is not replaced, and the item is returned as doubled.
+        - If it has the same result (by digest), nothing changes, since results may be read twice.
+        - If it has a different result, that is not replaced, and the item is returned as doubled.
         - Results that are not final (``again``, ``unrun``) are stored as verdicts until the shard is settled.
 
-        The results of a ``DEAD`` shard come from its orphan: its paid answers are used for open items.
+        The results of a ``DEAD`` shard come from its orphan; its paid answers are used for open items.
 
         Raises:
             ValueError: the shard is neither ``INGESTING`` nor ``DEAD``, or an item was never in it.

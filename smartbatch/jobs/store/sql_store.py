@@ -3,14 +3,11 @@
 Rules for all operations:
 
 - A method of a table is one transaction unless its docstring says otherwise. When it returns, its changes are
-  on disk. After an error during a commit, its outcome is read from
-  the database, never assumed.
+  on disk. After an error during a commit, its outcome is read from the database, never assumed.
 - Every write to a job names the writer's :class:`~smartbatch.jobs.records.JobLease`. If another process has
-  taken over the job, nothing is written and :class:`~smartbatch.jobs.records.LeaseLost` is raised.
-- A shard's state is changed only if it is still the one that the writer read; otherwise ``LeaseLost`` is
-  raised.
-- Pages of requests and results may be short, because they are limited to some megabytes and end at gaps; only
-  an empty page is the last one.
+  taken over the job, or a shard's state is no longer the one that the writer read, nothing is written and
+  :class:`~smartbatch.jobs.records.LeaseLost` is raised.
+- Pages of requests and results may be short; only an empty page is the last one.
 - A job becomes ``DONE`` in the transaction that stores its last result.
 - Every method may raise ``StoreError``: the database is unavailable, and nothing was written.
 """
@@ -49,7 +46,7 @@ _KEYWORD_FORM = re.compile(
     r"\s*(host|hostaddr|port|dbname|user|password|passfile|service|options|sslmode)\s*=|.*\bpassword\s*=",
     re.S,
 )
-"""The other form of addresses that libpq accepts, such as ``host=db.example dbname=jobs``."""
+"""The other form of address that libpq accepts, such as ``host=db.example dbname=jobs``."""
 
 
 class SqlStore:
@@ -117,7 +114,7 @@ class SqlStore:
         return self.spool
 
     def give_up(self) -> None:
-        """Make pending database calls fail at once, because the database hangs and the process must end.
+        """Make pending database calls fail immediately, because the database hangs and the process must end.
 
         Jobs owned by this store are released when the process ends or its leases expire.
         """
@@ -180,7 +177,6 @@ def open_store(
 
 
 def is_server(place: str) -> bool:
-    """Whether a place is the address of a server rather than a file."""
     return place.startswith(_SERVERS)
 
 
@@ -223,14 +219,13 @@ def check_place(place: str) -> None:
 
 
 def default_place() -> str:
-    """Return the path of the default store."""
     return os.path.join(state_folder(), "jobs.db")
 
 
 # -- small tables ------------------------------------------------------------------------------------------
 
 MAX_TURNAROUNDS = 500  # stored batches per model; a forecast uses 100
-TRIM_INTERVAL = 50  # batches after which older ones are deleted
+TRIM_INTERVAL = 50  # new batches after which old ones are deleted
 
 
 @frozen
@@ -252,7 +247,7 @@ class FactTable:
         return [incident_row(row) for row in rows]
 
     def observe_turnarounds(self, model: str, seen: Sequence[tuple[int, float, float]]) -> None:
-        """Store size, seconds and end time of batches, for forecasts."""
+        """Store size, duration in seconds and end time of batches, for forecasts."""
         new = "INSERT INTO turnaround (model, size, seconds, at) VALUES (?, ?, ?, ?) RETURNING no"
         trim = """DELETE FROM turnaround WHERE model = ? AND no <= (
             SELECT no FROM turnaround WHERE model = ? ORDER BY no DESC LIMIT 1 OFFSET ?)"""
@@ -265,12 +260,12 @@ class FactTable:
         self.db.write(work)
 
     def turnarounds(self, model: str, *, limit: int) -> list[tuple[int, float, float]]:
-        """Return size, seconds and end time of the latest batches of ``model``, newest first."""
+        """Return size, duration in seconds and end time of the latest batches of ``model``, newest first."""
         latest = "SELECT size, seconds, at FROM turnaround WHERE model = ? ORDER BY no DESC LIMIT ?"
         return [(size, seconds, at) for size, seconds, at in self.db.rows(latest, model, limit)]
 
     def topics(self, *, limit: int = 1000) -> list[str]:
-        """Return the names under which turnarounds are stored, sorted, with one index lookup for each."""
+        """Return the sorted names under which turnarounds are stored, with one index lookup for each."""
         each = """WITH RECURSIVE topic (name) AS (
             SELECT min(model) FROM turnaround
             UNION ALL SELECT (SELECT min(model) FROM turnaround WHERE model > topic.name)

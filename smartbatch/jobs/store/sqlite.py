@@ -27,14 +27,15 @@ from smartbatch.jobs.records import StoredCounts
 from smartbatch.jobs.store.database import STATES, Database, Row, Transaction
 from smartbatch.jobs.store.schema import create_tables, has_tables
 
-BUSY_SECONDS = 10.0  # how long a write waits for other writers
-RETRY_SECONDS = 0.1  # of a single wait in SQLite; after each, a closed store stops waiting
+BUSY_SECONDS = 10.0  # maximum wait of a write for other writers
+RETRY_SECONDS = 0.1  # longest wait inside SQLite; between two, a closed store stops waiting
 APPLICATION_ID = 0x736D6A62  # "smjb" in the file's header marks it as a store of jobs
 MIN_SQLITE = (3, 35, 0)  # the first version with RETURNING
 MAX_CHECKED_BYTES = 8 << 20
-"""Files up to this size are checked completely when they are opened; larger ones after the first error,
-because the check reads the whole file."""
-VACUUM_PAGES = 5_000  # returned to the system in one transaction
+"""Files up to this size are checked completely when they are opened. Larger ones are checked after the first
+error, because the check reads the whole file.
+"""
+VACUUM_PAGES = 5_000  # pages returned to the system per transaction
 
 _TYPES = {
     "key": "INTEGER PRIMARY KEY",
@@ -63,7 +64,7 @@ GONE = (
     " sent; restore the file together with its -wal file, or restart with another store"
 )
 _MOUNTS = "/proc/self/mountinfo"
-_ESCAPED = re.compile(r"\\([0-7]{3})")  # such as spaces in the list of mounts
+_ESCAPED = re.compile(r"\\([0-7]{3})")  # escaped characters in the list of mounts, such as spaces
 
 
 @functools.cache
@@ -80,9 +81,9 @@ class SqliteDatabase(Database):
     """One SQLite file.
 
     Args:
-        path: created with its folder if it is missing.
+        path: the file, created with its folder if it is missing.
         wall: Unix seconds.
-        busy_timeout: seconds that a write waits for other writers.
+        busy_timeout: maximum seconds that a write waits for other writers.
     """
 
     def __init__(self, path: str, *, wall: Callable[[], float], busy_timeout: float = BUSY_SECONDS) -> None:
@@ -98,7 +99,6 @@ class SqliteDatabase(Database):
     # -- opening ---------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Create or check the file and its tables."""
         if sqlite3.sqlite_version_info < MIN_SQLITE:
             raise StoreError(
                 f"the store needs SQLite {'.'.join(map(str, MIN_SQLITE[:2]))} or newer, but this Python has"
@@ -113,7 +113,7 @@ class SqliteDatabase(Database):
             raise self._explained(error) from None
 
     def _opened(self, *, alone: bool) -> bool:
-        """Check the file, and create it if ``alone``; return false if it is not created yet."""
+        """Check the file, and create its tables; return false if it is empty and not ``alone``."""
         with self._connections.reading():
             connection = self._connect()
             try:
@@ -128,13 +128,13 @@ class SqliteDatabase(Database):
         return True
 
     def _make(self) -> None:
-        """Create the file while no other process does."""
+        """Create the file under a lock, because other processes may do the same."""
         lock = new_file(f"{self.place}.new")
         try:
-            lock_file(lock, wait=True)  # other processes hold it for a few milliseconds
+            lock_file(lock, wait=True)  # other processes hold the lock for a few milliseconds
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(self.place, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            check_own(self.place)  # anyone may have put an empty file there
+            check_own(self.place)  # another user may have put an empty file there
             self._opened(alone=True)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{self.place}.new")
@@ -144,7 +144,7 @@ class SqliteDatabase(Database):
     def _examine(
         self, connection: sqlite3.Connection, alone: bool
     ) -> Literal["unmade", "no tables", "whole"]:
-        """Return the state of the file after checking that it can be a store; creating it needs ``alone``."""
+        """Check that the file can be a store. An empty file is made a store only if ``alone``."""
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         [(application,)] = connection.execute("PRAGMA application_id")
         [(version,)] = connection.execute("PRAGMA user_version")
@@ -152,7 +152,7 @@ class SqliteDatabase(Database):
             if not alone:  # it is empty: new, or its creator died immediately
                 return "unmade"
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            connection.execute("VACUUM")  # otherwise it has no effect once the file has its first page
+            connection.execute("VACUUM")  # applies auto_vacuum to a file that already has pages
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         elif application != APPLICATION_ID:
             raise StoreError(
@@ -242,7 +242,6 @@ class SqliteDatabase(Database):
             raise StoreError(GONE.format(path=self.place))
 
     def _inode(self, path: str) -> tuple[int, int] | None:
-        """Return the identity of a file; ``None`` if it does not exist."""
         try:
             return inode_of(path)
         except FileNotFoundError:
@@ -251,7 +250,7 @@ class SqliteDatabase(Database):
             raise self._explained(error) from None
 
     def _explained(self, error: Exception) -> StoreError:
-        """Return an error for the user; after a sign of damage, nothing more is written."""
+        """After a sign of damage, nothing more is written."""
         problem = explained(error, self.place, self._busy_timeout)
         if is_damage(error):
             self._damage = str(problem)
@@ -284,8 +283,6 @@ class SqliteDatabase(Database):
 
 
 class SqliteTransaction(Transaction):
-    """A write transaction on the writing connection."""
-
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
         self.counted: list[StoredCounts] = []
@@ -298,14 +295,15 @@ class SqliteTransaction(Transaction):
         return _execute(self.connection, statement, values).rowcount
 
     def at_commit(self, statement: str, *values: Any) -> None:
-        self.change(statement, *values)  # writes are exclusive, and there is no server
+        # no need to delay the statement: writes are exclusive, and there is no round trip
+        self.change(statement, *values)
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Row]) -> None:
         marks = ", ".join("?" * len(columns))
         self.connection.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)
 
     def lock(self, name: str) -> None:
-        """Writes are exclusive anyway."""
+        """Writes are exclusive, so no lock is needed."""
 
 
 # -- checks and errors ---------------------------------------------------------------------------------------
@@ -370,7 +368,7 @@ def check_whole(connection: sqlite3.Connection, path: str) -> None:
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether nothing may be written to the file after an error."""
+    """Whether nothing may be written to the file after this error."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 

@@ -1,11 +1,11 @@
 """Summaries for overviews: the tables ``decision``, ``error_group`` and ``spending``.
 
-Summaries of a job are written in the transaction that stores the job or its results, so that nothing is lost
-or counted twice; those of requests in real time follow a few seconds later. All reads use an index and are
-bounded, however many rows jobs have.
+Summaries of a job are written in the transaction that stores the job or its results, so that nothing is
+lost or counted twice; those of real-time requests follow a few seconds later. All reads use an index and
+are bounded.
 
-Many transactions add to the same rows. So that none waits longer than a commit takes, these statements run
-with the commit, and those of jobs are spread over :data:`SPENDING_PARTS` rows.
+Many transactions add to the same rows. To keep the locks short, these statements run together with the
+commit, and those of jobs are spread over :data:`SPENDING_PARTS` rows.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from smartbatch.jobs.summary_records import ErrorGroup, Failures, Spending, Stor
 from smartbatch.types import Route
 
 MAX_DECISIONS = 2_000  # stored decisions on real-time lists; a job's decision is stored as long as the job
-MAX_GROUPS = 500  # stored groups of errors: the most recent ones
+MAX_GROUPS = 500  # stored groups of errors; older ones are deleted
 MAX_GROUPS_PER_WRITE = 20  # further errors of one transaction are counted as one group per kind
-TRIM_INTERVAL = 20  # jobs after which old rows are deleted; requests in real time delete some with each write
-MAX_TRIMMED_GROUPS = 1_000  # groups that are deleted at once
+TRIM_INTERVAL = 20  # jobs between two deletions of old rows
+MAX_TRIMMED_GROUPS = 1_000  # groups deleted per transaction
 HOUR = 3600.0
 MAX_SPENDING_HOURS = 14 * 24  # period for which spending is stored
 SPENDING_PARTS = 8  # rows over which the spending of an hour, model and route is spread
-MAX_SPENDING_ROWS = 20_000  # read at once
+MAX_SPENDING_ROWS = 20_000  # rows read at a time
 
 _DECISIONS = """SELECT d.no, d.at, d.model, j.id, d.route, d.requests, d.deadline, d.p50, d.p95, d.cost,
     d.individual_p50, d.individual_cost, d.batch_p50, d.batch_cost,
@@ -95,7 +95,6 @@ class SummaryTable:
         return None if found is None else _stored_decision(found)
 
     def numbered(self, no: int) -> StoredDecision | None:
-        """Return the decision with a number."""
         found = self.db.row(_DECISIONS.replace("{body}", "d.body") + "WHERE d.no = ?", no)
         return None if found is None else _stored_decision(found)
 
@@ -137,12 +136,12 @@ class SummaryTable:
         at: float,
         part: int,
     ) -> None:
-        """Add the outcome of requests in real time, and delete old rows; in one transaction.
+        """Add the outcome of real-time requests, and delete old rows, in one transaction.
 
         Args:
             decisions: on lists; each gets its number, and is written again once it is measured.
             at: Unix seconds of the errors and of the spending.
-            part: a number of this process.
+            part: a number that differs between processes, so that they write to different rows.
         """
 
         def work(tx: Transaction) -> list[int | None]:
@@ -160,7 +159,6 @@ class SummaryTable:
 
 
 def store_decision(tx: Transaction, job: int | None, decision: Decision, model: str, at: float) -> None:
-    """Store the route decision of a job, given by number."""
     tx.at_commit(_NEW_DECISION, *_columns(job, decision, model, at))
 
 
@@ -229,7 +227,6 @@ def add_failures(tx: Transaction, failures: Iterable[Failures], at: float) -> No
 
 
 def trim(tx: Transaction, at: float) -> None:
-    """Delete old spending and groups of errors."""
     tx.at_commit(_TRIM_SPENDING, _hour(at) - MAX_SPENDING_HOURS)
     tx.at_commit(_TRIM_GROUPS, MAX_TRIMMED_GROUPS, MAX_GROUPS)
 
@@ -310,12 +307,12 @@ def _add_spending(tx: Transaction, spent: Iterable[Spending], at: float, part: i
 
 
 def _text(value: str) -> str:
-    """Return a name for any text column: text that is only displayed must not make a write fail."""
+    """Text that is only displayed must not make a write fail."""
     return value.encode("utf-8", "replace").decode().replace("\0", "?")
 
 
 def _known(value: float) -> float:
-    """Return a time that every database can store; NaN becomes infinity."""
+    """Not every database can store NaN, so it becomes infinity."""
     return math.inf if math.isnan(value) else value
 
 
