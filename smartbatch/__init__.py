@@ -1,6 +1,6 @@
-"""smartbatch: many LLM requests in, every answer out. Synchronous, from any number of threads.
+"""Sends many LLM requests and returns every answer. Synchronous, usable from any number of threads.
 
-The public names load on first use, so ``import smartbatch`` is quick and imports no provider's SDK.
+Public names load at first use, so ``import smartbatch`` is quick and imports no provider's SDK.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ _NAMES_OF = {
     "realtime.ticket": "ResultFuture",
     "observe.list_progress": "ListProgress",
 }
-"""The public names of each module, with spaces between."""
+"""The public names of each module, separated by spaces."""
 
 _module_of = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
 

@@ -1,8 +1,8 @@
-"""Time and waiting: the only file of the library that waits or notifies.
+"""Time and waiting. No other module of the library waits or notifies.
 
 All waiting happens on a :class:`Monitor` created by a :class:`Clock`. With :class:`VirtualClock` the same
-threads run in virtual time: when every registered thread is parked, time moves to the next deadline. Locks
-are ordinary; only waiting is virtual.
+threads run in virtual time: once every registered thread is parked, time moves to the next deadline. Locks
+are real; only waiting is virtual.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class Monitor(Protocol):
-    """A lock and a condition on it. Several monitors may share one lock."""
+    """A lock with a condition. Several monitors may share one lock."""
 
     lock: threading.Lock
 
@@ -35,30 +35,30 @@ class Monitor(Protocol):
     ) -> None: ...
 
     def wait(self, timeout: float | None = None, *, idle: bool = False, glance: float | None = None) -> bool:
-        """Release the lock, wait for a notification or ``timeout`` seconds, take the lock again.
+        """Release the lock, wait for a notification or ``timeout`` seconds, and take the lock again.
 
-        Returns False on a timeout. The lock must be held. With ``idle`` the timeout only ends unused things:
-        virtual time does not move to it, and it is noticed once time has passed it anyway. The same holds for
-        ``glance``, seconds after which the wait ends as well.
+        Return False on a timeout. The caller must hold the lock. With ``idle``, virtual time does not advance
+        to the timeout, which only serves to close unused resources. ``glance`` is an additional timeout of
+        this kind.
         """
         ...
 
     def wait_for(self, predicate: Callable[[], object], timeout: float | None = None) -> object:
-        """Wait until ``predicate`` holds, for at most ``timeout`` seconds; return its last value."""
+        """Wait up to ``timeout`` seconds until ``predicate`` is true, and return its last value."""
         ...
 
     def notify(self, n: int = 1) -> None:
-        """Wake up to ``n`` waiters. The lock must be held."""
+        """Wake up to ``n`` waiters. The caller must hold the lock."""
         ...
 
     def notify_all(self) -> None:
-        """Wake every waiter. The lock must be held."""
+        """Wake all waiters. The caller must hold the lock."""
         ...
 
 
 @runtime_checkable
 class Clock(Protocol):
-    """Seconds, monitors, and the count of running threads that virtual time needs."""
+    """Time, monitors, and the number of running threads, which virtual time needs."""
 
     def now(self) -> float:
         """Monotonic seconds; only differences are meaningful."""
@@ -69,35 +69,35 @@ class Clock(Protocol):
         ...
 
     def monitor(self, lock: threading.Lock | None = None) -> Monitor:
-        """Return a new monitor, on ``lock`` if given."""
+        """Return a new monitor. Monitors can share a ``lock``."""
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Wait; for simulated latency only, never for another thread."""
+        """Simulate latency. To wait for another thread, use a monitor."""
         ...
 
     def spawned(self) -> None:
-        """Work was handed to a thread that has not begun yet: time must not move past it."""
+        """Count work given to a thread that has not started, so that virtual time does not pass it."""
         ...
 
     def began(self) -> None:
-        """The handed-over work begins on this thread."""
+        """Mark the start of that work, on its thread."""
         ...
 
     def ended(self) -> None:
-        """The work on this thread has ended."""
+        """Mark the end of that work, on its thread."""
         ...
 
     def unspawned(self) -> None:
-        """The work that was to be handed over will not begin."""
+        """Undo :meth:`spawned` for work that will not start."""
         ...
 
 
 class _RealMonitor(threading.Condition):
-    """A condition on a plain lock, so that holding it twice is a visible error.
+    """A condition on a lock that is not reentrant, so that a nested acquisition shows up in tests.
 
-    ``with`` uses the lock's own methods, which are written in C. Those of ``Condition`` are not, so a Ctrl-C
-    could come between taking the lock and the block, and leave it locked forever.
+    ``with`` calls the lock's own methods, which are written in C. With the Python methods of ``Condition``,
+    Ctrl-C could arrive between taking the lock and entering the block, and leave it locked forever.
     """
 
     __enter__ = property(attrgetter("lock.__enter__"))
@@ -114,15 +114,15 @@ class _RealMonitor(threading.Condition):
         idle: bool = False,  # noqa: ARG002
         glance: float | None = None,
     ) -> bool:
-        """Wait as :class:`Monitor` describes; timeouts beyond the system's range are cut, so check again."""
+        """See :meth:`Monitor.wait`. Timeouts above the system's maximum are shortened."""
         if glance is not None:
             timeout = glance if timeout is None else min(timeout, glance)
         return super().wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
 
 
 class RealClock:
-    """The machine's clocks, and the waits that are never virtual, because they serve the interpreter: at
-    forks, in finalisers, for a thread that handles signals.
+    """The machine's clocks, including waits that are never virtual because the interpreter depends on them:
+    in forks, finalizers and signal handlers.
     """
 
     now = staticmethod(time.monotonic)
@@ -130,7 +130,7 @@ class RealClock:
 
     @staticmethod
     def sleep(seconds: float) -> None:
-        """Wait, by the current ``time.sleep``: green threads replace it."""
+        """Look up ``time.sleep`` at each call, because gevent may have replaced it."""
         time.sleep(seconds)
 
     @staticmethod
@@ -148,19 +148,15 @@ class RealClock:
     def monitor(self, lock: threading.Lock | None = None) -> Monitor:
         return _RealMonitor(lock or threading.Lock())
 
-    def spawned(self) -> None:
-        """Nothing to count: real time passes by itself."""
+    def spawned(self) -> None: ...
 
     began = ended = unspawned = spawned
 
 
 class SteadyWall:
-    """Unix seconds that no change of the wall clock moves: read once, then counted by the monotonic clock.
+    """Unix seconds unaffected by changes of the wall clock, which is read once.
 
-    Includes time the machine slept, if the system reports it: the monotonic clock stops then.
-
-    Args:
-        clock: provides the initial wall time.
+    Includes the time the machine slept, if the system reports it, because the monotonic clock stops then.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -169,11 +165,10 @@ class SteadyWall:
         self._slept = _slept(clock)
 
     def __call__(self) -> float:
-        """Return the Unix seconds now."""
         return self._clock.now() + self._offset + _slept(self._clock) - self._slept
 
     def ahead(self) -> float:
-        """Return how many seconds the wall clock was set ahead since then; negative if set back."""
+        """Seconds the wall clock has been set ahead since the first reading; negative if it was set back."""
         return self._clock.wall() - self()
 
 
@@ -184,8 +179,6 @@ def _slept(clock: Clock) -> float:
 
 
 class WaitingThread:
-    """A thread that waits on a :class:`VirtualMonitor`."""
-
     __slots__ = ("counted", "gate", "notified", "woken")
 
     def __init__(self, counted: bool) -> None:
@@ -197,16 +190,16 @@ class WaitingThread:
 
 
 class VirtualClock:
-    """Time that moves from deadline to deadline once every registered thread is parked.
+    """Virtual time: once every registered thread is parked, time jumps to the next deadline.
 
-    Threads of the library register themselves, and so may a test's own, with :meth:`spawned` and
-    :meth:`began`: time stops while it works, and a :meth:`sleep` ends exactly on time. A thread that is not
-    registered does not count: time moves on while it works, while it waits for a future, and after its sleep
-    has ended. ``with clock.held():`` stops time while such a thread prepares a scene.
+    Threads of the library register themselves. A test can register its own thread with :meth:`spawned` and
+    :meth:`began`: time then stops while the thread works, and :meth:`sleep` ends exactly on time. Time does
+    not stop for other threads. To stop it while such a thread prepares a scenario, use ``with
+    clock.held():``.
 
     Args:
-        start: the first value of :meth:`now`, seconds.
-        wall: the Unix time at ``start``, seconds.
+        start: the initial value of :meth:`now`, in seconds.
+        wall: the Unix time at ``start``, in seconds.
     """
 
     def __init__(self, start: float = 0.0, wall: float = 1_795_000_000.0) -> None:
@@ -226,7 +219,7 @@ class VirtualClock:
         return self._now + self._wall_offset
 
     def set_wall(self, ahead: float) -> None:
-        """Set the wall clock ahead, or back, by some seconds; monotonic time is not affected."""
+        """Set the wall clock ahead by some seconds, or back if negative; monotonic time does not change."""
         self._wall_offset += ahead
 
     def monitor(self, lock: threading.Lock | None = None) -> Monitor:
@@ -256,7 +249,7 @@ class VirtualClock:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep time from moving while the block runs."""
+        """Stop time while the block runs."""
         self.spawned()
         try:
             yield
@@ -264,7 +257,7 @@ class VirtualClock:
             self.unspawned()
 
     def pending(self) -> int:
-        """Return how many threads wait for a time, and not only for a notification."""
+        """Return the number of threads that wait for a point in time rather than only for a notification."""
         with self._guard:
             return sum(not waiter.woken for _, _, waiter in self._deadlines)
 
@@ -300,7 +293,9 @@ class VirtualClock:
         return True
 
     def _step_locked(self) -> None:
-        """Move to the next deadline while no thread runs, waking uncounted waiters on the way."""
+        """Advance to the next deadline as long as no registered thread runs, and wake other waiters on the
+        way.
+        """
         while self._active == 0 and self._deadlines:
             deadline, _, waiter = heapq.heappop(self._deadlines)
             if waiter.woken:
@@ -312,25 +307,25 @@ class VirtualClock:
 
 
 class VirtualTime(Protocol):
-    """The part of a clock that a :class:`VirtualMonitor` needs."""
+    """What a :class:`VirtualMonitor` needs from its clock."""
 
     def now(self) -> float: ...
 
     def counted(self) -> bool:
-        """Whether the calling thread is registered."""
+        """Whether the current thread is registered."""
         ...
 
     def park(self, waiter: WaitingThread, timeout: float | None, *, idle: bool, glance: float | None) -> None:
-        """Count the calling thread as waiting, until :meth:`wake` or its timeout."""
+        """Count the current thread as waiting until :meth:`wake` or its timeout."""
         ...
 
     def wake(self, waiter: WaitingThread, *, notified: bool) -> bool:
-        """Let ``waiter`` continue; False if it already does."""
+        """Resume ``waiter``; return False if it is already running."""
         ...
 
 
 class VirtualMonitor:
-    """A lock and a condition on it, with virtual timeouts."""
+    """A :class:`Monitor` with virtual timeouts."""
 
     def __init__(self, clock: VirtualTime, lock: threading.Lock) -> None:
         self.lock = lock
@@ -354,7 +349,7 @@ class VirtualMonitor:
         try:
             waiter.gate.acquire()
         finally:
-            self._clock.wake(waiter, notified=False)  # a Ctrl-C ended the wait
+            self._clock.wake(waiter, notified=False)  # Ctrl-C interrupted the wait
             self.lock.acquire()
             if not waiter.notified and waiter in self._waiters:
                 self._waiters.remove(waiter)

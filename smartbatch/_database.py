@@ -1,4 +1,4 @@
-"""Databases: the connections of one process to an SQLite file, and addresses of PostgreSQL servers."""
+"""SQLite connections of one process, and addresses of PostgreSQL servers."""
 
 from __future__ import annotations
 
@@ -20,35 +20,38 @@ from smartbatch._fork import around_fork
 from smartbatch.errors import ConfigError
 
 FORK_WAIT_SECONDS = 5.0
-"""How long a fork waits for a read, and for a write, of other threads. A longer one may be waiting for the
-forking thread itself; then the child may find the file locked."""
+"""How long a fork waits for reads and writes of other threads. Longer ones may be waiting for the forking
+thread; the fork then proceeds, and the child may find the file locked.
+"""
 _abandoned: list[sqlite3.Connection] = []
-"""Connections of the parent, kept open in a forked child: closing one could disturb the parent's log."""
+"""Connections of the parent that a forked child keeps open, because closing one could damage the parent's
+log.
+"""
 DEFAULT_SCHEMA = "smartbatch"
-"""A separate schema, because the plain table names could conflict with the user's."""
+"""A separate schema avoids conflicts with the user's table names."""
 SCHEMA_LOCK = 7_310_294_563_017_112
-"""Advisory lock for creating a schema: jobs and shared limits may start in one at the same time."""
+"""Advisory lock for creating a schema, because jobs and shared limits may do so at the same time."""
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _DEFAULTS: dict[str, Any] = {
     "application_name": "smartbatch",
     "connect_timeout": 10,
-    # a server that disappeared without notice is detected within a minute
+    # detects within a minute that a server has disappeared without notice
     "keepalives_idle": 20,
     "keepalives_interval": 10,
     "keepalives_count": 3,
     "tcp_user_timeout": 50_000,
 }
-"""Defaults of libpq parameters, in seconds; the last one in milliseconds."""
+"""Default libpq parameters, in seconds; the last one in milliseconds."""
 _SECRET = ("password", "sslpassword", "passfile", "sslkey")
 
 _T = TypeVar("_T")
 
 
 def connect_sqlite(path: str, *, timeout: float) -> sqlite3.Connection:
-    """Open a connection without implicit transactions that any thread may use.
+    """Open a connection that any thread may use, without implicit transactions.
 
     Args:
-        timeout: seconds that SQLite itself waits for a lock.
+        timeout: seconds SQLite itself waits for a lock.
     """
     monkey = sys.modules.get("gevent.monkey")
     green = monkey is not None and monkey.is_module_patched("threading")
@@ -62,7 +65,7 @@ def connect_sqlite(path: str, *, timeout: float) -> sqlite3.Connection:
 
 
 class _GreenConnection(sqlite3.Connection):
-    """Runs statements on native threads: one that waits for a lock or the disk would block all green ones.
+    """Runs statements on native threads: waiting for a lock or the disk would block all green threads.
 
     Inside a transaction the locks are held, so statements run directly, which saves 0.2 ms each.
     """
@@ -77,7 +80,7 @@ class _GreenConnection(sqlite3.Connection):
 
 
 def _natively(act: Callable[..., _T], *arguments: Any) -> _T:
-    """Call ``act`` on a native thread while other green threads continue; directly in gevent's hub."""
+    """Call ``act`` on a native thread while other green threads continue, or directly in gevent's hub."""
     gevent: Any = sys.modules["gevent"]
     hub = gevent.get_hub()
     if gevent.getcurrent() is hub:
@@ -89,7 +92,7 @@ def _natively(act: Callable[..., _T], *arguments: Any) -> _T:
 
 
 def _outcome(act: Callable[..., _T], arguments: tuple[Any, ...]) -> tuple[_T | None, Exception | None]:
-    """Return what ``act`` returns or raises: gevent prints errors raised on its threads."""
+    """Return errors instead of raising them: gevent prints errors raised on its threads."""
     try:
         return act(*arguments), None
     except Exception as error:
@@ -97,16 +100,12 @@ def _outcome(act: Callable[..., _T], arguments: tuple[Any, ...]) -> tuple[_T | N
 
 
 class SqliteConnections:
-    """One connection for reading and one for writing, each used by one thread at a time, so reads wait for no
-    write.
+    """One connection for reads and one for writes, each used by one thread at a time, so reads never wait for
+    writes.
 
-    A fork copies SQLite's own knowledge of open files, locks and mutexes: in the child they would be locked
-    forever, or taken for its own. So a fork waits for reads and writes under way and closes the connections
-    first (https://sqlite.org/howtocorrupt.html, 2.6); they are reopened at the next use. A child begins with
-    none.
-
-    Args:
-        connect: opens a connection that any thread may use.
+    A fork copies SQLite's record of open files, locks and mutexes, which would be wrong in the child. So a
+    fork waits for reads and writes in progress and closes the connections
+    (https://sqlite.org/howtocorrupt.html, 2.6); they are reopened at the next use. A child starts with none.
     """
 
     def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
@@ -123,9 +122,9 @@ class SqliteConnections:
         self._forking: int | None = None
 
     def reading(self) -> threading.Lock:
-        """Return the lock that lets one thread at a time read.
+        """Return the lock under which one thread at a time reads.
 
-        The lock itself: a generator around it would keep it locked after a Ctrl-C between lock and block.
+        A context manager around it could leave it locked after Ctrl-C between the lock and the block.
         """
         self._check_process()
         return self._read_lock
@@ -135,14 +134,14 @@ class SqliteConnections:
         return self._write_lock
 
     def reader(self) -> sqlite3.Connection:
-        """Return the reading connection; called inside :meth:`reading`."""
+        """The caller must hold the lock of :meth:`reading`."""
         if self._reader is None:
             self._reader = self._connect()
             self._reader.execute("PRAGMA query_only = ON")
         return self._reader
 
     def writer(self) -> sqlite3.Connection:
-        """Return the writing connection; called inside :meth:`writing`."""
+        """The caller must hold the lock of :meth:`writing`."""
         self._writing_thread = threading.get_ident()
         if self._writer is None:
             self._writer = self._connect()
@@ -163,13 +162,13 @@ class SqliteConnections:
             _close(writer)
 
     def close(self) -> None:
-        """Close both, after the read and the write under way."""
+        """Close both connections once the read and the write in progress have finished."""
         self._check_process()
         with self._write_lock, self._read_lock:
             self._cut()
 
     def abandon(self) -> None:
-        """Close both at once, as the death of the process would; a child leaves them to its parent."""
+        """Close both immediately, as if the process had died; a child leaves them to its parent."""
         self._cut()
         self._begin_anew()
 
@@ -186,7 +185,9 @@ class SqliteConnections:
         me = threading.get_ident()
         if self._process != os.getpid():
             return
-        if self._write_lock.locked() and self._writing_thread == me:  # in the middle of its own write
+        if (
+            self._write_lock.locked() and self._writing_thread == me
+        ):  # the forking thread is in the middle of a write
             return
         if not RealClock.acquire(self._write_lock, FORK_WAIT_SECONDS):
             return
@@ -206,33 +207,35 @@ class SqliteConnections:
         self.abandon()
 
     def _check_process(self) -> None:
-        if self._process != os.getpid():  # a child created without the hooks of os.fork
+        if self._process != os.getpid():  # a child forked without Python's fork hooks
             self.abandon()
 
 
 def _close(connection: sqlite3.Connection | None) -> None:
     if connection is not None:
         with contextlib.suppress(sqlite3.Error):
-            connection.execute("PRAGMA busy_timeout = 0")  # else the last one to close waits to empty the log
+            connection.execute(
+                "PRAGMA busy_timeout = 0"
+            )  # otherwise the last connection to close waits to empty the log
         with contextlib.suppress(sqlite3.Error):
             connection.close()
 
 
 @frozen
 class Address:
-    """An address of a PostgreSQL server and schema."""
+    """A PostgreSQL server and the schema used on it."""
 
-    parameters: dict[str, Any] = field(repr=False)  # of libpq
+    parameters: dict[str, Any] = field(repr=False)  # libpq parameters
     schema: str
-    place: str  # the address for people, without secrets
-    secrets: tuple[str, ...] = field(repr=False)  # never to be shown
+    place: str  # the address without secrets, as shown to users
+    secrets: tuple[str, ...] = field(repr=False)  # never shown
 
     @classmethod
     def of(cls, dsn: str, setting: str = "store") -> Address:
-        """Parse a DSN, given by ``setting``.
+        """Parse a DSN, the value of ``setting``.
 
         Raises:
-            ConfigError: it cannot be parsed, or psycopg is missing. The address is not shown, because it may
+            ConfigError: the DSN is invalid, or psycopg is missing. The message omits the DSN, which may
                 contain a password.
         """
         require_psycopg()
@@ -242,7 +245,9 @@ class Address:
         try:
             server, _, asked = dsn.partition("?")
             before, _, path = server.partition("://")[2].partition("/")
-            if before.count("@") > 1 or "@" in path:  # part of the password would become host or database
+            if (
+                before.count("@") > 1 or "@" in path
+            ):  # part of the password would be parsed as host or database
                 raise ValueError
             words = asked.split("&") if asked else []
             schema = next((unquote(w[7:]) for w in words if w.startswith("schema=")), DEFAULT_SCHEMA)
@@ -271,12 +276,11 @@ class Address:
 
     @property
     def digest(self) -> str:
-        """Twelve characters that identify this address."""
+        """Twelve characters that identify the address."""
         return hashlib.blake2b(self.place.encode(), digest_size=6).hexdigest()
 
 
 def require_psycopg() -> None:
-    """Raise ConfigError if psycopg is not installed."""
     try:
         import psycopg  # noqa: F401
     except ImportError as missing:

@@ -1,4 +1,4 @@
-"""Files and folders for this user only, written atomically; file locks; and the user's state folder."""
+"""Private files and folders, atomic writes, file locks, and the user's state folder."""
 
 from __future__ import annotations
 
@@ -20,19 +20,15 @@ else:
 
 
 def state_folder() -> str:
-    """Return this user's folder for program state (XDG base directories, ``XDG_STATE_HOME``)."""
+    """Return the folder for program state defined by the XDG specification (``XDG_STATE_HOME``)."""
     base = os.environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(base):  # the specification: a relative path is to be ignored
+    if not os.path.isabs(base):  # the specification requires relative paths to be ignored
         base = os.path.join(os.path.expanduser("~"), ".local", "state")
     return os.path.join(base, "smartbatch")
 
 
 def require_locks() -> None:
-    """Check that the system has file locks and owners of files, as Linux and macOS do.
-
-    Raises:
-        StoreError: it does not; the message says what needs them, and where they exist.
-    """
+    """Raise StoreError on systems without file locks and file owners, such as Windows."""
     if not HAS_LOCKS:
         raise StoreError(
             "this system has no file locks (the Python module fcntl), which stores, shared limits and "
@@ -42,26 +38,26 @@ def require_locks() -> None:
 
 
 def lock_file(fd: int, *, shared: bool = False, wait: bool = False) -> None:
-    """Lock an open file, until its last descriptor is closed.
+    """Lock an open file until its last descriptor is closed.
 
     Args:
-        shared: together with other shared locks.
-        wait: until others release it.
+        shared: allow other shared locks.
+        wait: wait until others release it.
 
     Raises:
-        StoreError: as :func:`require_locks`.
-        OSError: others hold it (``BlockingIOError``), or its file system has no locks.
+        StoreError: the system has no file locks.
+        OSError: the file is locked (``BlockingIOError``), or its file system has no locks.
     """
     require_locks()
     fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
 
 
 def new_file(path: str) -> int:
-    """Create a file for its owner only, or open this user's existing one, and return its descriptor.
+    """Create a file for its owner only, or open this user's existing file, and return its descriptor.
 
     Raises:
-        StoreError: another user planted a file or link of that name; the message says what to do.
-        OSError: it cannot be created.
+        StoreError: another user created a file or link of that name.
+        OSError: the file cannot be created.
     """
     require_locks()
     try:
@@ -79,13 +75,13 @@ def new_file(path: str) -> int:
 
 
 def check_own(path: str) -> None:
-    """Raise StoreError for a file that belongs to another user."""
+    """Raise StoreError if the file belongs to another user."""
     if os.lstat(path).st_uid != os.geteuid():
         raise _foreign(f"the file {path} belongs to another user")
 
 
 def check_logs(path: str) -> None:
-    """Raise StoreError if another user put a log next to an SQLite file, which SQLite would apply to it."""
+    """Raise StoreError if another user owns a log of an SQLite file, which SQLite would apply to the file."""
     for ending in ("-wal", "-shm", "-journal"):
         with contextlib.suppress(FileNotFoundError):
             owner = os.lstat(path + ending).st_uid
@@ -94,20 +90,16 @@ def check_logs(path: str) -> None:
 
 
 def inode_of(path: str) -> tuple[int, int]:
-    """Return the device and inode of a file, which distinguish it from another of its name.
-
-    Raises:
-        OSError: it cannot be read; FileNotFoundError if it does not exist.
-    """
+    """Return the device and inode, which distinguish a file from another of the same name."""
     found = os.stat(path)
     return found.st_dev, found.st_ino
 
 
 def resolved_file(path: str) -> str:
-    """Return the real path of a file that is opened, or created if it does not exist.
+    """Return the real path of a file that will be opened or created.
 
     Raises:
-        StoreError: it would be created where another user's link leads.
+        StoreError: the file does not exist, and the path is a link created by another user.
     """
     path = os.path.expanduser(path)
     found = os.path.realpath(path)
@@ -117,18 +109,18 @@ def resolved_file(path: str) -> str:
 
 
 def is_foreign_link(path: str) -> bool:
-    """Whether a path is a symbolic link made by neither this user nor root."""
+    """Whether a path is a symbolic link created by neither this user nor root."""
     return os.path.islink(path) and os.lstat(path).st_uid not in (os.geteuid(), 0)
 
 
 def own_folder(folder: str) -> None:
-    """Create a folder for its owner only; an existing one must be this user's.
+    """Create a folder for its owner only, or check that this user owns an existing one.
 
-    Its content is sent, trusted or overwritten, and contains prompts and answers.
+    Its files contain prompts and answers, and are sent, trusted or overwritten.
 
     Raises:
-        StoreError: it is another user's, or a link or a file; the message says what to do.
-        OSError: it cannot be created.
+        StoreError: the folder belongs to another user, or is a link or a file.
+        OSError: the folder cannot be created.
     """
     private_folder(folder)
     found = os.lstat(folder)
@@ -137,7 +129,7 @@ def own_folder(folder: str) -> None:
     if found.st_uid != os.geteuid():
         raise _foreign(f"the folder {folder} belongs to another user")
     if found.st_mode & 0o077:
-        with contextlib.suppress(OSError):  # some file systems know no permissions
+        with contextlib.suppress(OSError):  # some file systems have no permissions
             os.chmod(folder, 0o700)
 
 
@@ -148,11 +140,11 @@ def _foreign(what: str) -> StoreError:
 
 
 def private_folder(folder: str) -> None:
-    """Create a folder and its missing parents for their owner only, whatever the umask is.
+    """Create a folder and its missing parents for their owner only, regardless of the umask.
 
     Raises:
-        StoreError: the system has no owners of files, see :func:`require_locks`.
-        OSError: it cannot be created.
+        StoreError: the system has no file owners.
+        OSError: the folder cannot be created.
     """
     require_locks()
     if os.path.isdir(folder):
@@ -166,16 +158,12 @@ def private_folder(folder: str) -> None:
         if not os.path.isdir(folder):
             raise
         return
-    with contextlib.suppress(PermissionError):  # a folder that is writable but not readable
+    with contextlib.suppress(PermissionError):  # the folder is writable but not readable
         sync_folder(above)
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:
-    """Flush the names in a folder to the disk, so that they survive a power failure.
-
-    Raises:
-        OSError: the disk does not accept them.
-    """
+    """Flush the names in a folder to disk, so that they survive a power failure."""
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -184,17 +172,17 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def write_whole(path: Path, partial: Path, pieces: Iterable[bytes]) -> None:
-    """Write ``pieces`` to ``partial``, for its owner only, and rename it to ``path`` once it is on the disk.
+    """Write ``pieces`` to ``partial``, for its owner only, and rename it to ``path`` once it is on disk.
 
-    If the pieces or the disk fail, ``partial`` is deleted: on a full disk the store needs the room.
+    After an error ``partial`` is deleted, because on a full disk the store needs the space.
 
     Raises:
-        StoreError: the disk is full, or the folder cannot be written.
-        FileNotFoundError: ``partial`` was deleted by a process that took over the job and finished it.
+        StoreError: the disk is full, or the folder is not writable.
+        FileNotFoundError: another process took over the job, finished it and deleted ``partial``.
         Exception: any error of ``pieces``.
     """
     with _disk_errors(path):
-        partial.unlink(missing_ok=True)  # left by a process that died; never written through a link
+        partial.unlink(missing_ok=True)  # left by a process that died; a planted link is not followed
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         file = open(os.open(partial, flags, 0o600), "wb")  # noqa: SIM115
     try:
@@ -203,13 +191,13 @@ def write_whole(path: Path, partial: Path, pieces: Iterable[bytes]) -> None:
                 file.write(piece)
         with _disk_errors(path):
             file.flush()
-            os.fsync(file.fileno())  # else a power failure may leave a truncated file
+            os.fsync(file.fileno())  # otherwise a power failure may leave a truncated file
             file.close()
             partial.replace(path)
             sync_folder(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
-            file.close()  # writes what is buffered, which may fail again
+            file.close()  # writes buffered data, which may fail again
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
         raise

@@ -1,7 +1,7 @@
-"""Forks, signals, the exit of the interpreter, and modules that are imported at their first use.
+"""Forks, signals, interpreter exit, and modules imported at first use.
 
-All hooks of the library are here. In a forked child no lock of the parent may be taken: the thread that holds
-it may not exist in the child. So registered objects start over and touch nothing they inherited.
+This module has all hooks of the library. A forked child must not take an inherited lock, because the thread
+holding it may not exist there. So registered objects start empty and touch nothing they inherited.
 """
 
 from __future__ import annotations
@@ -23,34 +23,30 @@ from smartbatch._clock import RealClock
 
 
 class Forked(Protocol):
-    """Starts over in a forked child."""
-
     def after_fork(self) -> None:
-        """Called in the child: start empty, touch no inherited lock, socket or thread."""
+        """Runs in the child: start empty, and touch no inherited lock, socket or thread."""
         ...
 
 
 class Awaited(Forked, Protocol):
-    """A fork waits for it."""
-
     def before_fork(self) -> None:
-        """Called by the thread that forks, in the parent."""
+        """Runs in the parent, on the thread that forks; the fork waits for it."""
         ...
 
     def after_fork_in_parent(self) -> None:
-        """Called by the thread that forked, in the parent."""
+        """Runs in the parent after the fork, on the same thread."""
         ...
 
 
 class Stoppable(Protocol):
-    """Has threads that must end before the interpreter does."""
+    """Has threads that must end before the interpreter exits."""
 
     def at_exit(self, waited: float, *, interrupted: bool) -> None:
-        """Called when the interpreter exits: finish within the grace period, fail the rest.
+        """Runs when the interpreter exits: finish within the grace period, then fail the rest.
 
         Args:
-            waited: seconds the exit has already waited for others; they count against the grace period.
-            interrupted: whether Ctrl-C ended the script, so that nothing more should start.
+            waited: seconds of the grace period already spent on other objects.
+            interrupted: Ctrl-C ended the script, so nothing more should start.
         """
         ...
 
@@ -59,9 +55,9 @@ _T = TypeVar("_T")
 
 
 class _Registry(Generic[_T]):
-    """Weakly held objects in the order they were added, each with its owner.
+    """Weak references in insertion order, each with its owner.
 
-    A plain dictionary of weak references: a WeakSet has a guard that a fork could catch half-way.
+    A plain dictionary, because a fork in the middle of a WeakSet operation would corrupt the child's copy.
     """
 
     def __init__(self) -> None:
@@ -72,7 +68,7 @@ class _Registry(Generic[_T]):
         self._known[key] = weakref.ref(one, lambda _: self._known.pop(key, None)), identity()
 
     def living(self, of: tuple[int, bool] | None = None) -> list[_T]:
-        """Return those that still exist; only those added under the identity ``of``, if given."""
+        """Return the objects that still exist, or only those added under the identity ``of``."""
         return [
             one
             for reference, owner in list(self._known.values())
@@ -86,20 +82,20 @@ _stoppable: _Registry[Stoppable] = _Registry()
 
 _NATIVE = threading.Lock
 _noticed = os.getpid()
-"""The last process that noticed it is one: it imported this module, or its copy was marked after a fork."""
+"""Process in which this module was imported or the latest fork was noticed."""
 
 
 def identity() -> tuple[int, bool]:
-    """Return the owner of locks, threads and sockets: the process, and whether its threads are still those of
-    the import. ``gevent.monkey`` may have replaced them with green ones since.
+    """Return the owner of locks, threads and sockets: the process ID, and whether threads are still the ones
+    at import. ``gevent.monkey`` may have replaced them with green threads since.
     """
     return os.getpid(), threading.Lock is _NATIVE
 
 
 def notice_fork() -> None:
-    """In a child whose fork called no hooks (uWSGI, C extensions), do now what they would have done.
+    """Run the fork hooks now if the fork did not, as with uWSGI and C extensions.
 
-    Called before anything is created for a process, and before waiting for anything inherited.
+    Call this before creating anything for the process and before waiting for anything inherited.
     """
     if _noticed == os.getpid():
         return
@@ -112,13 +108,13 @@ _noticing: dict[tuple[int, bool], threading.RLock] = {}
 
 
 def on_fork(one: Forked) -> None:
-    """Call ``one.after_fork()`` in each forked child, for as long as ``one`` exists."""
-    notice_fork()  # else the child would consider it its parent's
+    """Call ``one.after_fork()`` in each forked child as long as ``one`` exists."""
+    notice_fork()  # otherwise the child would treat ``one`` as its parent's
     _forked.add(one)
 
 
 def around_fork(one: Awaited) -> None:
-    """As :func:`on_fork`, and also call ``one`` in the parent, before and after each fork."""
+    """Like :func:`on_fork`, but also call the methods for the parent before and after each fork."""
     _awaited.add(one)
     _forked.add(one)
 
@@ -126,25 +122,24 @@ def around_fork(one: Awaited) -> None:
 def on_exit(one: Stoppable) -> None:
     """Call ``one.at_exit`` when the interpreter exits, if ``one`` still exists.
 
-    Not in a forked child, which must not wait for its parent's requests, nor after the threads of ``one``
-    were replaced by green ones, which would wait for locks that block them all.
+    It is not called in a forked child, which must not wait for its parent's requests, nor after gevent
+    replaced the threads of ``one``: waiting for their locks would block all green threads.
     """
     _stoppable.add(one)
 
 
 class PerProcess(Generic[_T]):
-    """One value for each :func:`identity`, created at its first use.
+    """One value for each :func:`identity`, created at first use.
 
-    A forked child creates its own, even if Python's hooks were not called, and so does a process whose
+    A forked child creates its own value, even if Python's fork hooks did not run. So does a process whose
     threads were replaced by green ones.
 
-    Creating one of these costs nothing and creates no lock. :meth:`get` takes none once the value exists.
-    Threads that meet at the first use wait for the one that creates the value, by a lock of this identity:
-    never one that a thread of the parent holds, nor one that would block all green threads. The parent's
-    value stays as it is until :meth:`inherited`.
+    The object itself has no lock, and :meth:`get` takes none once the value exists. Threads that meet at the
+    first use wait on a lock of this identity, never on an inherited one. The parent's value is kept until
+    :meth:`inherited` returns it.
 
     Args:
-        make: creates the value; its errors go to the caller, and the next use tries again.
+        make: creates the value; after an error, the next use tries again.
     """
 
     __slots__ = ("_locks", "_make", "_values")
@@ -169,22 +164,22 @@ class PerProcess(Generic[_T]):
         return self._values.get((os.getpid(), threading.Lock is _NATIVE))
 
     def take(self) -> _T | None:
-        """Return and drop the value of this process; ``None`` if there is none."""
+        """Remove and return the value of this process, if it exists."""
         with self.lock():
             return self._values.pop(identity(), None)
 
     def inherited(self) -> _T | None:
-        """Return and drop the value of the process this one was forked from. Takes no lock."""
+        """Remove and return the value of the process this one was forked from. Takes no lock."""
         others = [owner for owner in self._values if owner[0] != os.getpid()]
         return self._values.pop(others[-1]) if others else None
 
     def lock(self) -> threading.RLock:
-        """Return the lock for creating and taking the value; ``setdefault`` is atomic."""
+        """Return the lock for creating and taking the value. ``setdefault`` is atomic."""
         return self._locks.setdefault(identity(), threading.RLock())
 
 
 class _Collected:
-    """Work to do after objects were collected, on a thread that lives while anything runs."""
+    """Runs work that finalizers queue, on a thread that exists while anything runs."""
 
     def __init__(self) -> None:
         self.todo: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
@@ -198,7 +193,7 @@ class _Collected:
                 threading.Thread(target=self._run, name="smartbatch-collected", daemon=True).start()
 
     def offer(self, act: Callable[[], object]) -> bool:
-        """Have work done, if there is a thread for it. Takes no lock."""
+        """Queue ``act`` and return True, or return False if there is no thread. Takes no lock."""
         if self._running:
             self.todo.put(act)
         return self._running > 0
@@ -213,8 +208,8 @@ class _Collected:
         while (act := RealClock.receive(self.todo)) is not None:
             thread = threading.Thread(target=act, name="smartbatch-stop", daemon=True)
             try:
-                thread.start()  # a slow one must not delay the others
-            except RuntimeError:  # no thread can be started: run it here
+                thread.start()  # a slow function must not delay the others
+            except RuntimeError:  # no new thread can be started
                 act()
 
 
@@ -222,7 +217,7 @@ _collected: PerProcess[_Collected] = PerProcess(_Collected)
 
 
 def something_started() -> None:
-    """Be ready for :func:`run_after_collection` until :func:`something_ended`; calls are counted."""
+    """Enable :func:`run_after_collection` until the matching call of :func:`something_ended`."""
     _collected.get().begin()
 
 
@@ -231,13 +226,14 @@ def something_ended() -> None:
 
 
 def run_after_collection(act: Callable[[], object]) -> bool:
-    """Have ``act`` called soon on another thread; False if nothing runs, and so nothing has to be ended.
+    """Call ``act`` soon on another thread; return False if nothing is running, so that nothing has to be
+    stopped.
 
-    For finalisers, which may run while any lock is held, and for the interpreter's exit, when some versions
-    of Python start no more threads: this one already exists.
+    For finalizers, which may run while any lock is held, and for interpreter exit, when some versions of
+    Python start no more threads. The thread used here already exists.
     """
     collected = _collected.peek()
-    return collected is not None and collected.offer(act)  # may run in the middle of anything
+    return collected is not None and collected.offer(act)  # may interrupt any code
 
 
 def _before_fork() -> None:
@@ -268,29 +264,29 @@ def _at_exit() -> None:
 
 
 def _interactive() -> bool:
-    """Whether code is being typed: then a displayed exception has not ended a script."""
+    """Whether a user is typing code: then a displayed exception has not ended a script."""
     return bool(sys.flags.interactive) or hasattr(sys, "ps1") or "IPython" in sys.modules
 
 
 def _end_by_signal() -> None:
-    """End the interpreter by ``SIGINT``, as after an uncaught Ctrl-C, so that a shell's loop ends, too.
+    """End the interpreter with ``SIGINT``, as after an uncaught Ctrl-C, so that a shell loop around it ends,
+    too.
 
-    CPython does so only for ``KeyboardInterrupt`` itself, not for a subclass.
+    CPython does this for ``KeyboardInterrupt`` but not for its subclasses.
     """
     with contextlib.suppress(KeyboardInterrupt):
         exec("raise KeyboardInterrupt")
 
 
 def on_main_thread() -> bool:
-    """Whether this is the thread that signals interrupt."""
     return threading.current_thread() is threading.main_thread()
 
 
 def reentered() -> bool:
-    """Whether the main thread is already inside this library, below the calling code.
+    """Whether the main thread is already inside this library, further down the stack.
 
-    That is so in a signal handler, which may have interrupted code that holds a lock, and in a hook or
-    observer that runs on the main thread. Other threads are never interrupted.
+    This happens in a signal handler, which may have interrupted code that holds a lock, and in a hook or
+    observer on the main thread. Other threads are never interrupted.
     """
     if not on_main_thread():
         return False
@@ -308,24 +304,24 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 IMPORT_TRIES = 3
-"""Tries to import a module while another thread of the program imports a part of it."""
+"""Maximum tries to import a module while another thread of the program imports part of it."""
 
 _turn = PerProcess(threading.RLock)
 
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Let one thread at a time import modules that import each other in circles.
+    """Let one thread at a time import modules that import each other in a cycle.
 
-    Threads that enter such a circle at different places would wait for each other. Python then gives one of
-    them a half-initialized module, which shows as an ``ImportError`` or an ``AttributeError``.
+    Threads that enter the cycle at different places would wait for each other. Python then gives one of them
+    a half-initialized module, which fails with ``ImportError`` or ``AttributeError``.
     """
     with _turn.get():
         yield
 
 
 def imported(name: str) -> Any:
-    """Return a module of another project, imported at its first use; thread-safe."""
+    """Import a third-party module at first use. Thread-safe."""
     module = sys.modules.get(name)
     if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
         return module
@@ -333,7 +329,7 @@ def imported(name: str) -> Any:
         for _ in range(IMPORT_TRIES - 1):
             try:
                 __import__(name)
-            except (ImportError, AttributeError):  # the program's own threads import without taking turns
+            except (ImportError, AttributeError):  # the program's own threads do not take this lock
                 continue
             return sys.modules[name]
         __import__(name)
@@ -341,7 +337,7 @@ def imported(name: str) -> Any:
 
 
 def names_on_demand(package: str, module_of: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package whose public names load at first use.
+    """Return a package's ``__getattr__``, which loads public names at first use.
 
     Args:
         module_of: the module of each name, relative to the package.

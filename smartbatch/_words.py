@@ -1,4 +1,4 @@
-"""Figures and durations as text and from text, reprs of bounded length, and safe output on a terminal."""
+"""Formats and parses figures and durations, shortens reprs, and writes safely to terminals."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _short.maxlevel = 3
 
 
 def number(value: float) -> str:
-    """Return a number with thousands separators: ``1,234``, ``0.25``."""
+    """Format a number with thousands separators: ``1,234``, ``0.25``."""
     if not math.isfinite(value):
         return "∞" if value > 0 else "–"
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.3g}"
 
 
 def money(usd: float | None, *, rounded_up: bool = False) -> str:
-    """Return an amount: ``$12.30``, ``$0.03``, below a cent two significant figures.
+    """Format an amount: ``$12.30``, ``$0.03``; below a cent, two significant figures.
 
     Args:
-        rounded_up: so that a budget of the amount shown is enough.
+        rounded_up: so that a budget of the displayed amount is sufficient.
     """
     if usd is None:
         return UNKNOWN
@@ -50,10 +50,10 @@ def money(usd: float | None, *, rounded_up: bool = False) -> str:
 
 
 def duration(seconds: float, *, rounded_up: bool = False) -> str:
-    """Return seconds in a suitable unit: ``350 ms``, ``4 min``, ``2.5 h``, ``3 d``.
+    """Format seconds in a suitable unit: ``350 ms``, ``4 min``, ``2.5 h``, ``3 d``.
 
     Args:
-        rounded_up: so that a deadline of the time shown is enough.
+        rounded_up: so that a deadline of the displayed time is sufficient.
     """
     if not math.isfinite(seconds):
         return "forever"
@@ -69,22 +69,21 @@ def duration(seconds: float, *, rounded_up: bool = False) -> str:
 
 
 def share(value: float) -> str:
-    """Return a share of one in percent: ``95 %``."""
+    """Format a share of one as a percentage: ``95 %``."""
     return f"{_significant(value * 100)} %" if math.isfinite(value) else "–"
 
 
 def moment(at: float) -> str:
-    """Return Unix seconds as a time in UTC."""
+    """Format Unix seconds as a time in UTC."""
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}"
 
 
 def plural(count: float, one: str, many: str | None = None) -> str:
-    """Return a count with its noun: ``1 job``, ``2 jobs``."""
+    """Format a count with its noun: ``1 job``, ``2 jobs``."""
     return f"{number(count)} {one if count == 1 else many or one + 's'}"
 
 
 def worded(value: float, unit: Unit) -> str:
-    """Return a figure in the usual form for its unit."""
     if unit == "money":
         return money(value)
     shown: dict[Unit, Callable[[float], str]] = {"number": number, "duration": duration, "share": share}
@@ -100,7 +99,7 @@ def _rounded_up(value: float) -> str:
 
 
 def _ceiling(value: float, digits: int) -> float:
-    """Return a value rounded up to decimal digits; a difference of a millionth of a digit does not count."""
+    """Round up to a number of decimal digits, ignoring a millionth of the last digit."""
     return math.ceil(round(value * 10.0**digits, 6)) / 10.0**digits
 
 
@@ -118,7 +117,7 @@ _AMOUNT = re.compile(r"(?:\$\s*)?(\d+(?:\.\d*)?|\.\d+)(?:\s*usd)?", re.IGNORECAS
 
 
 def seconds_in(value: Any) -> float | None:
-    """Return a duration in seconds, of either sign; ``None`` for anything else."""
+    """Parse a duration of either sign; return ``None`` for anything else."""
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -126,7 +125,7 @@ def seconds_in(value: Any) -> float | None:
     with suppress(ValueError):  # a string with units
         try:
             return float(value)
-        except OverflowError:  # an integer beyond the range of floats
+        except OverflowError:  # an integer too large for a float
             return math.inf if int(value) > 0 else -math.inf
     total, at, text = 0.0, 0, str(value)
     while at < len(text):
@@ -146,12 +145,12 @@ def seconds_of(field: str, value: float | str | timedelta | None) -> float | Non
     """Return an optional duration in seconds.
 
     Raises:
-        ConfigError: it is not a duration of 0 or more.
+        ConfigError: the value is not a duration of 0 or more.
     """
     if value is None:
         return None
     found = seconds_in(value)
-    if found is None or not found >= 0:  # also false for NaN
+    if found is None or not found >= 0:  # false for NaN, too
         raise ConfigError(f"{field} = {value!r:.60} is not a duration of 0 or more; use {DURATION_EXAMPLES}")
     return found
 
@@ -160,7 +159,7 @@ def count_of(field: str, value: Any) -> int:
     """Return a count.
 
     Raises:
-        ConfigError: it is not a whole number from 0 to the maximum of a database column.
+        ConfigError: the value is not a whole number from 0 to the maximum of a database column.
     """
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not whole or not 0 <= value < 2**63:
@@ -169,45 +168,47 @@ def count_of(field: str, value: Any) -> int:
 
 
 def usd_in(value: Any) -> Any:
-    """Return the number in ``5``, ``"5"``, ``"5 USD"`` or ``"$5"``; anything else unchanged."""
+    """Return the number in ``5``, ``"5"``, ``"5 USD"`` or ``"$5"``, and any other value unchanged."""
     found = _AMOUNT.fullmatch(value.strip()) if isinstance(value, str) else None
     return value if found is None else float(found.group(1))
 
 
 def short(value: object, most: int = 240) -> str:
-    """Return a repr of about ``most`` characters."""
+    """Return a repr of about ``most`` characters at most."""
     return without_middle(_short.repr(value), most)
 
 
 def brief(value: object) -> str:
-    """Return a very short repr, for items of long lists."""
+    """Return a very short repr for an item of a long list."""
     return short(value, 80)
 
 
 def without_middle(words: str, most: int = 300) -> str:
-    """Return at most ``most`` characters of a repr, including its end."""
+    """Shorten a repr to ``most`` characters, keeping its end."""
     return words if len(words) <= most else f"{words[: most - 43]}...{words[-40:]}"
 
 
 def counted(word: str, values: Sequence[object]) -> str:
-    """Return the number of values in place of the values."""
+    """Return the number of values instead of the values."""
     return f"<{len(values):,} {word}>"
 
 
 def escape(text: str) -> str:
-    """Return ``text`` with unprintable characters (escape sequences, line ends, bidi marks) as ``\\x1b``."""
+    """Replace unprintable characters (escape sequences, line breaks, bidi marks) with escapes such as
+    ``\\x1b``.
+    """
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 class SafeStream:
-    """A stream that may be closed by others: after a failed write, nothing more is written.
+    """An output stream that other code may close. After a failed write, nothing more is written.
 
     Characters missing from the stream's encoding are written as escapes.
 
     Args:
-        stream: ``None`` in a program started without standard streams.
+        stream: ``None`` in a program without standard streams.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -219,7 +220,7 @@ class SafeStream:
             encoding = getattr(self._stream, "encoding", None) or "utf-8"
             try:
                 self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-            except (OSError, ValueError):  # the reader has ended, or the stream is closed
+            except (OSError, ValueError):  # the reader has exited, or the stream is closed
                 self._broken = True
         return len(text)
 

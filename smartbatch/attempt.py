@@ -1,4 +1,4 @@
-"""The number of a try, for the user's own callables."""
+"""The attempt number passed to a user's callables."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Self
 
 
 class Attempt(int):
-    """The number of a try, for the user's own callables: 0 for the first.
+    """The number of the attempt, passed to a user's callables: 0 for the first.
 
     Attributes:
-        timeout: seconds for this try; the callable has to observe it.
-        temperature: the temperature to use: 0.0, 0.25 and 0.5 for repairs of an answer that does not fit its
-            schema, else that of the request; ``None`` for the model's default.
+        timeout: seconds allowed for this attempt; the callable must observe it.
+        temperature: the temperature to use: that of the request, or 0.0, 0.25 and 0.5 for repairs of an
+            answer that does not fit its schema; ``None`` for the model's default.
     """
 
     timeout: float

@@ -1,4 +1,4 @@
-"""The messages of a conversation, and the tools offered and called in it."""
+"""Messages of a conversation, and the tools offered and called in it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Tool:
         name: 1 to 64 letters, digits, ``_`` and ``-``.
         description: what the function does, for the model.
         parameters: the JSON schema of its arguments, an object.
-        strict: True for arguments that follow the schema exactly, if the provider enforces it; ``None`` for
-            the provider's default.
+        strict: True for arguments that follow the schema exactly, if the provider can enforce this; ``None``
+            for the provider's default.
     """
 
     name: str
@@ -33,11 +33,11 @@ class ToolCall:
     """A tool call requested by the model.
 
     Attributes:
-        id: identifies the call in the message with its result. Gemini's models return none; a unique one is
-            generated.
+        id: identifies the call in the message with its result. Generated for Gemini's models, which return
+            none.
         name: the tool.
-        arguments: decoded; ``None`` if the model wrote anything but a JSON object.
-        arguments_text: what the model wrote in that case, unchanged.
+        arguments: decoded; ``None`` if the model did not write a JSON object.
+        arguments_text: what the model wrote instead, unchanged.
         extra: further fields of the provider's call, such as Gemini's ``thoughtSignature``; sent back with
             the call.
     """
@@ -86,17 +86,15 @@ class Message:
 
 
 def call_form(call: ToolCall) -> dict[str, Any]:
-    """Return a call as JSON values, for :func:`read_call`."""
     return asdict(call, filter=lambda _, value: value is not None, recurse=False)
 
 
 def read_call(form: Mapping[str, Any]) -> ToolCall:
-    """Return the call that :func:`call_form` wrote."""
     return ToolCall(**form)
 
 
 def message_form(message: Message) -> list[Any]:
-    """Return a message as JSON values, for :func:`read_message`: role, content, other fields."""
+    """Return ``[role, content, other fields]``."""
     form: list[Any] = [message.role, message.content]
     rest: dict[str, Any] = {}
     if message.tool_calls:
@@ -108,7 +106,6 @@ def message_form(message: Message) -> list[Any]:
 
 
 def read_message(form: Sequence[Any]) -> Message:
-    """Return the message that :func:`message_form` wrote."""
     role, content, *others = form
     rest = dict(others[0]) if others else {}
     if "tool_calls" in rest:
@@ -138,4 +135,4 @@ PART_FORMS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     ),
     "extra": (dict, dict),
 }
-"""The parts of answers and results besides the text, and how each is written as JSON and read."""
+"""The parts of answers and results other than text, with functions to write and read their JSON form."""

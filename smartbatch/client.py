@@ -1,4 +1,4 @@
-"""The public client: a handle with its configuration, and one running state per process."""
+"""The public client: its configuration, and one running state per process."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ if TYPE_CHECKING:
 class BatchingClient:
     """Sends many requests from any number of threads and returns a ``concurrent.futures.Future`` for each.
 
-    The client is a handle: it holds its configuration and one running state, which is created at first use
-    and belongs to one process. Threads start with the first request, or with :meth:`start` or ``with``. In a
-    forked child the client is empty but works: it has the settings, and none of the parent's threads, sockets
-    or requests. A client that is no longer referenced finishes what is pending and stops.
+    The client is a handle. It holds its configuration and one running state per process, which is created at
+    first use. Threads start with the first request, or with :meth:`start` or ``with``. In a forked child the
+    client works with the same settings, but has none of the parent's threads, sockets or requests. A client
+    that is no longer referenced completes its pending requests and stops.
 
     List calls (:meth:`map`, :meth:`as_completed`, :meth:`generate`, :meth:`embed`, :meth:`plan`) and jobs
     (:meth:`submit_batch`, :meth:`submit_and_wait`) also accept the constraints that decide the route:
@@ -89,21 +89,24 @@ class BatchingClient:
         provider: an adapter instance, for ``model`` names without a prefix.
         provider_options: arguments of the adapter that the prefix names, such as ``base_url`` or, for
             ``openai:``, ``api="responses"``.
-        preprocess: hooks run in order on each request before it is queued.
-        post_process: called with each answered result on a worker; returns it, or a changed one.
-        middleware: layers around each call, the first one outermost; requests share no answer unless each
-            layer has a true attribute ``shareable``.
+        preprocess: hooks applied in order to each request before it is queued.
+        post_process: called with each answered result on a worker thread; returns the result or a changed
+            one.
+        middleware: layers around each call, outermost first; requests share answers only if each layer has a
+            true attribute ``shareable``.
         observers: called with every event.
-        classifiers: your verdicts on errors, used before the provider's.
-        run_callback: called with each callback of a future, ``on_progress`` of a job and ``post_process``; it
-            calls them and returns their value, and can do things around them, such as closing connections.
+        classifiers: functions that classify errors, consulted before the provider.
+        run_callback: wraps callbacks of futures, ``on_progress`` of jobs and ``post_process``: it calls the
+            given function and returns its value, and can act before and after, for example to close
+            connections.
         clock, rng: time and random numbers, for tests.
         params: generation parameters for all requests (``system``, ``max_tokens``, ``temperature``,
             ``top_p``, ``stop``, ``seed``, ``response_format``, ``schema``, ``schema_mode``, ``extra``), and
             settings of :class:`BatchingConfig` by name, which override ``config``.
 
     Raises:
-        ConfigError: settings are out of range or contradictory, the prefix is unknown, or the key is missing.
+        ConfigError: settings are out of range or contradictory, the prefix is unknown, or the API key is
+            missing.
         InvalidRequest: a generation parameter is out of range.
     """
 
@@ -141,14 +144,14 @@ class BatchingClient:
         self._states = PerProcess(lambda: RunningState(settings))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Reject attributes that would have no effect; use :meth:`set_parallelism` to change that setting."""
+        """Reject assignments that would have no effect."""
         if name not in BatchingClient.__slots__:
             raise AttributeError(_no_attribute(name, value))
         object.__setattr__(self, name, value)
 
     def __del__(self) -> None:
-        """Finish what is pending and stop, on another thread."""
-        if hasattr(self, "_states"):  # else the settings were rejected
+        """Finish pending requests and stop, on another thread."""
+        if hasattr(self, "_states"):  # false if the settings were rejected
             forget(self._states)
 
     # -- requests --------------------------------------------------------------------------------------------
@@ -160,15 +163,15 @@ class BatchingClient:
             prompt: a string, a list of chat messages, or a :class:`Request`.
             params: fields of :class:`Request` (``priority``, ``context``, ``timeout``, …) and of
                 :class:`Generation` (``system``, ``max_tokens``, …); they override the client's. With
-                ``durable=True`` or a ``key`` the request is stored before this returns, and the same call
-                again finds its answer.
+                ``durable=True`` or a ``key`` the request is stored before this method returns, and repeating
+                the call returns the stored answer.
 
         Returns:
             a future of :class:`Result`; it raises the error of a failed request.
 
         Raises:
             InvalidRequest: the request cannot be sent; the message names the field.
-            QueueFull: the queue is full and ``queue_full`` is ``"raise"``, or ``queue_timeout`` has passed.
+            QueueFull: the queue is full, and ``queue_full`` is ``"raise"`` or ``queue_timeout`` has passed.
             JobConflict: the ``key`` belongs to another request.
             StoreError: a durable request could not be stored.
             ClientClosed: the client was stopped.
@@ -176,12 +179,12 @@ class BatchingClient:
         return self._running.submit_prompt(prompt, params)
 
     def submit_urgent(self, prompt: Prompt, **params: Unpack[SubmitParams[T]]) -> ResultFuture[T]:
-        """As :meth:`submit`, for the next free slot and without a window."""
+        """Like :meth:`submit`, but use the next free slot, without a window."""
         params.setdefault("priority", "urgent")
         return self.submit(prompt, **params)
 
     def submit_background(self, prompt: Prompt, **params: Unpack[SubmitParams[T]]) -> ResultFuture[T]:
-        """As :meth:`submit`, after all more urgent requests; as a batch, if ``deferrable`` allows it."""
+        """Like :meth:`submit`, but after all more urgent requests; as a batch if ``deferrable`` allows it."""
         params.setdefault("priority", "deferrable")
         return self.submit(prompt, **params)
 
@@ -193,38 +196,38 @@ class BatchingClient:
         dimensions: int | None = None,
         **params: Unpack[EmbeddingParams],
     ) -> ResultFuture:
-        """Queue one text to embed and return the future of its :class:`Result`.
+        """Queue one text for embedding and return the future of its :class:`Result`.
 
-        Texts submitted by any threads at the same time share a call, up to the provider's limit; a text that
-        arrives at an idle client is sent at once.
+        Texts submitted at the same time, by any threads, share a call up to the provider's limit. An idle
+        client sends a text immediately.
 
         Args:
             text: the text to embed.
-            task_type, dimensions: as in :class:`Embedding`.
+            task_type, dimensions: see :class:`Embedding`.
             params: fields of :class:`Request`, such as ``priority`` and ``context``.
 
         Returns:
             a future; ``result().embedding`` is an ``array('f')`` with exactly the numbers the provider sent.
 
         Raises:
-            InvalidRequest: as :meth:`submit`; also if the provider has no embeddings.
+            InvalidRequest: see :meth:`submit`; also raised if the provider has no embeddings.
         """
         return self.submit(text, embedding=Embedding(task_type, dimensions), **params)
 
     def stream(self, prompt: Prompt, **params: Unpack[RequestParams[T]]) -> TextStream[T]:
-        """Queue one request, as :meth:`submit`, and return its answer as text chunks while it is generated.
+        """Queue one request, like :meth:`submit`, and return its answer as text chunks while it is generated.
 
         It passes the same queue, limits, breaker and budget as any request, and is retried until its first
-        chunk, never after it. If the provider cannot stream, the answer arrives as one chunk; the same holds
-        for a client with ``strategy="batch"``, once its batch has ended. A slow reader slows the call down;
-        chunks not read within ``call_timeout`` are lost.
+        chunk arrives, but not afterwards. The answer arrives as one chunk if the provider cannot stream, and
+        with ``strategy="batch"``, when its batch has ended. A slow reader slows down the call; chunks not
+        read within ``call_timeout`` are lost.
 
         Returns:
             an iterator of strings; afterwards its ``result`` has usage, cost and ``time_to_first_chunk``.
 
         Raises:
-            InvalidRequest: as :meth:`submit`; also for a request for a vector.
-            QueueFull, ClientClosed: as :meth:`submit`.
+            InvalidRequest: see :meth:`submit`; also raised for an embedding.
+            QueueFull, ClientClosed: see :meth:`submit`.
         """
         return self._running.routing.stream(prompt, params)
 
@@ -239,38 +242,39 @@ class BatchingClient:
         progress: bool | None = None,
         **params: Unpack[ListParams[T]],
     ) -> Iterator[Result[T]]:
-        """Yield a result for each prompt, in order, reading a bounded number ahead.
+        """Yield the result of each prompt, in order, reading a limited number of prompts ahead.
 
-        Prompts with a length and an order, such as a list or a column of a table, are all checked before
-        anything is sent, and their route is chosen. Any other iterable is read lazily, may be endless, and is
-        sent in real time unless ``strategy``, ``deadline`` or ``prefer`` is given. Leaving the loop early, or
-        Ctrl-C, cancels requests that have not started.
+        If the prompts have a length and an order, like a list or a column of a table, they are all checked
+        and a route is chosen before anything is sent. Any other iterable is read lazily, may be endless, and
+        is sent in real time unless ``strategy``, ``deadline`` or ``prefer`` is given. Leaving the loop early,
+        or Ctrl-C, cancels requests that have not started.
 
-        A lazily read iterable is read on a separate thread, in the caller's context, so an answer is yielded
-        while the next prompt is still to come. ``read_ahead=False`` reads it on the thread that reads the
-        results, as database cursors need.
+        A lazily read iterable is read on a separate thread, in the caller's context, so answers are yielded
+        while it waits for the next prompt. ``read_ahead=False`` reads it on the thread that reads the
+        results, as database cursors require.
 
-        With a ``key`` the whole list, which must end, is stored before anything is sent, and none of it is
-        cancelled: the same call with the same key, in any process, resumes it and sends only what is missing,
-        including rows that were added at the end.
+        With a ``key`` the whole list, which must be finite, is stored before anything is sent, and nothing is
+        cancelled. The same call with the same key, in any process, resumes it and sends only what is missing,
+        including rows added at the end.
 
         Args:
             prompts: strings, chats or requests; or a table of pandas, Polars, Arrow or datasets, or rows as
                 mappings, with ``template="… {column} …"`` or ``column="text"`` in ``params``.
             on_error: ``"result"`` yields failed requests as results with ``.error``, ``"raise"`` raises the
                 first one; ``None`` for the client's setting.
-            on_progress: called with a :class:`~smartbatch.ListProgress` for each result that arrives, by the
+            on_progress: called with a :class:`~smartbatch.ListProgress` for each result that arrives, on the
                 thread that reads the list; for a batch, for each result read.
-            progress: True for a progress bar, or lines without a terminal, False for nothing; by default a
+            progress: True for a progress bar (lines of text without a terminal), False for none; by default a
                 bar in a notebook.
             params: as in :meth:`submit`, for all requests; and the constraints, see
                 :class:`ConstraintParams`.
 
         Raises:
-            InvalidRequest: names the row; also for a value that is not a list of prompts, such as a table
-                without a template.
-            ConfigError: no route meets the constraints; the message names the nearest that can be met.
-            JobConflict, StoreError: as :meth:`submit_batch`, with a ``key``.
+            InvalidRequest: a row is invalid, which the message names, or the value is not a list of prompts,
+                such as a table without a template.
+            ConfigError: no route meets the constraints; the message names the nearest constraints that can be
+                met.
+            JobConflict, StoreError: see :meth:`submit_batch`; only with a ``key``.
             Interrupted: Ctrl-C while waiting for a result; it has the results not yet yielded.
         """
         options = ReaderOptions(on_error, on_progress, progress)
@@ -286,7 +290,7 @@ class BatchingClient:
         ordered: bool = False,
         **params: Unpack[ListParams[T]],
     ) -> Iterator[Result[T]]:
-        """As :meth:`map`, in order of arrival. Put a position into each request's ``context``."""
+        """Like :meth:`map`, in order of arrival. Use each request's ``context`` to identify it."""
         options = ReaderOptions(on_error, on_progress, progress, ordered)
         return self._running.routing.results(prompts, params, self, options)
 
@@ -306,8 +310,8 @@ class BatchingClient:
 
         Raises:
             AllRequestsFailed: no request was answered; its ``results`` show why each failed.
-            Interrupted: Ctrl-C; its ``results`` are those so far, each in its place.
-            Exception: as :meth:`map`.
+            Interrupted: Ctrl-C; its ``results`` are those received so far, in order.
+            Exception: see :meth:`map`.
         """
         if progress is None:
             progress = watched(sys.stderr)
@@ -328,7 +332,7 @@ class BatchingClient:
         progress: bool | None = None,
         **params: Unpack[EmbeddingListParams],
     ) -> ResultList:
-        """As :meth:`generate`, with the vectors of all texts, in order: ``embed(texts).vectors``."""
+        """Like :meth:`generate`, for embeddings: ``embed(texts).vectors`` has the vectors in order."""
         embedding = Embedding(task_type, dimensions)
         return self.generate(
             texts,
@@ -340,13 +344,13 @@ class BatchingClient:
         )
 
     def plan(self, prompts: Prompts, **params: Unpack[ListParams[T]]) -> Plan[T]:
-        """Plan a list for :meth:`map`: which route it would take, and why; nothing is sent.
+        """Plan a list for :meth:`map`: the route it would take, and why. Nothing is sent.
 
         Returns:
-            a plan; ``print(plan.explain())``, and ``plan.run()`` to execute it.
+            a plan: ``print(plan.explain())`` describes it, and ``plan.run()`` executes it.
 
         Raises:
-            InvalidRequest, ConfigError: as :meth:`map`.
+            InvalidRequest, ConfigError: see :meth:`map`.
         """
         try:
             return self._running.routing.plan(prompts, params, self)
@@ -360,21 +364,21 @@ class BatchingClient:
         count: int | None = None,
         **params: Unpack[ListParams[Any]],
     ) -> Plan:
-        """As :meth:`plan`, for any number of prompts, which are read once and not stored.
+        """Plan any number of prompts, like :meth:`plan`. They are read once and not stored.
 
         The plan cannot be run; :meth:`submit_run` stores the prompts as a job that follows it.
 
         Args:
-            prompts, params: as in :meth:`map`.
-            count: maximum number of prompts, if it is known.
+            prompts, params: see :meth:`map`.
+            count: maximum number of prompts, if known.
 
         Raises:
-            InvalidRequest, ConfigError: as :meth:`map`.
+            InvalidRequest, ConfigError: see :meth:`map`.
         """
         return self._running.planner.forecast(prompts, params, count)
 
     def announce_plan(self, plan: Plan) -> AnnouncedPlan:
-        """Report a plan that :meth:`submit_run` executes to observers; return what scores it."""
+        """Report a plan run by :meth:`submit_run` to observers, and return an object that scores it."""
         return self._running.advisor.announce(plan.decision)
 
     # -- jobs ------------------------------------------------------------------------------------------------
@@ -388,32 +392,33 @@ class BatchingClient:
         batch_fallback: Fallback | None = None,
         **params: Unpack[JobParams[Any]],
     ) -> Job:
-        """Store all requests as a job for the provider's Batch API and return it; nothing is sent before.
+        """Store all requests as a job for the provider's Batch API, and return the job.
 
-        Rows are checked first, one after another, so an iterator of any length will do; an invalid row
-        raises, and nothing of the job is stored. When this returns, the job is on disk: this process runs it
-        and, if it dies, any other process that uses the store.
+        Rows are first checked one by one, so the iterator can have any length; if a row is invalid, nothing
+        is stored or sent. When this method returns, the job is on disk: this process runs it and, if the
+        process dies, any other process that uses the store.
 
-        With constraints, the whole list is considered first: a ``deadline`` that cannot be met, or a
-        ``budget`` that is too small, is rejected. A job is sent as a batch unless ``strategy`` says
-        otherwise; with ``"auto"`` its route is chosen like that of a list.
+        With constraints, the whole list is planned first: a ``deadline`` that cannot be met, or a ``budget``
+        that is too small, is rejected. A job is sent as a batch unless ``strategy`` selects another route;
+        with ``"auto"`` its route is chosen like that of a list.
 
         Args:
-            requests: as ``prompts`` of :meth:`map`; of one kind, texts or vectors.
+            requests: like ``prompts`` of :meth:`map`; either all for texts or all for vectors.
             key: your own name for the job. The same requests under the same key are the same job, so a script
-                can be run again: nothing is sent twice. Requests added at the end are added to the job.
+                can be repeated without sending anything twice. Requests added at the end are added to the
+                job.
             metadata: labels, strings by name.
             batch_fallback: what to do with requests that an expired, failed or late batch did not process:
-                ``"batch"`` for a new batch or ``"individual"`` for real time; ``None`` for the setting.
-                ``"individual"`` also accepts jobs if batches are switched off, or the provider has none.
+                ``"batch"`` for a new batch or ``"individual"`` for real time; ``None`` for the setting. With
+                ``"individual"``, jobs are accepted even if batches are switched off or the provider has none.
             params: as in :meth:`submit`, for all requests; and the constraints, see
                 :class:`ConstraintParams`.
 
         Raises:
-            InvalidRequest: names the row and the field.
-            ConfigError: the provider has no Batch API for this, batches are switched off, or no route meets
-                the constraints; then the message names the nearest that can be met.
-            JobConflict: the key belongs to a job whose own rows, model or parameters differ.
+            InvalidRequest: a request is invalid; the message names the row and the field.
+            ConfigError: the provider has no Batch API for these requests, batches are switched off, or no
+                route meets the constraints; the message names the nearest constraints that can be met.
+            JobConflict: the key belongs to a job with other rows, another model or other parameters.
             StoreError: the store cannot be used.
             ClientClosed: the client was stopped.
         """
@@ -434,18 +439,19 @@ class BatchingClient:
     ) -> Job:
         """Store requests as a job that follows a plan made for them.
 
-        If the route is in real time the job is *attended*: only a process that submitted or names it runs it,
-        and its requests fail as they would without a job. So an interrupted run costs nothing more by itself.
+        If the route is in real time, the job is *attended*: only a process that submitted or names it runs
+        it, and its requests fail as they would without a job. So an interrupted run causes no further cost
+        until it is resumed.
 
         Args:
             requests: those the plan was made for, see :meth:`forecast`; read once.
-            plan: gives route, deadline and budget; the deadline counts from now.
-            key, metadata: as in :meth:`submit_batch`.
+            plan: sets the route, deadline and budget; the deadline counts from now.
+            key, metadata: see :meth:`submit_batch`.
             carry_on: whether this process runs the job; if false, it is only stored, for a process that names
                 it.
 
         Raises:
-            Exception: as :meth:`submit_batch`.
+            Exception: see :meth:`submit_batch`.
         """
         options = JobOptions(key, metadata, carry_on=carry_on)
         return self._handle(self._running.routing.submit_planned(requests, plan, options))
@@ -462,23 +468,24 @@ class BatchingClient:
         progress: bool | None = None,
         **params: Unpack[JobParams[T]],
     ) -> ResultList[T]:
-        """Submit a job, wait until it ends, and return all results in order.
+        """Submit a job, wait until it finishes, and return all results in order.
 
-        Fewer than ``batch_threshold`` requests, or all if there is no Batch API, are sent in real time, still
-        as a job, so that they too survive the process. With constraints this is the ``"threshold"`` strategy,
-        unless ``strategy`` says otherwise.
+        Fewer than ``batch_threshold`` requests, or any number without a Batch API, are sent in real time.
+        They are still a job, so they survive the process. This is the ``"threshold"`` strategy, unless
+        ``strategy`` selects another one.
 
         Args:
-            requests, key, metadata, batch_fallback, params: as in :meth:`submit_batch`, constraints included.
+            requests, key, metadata, batch_fallback, params: see :meth:`submit_batch`.
             timeout: such as ``"2h"``, or seconds; by default ``batch_timeout``, or until the deadline if that
                 is later.
             on_progress: called with the :class:`~smartbatch.JobStatus` after each change.
-            progress: as in :meth:`map`.
+            progress: see :meth:`map`.
 
         Raises:
-            JobTimeout, Interrupted: the timeout has passed, or Ctrl-C. The job continues.
+            JobTimeout: the timeout has passed; the job continues.
+            Interrupted: Ctrl-C; the job continues.
             AllRequestsFailed: no request was answered.
-            Exception: as :meth:`submit_batch`.
+            Exception: see :meth:`submit_batch`.
         """
         began = self._settings.clock.now()
         wait = WaitOptions(seconds_of("timeout", timeout), on_progress, progress)
@@ -495,7 +502,7 @@ class BatchingClient:
 
         Raises:
             ConfigError: ``limit`` is not a number of 0 or more.
-            StoreError: the store cannot be used, or has not answered for 30 seconds.
+            StoreError: the store cannot be used, or does not answer within 30 seconds.
         """
         most, engine = count_of("limit", limit), self._running.jobs.engine
         rows = engine.client_store.read_within(
@@ -504,50 +511,54 @@ class BatchingClient:
         return [self._handle(row) for row in rows]
 
     def job(self, id_or_key: str, *, reserve: bool = False) -> Job:
-        """Return a job by its id or its key.
+        """Return a job by its ID or its key.
 
         Args:
-            reserve: reserve in this client's budget what the job can still spend.
+            reserve: reserve the job's remaining cost in this client's budget.
 
         Raises:
-            JobNotFound, StoreError: the store does not have it, or cannot be used.
+            JobNotFound: the store has no such job.
+            StoreError: the store cannot be used.
         """
         jobs = self._running.jobs
         return self._handle(jobs.adopt(id_or_key) if reserve else jobs.engine.find(id_or_key))
 
     def has_batches(self, kind: Literal["generate", "embed"] = "generate") -> bool:
-        """Whether requests for texts, or for vectors, can use the provider's Batch API.
+        """Whether the provider's Batch API accepts requests for texts, or for vectors.
 
         Raises:
-            ValueError: for another kind.
+            ValueError: ``kind`` is neither of them.
         """
         return batches_of(self.config, self._settings.model, Kind(kind))[0] is not None
 
     # -- lifecycle -------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Start the threads, also after a stop. Starting twice is fine."""
+        """Start the threads, also after a stop. Has no effect if they are running."""
         self._running.start()
         return self
 
     def stop(self, timeout: Duration | None = None, *, cancel_waiting: bool = False) -> None:
-        """Accept no more requests, finish what is pending, end the threads. Stopping twice is fine.
+        """Accept no more requests, complete the pending ones, and end the threads. Can be called more than
+        once.
 
         Args:
             timeout: such as ``"30s"``, or seconds; requests unanswered by then fail with ``ClientClosed``.
-                ``None`` waits for everything.
-            cancel_waiting: cancel what has not started, finish what is in flight, leave jobs in the store.
+                ``None`` waits for all requests.
+            cancel_waiting: cancel requests that have not started, complete those in flight, and leave jobs in
+                the store.
 
-        In a signal handler that interrupted this library, and on the client's own threads (an observer, a
-        middleware), it returns at once and the client stops in the background, since waiting there could take
-        forever.
+        If called from a signal handler that interrupted this library, or on a thread of the client (by an
+        observer or a middleware), it returns immediately and the client stops in the background, because
+        waiting there could take forever.
         """
         self._running.stop_from_anywhere(seconds_of("timeout", timeout), cancel_waiting=cancel_waiting)
 
     def set_parallelism(self, calls: int) -> None:
-        """Make up to ``calls`` calls at once from now on, also for lists and jobs that are running.
+        """Allow up to ``calls`` concurrent calls from now on, also for running lists and jobs.
 
-        Calls in flight are not interrupted. A fork inherits the value; other clients are not affected.
+        Calls in flight are not interrupted. A forked child inherits the value; other clients are not
+        affected.
 
         Raises:
             ConfigError: ``calls`` is out of the range of the setting ``parallelism``.
@@ -558,7 +569,7 @@ class BatchingClient:
         self._running.realtime.resize(calls)
 
     def stop_jobs(self) -> None:
-        """Begin no further call of any job; calls under way continue. The first half of :meth:`stop`."""
+        """Start no further call of any job; calls in progress continue. The first half of :meth:`stop`."""
         self._running.halt_jobs()
 
     def __enter__(self) -> Self:
@@ -567,7 +578,7 @@ class BatchingClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Finish what is pending; after an exception, only what is in flight, within ``exit_grace``."""
+        """Finish pending requests; after an exception, only those in flight, within ``exit_grace``."""
         if kind is None:
             self.stop()
             return
@@ -575,15 +586,15 @@ class BatchingClient:
         self._running.stop(self.config.exit_grace, reason, cancel_waiting=True)
 
     def cancel_pending(self) -> int:
-        """Cancel all requests whose call has not started, and return how many.
+        """Cancel all requests whose call has not started, and return their number.
 
-        Real-time lists they belong to send nothing more: the rest of a list gets results with the error
-        :class:`RequestCancelled`, and a lazily read iterable ends. Jobs, and lists with a ``key``, continue.
+        The real-time lists they belong to send nothing more: the remaining rows get results with the error
+        :class:`RequestCancelled`, and a lazily read iterable ends. Jobs and lists with a ``key`` continue.
         """
         return self._running.stored.cancel_pending()
 
     def flush(self) -> None:
-        """Send requests that wait in windows now."""
+        """Send the requests waiting in windows now."""
         self._running.stored.flush()
 
     # -- status ----------------------------------------------------------------------------------------------
@@ -605,7 +616,7 @@ class BatchingClient:
 
     @property
     def counts(self) -> RequestCounts:
-        """Real-time requests by state, since the last start in this process; kept after the stop and always
+        """Real-time requests by state since the last start in this process; kept after a stop, and always
         balanced. Requests in batches have a :meth:`Job.status`.
         """
         return self._running.realtime.counts
@@ -617,27 +628,28 @@ class BatchingClient:
 
     @property
     def status(self) -> RealtimeStatus:
-        """The current status of real-time requests in this process: what waits, for what, and how full the
-        limits are. :func:`smartbatch.participants` has the status of all processes, some seconds old.
+        """The current status of real-time requests in this process: waiting requests, the reason they wait,
+        and the use of limits. :func:`smartbatch.participants` has the status of all processes, a few seconds
+        old.
         """
         return self._running.status
 
     @property
     def uses_store(self) -> bool:
-        """Whether it uses a store now: one was named, or it has jobs."""
+        """Whether the client uses a store: one was configured, or there are jobs."""
         return self._running.uses_store
 
     @property
     def spent(self) -> float:
-        """USD spent so far, as far as prices are known: all calls, and the results of jobs that this process
-        stored. With a budget, includes what its own jobs cost in other processes.
+        """USD spent so far, if prices are known: all calls, and the results of jobs stored by this process.
+        With a budget, it includes the cost of the client's jobs in other processes.
         """
         return self._running.spent
 
     @property
     def unconfirmed_cost(self) -> float:
-        """USD that may have been billed in addition to :attr:`spent`: a call whose answer was lost, or whose
-        usage was not reported, counts at its maximum cost. A budget reserves it permanently.
+        """USD that may have been billed in addition to :attr:`spent`: a call counts at its maximum cost if
+        its answer was lost or its usage was not reported. A budget reserves this amount permanently.
         """
         return self._running.realtime.budget.unconfirmed
 
@@ -664,7 +676,7 @@ class BatchingClient:
         return self._states.get()
 
     def _handle(self, row: JobRow) -> Job:
-        """Return a job's handle, which keeps this client alive, as waiting needs its threads."""
+        """Return a handle that keeps this client alive, because waiting needs its threads."""
         from smartbatch.jobs.job import Job
 
         return Job(lambda: self._running.jobs.engine, row)

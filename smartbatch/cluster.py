@@ -1,7 +1,7 @@
 """Workers of a Dask cluster that run jobs of a store.
 
-A worker is sent the id of a unit: some rows, stored as a job. Prompts and answers stay in the store, and a
-unit's lease decides which worker sends its rows.
+A worker receives only the ID of a unit, which is a set of rows stored as a job. Prompts and answers stay in
+the store, and the lease of a unit decides which worker sends its rows.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from smartbatch.jobs.job import Job
 from smartbatch.plan import Plan
 from smartbatch.types import Request, Result
 
-UNIT_ROWS = 100  # the same in every call, so that a call with the same key finds its units
-MAX_SENDS = 3  # per unit, if its workers are closed; if one dies, Dask itself tries three others each time
+UNIT_ROWS = 100  # always the same, so that repeating a call with the same key finds its units
+MAX_SENDS = 3  # per unit, if its workers close; if one dies, Dask tries three others each time
 GRACE_SECONDS = 5.0  # for calls in progress when a worker closes, and for workers to stop their clients
 RESUME_ADVICE = "nothing is lost: repeat the same call to resume"
 POLL_SECONDS = 0.5  # between checks for an interrupt
-NO_WORKERS_SECONDS = 5.0  # without workers before a warning is logged
+NO_WORKERS_SECONDS = 5.0  # before a warning that there are no workers
 _LOGGER = logging.getLogger("smartbatch")
 _LOST = (CommClosedError, distributed.CancelledError)
-"""Errors of a task after its worker was closed or the connection to the scheduler was lost."""
+"""Errors of a task whose worker closed or whose scheduler is unreachable."""
 Options: TypeAlias = Mapping[str, Any]
 
 
@@ -49,19 +49,19 @@ class Unit:
     """Some rows of a list."""
 
     job: Job  # the stored rows
-    future: distributed.Future | None = None  # the worker's task; ``None`` if the unit has ended
-    sent: int = 0  # how many times it was sent
+    future: distributed.Future | None = None  # the worker's task; ``None`` once the unit has finished
+    sent: int = 0  # number of times
 
 
-# -- the side of the workers ---------------------------------------------------------------------------------
+# -- in the workers ------------------------------------------------------------------------------------------
 
 
 @final
 class _WorkerClient(WorkerPlugin):  # type: ignore[misc]
-    """The client of one call in a worker process, made by its first unit and stopped when the call ends
-    or the worker closes.
+    """The client of one call in a worker process, created by its first unit and stopped when the call ends or
+    the worker closes.
 
-    Each call has its own: a client found by its settings could have the key or the budget of an earlier call,
+    Each call has its own client, because a client shared by several calls could have the wrong key or budget,
     and it would be unclear when to stop it.
     """
 
@@ -72,11 +72,12 @@ class _WorkerClient(WorkerPlugin):  # type: ignore[misc]
         self._has_ended = False
 
     def setup(self, worker: distributed.Worker) -> None:  # noqa: ARG002 (its name is Dask's)
-        """Start without a client, because this must not block the worker's loop."""
+        """Start without a client: creating one would block the worker's event loop."""
         self._lock = threading.Lock()
 
     async def teardown(self, worker: distributed.Worker) -> None:
-        """Release the jobs after calls in progress complete, without blocking a worker that continues."""
+        """Release the jobs once calls in progress have completed, without blocking a worker that
+        continues."""
         with self._lock:
             self._has_ended = True
             client = self._client
@@ -88,11 +89,6 @@ class _WorkerClient(WorkerPlugin):  # type: ignore[misc]
             await asyncio.to_thread(client.stop, GRACE_SECONDS)
 
     def client(self) -> BatchingClient:
-        """Return the client of this process.
-
-        Raises:
-            ClientClosed: the call has ended, or the worker is closing.
-        """
         model, config, options = self._made
         with self._lock:
             if self._has_ended:
@@ -103,9 +99,9 @@ class _WorkerClient(WorkerPlugin):  # type: ignore[misc]
 
 
 def _run_unit(plugin: str, key: str) -> int:
-    """Run a unit in this worker until it has ended, and return its number of rows.
+    """Run a unit in this worker until it has finished, and return its number of rows.
 
-    If another worker holds its lease, wait until the unit has ended or the lease is released.
+    If another worker holds its lease, wait until the unit has finished or the lease is released.
     """
     job = distributed.get_worker().plugins[plugin].client().job(key)
     if not job.has_account() and not job.is_done():
@@ -116,15 +112,15 @@ def _run_unit(plugin: str, key: str) -> int:
     return int(job.wait().total)
 
 
-# -- the side of the caller ----------------------------------------------------------------------------------
+# -- in the caller -------------------------------------------------------------------------------------------
 
 
 class Cluster:
     """The workers of a cluster.
 
     Args:
-        scheduler: a client or an address; Dask's default client if ``None``. A client made here is closed
-            here.
+        scheduler: a client, or an address, whose client is closed with this object; ``None`` for Dask's
+            default.
     """
 
     def __init__(self, scheduler: distributed.Client | str | None) -> None:
@@ -147,7 +143,7 @@ class Cluster:
                 self._dask.close()
 
     def _end_clients(self) -> None:
-        """Stop the client of each worker; waits at most :data:`GRACE_SECONDS`."""
+        """Stop the client of each worker, within :data:`GRACE_SECONDS`."""
         if not self._plugin or self._dask.status != "running":
             return
         unregister = self._dask.scheduler.unregister_worker_plugin
@@ -156,17 +152,16 @@ class Cluster:
 
     @property
     def processes(self) -> int:
-        """Number of workers, at least one, because more may join."""
+        """The number of workers, but at least one, because more may join."""
         return max(1, len(self._dask.nthreads()))
 
     @property
     def threads(self) -> int:
-        """Number of units that the workers run concurrently."""
+        """The number of units that the workers run concurrently."""
         threads: int = sum(self._dask.nthreads().values())
         return max(1, threads)
 
     def compute(self, parts: Sequence[Any]) -> Sequence[Any]:
-        """Bring the partitions of a collection to this process."""
         futures = self._dask.compute(list(parts))
         for future in futures:
             while not future.done():
@@ -177,8 +172,7 @@ class Cluster:
         return computed
 
     def _warn_without_workers(self) -> None:
-        """Log a warning after some time without workers, which may still join."""
-        with suppress(OSError, *_LOST):  # the scheduler is lost, which the next wait reports
+        with suppress(OSError, *_LOST):  # the scheduler is unreachable, which the next wait reports
             if self._dask.nthreads():
                 self._no_workers_since, self._has_warned = None, False
                 return
@@ -195,13 +189,13 @@ class Cluster:
             )
 
     def add_clients(self, model: str, config: BatchingConfig, options: Options | None) -> None:
-        """Let each worker, including those that join later, create a client when it needs one."""
+        """Let each worker, including those that join later, create a client at first use."""
         plugin = _WorkerClient(model, config, options)
         self._dask.register_plugin(plugin)
         self._plugin = plugin.name
 
     def begin(self, job: Job) -> Unit:
-        """Send a job to a worker, unless it has ended."""
+        """Send a job to a worker, unless it has finished."""
         unit = Unit(job)
         if not job.is_done():
             self._send(unit)
@@ -212,11 +206,11 @@ class Cluster:
         unit.sent += 1
 
     def await_end(self, unit: Unit, stopped: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until a unit has ended; return False if ``stopped`` becomes true first.
+        """Wait until a unit has finished; return False if ``stopped`` becomes true first.
 
         Raises:
-            ConnectionError: the scheduler is lost.
-            distributed.KilledWorker: several workers died while running it.
+            ConnectionError: the scheduler is unreachable.
+            distributed.KilledWorker: several workers died while running the unit.
         """
         while unit.future is not None:
             try:
@@ -233,12 +227,12 @@ class Cluster:
                 # 1. Another process has finished it.
                 if unit.job.is_done():
                     return True
-                # 2. The scheduler is lost.
+                # 2. The scheduler is unreachable.
                 if isinstance(error, CommClosedError) or self._dask.status != "running":
                     raise ConnectionError(
                         f"the scheduler cannot be reached; {RESUME_ADVICE}, with another scheduler"
                     ) from error
-                # 3. Its worker was closed, or several died: send it again, up to a limit.
+                # 3. Its worker closed, or several died: send it again, up to a limit.
                 if unit.sent == MAX_SENDS:
                     error.add_note(RESUME_ADVICE)
                     raise
@@ -252,12 +246,12 @@ class Cluster:
 def shared_config(
     config: BatchingConfig, place: str | None = None, shared: str | None = None
 ) -> BatchingConfig:
-    """Return the settings of each worker's client.
+    """Return the settings for each worker's client.
 
     Args:
         place: the store; overrides the setting.
-        shared: where the clients share limits and the budget; overrides the setting. If that is ``"auto"``,
-            they share them in a store on a server.
+        shared: where clients share limits and the budget; overrides the setting. With ``"auto"`` they share
+            them in a store on a server.
 
     Raises:
         ConfigError: there is no store.
@@ -274,14 +268,13 @@ def shared_config(
 
 
 def one_budget(config: BatchingConfig, key: str) -> BatchingConfig:
-    """Return settings that make all processes running the list with this key share one budget."""
+    """Let all processes that run the list with this key share one budget."""
     if config.budget is None or config.budget_scope != "client":
         return config
     return changed(config, budget_scope=f"shared:{key}")
 
 
 def digest(value: Any) -> str:
-    """Return a short digest of the JSON form of a value."""
     written = json.JSONEncoder(default=_plain, sort_keys=True).iterencode(value)
     digest = hashlib.blake2b(digest_size=16)
     for piece in written:
@@ -313,7 +306,7 @@ class ClusterUnits:
         *,
         stopped: Callable[[], bool],
     ) -> ClusterUnits:
-        """Let the workers create clients for the run with this key; the clients share its budget."""
+        """Let the workers create clients for the run with this key, which share its budget."""
         cluster.add_clients(model, one_budget(shared_config(config), key), options)
         return cls(cluster, stopped)
 
@@ -333,11 +326,10 @@ class ClusterUnits:
         return jobs
 
     def begin(self, job: Job) -> None:
-        """Send a unit to a worker."""
         self._units[job.id] = self._cluster.begin(job)
 
     def results(self, job: Job) -> Iterator[Result]:
-        """Wait until a unit has ended and yield its results; after an interrupt, yield those available."""
+        """Wait until a unit has finished and yield its results; after an interrupt, yield those available."""
         if not self._cluster.await_end(self._units[job.id], self._stopped):
             job.cancel()
         for result in job.results(wait=False):

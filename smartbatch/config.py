@@ -1,4 +1,5 @@
-"""Settings of a client: one frozen object, checked when made, from code, environment, file and defaults."""
+"""Settings of a client: one frozen object, validated on creation, from code, environment, file and
+defaults."""
 
 from __future__ import annotations
 
@@ -20,10 +21,10 @@ __all__ = ["BatchingConfig", "ClientParams", "Settings", "changed", "check_names
 
 PREFIX = "SMARTBATCH_"
 RESERVED = ("SMARTBATCH_TEST_", "SMARTBATCH_SIM_")
-"""Prefixes of variables for tests and the simulated provider; settings with such a name are still read."""
+"""Prefixes of variables for tests and the simulated provider; settings with such names are still read."""
 
 OF_APPLICATIONS = ("SMARTBATCH_MODEL", "SMARTBATCH_WEB_TIMEOUT")
-"""Variables that only applications of web frameworks read."""
+"""Variables read only by applications of web frameworks."""
 
 LARGE_QUEUE = 10_000
 DAY = 86_400
@@ -46,27 +47,33 @@ class BatchingConfig:
     min_batch_size: int | None = setting(
         None,
         "int",
-        "Prompts that are sent without waiting for more; unset: depends on the calls in flight.",
+        "Number of prompts sent without waiting for more; by default it depends on the calls in flight.",
         1,
         50,
     )
-    max_wait: float = seconds(5.0, "Maximum wait in the window, whatever the priority.", 0.5, 30)
+    max_wait: float = seconds(5.0, "Maximum time in the window, regardless of priority.", 0.5, 30)
 
     queue_capacity: int = setting(
         1000,
         "int",
-        "Requests that may wait in the queue.",
+        "Maximum number of requests in the queue.",
         100,
         10_000_000,
         note=f"above {LARGE_QUEUE} with large_queue",
     )
     large_queue: bool = setting(False, "bool", f"Allows a queue_capacity above {LARGE_QUEUE}.")
     queue_full: Literal["block", "raise"] = choice(
-        "block", "Whether submitting waits or raises while the queue is full.", "block", "raise"
+        "block", "Whether a submission waits or raises an error while the queue is full.", "block", "raise"
     )
-    queue_timeout: float | None = seconds(None, "Maximum wait for room before QueueFull.", 0, DAY)
+    queue_timeout: float | None = seconds(
+        None, "Maximum time to wait for room before QueueFull is raised.", 0, DAY
+    )
     urgent_reserve: float = setting(
-        0.1, "float", "Additional room for urgent and high requests, as a share of the capacity.", 0, 1
+        0.1,
+        "float",
+        "Additional room for urgent and high-priority requests, as a share of the capacity.",
+        0,
+        1,
     )
 
     parallelism: int = setting(
@@ -74,12 +81,12 @@ class BatchingConfig:
     )
     call_timeout: float = seconds(600.0, "Maximum time of one call.", 0.1, DAY)
     request_timeout: float | None = seconds(
-        None, "Time after submission at which an unanswered request fails.", 0.1, 30 * DAY
+        None, "Time from submission until an unanswered request fails.", 0.1, 30 * DAY
     )
 
     retries: int = setting(3, "int", "Maximum retries of a failed request.", 0, 20)
     retry_initial: float = seconds(1.0, "Delay before the first retry.", 0.01, 300)
-    retry_multiplier: float = setting(2.0, "float", "Factor by which the delay grows from try to try.", 1, 10)
+    retry_multiplier: float = setting(2.0, "float", "Factor by which the delay grows with each retry.", 1, 10)
     retry_max_delay: float = seconds(10.0, "Maximum delay before a retry.", 0.01, 3600)
 
     validation_retries: int = setting(
@@ -87,15 +94,11 @@ class BatchingConfig:
     )
 
     breaker_threshold: int = setting(
-        5, "int", "Consecutive failures that open the breaker; more if many calls fail anyway.", 1, 1000
+        5, "int", "Consecutive failures that open the breaker; more if calls fail often anyway.", 1, 1000
     )
-    breaker_pause: float = seconds(
-        1.0, "Maximum time from the opening of a breaker to its first probe.", 0.01, 3600
-    )
+    breaker_pause: float = seconds(1.0, "Maximum time from opening a breaker to its first probe.", 0.01, 3600)
     breaker_max_pause: float = seconds(5.0, "Maximum time between probes of an open breaker.", 0.01, DAY)
-    breaker_probes: int = setting(
-        4, "int", "Concurrent calls that probe whether the provider works again.", 1, 100
-    )
+    breaker_probes: int = setting(4, "int", "Maximum number of concurrent probes of an open breaker.", 1, 100)
     on_breaker_open: Literal["wait", "fail", "fallback"] = choice(
         "wait",
         "Whether requests wait, fail or use the fallback model while the breaker is open.",
@@ -115,19 +118,19 @@ class BatchingConfig:
     shared: str = setting(
         "auto",
         "text",
-        "Where processes share limits: sqlite:///FILE, redis://…, unix://…, postgresql://…; auto is this "
-        "user's file on this machine, off shares nothing with other processes. Clients of one process always "
-        "share the limits and cooldowns of a key and model.",
+        "Where processes share limits: sqlite:///FILE, redis://…, unix://…, postgresql://…; auto is a file "
+        "of this user on this machine, off shares nothing with other processes. Clients of one process "
+        "always share the limits and cooldowns of a key and model.",
     )
     shared_lost: Literal["share", "stop", "local"] = choice(
         "share",
-        "When that place is unreachable: keep this process's share, stop, or use the whole limit.",
+        "If that place is unreachable: keep this process's share, stop, or use the whole limit.",
         "share",
         "stop",
         "local",
     )
     budget: float | None = setting(
-        None, "usd", "Maximum to spend; also as a string such as '5 USD'.", 0, 10**9, unit="USD"
+        None, "usd", "Maximum amount to spend; also a string such as '5 USD'.", 0, 10**9, unit="USD"
     )
     budget_scope: str = setting(
         "client",
@@ -135,7 +138,7 @@ class BatchingConfig:
         "Scope of the budget: client, or shared:NAME for one shared by all processes that name it.",
     )
     prices: Mapping[str, Price] = setting(
-        {}, "prices", "Own prices by provider:model or model, in USD per million tokens."
+        {}, "prices", "Your own prices by provider:model or model, in USD per million tokens."
     )
     allow_unknown_price: bool = setting(
         False, "bool", "Allows models without a known price even if there is a budget."
@@ -147,8 +150,8 @@ class BatchingConfig:
     deduplicate: bool | None = setting(
         None,
         "bool",
-        "Identical requests in flight, or of one job, share one answer; unset: all but those with an "
-        "explicit temperature above 0 and the answers of n.",
+        "Lets identical requests in flight, or of one job, share one answer; by default all except those "
+        "with an explicit temperature above 0 and those of n.",
     )
     cache: str | None = setting(
         None, "text", "File of the response cache, so that identical requests are not paid for again."
@@ -165,8 +168,8 @@ class BatchingConfig:
     store: str | None = setting(
         None,
         "text",
-        "Where jobs are kept: a file, or a PostgreSQL address such as postgresql://…; in the user's state "
-        "folder when none.",
+        "Where jobs are stored: a file, or a PostgreSQL address such as postgresql://…; by default in the "
+        "user's state folder.",
     )
     batch_enabled: bool = setting(
         True, "bool", "Allows provider batches; if off, jobs are sent in real time."
@@ -190,7 +193,7 @@ class BatchingConfig:
     )
     batch_on_unknown: Literal["settle", "hold"] = choice(
         "settle",
-        "What to do if it is not found: send the requests again, or hold them for 26 hours to be certain.",
+        "What to do if that batch is not found: send the requests again, or hold them for 26 hours.",
         "settle",
         "hold",
     )
@@ -201,17 +204,20 @@ class BatchingConfig:
         "individual",
     )
     batch_retention: float | None = seconds(
-        None, "When to delete files at the provider after a job has ended; none: never.", 0, 365 * DAY
+        None,
+        "Time after the end of a job until its files at the provider are deleted; none keeps them.",
+        0,
+        365 * DAY,
     )
     batch_enqueued_tokens: int | None = setting(
-        None, "int", "Maximum tokens of one model in unfinished batches.", 1, 10**12
+        None, "int", "Maximum tokens per model in unfinished batches.", 1, 10**12
     )
     exclusive_workspace: bool = setting(
         False, "bool", "States that nothing else creates batches in this Anthropic workspace."
     )
     deferrable: Literal["realtime", "batch"] = choice(
         "realtime",
-        "How to send submitted requests of priority deferrable: in real time, or together in batches.",
+        "How to send submitted requests with the priority deferrable: in real time, or together in batches.",
         "realtime",
         "batch",
     )
@@ -235,7 +241,7 @@ class BatchingConfig:
     time_value: float = setting(
         5.0,
         "float",
-        "Value of an hour of waiting for auto; also part of the cost of a missed deadline.",
+        "Value of one hour of waiting, used by auto; also part of the cost of a missed deadline.",
         0,
         10**6,
         unit="USD",
@@ -251,8 +257,8 @@ class BatchingConfig:
     max_parallel_individual: int | None = setting(
         None,
         "int",
-        "Calls in flight for each list that is sent individually, within parallelism; unset: 5 for the "
-        "threshold strategy, else parallelism.",
+        "Maximum calls in flight for each list that is sent in real time, within parallelism; by default 5 "
+        "with the threshold strategy, otherwise parallelism.",
         1,
         1024,
     )
@@ -263,18 +269,18 @@ class BatchingConfig:
     exit_grace: float = seconds(2.0, "Time for calls in flight when the interpreter ends.", 0, 3600)
     telemetry: Literal["auto", "outer", "full", "off"] = choice(
         "auto",
-        "What OpenTelemetry records of calls, if it is set up: tokens except for own callables and "
-        "providers; no tokens; all tokens; or nothing.",
+        "What OpenTelemetry records about calls, if it is set up: tokens except for your own callables and "
+        "providers, no tokens, all tokens, or nothing.",
         "auto",
         "outer",
         "full",
         "off",
     )
-    telemetry_content: bool = setting(False, "bool", "Records prompts and answers in the spans of calls.")
+    telemetry_content: bool = setting(False, "bool", "Records prompts and answers in call spans.")
 
     def __init__(self, **settings: Unpack[Settings]) -> None:
         check_names(settings, Settings.__optional_keys__)
-        given: dict[str, Any] = dict(settings)  # each field brings its value into its own type
+        given: dict[str, Any] = dict(settings)  # each field converts its value
         self.__attrs_init__(**given)
 
     def __attrs_post_init__(self) -> None:
@@ -292,14 +298,14 @@ class BatchingConfig:
 
         Args:
             file: TOML, or YAML if PyYAML is installed, with the keys at its top level, or a
-                ``pyproject.toml`` with ``[tool.smartbatch]``; or the same as a mapping, from the settings of
-                an application.
-            environ: the environment variables; ``none`` stands for no value, an empty string for not set.
-            overrides: keys as in the constructor; ``None`` means "not given here".
+                ``pyproject.toml`` with ``[tool.smartbatch]``; or a mapping of the keys.
+            environ: the environment variables; ``none`` stands for no value, and an empty string means "not
+                set".
+            overrides: keys as in the constructor; ``None`` means "not given".
 
         Raises:
-            ConfigError: as the constructor, for unknown keys, for variables with almost the name of a setting
-                (the nearest name is suggested), and for a file that cannot be read. Any other unknown
+            ConfigError: see the constructor; also for unknown keys, for variables with almost the name of a
+                setting (the nearest name is suggested), and for a file that cannot be read. Any other unknown
                 variable is logged as a warning.
         """
         values: dict[str, Any] = {}
@@ -403,12 +409,11 @@ def _keys() -> dict[str, Attribute[Any]]:
 
 
 def variable_of(key: str) -> str | None:
-    """Return the environment variable of a setting; ``None`` if there is none."""
     return PREFIX + key.upper() if key in _keys() and key != "prices" else None
 
 
 def _contradictions(c: BatchingConfig) -> Iterator[str]:
-    """Yield contradictions; each names both settings and what to change."""
+    """Each message names both settings and the change to make."""
     for low, high in (
         ("min_batch_size", "max_batch_size"),
         ("batch_window", "max_wait"),
@@ -491,18 +496,17 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 
 @cache
 def _warn_of(variable: str) -> None:
-    """Log once per process that a variable is not a setting."""
+    """Warn once per process about a variable that is not a setting."""
     logging.getLogger("smartbatch").warning(
         "the environment variable %s is not a setting and is ignored; unset it to stop this warning", variable
     )
 
 
 _MAX_FILE_BYTES = 256 * 1024
-"""Largest settings file, bytes."""
 _MAX_ALIASES = 20
-"""Aliases in a settings file of YAML."""
+"""Aliases in a YAML settings file."""
 _MAX_DEPTH = 50
-"""Levels in a settings file of YAML."""
+"""Nesting levels in a YAML settings file."""
 
 
 def _table(path: Path) -> Mapping[str, Any]:
@@ -522,7 +526,7 @@ def _table(path: Path) -> Mapping[str, Any]:
         raise ConfigError(f"cannot read the settings file {path}: {error.strerror or error}") from error
     except RecursionError:
         raise ConfigError(f"the settings file {path} is nested too deeply") from None
-    except ValueError as error:  # the form or the UTF-8; both say where
+    except ValueError as error:  # invalid syntax or UTF-8; both messages give the position
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"the settings file {path} is not {form}: {error}") from error
@@ -536,11 +540,11 @@ def _table(path: Path) -> Mapping[str, Any]:
 
 
 def _yaml(path: Path, text: str) -> Mapping[str, Any]:
-    """Return the mapping of a YAML file, which may be empty. Plain values only: no tags are followed.
+    """Return the mapping in a YAML file, which may be empty. Tags are rejected.
 
     Raises:
         ConfigError: PyYAML is not installed.
-        ValueError: it is not YAML, or not a mapping.
+        ValueError: the content is not YAML, or not a mapping.
     """
     try:
         import yaml
@@ -553,13 +557,13 @@ def _yaml(path: Path, text: str) -> Mapping[str, Any]:
         for event in yaml.parse(text, yaml.SafeLoader):
             aliases += isinstance(event, yaml.AliasEvent)
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _MAX_DEPTH:  # the scanner takes time that grows with the square of the depth
+            if depth > _MAX_DEPTH:  # the scanner's time grows with the square of the depth
                 raise RecursionError
         if aliases > _MAX_ALIASES:  # aliases of aliases grow exponentially
             raise ValueError(f"it has {aliases:,} aliases, more than {_MAX_ALIASES}")
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        # the error's own message repeats the line, including secrets
+        # the error's own message quotes the line, which may contain secrets
         mark = getattr(error, "problem_mark", None)
         place = "" if mark is None else f" (at line {mark.line + 1}, column {mark.column + 1})"
         raise ValueError(f"{getattr(error, 'problem', None) or 'it cannot be read'}{place}") from None
@@ -571,22 +575,22 @@ def _yaml(path: Path, text: str) -> Mapping[str, Any]:
 
 
 OF_PROVIDERS = frozenset({"api_key", "base_url", "headers", "organization", "project"})
-"""Arguments of adapters that other libraries accept next to settings."""
+"""Arguments of adapters that other libraries accept along with settings."""
 NEAR_SETTINGS = {
     **dict.fromkeys(("concurrency", "max_concurrency", "max_workers", "workers", "threads"), "parallelism"),
     "batch_size": "max_batch_size",
     "max_cost": "budget",
 }
-"""Names in other libraries, and the name here."""
+"""Names used by other libraries, with the name used here."""
 _OF_REQUESTS = frozenset({"priority", "purpose", "context", "isolation_key"})
-"""Fields of a request that a client or a shortcut does not accept."""
+"""Fields of a request that clients and shortcuts do not accept."""
 
 
 def check_names(names: Iterable[str], known: Collection[str]) -> None:
     """Check the keywords of a call that accepts settings.
 
     Raises:
-        ConfigError: a keyword is not ``known``; the nearest is suggested, or where it belongs.
+        ConfigError: a keyword is not ``known``; the message suggests the nearest one, or where to put it.
     """
     for name in names:
         if name in known:
@@ -603,10 +607,10 @@ def check_names(names: Iterable[str], known: Collection[str]) -> None:
 
 
 def given_or_loaded(config: object, **own: Any) -> BatchingConfig:
-    """Return a config with the settings of ``own`` over it; that of the environment if none was given.
+    """Return ``config``, or the environment's settings if it is ``None``, with ``own`` settings over it.
 
     Raises:
-        ConfigError: it is not a config, or a setting cannot be used.
+        ConfigError: ``config`` has the wrong type, or a setting is invalid.
     """
     if config is None:
         return BatchingConfig.load(**own)
@@ -617,31 +621,31 @@ def given_or_loaded(config: object, **own: Any) -> BatchingConfig:
 
 
 def checked(setting: str, value: Any) -> Any:
-    """Return an argument that overrides a ``setting``, in the setting's type.
+    """Convert an argument that overrides a setting.
 
     Raises:
-        ConfigError: it is out of the setting's range.
+        ConfigError: the value is out of the setting's range.
     """
     return _spec(setting, setting).check(setting, value)
 
 
 def changed(config: BatchingConfig, **settings: Any) -> BatchingConfig:
-    """Return a copy of ``config`` with some settings changed.
+    """Return a copy with some settings changed.
 
     Raises:
-        ConfigError: as the constructor of :class:`BatchingConfig`.
+        ConfigError: see :class:`BatchingConfig`.
     """
     return evolve(config, **settings)
 
 
 def checked_table(table: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Return the settings of a table, each in its own type, even if they contradict each other.
+    """Convert the settings of a table, without checking for contradictions.
 
     Args:
-        place: where the table is, for errors.
+        place: the source of the table, named in errors.
 
     Raises:
-        ConfigError: one is unknown or out of range.
+        ConfigError: a setting is unknown or out of range.
     """
     values: dict[str, Any] = {}
     for key, value in table.items():

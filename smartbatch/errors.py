@@ -1,4 +1,4 @@
-"""The errors that smartbatch raises. Each says what happened, to which request, and what to do next.
+"""The errors smartbatch raises. Each message says what happened, to which request, and what to do next.
 
 No message contains a key, a prompt or an answer: text from a provider passes :func:`scrub` first. All errors
 can be pickled, so they can be sent to other processes.
@@ -18,35 +18,35 @@ class ErrorKind(enum.Enum):
     """The class of a failed call, which decides how it is retried."""
 
     RATE_LIMIT = "rate_limit"
-    """The provider asks for fewer requests or tokens: all calls that share the quota wait."""
+    """The provider allows fewer requests or tokens: all calls that share the quota wait."""
     TIMEOUT = "timeout"
-    """The call did not end within its total deadline; whether it was billed is unknown."""
+    """The call exceeded its total deadline; it may have been billed."""
     NETWORK_ERROR = "network_error"
-    """Connection refused, reset or cut, or a body that did not arrive whole."""
+    """The connection was refused, reset or cut, or the body arrived incomplete."""
     SERVER_ERROR = "server_error"
     """The provider failed (5xx, overload)."""
     AUTH_ERROR = "auth_error"
-    """The key is missing, wrong or not allowed."""
+    """The key is missing, wrong or lacks permission."""
     INVALID_RESPONSE = "invalid_response"
-    """A whole answer came, but not in the shape the API promises."""
+    """A complete answer arrived, but not in the documented format."""
     CLIENT_ERROR = "client_error"
-    """The request itself is wrong (4xx)."""
+    """The request is invalid (4xx)."""
     UNKNOWN = "unknown"
-    """Anything else, for instance an exception of the user's callable."""
+    """Anything else, such as an exception raised by the user's callable."""
     NO_MONEY = "no_money"
-    """Credit or a spend limit is used up: waiting does not help."""
+    """Credit or a spending limit is used up: waiting does not help."""
     CONTEXT_TOO_LONG = "context_too_long"
     """Prompt and output together exceed the model's context."""
 
 
 class SmartbatchError(Exception):
-    """Root of all errors of this library.
+    """Base class of all errors of this library.
 
     Args:
         message: what happened and what to do next.
         kind: the :class:`ErrorKind`, if a call failed.
         request_id: the affected request.
-        batch_id: the batch the request was part of.
+        batch_id: the batch that contained the request.
 
     Attributes:
         attempts: number of calls made for the request.
@@ -68,7 +68,7 @@ class SmartbatchError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
-        if kind is not None and kind is not self.kind:  # what an error is by its class is not repeated
+        if kind is not None and kind is not self.kind:  # omit a kind that the class implies
             self.kind = kind
         self.request_id = request_id
         self.batch_id = batch_id
@@ -90,20 +90,20 @@ def _rebuild(cls: type[_E], message: str, state: dict[str, Any]) -> _E:
 
 @lru_cache(maxsize=256)
 def snake_case(name: str) -> str:
-    """Return a class name as logs, metrics and outputs spell it."""
+    """Return the form of a class name used in logs, metrics and output."""
     return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
 
 
 def kind_name(error: SmartbatchError) -> str:
-    """Return the name under which an error is counted: that of its :class:`ErrorKind`, such as
-    ``rate_limit``, or else of its class.
+    """Return the name under which an error is counted: its :class:`ErrorKind`, such as ``rate_limit``, or
+    else its class.
     """
     return snake_case(type(error).__name__) if error.kind is None else error.kind.value
 
 
 def named(error: _E, request_id: str) -> _E:
-    """Return ``error`` for a request: itself the first time, then a copy, so that no two futures share one
-    exception.
+    """Return ``error`` for a request: the object itself the first time, then copies, so that no two futures
+    share an exception.
     """
     if error.request_id is not None:
         cause = error.__cause__
@@ -114,9 +114,9 @@ def named(error: _E, request_id: str) -> _E:
 
 
 def after_refusal(error: _E, refused: UnusableAnswer) -> _E:
-    """Return a copy of ``error`` that also says why the earlier answer was refused."""
+    """Return a copy of ``error`` that also says why the earlier answer was rejected."""
     said = _rebuild(type(error), error.message, dict(error.__dict__))
-    said.message = f"{error.message}; an answer before it was refused: {refused.message}"
+    said.message = f"{error.message}; an earlier answer was rejected: {refused.message}"
     said.args = (said.message,)
     said.__cause__ = error.__cause__
     return said
@@ -131,7 +131,7 @@ class InvalidRequest(SmartbatchError, ValueError):
 
     Attributes:
         field: the invalid field, such as ``temperature``.
-        row: zero-based position in the list the request is from, if any.
+        row: zero-based position in the list that contains the request, if any.
     """
 
     field: str | None = None
@@ -139,15 +139,15 @@ class InvalidRequest(SmartbatchError, ValueError):
 
 
 class RowSkipped(SmartbatchError):
-    """A row of a table has no request: a field of its prompt is blank and ``on_missing`` is ``"skip"``."""
+    """A table row was skipped, because a field of its prompt is blank and ``on_missing`` is ``"skip"``."""
 
 
 class InputError(SmartbatchError, ValueError):
-    """An input or output file of a run cannot be used; the message names file, row and field."""
+    """An input or output file of a run cannot be used; the message names the file, row and field."""
 
 
 class QueueFull(SmartbatchError):
-    """The queue has no room, and the client is configured not to wait for it, or has waited long enough."""
+    """The queue is full, and the client is configured not to wait, or has waited long enough."""
 
 
 class ClientClosed(SmartbatchError):
@@ -163,7 +163,7 @@ class RequestTimeout(SmartbatchError, TimeoutError):
 
 
 class BudgetExceeded(SmartbatchError):
-    """The request could cost more than is left of the budget."""
+    """The request could cost more than the rest of the budget."""
 
 
 class ProviderError(SmartbatchError):
@@ -171,13 +171,13 @@ class ProviderError(SmartbatchError):
 
     Attributes:
         kind: the class of the failure.
-        status: HTTP status, if there was an answer.
+        status: HTTP status, if there was a response.
         code: the provider's own error code.
-        retry_after: seconds the provider asked to wait, already limited.
-        provider_request_id: the provider's id of the call, for its support.
+        retry_after: seconds to wait as requested by the provider, up to a maximum.
+        provider_request_id: the provider's ID of the call, for its support.
         maybe_billed: whether the call may have been executed although no answer arrived.
-        usage: tokens the failed call was billed for, if the provider reported them.
-        refused_parameters: names of parameters that the server rejects, if its error names them.
+        usage: tokens billed for the failed call, if the provider reported them.
+        refused_parameters: names of parameters rejected by the server, if its error names them.
     """
 
     kind: ErrorKind = ErrorKind.UNKNOWN
@@ -192,7 +192,8 @@ class ProviderError(SmartbatchError):
 
 
 class MissingAnswer(ProviderError):
-    """The answer to a shared call does not clearly contain this request's answer; it is sent alone.
+    """The answer to a shared call does not clearly contain this request's answer, so the request is sent
+    alone.
 
     Attributes:
         usage: the request's share of the billed tokens.
@@ -209,8 +210,8 @@ class MissingAnswer(ProviderError):
 
 
 class ParameterRejected(ProviderError):
-    """The server rejects a parameter, and nothing was run. From now on the provider omits it, so the request
-    is sent again at once.
+    """The server rejected a parameter before running anything. The provider adapter omits it from now on, and
+    the request is sent again immediately.
 
     Attributes:
         omitted: names of the parameters, each with its meaning and the option that sends it anyway.
@@ -224,30 +225,31 @@ class ProviderUnavailable(ProviderError):
 
 
 class RequestCancelled(ProviderError):
-    """The request was cancelled before its call started or, if it was streamed, before its end."""
+    """The request was cancelled before its call started or, if streamed, before its end."""
 
 
 class ListStopped(SmartbatchError):
     """The request was not sent, because the first requests of its list or job all failed with the same error.
 
     Attributes:
-        reason: that error in words, such as ``the API key was rejected (401)``.
+        reason: a description of that error, such as ``the API key was rejected (401)``.
     """
 
     reason: str | None = None
 
     def summary(self, unsent: int) -> str:
-        """Return a sentence about a list of which ``unsent`` rows were not sent."""
+        """Return a sentence that says how many rows were not sent, and why."""
         rows = "1 row was" if unsent == 1 else f"{unsent:,} rows were"
         return f"Stopped: {self.reason}. {rows} not sent."
 
 
 class UnusableAnswer(SmartbatchError):
-    """An answer arrived and was paid for, but cannot be used: the base of the two errors below.
+    """An answer arrived and was billed, but cannot be used: the base of :class:`ValidationFailed` and
+    :class:`AnswerUnread`.
 
     Attributes:
         kind: ``INVALID_RESPONSE``.
-        text: the last answer, which was paid for; the message repeats none of it.
+        text: the last answer; the message quotes none of it.
         finish_reason: why the last answer ended.
         tries: number of answers from the model.
         usage: tokens of all of them.
@@ -261,29 +263,29 @@ class UnusableAnswer(SmartbatchError):
 
 
 class ValidationFailed(UnusableAnswer):
-    """The model's answer does not fit the schema, and repairs did not help or were not possible.
+    """The model's answer does not fit the schema, and repairs failed or were not possible.
 
     It has the attributes of :class:`UnusableAnswer`.
     """
 
 
 class AnswerUnread(UnusableAnswer):
-    """Smartbatch itself failed to read an answer, three times; the answer may be correct.
+    """Smartbatch failed three times to read an answer, which may be correct.
 
     It has the attributes of :class:`UnusableAnswer`: ``text`` is the answer, and the request is not sent
     again. In a job and in the response cache the answer is read again at each access, which may succeed
-    later; the counts of the job (``status().failed``) stay as stored. Please report the error.
+    later; the job's counts (``status().failed``) do not change. Please report the error.
     """
 
     kind: ErrorKind = ErrorKind.UNKNOWN
 
 
 class StoreError(SmartbatchError):
-    """The store of jobs cannot be used; nothing was sent. The message says where it is and what to do."""
+    """The store of jobs cannot be used; nothing was sent. The message names the store and what to do."""
 
 
 class JobNotFound(SmartbatchError, LookupError):
-    """The store has no job with that id or key."""
+    """The store has no job with that ID or key."""
 
 
 class JobConflict(SmartbatchError, ValueError):
@@ -291,7 +293,7 @@ class JobConflict(SmartbatchError, ValueError):
 
 
 class JobTimeout(SmartbatchError, TimeoutError):
-    """The job has not ended within the timeout; it continues, and nothing is lost.
+    """The job did not finish within the timeout; it continues, and nothing is lost.
 
     Attributes:
         job_id: the job.
@@ -319,7 +321,7 @@ _SECRETS = re.compile(
 
 
 def has_secret(text: str, *secrets: str | None) -> bool:
-    """Whether ``text`` contains one of ``secrets``, or something that looks like a key."""
+    """Whether ``text`` contains one of ``secrets``, or anything that looks like a key."""
     return any(secret and len(secret) >= 4 and secret in text for secret in secrets) or bool(
         _SECRETS.search(text)
     )
@@ -328,7 +330,7 @@ def has_secret(text: str, *secrets: str | None) -> bool:
 def scrub(text: str, *secrets: str | None, limit: int = 300) -> str:
     """Return ``text`` without ``secrets`` and anything that looks like a key, cut to ``limit`` characters.
 
-    Providers repeat keys and parts of prompts in their error messages, so all foreign text is scrubbed.
+    Providers quote keys and parts of prompts in their error messages, so all text from outside is scrubbed.
     """
     for secret in secrets:
         if secret and len(secret) >= 4:
@@ -339,7 +341,7 @@ def scrub(text: str, *secrets: str | None, limit: int = 300) -> str:
 
 
 def nearest(word: object, known: Iterable[str], prefix: str = "") -> str | None:
-    """Return the nearest ``known`` name; all begin with ``prefix``. ``None`` if none is near."""
+    """Return the ``known`` name nearest to ``word``; all begin with ``prefix``. ``None`` if none is near."""
     if not isinstance(word, str):
         return None
     names = [name.removeprefix(prefix) for name in known]
@@ -348,6 +350,6 @@ def nearest(word: object, known: Iterable[str], prefix: str = "") -> str | None:
 
 
 def did_you_mean(word: object, known: Iterable[str], prefix: str = "") -> str:
-    """Return ``; did you mean NAME?`` with the :func:`nearest` name; an empty string if none is near."""
+    """Return ``; did you mean NAME?``, or an empty string if no known name is near."""
     near = nearest(word, known, prefix)
     return "" if near is None else f"; did you mean {near}?"

@@ -1,8 +1,8 @@
-"""Events: what happened, as frozen classes made by keyword. Metrics, logs, progress and observers use them.
+"""Events: what happened, as frozen classes. Metrics, logs, progress displays and observers use them.
 
-Events contain ids, counts, seconds, tokens and USD; never a key, a prompt or an answer. Observers are called
-after locks are released, on the thread that caused the event. An event about a request is passed on in the
-context variables of its submitter; variables that an observer sets when a call starts apply to the call.
+Events contain IDs, counts, seconds, tokens and USD, but never a key, a prompt or an answer. Observers are
+called after locks are released, on the thread that caused the event. An event about a request is delivered in
+the context variables of its submitter; variables set by an observer when a call starts apply to the call.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from smartbatch.errors import snake_case
 from smartbatch.types import Kind, Priority, Route, Usage
 
 Observer: TypeAlias = "Callable[[Event], None]"
-"""Any callable that accepts an event. Exceptions it raises are logged and have no other effect."""
+"""A callable that accepts an event. Its exceptions are logged and have no other effect."""
 
 
 @frozen(kw_only=True)
 class Event:
-    """Root of all events, which are values.
+    """Base class of all events.
 
     Attributes:
         at: monotonic seconds of the client's clock.
@@ -38,9 +38,7 @@ class Event:
         return snake_case(type(self).__name__)
 
     def fields(self) -> dict[str, Any]:
-        """The event as plain values, fit for JSON, without objects of the user and without text from
-        providers.
-        """
+        """The event as plain JSON values, without user objects and text from providers."""
         return asdict(self, value_serializer=_plain, filter=lambda each, _: each.name not in _LEFT_OUT)
 
 
@@ -55,10 +53,10 @@ _LEFT_OUT = frozenset({"context", "requests", "message"})
 
 @frozen(kw_only=True)
 class RequestEvent(Event):
-    """Root of the events about one request.
+    """Base class of events about one request.
 
     Attributes:
-        context: the object its caller passed.
+        context: the object passed by its caller.
     """
 
     request_id: str
@@ -68,10 +66,10 @@ class RequestEvent(Event):
 
 @frozen(kw_only=True, eq=False)
 class CalledRequest:
-    """One of the requests of a call.
+    """A request of a call.
 
     Attributes:
-        context: the object its caller passed.
+        context: the object passed by its caller.
         submitted: monotonic seconds.
         variables: the context variables of its submitter.
     """
@@ -99,12 +97,12 @@ class CallStarted(Event):
     attempt: int
     in_flight: int
     waited: float
-    """Seconds from the submission (or due time) of the oldest request to the start."""
+    """Seconds from the submission or due time of the oldest request to the start."""
     kind: Kind = Kind.GENERATE
     own_code: bool = False
-    """Whether it is a function or provider of the user's, which may report its calls itself."""
+    """Whether the call runs a user's function or provider, which may report its calls itself."""
     requests: tuple[CalledRequest, ...] = field(default=(), eq=False, repr=False)
-    """The requests of the call that still have a waiter."""
+    """The requests of the call whose results are still awaited."""
 
 
 @frozen(kw_only=True)
@@ -122,7 +120,7 @@ class CallFinished(Event):
     route: Route | None = None
     """``None`` for a call of a user's function, which sends no prompts."""
     requests: tuple[CalledRequest, ...] = field(default=(), eq=False, repr=False)
-    """As in :class:`CallStarted`."""
+    """See :class:`CallStarted`."""
 
 
 @frozen(kw_only=True)
@@ -132,9 +130,9 @@ class RetryScheduled(RequestEvent):
     attempt: int
     delay: float
     counted: bool
-    """False if the cause was the provider's state (a limit, an outage), which uses up no retry."""
+    """False if the provider's state (a limit, an outage) was the cause: then no retry is used up."""
     maybe_billed: bool = False
-    """Whether the failed call may have been executed, so that the retry may be billed a second time."""
+    """Whether the failed call may have been executed, so that the retry may be billed again."""
 
 
 @frozen(kw_only=True)
@@ -144,21 +142,21 @@ class RequestFinished(RequestEvent):
     ok: bool
     cancelled: bool
     error: str | None
-    """The error's :class:`~smartbatch.errors.ErrorKind` value, or its class name if no call failed."""
+    """The error's :class:`~smartbatch.errors.ErrorKind` value; its class name if no call failed."""
     attempts: int
     queued: float
     seconds: float
-    """Seconds from submission to the end."""
+    """Seconds from submission to completion."""
     usage: Usage
     cost: float | None
     route: Route | None
     deduplicated: bool
     of_job: bool = False
-    """Whether it is a request of a job, whose result is counted when it is stored."""
+    """Whether the request belongs to a job, whose result is counted when it is stored."""
     message: str | None = field(default=None, repr=False)
-    """The error's message, possibly a provider's: shortened, without keys, and not in :meth:`fields`."""
+    """The error's message, possibly from a provider: shortened, without keys, and not in :meth:`fields`."""
     unconfirmed_cost: float = 0.0
-    """USD that it may have cost in addition, see :class:`~smartbatch.Result`."""
+    """USD that may have been billed in addition, see :class:`~smartbatch.Result`."""
 
 
 @frozen(kw_only=True)
@@ -171,14 +169,14 @@ class CooldownStarted(Event):
 
 @frozen(kw_only=True)
 class SharedLimitsLost(Event):
-    """The place where processes share a limit cannot be used; reported once, until it works again."""
+    """The place where processes share a limit is unavailable; reported once per outage."""
 
     place: str
     scope: str
     model: str
     reason: str
     processes: int
-    """Processes that shared the limit when last seen, including this one; 0 if it was never seen."""
+    """Processes that last shared the limit, including this one; 0 if unknown."""
 
 
 @frozen(kw_only=True)
@@ -189,12 +187,12 @@ class SharedLimitsRestored(Event):
     scope: str
     model: str
     seconds: float
-    """Since :class:`SharedLimitsLost`."""
+    """Seconds since :class:`SharedLimitsLost`."""
 
 
 @frozen(kw_only=True)
 class LongWait(Event):
-    """The known limits block all calls for more than a minute; reported once, until that time has passed."""
+    """Known limits block all calls for more than a minute; reported once, until that time has passed."""
 
     scope: str
     model: str
@@ -213,7 +211,7 @@ class BreakerChanged(Event):
 
 @frozen(kw_only=True)
 class PackingChanged(Event):
-    """Packing was suspended for a model, because too many requests had to be sent again, or resumed."""
+    """Packing was suspended for a model, because too many requests had to be sent again, or was resumed."""
 
     model: str
     enabled: bool
@@ -222,7 +220,7 @@ class PackingChanged(Event):
 
 @frozen(kw_only=True)
 class FlexChanged(Event):
-    """A model's slower tier was suspended, because it refused requests, or is tried again."""
+    """A model's slower tier was suspended because it refused requests, or is used again."""
 
     model: str
     enabled: bool
@@ -234,11 +232,11 @@ class PauseChanged(Event):
     """A user paused a model or ended its pause: this process stops or resumes sending requests to it."""
 
     model: str
-    """``provider:*`` for every model of a provider."""
+    """``provider:*`` for all models of a provider."""
     paused: bool
     reason: str | None
     by: str | None
-    """The user who paused it; ``None`` if the pause ended."""
+    """The user who paused the model; ``None`` if the pause ended."""
 
 
 @frozen(kw_only=True)
@@ -249,12 +247,12 @@ class LimitChanged(Event):
     requests_per_minute: float | None
     tokens_per_minute: float | None
     by: str | None
-    """The user who set them; ``None`` if they were removed."""
+    """The user who set the limits; ``None`` if they were removed."""
 
 
 @frozen(kw_only=True)
 class ParameterDropped(RequestEvent):
-    """A parameter that the provider does not accept was omitted."""
+    """A parameter was omitted, because the provider does not accept it."""
 
     field: str
     reason: str
@@ -268,12 +266,12 @@ class ClientStarted(Event):
 @frozen(kw_only=True)
 class ClientStopped(Event):
     failed: int
-    """Requests that were failed because ``stop`` timed out."""
+    """Requests that failed because ``stop`` timed out."""
 
 
 @frozen(kw_only=True)
 class JobAccepted(Event):
-    """A job is stored; from now on it cannot be lost."""
+    """A job was stored; from now on it cannot be lost."""
 
     job_id: str
     model: str
@@ -296,7 +294,7 @@ class ShardChanged(Event):
 
 @frozen(kw_only=True)
 class BatchEnded(Event):
-    """A batch of a job has ended at the provider. Forecasts learn from its duration at once."""
+    """A batch of a job ended at the provider. Forecasts use its duration immediately."""
 
     job_id: str
     shard_id: str
@@ -313,14 +311,14 @@ class BatchEnded(Event):
     seconds: float
     """Seconds from its creation to that time."""
     cancelling: float | None
-    """The part of these since its cancellation was requested; ``None`` if it was not."""
+    """Seconds from the request to cancel the batch to its end; ``None`` if there was no such request."""
     traceparent: str | None = None
-    """The span of the job's submitter in W3C Trace Context form; ``None`` if there is none."""
+    """The span of the job's submitter in the W3C Trace Context format; ``None`` if there is none."""
 
 
 @frozen(kw_only=True)
 class JobProgress(Event):
-    """The state of a job after a poll or after results were stored."""
+    """The state of a job after a poll, or after results were stored."""
 
     job_id: str
     model: str
@@ -329,33 +327,35 @@ class JobProgress(Event):
     failed: int
     cancelled: int
     running: int
-    """Items the provider reports as done whose results are not stored yet."""
+    """Items reported as done by the provider whose results are not stored yet."""
     cost: float
     realtime_cost: float
 
 
 @frozen(kw_only=True)
 class JobResultsStored(Event):
-    """This process stored results of a job: those of one transaction and route."""
+    """This process stored results of a job in one transaction, all of one route."""
 
     job_id: str
     model: str
     route: Route | None
     """``None`` for requests that were not sent."""
     in_realtime: bool
-    """Whether they were sent in real time, and already reported by :class:`RequestFinished`."""
+    """Whether they were sent in real time, and so already reported by :class:`RequestFinished`."""
     succeeded: int
     failed: int
     cancelled: int
     deduplicated: int
-    """The part of these that got the answer of an equal request of the job."""
+    """The number of these results that came from an identical request of the job."""
     usage: Usage
-    """Tokens of the results, and of billed answers that complete no request; ``cost`` likewise."""
+    """Tokens of the results, and of billed answers that complete no request. ``cost`` covers the same
+    answers.
+    """
     cost: float
     realtime_cost: float
     unpriced: int
     truncated: int = 0
-    """Answers with this defect, see :class:`Result`; ``empty`` and ``refused`` likewise."""
+    """The number of answers with this defect, see :class:`Result`; ``empty`` and ``refused`` likewise."""
     empty: int = 0
     refused: int = 0
 
@@ -376,7 +376,7 @@ class JobRescued(Event):
 
 @frozen(kw_only=True)
 class JobHeld(Event):
-    """A job is held while a caller of this process waits for it; sent once."""
+    """A job is held while a caller in this process waits for it; reported once."""
 
     job_id: str
     model: str
@@ -387,7 +387,7 @@ class JobHeld(Event):
 
 @frozen(kw_only=True)
 class JobIncident(Event):
-    """Something went wrong; the incident is also stored."""
+    """A problem occurred in a job; the incident is also stored."""
 
     job_id: str
     shard_id: str | None
@@ -398,7 +398,7 @@ class JobIncident(Event):
 
 @frozen(kw_only=True)
 class ClockStepped(Event):
-    """The wall clock was set while jobs were running; their waits and deadlines are not affected."""
+    """The wall clock was changed while jobs were running; their waits and deadlines are not affected."""
 
     seconds: float
     """Seconds it was set ahead; negative if it was set back."""
@@ -406,10 +406,9 @@ class ClockStepped(Event):
 
 @frozen(kw_only=True)
 class CacheUnavailable(Event):
-    """The response cache could not be written, so answers are not stored for a while; reported once per
-    outage.
+    """The response cache cannot be written, so answers are not stored for a while; reported once per outage.
 
-    Or an entry cannot be read, so that its request is sent again; reported once.
+    Also reported once if an entry cannot be read, so that its request is sent again.
     """
 
     path: str
@@ -422,26 +421,26 @@ class StoreUnavailable(Event):
 
     reason: str
     unstored: int
-    """Answers in memory now."""
+    """Answers in memory."""
 
 
 @frozen(kw_only=True)
 class StoreAvailable(Event):
-    """The answers held in memory are stored, and jobs continue."""
+    """The answers held in memory were stored, and jobs continue."""
 
     seconds: float
-    """Since :class:`StoreUnavailable`."""
+    """Seconds since :class:`StoreUnavailable`."""
 
 
 @frozen(kw_only=True)
 class AnswersLost(Event):
-    """The client stopped while answers could not be stored: they may have been billed, and are lost."""
+    """The client stopped while answers could not be stored. They are lost, and may have been billed."""
 
     answers: int
-    """Answers that arrived; ``cost`` is theirs, as far as prices are known."""
+    """Answers that arrived; ``cost`` is their cost, if prices are known."""
     cost: float
     awaited: int
-    """Requests under way whose answers were still to arrive."""
+    """Requests in flight whose answers had not arrived."""
     reason: str
 
 
@@ -458,7 +457,7 @@ class JobFinished(Event):
     realtime_cost: float
     unpriced: int
     traceparent: str | None = None
-    """As in :class:`BatchEnded`."""
+    """See :class:`BatchEnded`."""
 
 
 @frozen(kw_only=True)
@@ -471,31 +470,31 @@ class RouteChosen(Event):
     requests: int
     route: Route
     first: int
-    """Requests of a hybrid that are sent in real time at once."""
+    """Requests of a hybrid that are sent in real time first."""
     reason: str
     p50: float
-    """Forecast seconds until the last answer; ``p95`` likewise."""
+    """Forecast seconds until the last answer (median); ``p95`` is the 95th percentile."""
     p95: float
     cost: float | None
     options: tuple[tuple[str, float, float, float | None, bool], ...]
-    """Every open route: name, p50, p95, expected cost in USD, whether it met the constraints."""
+    """Each available route: name, p50, p95, expected cost in USD, whether it met the constraints."""
 
 
 @frozen(kw_only=True)
 class ThresholdMoved(Event):
-    """The number of requests from which lists like the latest one are sent as a batch has changed."""
+    """The minimum number of requests for a batch changed, for lists like the latest one."""
 
     model: str
     before: int | None
-    """Requests; ``None`` if lists of any length are sent in real time. ``after`` likewise."""
+    """Requests; ``None`` if such lists are always sent in real time. ``after`` likewise."""
     after: int | None
     reason: str
 
 
 @frozen(kw_only=True)
 class RouteScored(Event):
-    """The actual cost and duration of a decision, next to its forecast and the two plain routes: their
-    duration as forecast, their cost for the tokens actually used.
+    """The actual cost and duration of a list or job, its forecast, and the two simple routes for comparison:
+    their forecast duration, and their cost for the tokens actually used.
     """
 
     decision_id: str
@@ -508,11 +507,13 @@ class RouteScored(Event):
     forecast_p95: float
     forecast_cost: float | None
     individual_seconds: float
-    """Expected seconds with always-individual."""
+    """Expected seconds if everything is sent in real time."""
     individual_cost: float | None
-    """USD of the same tokens in real time; ``None`` if unknown. ``batch_cost`` likewise."""
+    """USD of the same tokens in real time; ``None`` if unknown. ``batch_cost`` is their cost in a batch."""
     batch_seconds: float | None
-    """Expected seconds with always-batch; ``None`` if there is no Batch API, or it was ruled out."""
+    """Expected seconds if everything is sent as a batch; ``None`` without a Batch API, or if it was ruled
+    out.
+    """
     batch_cost: float | None
     met: bool | None
     """Whether the deadline was met; ``None`` without one."""
@@ -520,15 +521,15 @@ class RouteScored(Event):
 
 @frozen(kw_only=True)
 class ForecastMoved(Event):
-    """The forecast of calls or batches changed by more than a quarter.
+    """The forecast for calls or batches changed by more than a quarter.
 
-    For calls it is reported when chance does not explain it; for batches with each batch that changes it,
-    since the choice of a route follows it at once.
+    For calls, the change is reported only if it is statistically significant; for batches, whenever a batch
+    causes it, because route choices use it immediately.
     """
 
     model: str
     route: Route
-    """:attr:`~smartbatch.Route.INDIVIDUAL` includes calls that several requests share."""
+    """:attr:`~smartbatch.Route.INDIVIDUAL` includes calls shared by several requests."""
     before: float
     """Median seconds; ``after`` likewise."""
     after: float

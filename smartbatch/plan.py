@@ -1,4 +1,4 @@
-"""A plan: how long a list would take, what it would cost, by which route and why; and how to run it."""
+"""A plan: duration, cost, route and reasons for a list that has not been sent."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ _PLAIN = (
 
 
 class Plan(Generic[T]):
-    """What ``client.plan`` returns; nothing has been sent.
+    """The plan of a list, returned by ``client.plan``. Nothing has been sent.
 
     Attributes:
         decision: the decision with everything it is based on.
         route: the chosen route.
         reason: why it was chosen, with the figures.
-        p50, p95: seconds within which the last answer arrives for half and for 95 of 100 such lists.
+        p50, p95: seconds until the last answer, for half of such lists and for 95 of 100.
         cost: expected USD; ``None`` if the price is unknown.
         cost_low, cost_high: range in USD that contains the cost of 90 of 100 such lists; ``None`` if the
             price is unknown.
-        answers: what the expected answer lengths, and so the cost, are based on: the number of observed
-            answers and their mean length; see :class:`~smartbatch.core.routing.workload.AnswerLengths`.
-            ``None`` if nothing is generated.
-        calls, batches: number of each that will be sent.
-        first: requests of a hybrid that are sent in real time at once.
-        requests: requests that the provider has to answer, by the chosen route.
+        answers: the basis of the expected answer lengths and cost: the number of observed answers and their
+            mean length; see :class:`~smartbatch.core.routing.workload.AnswerLengths`. ``None`` if nothing is
+            generated.
+        calls, batches: the number of each to be sent.
+        first: requests of a hybrid that are sent in real time first.
+        requests: requests to be answered by the provider, by the chosen route.
         cached: further requests that the cache answers.
         duplicates: further requests that share the answer of an identical one in the list.
-        quota: share of the known limits that is used while the list runs; ``None`` if no limit is known.
-        options: every route that was considered, see :class:`~smartbatch.core.routing.choice.Option`.
+        quota: share of the known limits used while the list runs; ``None`` if no limit is known.
+        options: all routes considered, see :class:`~smartbatch.core.routing.choice.Option`.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class Plan(Generic[T]):
         return f"<Plan {requests}, {self.route.value}, about {duration(self.p50)}, {cost}>"
 
     def _repr_html_(self) -> str:
-        from smartbatch.views.html import notebook  # imported late: only a notebook shows it
+        from smartbatch.views.html import notebook  # imported late: only notebooks use it
 
         parts = tuple(decision_parts(self.decision, voice=IN_PYTHON))
         return notebook(View(repr(self).strip("<>"), (Section("routes", "Routes", parts),)))
 
     def explain(self, *, details: bool = False) -> str:
-        """Return the plan in a few sentences: what happens, how long it takes, what it costs, and why.
+        """Return the plan in a few sentences: what will happen, the time, the cost, and the reason.
 
         Args:
             details: adds the forecast of each route (``p50``: half of such lists are done by then, ``p95``:
@@ -124,13 +124,13 @@ class Plan(Generic[T]):
         the highest possible cost of each request is reserved.
 
         Args:
-            budget: USD to use as the budget instead, also as ``"5 USD"``.
-            progress: as for :meth:`~smartbatch.BatchingClient.map`.
+            budget: USD, or a string such as ``"5 USD"``; replaces the plan's budget.
+            progress: see :meth:`~smartbatch.BatchingClient.map`.
 
         Raises:
             ConfigError: the budget is invalid, or the plan is a forecast whose prompts were not kept.
             AllRequestsFailed: no request was answered.
-            Interrupted: Ctrl-C was pressed; the error has the results so far.
+            Interrupted: Ctrl-C; the error has the results so far.
         """
         if self._run is None:
             raise ConfigError(

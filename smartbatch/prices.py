@@ -1,10 +1,10 @@
-"""The price of a request: from the user's own table, then from the bundled one of ``genai-prices``.
+"""The price of a request, from the user's own table or the bundled one of ``genai-prices``.
 
-Requests are cheaper in a batch. If the table lists a model's batch rates, they apply; otherwise the discount
-that the provider documents for all models does (:data:`BATCH_SHARES`); without either, the price is unknown.
-In the provider's flex tier, which not every model has, only rates in the table apply.
+For batches, a model's batch rates in the table apply. Without them, the discount that the provider documents
+for all models applies (:data:`BATCH_SHARES`); without either, the price is unknown. The flex tier, which not
+every model has, is priced only by rates in the table.
 
-Tiered prices depend on the size of a single request. So each request is priced separately, and the costs are
+Tiered prices depend on the size of a single request. So each request is priced separately and the costs are
 added; token counts of several requests are never added before pricing.
 """
 
@@ -36,23 +36,22 @@ __all__ = ["Price", "PriceBook", "Processing", "RateCard", "listed_models"]
 MILLION = 1_000_000
 
 MIN_CACHED_TOKENS = 1024
-"""Shortest prompt that OpenAI's models cache automatically (source: its prompt caching guide). From gpt-5.6
-on, writing to the cache costs 1.25 times the price of input.
+"""Shortest prompt that OpenAI's models cache automatically, according to its prompt caching guide. From
+gpt-5.6 on, cache writes cost 1.25 times the input price.
 """
 
 Processing: TypeAlias = Literal["standard", "batch", "flex"]
-"""The way a request is processed: in real time, through the provider's Batch API, or in real time in its
-cheaper, slower tier."""
+"""In real time, through the provider's Batch API, or in its cheaper, slower tier."""
 
 _CONTEXTS: Mapping[str, dict[str, str]] = {
     "batch": {"processing": "batch"},
     "flex": {"service_tier": "flex"},
 }
-"""The bundled table's names for processing other than standard."""
+"""The bundled table's names for batch and flex processing."""
 
 _KEPT = "prices.json"
-"""The file in the user's state folder that stores prices of the bundled table for later processes. Without
-it, each process has to import genai-prices, which takes 0.3 s.
+"""File in the user's state folder that keeps prices of the bundled table for later processes, because
+importing genai-prices takes 0.3 s.
 """
 
 BATCH_SHARES: Mapping[str, tuple[float, float]] = {
@@ -60,13 +59,15 @@ BATCH_SHARES: Mapping[str, tuple[float, float]] = {
     "anthropic": (0.5, 0.5),
     "google": (0.5, 1.0),
 }
-"""What share of the standard price, and of the price of cached input, a batch costs for models without batch
-rates in the table: ``text-embedding-3-*``, ``gemini-embedding-001``, and all models before 2026-10-14.
+"""The price in a batch relative to the standard price, for all input and for cached input. It applies to
+models without batch rates in the table: ``text-embedding-3-*``, ``gemini-embedding-001``, and all models
+before 2026-10-14.
 
 OpenAI's guide to the Batch API: half the price of synchronous calls; for cached input it depends on the
 model, so no discount is assumed. Anthropic's page on batch processing: half of all standard prices, including
 cache reads. Google's page on the Gemini Batch API and its price list: half, including embeddings; cached
-tokens cost the same as in real time."""
+tokens cost the same as in real time.
+"""
 
 
 def _number(value: Any) -> bool:
@@ -153,34 +154,36 @@ class Band:
     output: float
     reasoning: float
     written: float
-    """Input written to the provider's cache."""
+    """Input written to the cache."""
     written_1h: float
     """Input written to the cache for an hour."""
 
 
 @frozen
 class RateCard:
-    """The current price of one model; fast enough to be used for every request."""
+    """The current price of one model, precomputed because it is needed for every request."""
 
-    source: str  # the table with this price, such as genai-prices 0.2.3 or user
-    bands: tuple[Band, ...]  # rates by size of the request, smallest first
+    source: str  # the price table, such as genai-prices 0.2.3 or user
+    bands: tuple[Band, ...]  # rates by request size, smallest first
     per_request: float = 0.0  # additional USD per request
-    valid_until: float = math.inf  # Unix seconds after which to ask the price book again
-    writes_by_itself: bool = False  # caches long prompts automatically, at a higher price than other input
-    # slowly computes the USD of one request, if bands cannot express the price
+    valid_until: float = math.inf  # Unix seconds after which the price may have changed
+    writes_by_itself: bool = (
+        False  # long prompts are cached automatically, at a higher price than other input
+    )
+    # computes the USD of one request if bands cannot express the price; slow
     exact: Callable[[Usage], float] | None = None
 
     def expected_usage(self, input_tokens: int, output_tokens: int) -> Usage:
         """Return the tokens to price for a request that has not been sent.
 
-        A model that caches automatically is assumed to cache every prompt that is long enough, because the
-        end of each prompt is new.
+        A model that caches automatically is assumed to write every long enough prompt to the cache, because
+        the end of each prompt is new.
         """
         written = input_tokens if self.writes_by_itself and input_tokens >= MIN_CACHED_TOKENS else 0
         return Usage(input_tokens, output_tokens, cache_write_tokens=written)
 
     def cost(self, usage: Usage) -> float:
-        """Return the cost of one request in USD; never pass the total usage of several requests."""
+        """Return the USD of one request. ``usage`` must not be the total of several requests."""
         if self.exact is not None:
             return self.exact(usage)
         tokens = usage.input_tokens
@@ -191,9 +194,11 @@ class RateCard:
                 if tokens > band.above:
                     break
         cached = usage.cached_tokens
-        if cached > tokens:  # some servers do not count cached tokens as prompt tokens
+        if cached > tokens:  # some servers do not include cached tokens in prompt tokens
             cached = tokens
-        thought = min(usage.reasoning_tokens, usage.output_tokens)  # some do not count these as output
+        thought = min(
+            usage.reasoning_tokens, usage.output_tokens
+        )  # some servers do not include them in output tokens
         extra = 0.0
         if usage.cache_write_tokens:
             written = min(usage.cache_write_tokens, tokens - cached)
@@ -253,8 +258,8 @@ class PriceBook:
         """Check that a budget can be enforced.
 
         Args:
-            asked: models, as ``provider:model``, with the way their requests are processed.
-            wall: the current time, Unix seconds, because prices change.
+            asked: models, as ``provider:model``, with how their requests are processed.
+            wall: the current Unix time, because prices change.
 
         Raises:
             ConfigError: a price is unknown.
@@ -271,11 +276,7 @@ class PriceBook:
 
 
 def listed_models(provider: str) -> tuple[str, ...]:
-    """Return a provider's models in the bundled table, whether or not they are priced by tokens.
-
-    Args:
-        provider: the prefix of the models' names, such as ``openai``.
-    """
+    """Return a provider's models in the bundled table, whether or not they are priced by tokens."""
     try:
         snapshot = imported("genai_prices.data_snapshot").get_snapshot()
         found = snapshot.find_provider(None, provider, None)
@@ -299,7 +300,7 @@ def _card_of(price: Price, processing: Processing) -> RateCard | None:
     cached = entry if price.cached_input is None else price.cached_input
     if processing != "standard":
         cached = min(cached, entry)
-    # the ratio of the prices of cache writes and input is the same for each kind of processing
+    # cache writes cost the same multiple of input for each kind of processing
     written = entry if price.cache_write is None else price.cache_write * _share_of(entry, price.input)
     longer = written if price.cache_write_1h is None else price.cache_write_1h * _share_of(entry, price.input)
     usd = (entry, cached, output, output, written, longer)
@@ -331,7 +332,7 @@ def _bundled(provider: str, model: str, wall: float, processing: Processing) -> 
 
 
 def _table_on_disk() -> str | None:
-    """Return an identifier of the table's version on disk; ``None`` if it is not in a file."""
+    """Identify the version of the table on disk; ``None`` if it is not in a file."""
     spec = find_spec("genai_prices")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -357,7 +358,7 @@ def _card_kept(kept: Mapping[str, Any], wall: float) -> RateCard | None:
 
 
 _KEPT_MODELS = 256
-"""Maximum number of models whose prices are stored in the state folder; the oldest are dropped."""
+"""Maximum number of models with stored prices; the oldest are dropped."""
 
 
 def _read_kept(table: str) -> dict[str, Any]:
@@ -398,14 +399,16 @@ def _found(provider: str, model: str, wall: float, processing: Processing) -> Ra
     if own.rates != standard.rates:
         return own.card
     shares = BATCH_SHARES.get(standard.provider)
-    if processing == "flex" or shares is None:  # not every model has the tier, so no general discount applies
+    if (
+        processing == "flex" or shares is None
+    ):  # not every model has the flex tier, so no general discount applies
         return None
-    # the table may have batch rates for this model from a later date: check again then
+    # the table may have batch rates for this model from a later date, so check again then
     return evolve(_cheaper(standard.card, *shares), valid_until=own.card.valid_until)
 
 
 def _cheaper(card: RateCard, share: float, cached_share: float) -> RateCard:
-    """Return ``card`` with its rates times a share; cached input never costs more than other input."""
+    """Multiply the rates by a share; cached input never costs more than other input."""
     bands = []
     for band in card.bands:
         rates = {name: rate * share for name, rate in asdict(band).items() if name != "above"}
@@ -425,7 +428,7 @@ class _Listed:
 
 
 def _listed(provider: str, model: str, wall: float, context: dict[str, str] | None = None) -> _Listed | None:
-    """Return the price of a model from genai-prices, which is imported here because that takes 0.3 s."""
+    """Return a model's price from genai-prices, which is imported only here because that takes 0.3 s."""
     from datetime import UTC, datetime
 
     genai_prices = imported("genai_prices")
@@ -461,7 +464,7 @@ def _listed(provider: str, model: str, wall: float, context: dict[str, str] | No
         return None
     price = found.model_price
     if price.input_mtok is None and price.output_mtok is None and price.requests_kcount is None:
-        return None  # models priced by the hour or the page
+        return None  # models priced by the hour or by the page
     valid_until = _next_change(found.model, wall, variants=context is not None)
     source = f"genai-prices {genai_prices.__version__}"
     bands = _bands(price)
@@ -473,7 +476,7 @@ def _listed(provider: str, model: str, wall: float, context: dict[str, str] | No
 
 
 def _next_change(model: ModelInfo, wall: float, *, variants: bool) -> float:
-    """Return the next time at which conditional prices may change, in Unix seconds."""
+    """Return the Unix time at which conditional prices may change next."""
     from datetime import UTC, datetime, time
 
     starts = imported("genai_prices.types").StartDateConstraint
@@ -483,13 +486,13 @@ def _next_change(model: ModelInfo, wall: float, *, variants: bool) -> float:
     for constraint in (each.constraint for each in asked if each.constraint is not None):
         if isinstance(constraint, starts):
             changes.append(datetime.combine(constraint.start_date, time(), UTC).timestamp())
-        else:  # prices that depend on the time of day
+        else:  # prices depend on the time of day
             changes.append((wall // 60 + 1) * 60)
     return min(each for each in changes if each > wall)
 
 
 def _bands(price: ModelPrice) -> tuple[Band, ...]:
-    """Merge the tiers of all rates into bands, so that one band has all rates of a request."""
+    """Merge the tiers of all rates, so that one band has all rates of a request."""
     units = (
         price.input_mtok,
         price.cache_read_mtok,
@@ -513,7 +516,7 @@ def _bands(price: ModelPrice) -> tuple[Band, ...]:
 
 
 def _at(unit: Any, tokens: int) -> Decimal | None:
-    """Return the rate of a request with ``tokens`` input tokens: that of the highest tier it exceeds."""
+    """Return the rate of the highest tier that ``tokens`` input tokens exceed."""
     if not hasattr(unit, "tiers"):
         return unit  # type: ignore[no-any-return]
     passed = [tier.price for tier in unit.tiers if tokens > tier.start]
@@ -521,7 +524,7 @@ def _at(unit: Any, tokens: int) -> Decimal | None:
 
 
 def _agrees(card: RateCard, exact: Callable[[Usage], float]) -> bool:
-    """Whether the card and the library compute the same costs on both sides of every tier boundary."""
+    """Whether the card and the library compute equal costs on both sides of every tier boundary."""
     sizes = {0, 1000, *(size for band in card.bands[1:] for size in (band.above, band.above + 1))}
     usages = [
         Usage(size, 500, size // 3, 120, cache_write_tokens=size // 2, cache_write_1h_tokens=size // 4)

@@ -1,4 +1,4 @@
-"""The results of a list, in the order of its requests and with totals, and the interrupt of a call."""
+"""The results of a list, in the order of its requests and with totals, and the error for Ctrl-C."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["ResultList", "ended"]
 
 
 class ReportFile(Protocol):
-    """A report, as a single HTML file; a notebook shows it as the value of a cell."""
+    """A report as a single HTML file. A notebook displays it as the value of a cell."""
 
     @property
     def html(self) -> str:
@@ -52,7 +52,7 @@ class DefectCounts(Protocol):
 
 
 def defects_in_words(counts: DefectCounts) -> str:
-    """Return the number of answers with each defect; an empty string if there are none."""
+    """Describe the number of answers with each defect; an empty string if there are none."""
     each = ((getattr(counts, name), name) for name in DEFECTS)
     return ", ".join(f"{number:,} {name}" for number, name in each if number)
 
@@ -62,10 +62,10 @@ class ResultList(list[Result[T]]):
 
     Attributes:
         wall: seconds from the first submission to the last result.
-        table: the source of the prompts: a table, a column or a list of rows; ``None`` if they were a list of
-            strings or arrived one by one.
-        rescue: how many requests planned for a batch were sent in real time, and why; ``None`` if there are
-            none.
+        table: the source of the prompts: a table, a column or a list of rows; ``None`` for a list of strings
+            or an iterator.
+        rescue: the number of requests planned for a batch but sent in real time, and the reason; ``None`` if
+            there are none.
         reporter: creates the report; ``None`` for lists not returned by a client.
     """
 
@@ -76,32 +76,36 @@ class ResultList(list[Result[T]]):
 
     @property
     def succeeded(self) -> int:
-        """Answered requests."""
+        """The number of answered requests."""
         return sum(result.ok for result in self)
 
     @property
     def failed(self) -> int:
-        """Requests that were not answered."""
+        """The number of requests without an answer."""
         return len(self) - self.succeeded - self.skipped
 
     @property
     def skipped(self) -> int:
-        """Rows without a request, because a field of the prompt is blank and ``on_missing`` is ``"skip"``."""
+        """The number of rows without a request, because a field of the prompt is blank and ``on_missing`` is
+        ``"skip"``.
+        """
         return sum(isinstance(result.error, RowSkipped) for result in self)
 
     @property
     def truncated(self) -> int:
-        """Answers cut off by the output limit; see :attr:`Result.truncated`."""
+        """The number of answers cut off by the output limit; see :attr:`Result.truncated`."""
         return sum(result.truncated for result in self)
 
     @property
     def empty(self) -> int:
-        """Answers without text; see :attr:`Result.empty`. A truncated answer can be empty as well."""
+        """The number of answers without text; see :attr:`Result.empty`. A truncated answer can be empty as
+        well.
+        """
         return sum(result.empty for result in self)
 
     @property
     def refused(self) -> int:
-        """Requests that the model or a content filter refused; see :attr:`Result.refused`."""
+        """The number of requests refused by the model or a content filter; see :attr:`Result.refused`."""
         return sum(result.refused for result in self)
 
     @property
@@ -111,7 +115,7 @@ class ResultList(list[Result[T]]):
 
     @property
     def vectors(self) -> NDArray[float32] | list[Vector | None]:
-        """The vectors, in order: a float32 matrix if NumPy is installed and every text has its vector, else a
+        """The vectors, in order: a float32 matrix if NumPy is installed and no request failed, otherwise a
         list with ``None`` for failed requests.
         """
         vectors = [result.embedding for result in self]
@@ -130,56 +134,55 @@ class ResultList(list[Result[T]]):
 
     @property
     def cost(self) -> float:
-        """Total USD of the results whose cost is known; the complete total if :attr:`cost_known` is true."""
+        """Total USD of the results with a known cost; complete if :attr:`cost_known` is true."""
         return sum((result.cost for result in self if result.cost is not None), 0.0)
 
     @property
     def unconfirmed_cost(self) -> float:
-        """USD that may have been billed in addition to :attr:`cost`: a call whose answer was lost, or whose
-        usage was not reported, counts at its maximum cost.
+        """USD that may have been billed in addition to :attr:`cost`: a call counts at its maximum cost if its
+        answer was lost or its usage was not reported.
         """
         return sum(result.unconfirmed_cost for result in self)
 
     @property
     def paid_now(self) -> float:
-        """USD, the part of :attr:`cost` that this call or run paid; the rest was paid earlier, for stored
-        answers.
-        """
+        """USD paid by this call or run, part of :attr:`cost`; the rest was paid earlier, for stored
+        answers."""
         return sum((each.cost for each in self if each.cost is not None and not each.paid_before), 0.0)
 
     @property
     def cost_known(self) -> bool:
-        """Whether the whole cost of every result is known."""
+        """Whether the complete cost of every result is known."""
         return all(result.cost is not None and not result.unconfirmed_cost for result in self)
 
     @property
     def unpriced(self) -> tuple[str, ...]:
-        """The models, as ``provider:model``, of the results missing from :attr:`cost` because no table has
-        their price.
+        """The models, as ``provider:model``, of results missing from :attr:`cost` because their price is
+        unknown.
         """
         unknown = [each for each in self if each.cost is None and not each.unconfirmed_cost]
         return tuple(dict.fromkeys(each.model or "unknown" for each in unknown))
 
     @property
     def total_latency(self) -> float:
-        """Total latency in seconds: for calls, roughly the time of a sequential loop; for batches, from the
-        submission of the batch to each result.
+        """Total latency in seconds. For calls, this is roughly the time of a sequential loop; for batches,
+        latency counts from the submission of the batch to each result.
         """
         return sum(result.latency for result in self)
 
     @property
     def mean_latency(self) -> float:
-        """Mean latency per answer in seconds: of its call or, for batches, since the submission of the batch;
+        """Mean latency per answer in seconds, of its call or, for batches, since the submission of the batch;
         0 without answers.
         """
         return self.total_latency / self.succeeded if self.succeeded else 0.0
 
     @property
     def speed_up(self) -> float | None:
-        """How many times faster the list was than its calls one after another: the sum of their latencies,
+        """How many times faster the list was than its calls one after another: the sum of their latencies
         divided by the duration of the list.
 
-        ``None`` if a request was answered in a batch, whose latency does not compare with that of a call, or
+        ``None`` if a request was answered in a batch, whose latency is not comparable with that of a call, or
         if nothing was timed.
         """
         if self.wall <= 0 or any(result.route is Route.BATCH for result in self):
@@ -187,8 +190,8 @@ class ResultList(list[Result[T]]):
         return self.total_latency / self.wall
 
     def report(self) -> ReportFile:
-        """Return a report: a single HTML file showing what was sent and answered, by which route and why, and
-        its cost compared with the alternatives. It contains no prompts or answers.
+        """Return a report as a single HTML file. It shows what was sent and answered, by which route and why,
+        and its cost compared with the alternatives. It contains no prompts or answers.
 
         Raises:
             ValueError: these are not the results of one client call; for a job, use ``job.report()``.
@@ -200,11 +203,11 @@ class ResultList(list[Result[T]]):
     # -- as tables: one row per request ----------------------------------------------------------------------
 
     def to_table(self, table: Any = None) -> Any:
-        """Return the table the prompts came from, as the same type, with the answers added as columns.
+        """Return the table the prompts came from, with the answers added as columns. The type stays the same.
 
-        Rows, order and index are kept; with several answers per prompt, its row is repeated for each. The
-        added columns are those of :meth:`as_dicts`; if the table already has a column of that name, the new
-        one is called ``result_…``.
+        Rows, order and index do not change; a prompt with several answers has a row for each. The added
+        columns are those of :meth:`as_dicts`; if the table already has a column of that name, the new one is
+        called ``result_…``.
 
         Args:
             table: defaults to :attr:`table`; pass one for results read one by one, for example from
@@ -245,7 +248,7 @@ class ResultList(list[Result[T]]):
         return to_arrow(answer_columns(self))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without ``reporter``, which works only in its own process."""
+        """Leave out ``reporter``, which works only in its own process."""
         return {name: value for name, value in vars(self).items() if name != "reporter"}
 
     def __repr__(self) -> str:
@@ -263,7 +266,6 @@ class ResultList(list[Result[T]]):
         return notebook(View(_summary(self), (Section("results", "Results", (table,)),)))
 
     def raise_if_all_failed(self) -> None:
-        """Raise ``AllRequestsFailed`` if there are requests and none was answered."""
         if self.failed and not self.succeeded:
             failed = next(result for result in self if not isinstance(result.error, RowSkipped))
             first = failed.error
@@ -281,7 +283,7 @@ class ResultList(list[Result[T]]):
 
 
 def ended(results: ResultList[T], wall: float, prompts: object = None) -> ResultList[T]:
-    """Record how long the list took and the table its prompts came from, and return the list.
+    """Set the duration and the source table of the list, and return it.
 
     Raises:
         AllRequestsFailed: no request was answered.
@@ -292,14 +294,14 @@ def ended(results: ResultList[T], wall: float, prompts: object = None) -> Result
 
 
 def of_prompts(results: ResultList[T], prompts: object) -> ResultList[T]:
-    """Record the table the prompts of a list came from, if any, and return the list."""
+    """Set the source table of the list, if any, and return the list."""
     table = table_of(prompts)
     results.table = table if table is not None and fits(table, results) else None
     return results
 
 
 SHOWN = 5
-"""Number of results that a notebook shows from each end of a list."""
+"""Results a notebook shows from each end of a list."""
 
 
 def _summary(results: ResultList[T]) -> str:
@@ -344,20 +346,20 @@ def _row(result: Result[T]) -> tuple[Cell, ...]:
 
 
 def tokens_in_words(usage: Usage) -> str:
-    """Return the tokens of a request; estimates are marked, and unknown tokens are not shown as 0."""
+    """Describe the tokens of a request; estimates are marked, and unknown tokens are not shown as 0."""
     if usage.unknown:
         return f"at least {usage.total_tokens:,}" if usage.total_tokens else "unknown"
     return f"{usage.total_tokens:,}" + (" (estimated)" if usage.estimated else "")
 
 
 def as_kept(result: Result) -> Result:
-    """Return a stored result, marked as paid for earlier and without a call."""
+    """Mark a stored result as paid for earlier, without a call."""
     kept = evolve(result, latency=0.0, queued=0.0, attempts=0, paid_before=True)
     return evolve(kept, route=Route.CACHED) if result.ok else kept
 
 
 _FRAMES = 3
-"""Frames of a traceback that a notebook shows: the innermost ones, down to the call that was interrupted."""
+"""Traceback frames that a notebook shows: the innermost ones, down to the interrupted call."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -366,8 +368,8 @@ class Interrupted(KeyboardInterrupt):
     In a notebook or a shell, ``sys.last_value`` is the last uncaught exception.
 
     Args:
-        message: how many results there are, and how to continue.
-        results: called each time the results are read.
+        message: the number of results, and how to continue.
+        results: a function called each time the results are read.
     """
 
     def __init__(self, message: str = "", results: Callable[[], ResultList] = ResultList) -> None:
@@ -376,11 +378,11 @@ class Interrupted(KeyboardInterrupt):
 
     @property
     def results(self) -> ResultList:
-        """The answers so far, looked up at each access: calls in flight may have finished since.
+        """The answers so far, read again at each access, because calls in flight may have finished.
 
         For a list, they are in the order of the requests, with a ``RequestCancelled`` for each request
-        without an answer. For loops over ``map`` and ``as_completed``, they are the answers not yielded yet,
-        and for a job, the stored ones.
+        without an answer. For loops over ``map`` and ``as_completed``, they are the answers not yielded yet;
+        for a job, the stored ones.
         """
         return self._results()
 
@@ -388,7 +390,7 @@ class Interrupted(KeyboardInterrupt):
         return _rebuilt, (str(self), list(self.results))
 
     def _render_traceback_(self) -> list[str]:
-        """Return the lines that IPython shows, without the code around each frame."""
+        """Return the lines IPython shows, without the code around each frame."""
         lines = ["Traceback (most recent call last):"]
         frames = [one for one in _frames(self.__traceback__) if not _is_shell(one.tb_frame.f_globals)]
         for one in frames[-_FRAMES:]:
@@ -401,11 +403,11 @@ class Interrupted(KeyboardInterrupt):
 def as_interrupted(error: KeyboardInterrupt, results: ResultList | None = None) -> Interrupted:
     """Return the interrupt that a public call raises ``from None`` in place of one raised inside it.
 
-    Its traceback has only the caller's frames. It is the ``Interrupted`` in the context of ``error``, such as
-    that of a first Ctrl-C, if there is one.
+    Its traceback has only the caller's frames. If the context of ``error`` has an ``Interrupted``, such as
+    that of a first Ctrl-C, that one is returned.
 
     Args:
-        results: of the whole list, if all had arrived.
+        results: of the whole list, if all arrived.
     """
     found: BaseException | None = error
     while found is not None and not isinstance(found, Interrupted):

@@ -1,4 +1,4 @@
-"""The running parts of a client in one process: real time, jobs and routing, wired together in one place."""
+"""The running parts of a client in one process: real time, jobs and routing, all connected in this module."""
 
 from __future__ import annotations
 
@@ -69,32 +69,33 @@ if TYPE_CHECKING:
     from smartbatch.jobs.wiring import JobWiring, RealtimeItem
 
 STEP_GRACE_SECONDS = 30.0
-"""How long a stop without a timeout waits for remote calls of jobs: an interrupted create must be searched
-for later.
+"""Seconds a stop without a timeout waits for remote calls of jobs, because an interrupted creation of a batch
+requires a search later.
 """
 STOP_STEP_SECONDS = 0.6
-"""Time to store results, and for calls under way, at a stop that has timed out."""
+"""Time to store results and complete calls in progress when a stop has timed out."""
 STORE_WAIT_SECONDS = 3.0
-"""How long a start waits for the store."""
 MIN_STOP_STEP_SECONDS = 0.25
-"""Minimum of this time, if calls and their callbacks took too long."""
+"""Minimum of that time, if calls and their callbacks took too long."""
 LAST_EVENTS_SECONDS = 0.85
-"""How long a stop that has timed out still waits for callbacks."""
+"""Additional wait for callbacks when a stop has timed out."""
 
 
 @frozen(eq=False, repr=False)
 class ClientSettings:
-    """The checked settings of a client; the same in every process."""
+    """The validated settings of a client, the same in every process."""
 
     config: BatchingConfig
     clock: Clock
-    rng: random.Random | None  # the user's; None for one per process
+    rng: random.Random | None  # ``None``: one per process
     model: OpenedModel
-    fallback: OpenedModel | None  # answers while the breaker of model is open
+    fallback: OpenedModel | None  # used while the breaker of ``model`` is open
     preparer: RequestPreparer
     hooks: UserHooks
-    observers: list[Observer] = field(factory=list)  # the user's; observe appends to it
-    # maximum calls in flight; set_parallelism changes it
+    observers: list[Observer] = field(
+        factory=list
+    )  # the user's; :meth:`BatchingClient.observe` appends to it
+    # maximum calls in flight, changed by ``set_parallelism``
     parallelism: Parallelism = Factory(lambda self: Parallelism(self.config.parallelism), takes_self=True)
 
     @classmethod
@@ -110,14 +111,14 @@ class ClientSettings:
         hooks: UserHooks,
         observers: Sequence[Observer],
     ) -> ClientSettings:
-        """Return the settings of a client, checked together.
+        """Check the settings together.
 
         Args:
-            provider_options: those ``model`` was opened with; a fallback model of its provider gets them too.
+            provider_options: options of ``model``, also passed to a fallback model of the same provider.
 
         Raises:
             ConfigError: the fallback model, the store or the address of shared limits cannot be used, or a
-                budget is set but no price is known.
+                budget is set but a price is unknown.
             StoreError: the name of the store is invalid.
             InvalidRequest: a parameter of ``generation`` is out of range.
         """
@@ -149,8 +150,8 @@ class ClientSettings:
 class RunningState:
     """The parts of a client in one process: real time, jobs, routing, and the events between them.
 
-    Making it starts and opens nothing. Parts are built in the order in which they depend on each other; later
-    ones reach earlier ones through events.
+    Creating it starts and opens nothing. Parts are built in the order of their dependencies; later parts
+    reach earlier ones through events.
     """
 
     def __init__(self, settings: ClientSettings) -> None:
@@ -163,7 +164,9 @@ class RunningState:
         self._warnings = UserWarnings(self._bus)
         self._jobs: JobSubmission | None = None
         self._jobs_halted = False
-        self._making_jobs = threading.RLock()  # a signal handler may need them during their creation
+        self._making_jobs = (
+            threading.RLock()
+        )  # reentrant, because a signal handler may need jobs while they are being created
         self._is_heard = False
         self.metrics = BatchMetrics(
             max_batch_size=config.max_batch_size,
@@ -236,7 +239,7 @@ class RunningState:
 
     @property
     def jobs(self) -> JobSubmission:
-        """The jobs, created with the first job or when the store is needed. Most clients have none."""
+        """Created with the first job or when the store is needed; most clients have none."""
         if (jobs := self._jobs) is not None:
             return jobs
         with self._making_jobs:
@@ -301,7 +304,7 @@ class RunningState:
         )
 
     def _subscribe(self) -> None:
-        """Connect the parts to the events they need, in this order."""
+        """Subscribe the parts to events. The order matters."""
         bus = self._bus
         bus.subscribe_to_all(self.metrics)
         bus.subscribe(self.history, CallFinished)
@@ -314,7 +317,7 @@ class RunningState:
         bus.subscribe(self._accepted, JobAccepted)
 
     def submit_prompt(self, prompt: Prompt, params: Mapping[str, Any]) -> ResultFuture:
-        """Queue the request for a prompt, or one per requested answer; see
+        """Queue the request for a prompt, or one request per answer; see
         :meth:`smartbatch.BatchingClient.submit`.
         """
         preparer = self._settings.preparer
@@ -343,18 +346,16 @@ class RunningState:
 
     @property
     def uses_store(self) -> bool:
-        """Whether a store is in use now."""
         return self._jobs is not None and self._jobs.engine.client_store.opened is not None
 
     @property
     def status(self) -> RealtimeStatus:
-        """The current status of real-time requests, with the metrics of this process."""
         recent = self.metrics.recent(self._clock.wall())
         return with_figures(self.realtime.status(), self.metrics.counted(), recent)
 
     @property
     def spent(self) -> float:
-        """USD of real-time calls and of jobs, as far as prices are known."""
+        """USD of real-time calls and jobs, if prices are known."""
         unreserved = 0.0 if self._jobs is None else self._jobs.unreserved
         return self.realtime.budget.spent + unreserved
 
@@ -369,10 +370,8 @@ class RunningState:
         self.realtime.start()
 
     def stop_from_anywhere(self, timeout: float | None, *, cancel_waiting: bool) -> None:
-        """Stop for the user.
-
-        In the background if the caller must not wait: on a thread of the client, and in a signal handler that
-        interrupted this library.
+        """Stop for the user; in the background if the caller must not wait, as on a thread of the client or
+        in a signal handler that interrupted this library.
         """
         stop = partial(self.stop, timeout, "the client was stopped", cancel_waiting=cancel_waiting)
         own = any(part.on_own_thread() for part in (self.realtime, self.stored))
@@ -380,29 +379,31 @@ class RunningState:
         if not own and not reentered():
             stop()
             return
-        with suppress(RuntimeError):  # no thread can be started: the interpreter exits, and stops all clients
+        with suppress(
+            RuntimeError
+        ):  # no thread can be started: the interpreter is exiting, and stops all clients
             OwnThreads(self._clock).start(stop, "smartbatch-stop")
 
     def stop(self, timeout: float | None, reason: str, *, cancel_waiting: bool = False) -> int:
-        """Finish what is pending within ``timeout`` seconds, fail the rest, release the jobs, end the
+        """Complete pending requests within ``timeout`` seconds, fail the rest, release the jobs, and end the
         threads.
 
-        Returns how many requests are lost. With ``cancel_waiting`` only real-time calls in flight are
-        finished, and jobs of deferred requests stay in the store.
+        Returns the number of lost requests. With ``cancel_waiting`` only real-time calls in flight are
+        completed, and jobs of deferred requests stay in the store.
         """
         if cancel_waiting:
             self.stored.cancel_pending()
         began = self._clock.now()
         try:
             self.stored.finish(timeout, wait=not cancel_waiting)
-        except BaseException:  # Ctrl-C: stop waiting, but end every request
+        except BaseException:  # Ctrl-C: stop waiting, but complete every future
             self.stored.cancel_pending()
             self._stop_parts(self._clock.now() + self._grace, reason)
             raise
         return self._stop_parts(None if timeout is None else began + timeout, reason)
 
     def _stop_parts(self, end: float | None, reason: str) -> int:
-        """Stop all parts by the monotonic time ``end``; return how many requests are lost."""
+        """Stop all parts by the monotonic time ``end``; return the number of lost requests."""
         self.halt_jobs()
         try:
             return self.realtime.stop(None if end is None else max(0.0, end - self._clock.now()), reason)
@@ -412,7 +413,7 @@ class RunningState:
                 until = max(end + STOP_STEP_SECONDS, self._clock.now() + MIN_STOP_STEP_SECONDS)
                 last = end + LAST_EVENTS_SECONDS
             self.history.hand_over()
-            if self._jobs is not None:  # with the answers that have arrived in the meantime
+            if self._jobs is not None:  # after the requests, to store the answers that have arrived
                 self._jobs.engine.finish(until, self.history.save)
             self._callbacks.drain(max(0.0, last - self._clock.now()))
             self._callbacks.close()
@@ -421,13 +422,13 @@ class RunningState:
             logs.user_errors_left()
 
     def halt_jobs(self) -> None:
-        """Begin no further call of any job. Does not take the lock under which jobs are created."""
+        """Start no further call of any job. Does not take the lock under which jobs are created."""
         self._jobs_halted = True
         if self._jobs is not None:
             self._jobs.engine.halt()
 
     def after_fork(self) -> None:
-        """In a forked child: end the copies of the parent's futures. The child has its own state."""
+        """In a forked child, fail the copies of the parent's futures. The child has its own state."""
         error = of_the_parent()
         self.realtime.abandon(error)
         self.stored.abandon(error)
@@ -435,17 +436,19 @@ class RunningState:
             self._jobs.engine.abandon(error)
 
     def at_exit(self, waited: float, *, interrupted: bool) -> None:
-        """At the exit of the interpreter: give pending work its grace period, fail the rest, report it."""
+        """Give pending work its grace period at the exit of the interpreter, then fail and report the
+        rest."""
         grace = max(0.0, self._grace - waited)
         lost = self.stop(grace, "the interpreter is exiting", cancel_waiting=interrupted)
         if not interrupted:
             self._warnings.lost(lost, self._grace)
 
     def forgotten(self) -> None:
-        """The client is no longer referenced: finish what is pending and stop, on a separate thread."""
+        """Complete pending requests of a client that is no longer referenced and stop, on a separate
+        thread."""
         if self.realtime.engine is None and not self._carries_jobs:
             return
-        self._clock.spawned()  # as for a thread of the client's own, in whose place this one runs
+        self._clock.spawned()  # counts this thread like one of the client's own
         self._clock.began()
         try:
             self.stop(None, "the client is no longer referenced")
@@ -457,13 +460,14 @@ class RunningState:
         return self._jobs is not None and self._jobs.engine.is_working
 
     def _note_decision(self, decision: ListDecision) -> None:
-        """Store a decision on a list that is not a job, if a store is in use; again once measured."""
+        """Store the decision for a list that is not a job, if a store is in use; again once it is
+        measured."""
         if self._jobs is not None:
             self._jobs.engine.summaries.decided(decision)
 
     def _forecast_moved(self, event: ForecastMoved) -> None:
         self._bus.tell(event)
-        self.advisor.learned(event)  # events that follow from it come after it
+        self.advisor.learned(event)  # may publish further events, which must come later
 
     def _read_controls(self) -> None:
         """Read pauses and limits before the first request, if a store answers in time."""
@@ -474,14 +478,16 @@ class RunningState:
         try:
             engine.client_store.read_within(lambda: engine.store, STORE_WAIT_SECONDS, _late)
             engine.controls.read()
-        except SmartbatchError as error:  # requests in real time do not need it
+        except SmartbatchError as error:  # real-time requests do not need it
             logs.job_error(None, error)
         else:
             self._is_heard = True
 
     def _started(self, _: ClientStarted) -> None:
-        """Run the jobs of a store that was named: each process started on it does its share and stores what
-        it learns. If the store cannot be used, this happens as soon as it can.
+        """Run the jobs of a configured store. Each process that uses it does its share and stores what it
+        learns.
+
+        If the store is unavailable, this happens as soon as it becomes available.
         """
         if not self._carries_store:
             return
@@ -497,15 +503,15 @@ class RunningState:
         engine.carry_on_later(self.history.refresh)
 
     def _accepted(self, _: JobAccepted) -> None:
-        """Be visible to processes that share limits, even if nothing is sent in real time."""
-        with suppress(ConfigError):  # jobs do not need it
+        """Appear among the processes that share limits, even if nothing is sent in real time."""
+        with suppress(ConfigError):  # jobs do not need shared limits
             self.realtime.publish()
 
 
 def forget(states: PerProcess[RunningState]) -> None:
-    """End the running parts of a collected client. Called by its ``__del__``, in the middle of anything.
+    """Stop the running parts of a collected client. Called by its ``__del__``, which may interrupt any code.
 
-    ``weakref.finalize`` would hold the running parts, and with them observers and hooks that refer to the
+    ``weakref.finalize`` would keep the running parts alive, including observers and hooks that refer to the
     client.
     """
     running = states.peek()
@@ -528,19 +534,19 @@ def ask_item(realtime: Realtime, item: RealtimeItem) -> ResultFuture:
 
 
 def _learn(running: weakref.ref[RunningState]) -> None:
-    """Let forecasts learn from finished calls; the metrics may outlive their client."""
+    """Update forecasts with finished calls. The metrics may outlive their client."""
     found = running()
     if found is not None:
         found.history.learn()
 
 
 def _account(config: BatchingConfig) -> str:
-    """Return the name by which jobs know the client's budget: equal for all that share one."""
+    """Return the name of the client's budget in jobs, equal for all clients that share it."""
     return secrets.token_hex(8) if config.budget_scope == "client" else config.budget_scope
 
 
 def _enqueued(settings: ClientSettings) -> EnqueuedTokens | None:
-    """Return what shares the quotas of enqueued tokens, as the limits of requests are shared."""
+    """Return what shares the quotas of enqueued tokens, in the same way as request limits."""
     config, clock = settings.config, settings.clock
     by_itself = settings.model.provider.capabilities.priced and isinstance(clock, RealClock)
     if config.shared == "off" or (config.shared == "auto" and not by_itself):

@@ -19,20 +19,18 @@ from smartbatch.prices import Price
 
 @frozen(kw_only=True)
 class Spec:
-    """The rules of one setting."""
-
     kind: str  # float, int, bool, choice, text, texts, usd or prices
-    low: float = -math.inf  # included in the range
-    high: float = math.inf  # included in the range
-    choices: tuple[str, ...] = ()  # allowed values of the kind choice
+    low: float = -math.inf  # inclusive
+    high: float = math.inf  # inclusive
+    choices: tuple[str, ...] = ()  # of the kind choice
     unit: str = ""
     help: str = ""  # one sentence for the reference
-    optional: bool = False  # whether None is a value
-    note: str = ""  # a remark on the range
+    optional: bool = False  # allows None
+    note: str = ""  # remark on the range
 
     @property
     def range(self) -> str:
-        """The range in words, as errors and the reference show it."""
+        """The range in words, for errors and the reference."""
         words = {
             "bool": "true or false",
             "text": "a string",
@@ -52,10 +50,13 @@ class Spec:
         return text + (", or none" if self.optional else "")
 
     def check(self, label: str, value: Any) -> Any:
-        """Return ``value`` in the setting's type; ``label`` is the key, and where its value comes from.
+        """Convert a value to the setting's type.
+
+        Args:
+            label: the key and the source of the value, for errors.
 
         Raises:
-            ConfigError: it is out of range or of another kind.
+            ConfigError: the value is out of range or of another kind.
         """
         if value is None and self.optional:
             return None
@@ -71,7 +72,7 @@ class Spec:
         raise self.refusal(label, value)
 
     def parse(self, label: str, text: str) -> Any:
-        """Return the checked value of a string, such as an environment variable."""
+        """Parse and check a string, such as the value of an environment variable."""
         word = text.strip().lower()
         if self.optional and word == "none":
             return None
@@ -113,7 +114,7 @@ class Spec:
             value = seconds_in(value)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.refusal(label, given)
-        if not self.low <= value <= self.high:  # also false for NaN
+        if not self.low <= value <= self.high:  # false for NaN, too
             raise self.refusal(label, given)
         if self.kind != "int":
             return float(value)
@@ -154,7 +155,7 @@ def _plain(number: float) -> str:
 _PASSWORD = re.compile(
     r"""(?<=://)\S*(?=@)|(password\s*=\s*)(?:'(?:[^'\\]|\\.)*'?|(?:[^&\s'"\\]|\\.)+)""", re.I | re.S
 )
-"""The user and password of a URL, or the value of a password parameter."""
+"""Matches the user and password of a URL, or the value of a password parameter."""
 
 
 def _hidden(text: str) -> str:
@@ -164,8 +165,8 @@ def _hidden(text: str) -> str:
 class Secret(str):
     """An address that contains a password.
 
-    As a string it has ``[hidden]`` in place of the password, however it is printed, joined, encoded or
-    serialised. Only :meth:`reveal` returns the address, which it also compares equal to.
+    As a string it has ``[hidden]`` in place of the password, even if it is joined, encoded or serialized.
+    Only :meth:`reveal` returns the address. The object is equal to its address.
     """
 
     _address: str
@@ -185,7 +186,7 @@ class Secret(str):
         return hash(self._address)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Secret, (self._address,)  # copies, as in worker processes, keep the password
+        return Secret, (self._address,)  # copies, such as those sent to worker processes, keep the password
 
 
 def revealed(text: str) -> str:
@@ -205,9 +206,9 @@ def _without_password(value: object) -> str:
 def setting(
     default: Any, kind: str, help: str, low: float = -math.inf, high: float = math.inf, **more: Any
 ) -> Any:
-    """Declare a key of a settings class: a field that checks its value when the object is made.
+    """Declare a setting: a field that checks its value when the object is created.
 
-    ``None`` is allowed if it is the default; ``more`` are further fields of :class:`Spec`.
+    ``None`` is allowed if it is the default. ``more`` contains further fields of :class:`Spec`.
     """
     spec = Spec(kind=kind, low=low, high=high, help=help, optional=default is None, **more)
     converter = Converter(_checked, takes_field=True)

@@ -1,4 +1,4 @@
-"""One call for scripts and notebooks: a list, or the jobs of a store, without creating a client."""
+"""Functions for scripts and notebooks that need no client: send a list, or use the jobs of a store."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ __all__ = [
 _OF_LIST = (
     CONSTRAINTS - {"budget"} | {"key"} | TableParams.__optional_keys__ | ReadingParams.__optional_keys__
 )
-"""Arguments that are about this one list; a budget is the client's, which makes no other."""
+"""Arguments of a single list. A budget belongs to the client, which sends only this list."""
 
 
 class EmbeddingScriptParams(Settings, HookParams, TableParams, ReadingParams, total=False):
-    """The keywords of :func:`embed`: settings, the client's other arguments, a deadline, a key, and how
-    prompts are made from a table.
+    """The keywords of :func:`embed`: settings, the client's other arguments, a deadline, a key, and those for
+    tables.
     """
 
     config: BatchingConfig | None
@@ -89,12 +89,12 @@ def generate(
             see :meth:`~smartbatch.BatchingClient.map`.
 
     Returns:
-        a list of :class:`~smartbatch.Result`; failed requests have an ``.error``, in their place.
+        a list of :class:`~smartbatch.Result`; the result of a failed request has an ``.error``.
 
     Raises:
-        InvalidRequest, ConfigError: before anything is sent.
+        InvalidRequest, ConfigError: a request or a setting is invalid; nothing was sent.
         AllRequestsFailed: no request was answered.
-        Interrupted: Ctrl-C; its ``results`` are those so far, each in its place.
+        Interrupted: Ctrl-C; its ``results`` are those received so far, in order.
     """
     check_names(params, ScriptParams.__optional_keys__)
     return _run(prompts, model, progress, params, on_progress=on_progress)
@@ -115,12 +115,12 @@ def embed(
     Args:
         texts: the texts to embed; or a table as in :func:`generate`.
         model: ``provider:model`` with embeddings.
-        task_type, dimensions: as in :class:`~smartbatch.Embedding`.
-        progress, on_progress: as in :func:`generate`.
-        params: as in :func:`generate`, without generation parameters.
+        task_type, dimensions: see :class:`~smartbatch.Embedding`.
+        progress, on_progress: see :func:`generate`.
+        params: see :func:`generate`; without generation parameters.
 
     Returns, Raises:
-        as :func:`generate`; each result has its ``embedding``.
+        see :func:`generate`; each result has its ``embedding``.
     """
     refuse_for_vectors(params)
     check_names(params, EmbeddingScriptParams.__optional_keys__)
@@ -129,11 +129,10 @@ def embed(
 
 
 def job(id_or_key: str, *, store: str | None = None) -> Job:
-    """Return a job by its id or key, in any process, whatever model it was submitted for.
+    """Return a job by its ID or key, in any process and for any model.
 
-    Viewing it needs no API key. Waiting for it, or reading results that have not arrived, makes this process
-    run the jobs of the store for whose accounts the environment has keys, unless another process already
-    does.
+    Viewing a job needs no API key. If you wait for it or read results that have not arrived, this process
+    runs the jobs of the store for which the environment has API keys, unless another process already does.
 
     Args:
         id_or_key: ``Job.id``, or the key given to ``submit_batch``.
@@ -147,17 +146,16 @@ def job(id_or_key: str, *, store: str | None = None) -> Job:
 
 
 def list_jobs(*, store: str | None = None, unfinished: bool = False, limit: int = 1000) -> list[Job]:
-    """Return the jobs of a store, newest first, whatever models and processes they were submitted by.
-
-    A restarted notebook finds its jobs here: ``smartbatch.list_jobs()[0].results()`` resumes the newest.
+    """Return the jobs of a store, newest first, including those of other models and processes. A restarted
+    notebook finds its jobs here: ``smartbatch.list_jobs()[0].results()`` resumes the newest.
 
     Args:
-        store: as for :func:`job`.
-        unfinished: only jobs that have not ended.
+        store: see :func:`job`.
+        unfinished: only jobs that have not finished.
         limit: maximum number of jobs.
 
     Raises:
-        StoreError, ConfigError: as :func:`job`.
+        StoreError, ConfigError: see :func:`job`.
     """
     return _stored(store).jobs(unfinished=unfinished, limit=limit)
 
@@ -203,7 +201,7 @@ def _stored(store: str | None) -> StoredJobs:
     from smartbatch.stored_jobs import StoredJobs
 
     config = BatchingConfig.load(store=store)
-    # a relative path means another store after ``os.chdir``
+    # a relative path refers to another store after ``os.chdir``
     meant: dict[str, Any] = {"store": resolved_place(config.store)}
     config = evolve(config, **meant)
     stored = next((one for one in _known if one.config == config), None)
@@ -227,10 +225,10 @@ def _run(
 
 
 _known: list[StoredJobs] = []
-"""What :func:`job` and :func:`list_jobs` took jobs from: one for each configuration."""
+"""The stores opened by :func:`job` and :func:`list_jobs`, one per configuration."""
 
 
 def close_stores() -> None:
-    """Release the jobs that :func:`job` made this process run, and close their stores."""
+    """Release the jobs that this process runs because of :func:`job`, and close their stores."""
     while _known:
         _known.pop().close()

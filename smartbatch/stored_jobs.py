@@ -41,14 +41,13 @@ from smartbatch.types import Duration, Generation, Kind, Result, Route, T
 
 @final
 class StoredJobs:
-    """The jobs of one store, whatever model they were submitted for, without a client.
-
-    Viewing them needs no API key. Waiting for a job makes this process run the jobs of the store for whose
-    accounts it has keys. Items sent in real time follow the settings given here. A forked child starts
-    fresh. Every method raises :class:`StoreError` if the store cannot be used.
+    """The jobs of one store, for all models, without a client. Viewing jobs needs no API key. Waiting for a
+    job makes this process run the jobs of the store for which it has API keys. Items sent in real time use
+    the settings given here. A forked child starts with no state. Every method raises :class:`StoreError` if
+    the store cannot be used.
 
     Args:
-        config: settings; ``store`` names the store. Read from the environment if ``None``.
+        config: settings, with ``store``; read from the environment if ``None``.
         clock: time and waiting, for tests.
     """
 
@@ -59,11 +58,11 @@ class StoredJobs:
 
     @property
     def place(self) -> str:
-        """Where the store is: a path, or an address without its password."""
+        """The path of the store, or its address without the password."""
         return self._state.engine.store.place
 
     def job(self, id_or_key: str) -> Job:
-        """Return a job by its id or its key.
+        """Return a job by its ID or its key.
 
         Raises:
             JobNotFound: the store has no such job.
@@ -91,8 +90,8 @@ class StoredJobs:
     def statuses(self, limit: int = 1000) -> list[JobStatus]:
         """Return the statuses of jobs, newest first, with a single query.
 
-        They contain no batches, no incidents and nothing derived from batches: ``running`` is 0 and
-        ``remaining`` is ``None``. :meth:`~smartbatch.Job.status` returns all of it for one job.
+        They contain no incidents and nothing about batches: ``running`` is 0 and ``remaining`` is ``None``.
+        :meth:`~smartbatch.Job.status` returns the complete status of one job.
 
         Args:
             limit: maximum number of statuses.
@@ -104,7 +103,8 @@ class StoredJobs:
             for row in engine.store.jobs.latest(limit=count_of("limit", limit))
         ]
 
-    # -- acting ----------------------------------------------------------------------------------------------
+    # -- actions
+    # ------------------------------------------------------------------------------------------------
 
     def pause(
         self, provider: str, model: str | None = None, *, reason: str | None = None, by: str | None = None
@@ -164,15 +164,15 @@ class StoredJobs:
         return list(self._state.engine.store.controls.controls().limits.values())
 
     def cancel_jobs(self, chosen: JobSelection, *, by: str | None = None) -> Acted:
-        """Request the cancellation of up to 1,000 jobs; the processes that run them carry it out."""
+        """Request the cancellation of up to 1,000 jobs, which is done by the processes that run them."""
         return self._acted(self._state.engine.store.acts.cancel(chosen, actor(by)))
 
     def resume_jobs(self, chosen: JobSelection, *, by: str | None = None) -> Acted:
-        """Resume held jobs, up to 1,000 at a time. This does not make the present process run them."""
+        """Resume up to 1,000 held jobs. This does not make the current process run them."""
         return self._acted(self._state.engine.store.acts.resume(chosen, actor(by)))
 
     def forget_jobs(self, chosen: JobSelection, *, by: str | None = None) -> Acted:
-        """Delete finished jobs with their requests and results, up to 1,000 at a time."""
+        """Delete up to 1,000 finished jobs with their requests and results."""
         store = self._state.engine.store
         ids, left_out = store.acts.finished(chosen)
         count = 0
@@ -183,10 +183,10 @@ class StoredJobs:
         return Acted(count, left_out)
 
     def retry_jobs(self, chosen: JobSelection, *, billed: bool = False, by: str | None = None) -> Acted:
-        """Retry the failed rows of up to 1,000 jobs, as :meth:`~smartbatch.Job.retry_failed` does.
+        """Retry the failed rows of up to 1,000 jobs, like :meth:`~smartbatch.Job.retry_failed`.
 
         Returns:
-            how many rows are sent again, and how many jobs are left.
+            the number of rows sent again, and the number of jobs left.
         """
         store = self._state.engine.store
         ids, left_out = store.acts.with_failed_rows(chosen)
@@ -197,11 +197,11 @@ class StoredJobs:
         return self._acted(Acted(count, left_out))
 
     def acts(self, *, before: int | None = None, job_id: str | None = None, limit: int = 100) -> list[Act]:
-        """Return the user actions, newest first; the store keeps the latest 10,000.
+        """Return the actions of users, newest first; the store keeps the latest 10,000.
 
         Args:
-            before: only those before the act of this number.
-            job_id: only those on this job alone.
+            before: only actions before this number.
+            job_id: only actions on this job.
         """
         before, most = None if before is None else count_of("before", before), count_of("limit", limit)
         return self._state.engine.store.controls.latest(before=before, job_id=job_id, limit=most)
@@ -216,7 +216,7 @@ class StoredJobs:
         return self._states.get()
 
     def _acted(self, done: T) -> T:
-        # if this process runs jobs, it notices the action at once
+        # wakes up the engine if this process runs jobs
         self._state.engine.look_at_acts()
         return done
 
@@ -228,7 +228,7 @@ class StoredJobs:
 
 
 class _StoreState:
-    """Runs a store's jobs in one process; the first item sent in real time starts the real-time side."""
+    """Runs a store's jobs in one process. The real-time side starts with the first item sent in real time."""
 
     def __init__(self, config: BatchingConfig, clock: Clock) -> None:
         self._config = config
@@ -265,7 +265,7 @@ class _StoreState:
         on_exit(self)
 
     def after_fork(self) -> None:
-        # the child has its own state; only the copies of the parent's futures have to fail
+        # the child has its own state; only the copies of the parent's futures must fail
         error = WrongProcess(
             "the job's futures belong to the parent process; look the job up again in this process"
         )

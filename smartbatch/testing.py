@@ -1,4 +1,4 @@
-"""Helpers for users' own tests: the emulator of the three APIs, a mock provider, and a virtual clock."""
+"""Helpers for users' own tests: an emulator of the three APIs, a mock provider, and a virtual clock."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ def emulator(
 ) -> Emulator:
     """Return an emulator of the three APIs, to be used as ``with emulator(latency=0.01) as emu: …``.
 
-    It has real-time calls, files and batches. Set the base URL of a client to ``emu.base_url`` (for Anthropic
-    and Gemini to ``emu.url``), with any key. ``emu.ledger`` has what arrived and what was billed;
-    ``emu.configure(faults=0.02)`` changes settings. Without ``batch_turnaround`` batches end at once.
+    It serves real-time calls, files and batches. Set the base URL of a client to ``emu.base_url`` (for
+    Anthropic and Gemini to ``emu.url``), with any key. ``emu.ledger`` has the requests that arrived and what
+    was billed; ``emu.configure(faults=0.02)`` changes settings. Without ``batch_turnaround`` batches end
+    immediately.
 
     Args:
         port: 0 selects a free one.
-        ledger_file: gets a JSON line for each request and for each event of a batch.
+        ledger_file: receives a JSON line for each request and each event of a batch.
         settings: see :class:`smartbatch.emulator.EmulatorSettings`.
 
     Raises:
-        ConfigError: for an unknown setting, a value out of its range, or a port in use.
+        ConfigError: a setting is unknown or out of range, or the port is in use.
     """
     return Emulator(port=port, ledger_file=ledger_file, **settings)

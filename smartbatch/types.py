@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # Python 3.11 has no defaults for type variables, but type ch
     T = TypeVar("T", default=Any)
     T_co = TypeVar("T_co", default=Any, covariant=True)
     Vector: TypeAlias = array[float]
-    from typing import _SpecialForm as SpecialForm  # the type of Literal["a"] to type checkers
+    from typing import _SpecialForm as SpecialForm  # the type of Literal["a"] for type checkers
 else:
     SpecialForm = type(Literal["a"])
     from typing import TypeVar
@@ -83,11 +83,11 @@ Duration: TypeAlias = float | str | timedelta
 """Seconds as a number or a string, a string with units such as ``"6h30min"``, or a ``timedelta``."""
 
 Deadline: TypeAlias = "Duration | datetime"
-"""A duration such as ``"2h"`` or ``"6h30min"``, or a ``datetime`` with its time zone."""
+"""A duration such as ``"2h"`` or ``"6h30min"``, or a ``datetime`` with a time zone."""
 
 
 class Priority(enum.IntEnum):
-    """How urgent a request is. Names and numbers are accepted, too."""
+    """The urgency of a request. Names and numbers are accepted as well."""
 
     URGENT = 100
     HIGH = 75
@@ -120,17 +120,19 @@ class Route(enum.Enum):
     CACHED = "cached"
     """Answered from the cache, without a call."""
     PACKED = "packed"
-    """Only for lists: several prompts packed into one call. The results have the route :attr:`SHARED`."""
+    """For lists only: several prompts are packed into one call. The results have the route :attr:`SHARED`."""
     FLEX = "flex"
     """Answered in the provider's cheaper, slower tier."""
     BATCH = "batch"
     """Answered through the provider's Batch API."""
     HYBRID = "hybrid"
-    """Only for lists: the first few individually, the rest in a batch. Each result has its own route."""
+    """For lists only: the first few requests in real time, the rest in a batch. Each result has its own
+    route.
+    """
 
     @property
     def by_batch(self) -> bool:
-        """Whether requests are sent in batches, as in :attr:`BATCH` and the jobs of :attr:`HYBRID`."""
+        """Whether requests are sent in batches: :attr:`BATCH` and the jobs of :attr:`HYBRID`."""
         return self in (Route.BATCH, Route.HYBRID)
 
 
@@ -143,17 +145,17 @@ class Strategy(enum.Enum):
     BATCH = "batch"
     HYBRID = "hybrid"
     THRESHOLD = "threshold"
-    """The route that follows from the number of requests alone."""
+    """A route determined by the number of requests alone."""
 
 
 class Kind(enum.Enum):
-    """What a request asks for."""
+    """What a request is for."""
 
     GENERATE = "generate"
     EMBED = "embed"
     """An embedding of a text."""
     CALL = "call"
-    """A work item: the request's callable makes the call."""
+    """The request's callable makes the call."""
 
 
 Prompt: TypeAlias = "str | Sequence[Message | Mapping[str, Any]] | Request"
@@ -169,20 +171,20 @@ def call_now(fn: Callable[[], Any]) -> Any:
 
 
 class Table(Protocol):
-    """A pandas or Polars dataframe, or an Arrow table: an object that exports its columns to Arrow."""
+    """A pandas or Polars dataframe, or an Arrow table: any object that exports its columns to Arrow."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
 Prompts: TypeAlias = "Iterable[Prompt] | Iterable[Mapping[str, Any]] | Table"
-"""The input of list calls: prompts; or a table, or rows as mappings, with a template or a column."""
+"""The input of list calls: prompts, or a table or rows as mappings with a template or a column."""
 Texts: TypeAlias = "Iterable[str] | Iterable[Mapping[str, Any]] | Table"
 """The input of list calls for embeddings."""
 
 
 @frozen
 class Usage:
-    """Tokens of one request, over all its attempts.
+    """Tokens of one request, including all its attempts.
 
     Attributes:
         input_tokens: prompt tokens, including cached ones.
@@ -193,7 +195,7 @@ class Usage:
         cache_write_tokens: the part of ``input_tokens`` written to the provider's cache.
         cache_write_1h_tokens: the part of ``cache_write_tokens`` that Anthropic caches for an hour, at a
             higher price than for five minutes.
-        unknown: whether a call may have used tokens not counted here, because its answer was lost.
+        unknown: whether a call whose answer was lost may have used further tokens.
     """
 
     input_tokens: int = 0
@@ -227,14 +229,14 @@ NO_USAGE = Usage()
 
 Defect: TypeAlias = Literal["truncated", "empty", "refused"]
 DEFECTS: Final[tuple[Defect, ...]] = ("truncated", "empty", "refused")
-"""Defects that may make a paid answer unusable; each is a property of :class:`Result`."""
+"""Defects that may make a billed answer unusable; each is a property of :class:`Result`."""
 _REFUSALS: Final = frozenset({"refusal", "content_filter"})
 
 
 def shares(total: int, weights: Sequence[int]) -> list[int]:
     """Split ``total`` by ``weights``, 0 or more, into whole numbers that add up to it exactly.
 
-    What is left after rounding down is given to the largest remainders; weights that are all 0 split evenly.
+    Units left after rounding down go to the largest remainders; weights that are all 0 split evenly.
     """
     whole = sum(weights)
     if whole <= 0:
@@ -251,7 +253,7 @@ WRAPPED = "answer"
 
 
 def _schema(value: Any) -> Mapping[str, Any] | None:
-    """Accept classes, too, which are converted into schemas when the request is accepted."""
+    """Also accept classes, which are converted into schemas when the request is accepted."""
     schema: Mapping[str, Any] | None = value
     return schema
 
@@ -272,17 +274,17 @@ class Generation:
         top_p: above 0, up to 1.
         stop: up to 4 strings that end the output.
         seed: integer for repeatable sampling, if the provider supports it.
-        n: answers to the prompt, 1 to 128: each is a separate request, with its own result.
+        n: number of answers to the prompt, 1 to 128; each is a separate request with its own result.
         response_format: the provider's own ``response_format`` value.
         schema: a JSON schema the answer must follow, or a class to instantiate, whose schema is derived when
             the request is accepted (:func:`smartbatch.core.preparation.class_schemas.schema_of`); cannot be
             combined with ``response_format``.
-        schema_mode: how the schema is sent to the server: ``json_schema``, ``json_object``, ``prompt``,
-            ``tool``, or ``auto`` for the first of the first three that the server has not rejected.
+        schema_mode: how the schema is sent: ``json_schema``, ``json_object``, ``prompt``, ``tool``, or
+            ``auto``, which tries the first three in this order until the server accepts one.
         tools: functions the model may ask to call: Python functions with type hints, :class:`Tool`, or
             dictionaries in the format of OpenAI or Anthropic.
         tool_choice: ``auto``, ``none``, ``required`` for at least one call, or the name of the tool to call.
-        logprobs: True for the log-probability of each token; 1 to 20 to add that many alternatives.
+        logprobs: True for the log-probability of each token, or 1 to 20 to include that many alternatives.
         extra: additional fields of the request body, passed through unchanged.
     """
 
@@ -306,9 +308,9 @@ def _priority(value: Priority | str | int) -> Priority:
     return value if value.__class__ is Priority else Priority.parse(value)
 
 
-@frozen  # compared for each request, for which the methods generated by attrs are faster
+@frozen  # compared for each request, so the faster methods generated by attrs are used
 class Embedding:
-    """What kind of vector to return.
+    """Parameters of an embedding.
 
     Args:
         task_type: the purpose, in the provider's terms, such as ``RETRIEVAL_DOCUMENT``.
@@ -321,7 +323,7 @@ class Embedding:
 
 @frozen(eq=False)
 class Request:
-    """One request of the caller.
+    """One request.
 
     Args:
         prompt: a string, or chat messages; normalized when the client accepts it.
@@ -330,18 +332,18 @@ class Request:
         max_wait: maximum seconds in the window; ``None`` for the client's setting.
         timeout: seconds from submission after which the request fails with ``RequestTimeout``.
         id: the caller's id, returned as ``Result.request_id``; generated if ``None``.
-        context: any object, returned as ``Result.context`` unchanged.
-        purpose: free label for reporting and routing rules.
+        context: any object, returned unchanged as ``Result.context``.
+        purpose: any label, for reports and routing rules.
         isolation_key: requests with different keys never share a call.
-        embedding: set to request a vector instead of a text; the prompt is then the text to embed.
-        deduplicate: whether it shares the answer of an identical request in flight, in a list or in a job;
-            False also bypasses the cache. ``None`` for the client's setting of that name.
-        call: your own callable ``call(request, attempt)`` that makes the call itself, with the same queue,
-            gates and retries. It returns an ``Answer``, a string, or any object (available as
-            ``Result.parsed``), or one of these with its :class:`Usage`, as ``(value, usage)``. ``attempt`` is
-            an :class:`Attempt`. The callable interprets the prompt; it cannot be combined with an embedding.
+        embedding: requests a vector instead of a text; the prompt is the text to embed.
+        deduplicate: whether to share the answer of an identical request in flight, in a list or in a job;
+            False also bypasses the cache. ``None`` for the client's setting.
+        call: your own callable ``call(request, attempt)``, used instead of the provider with the same queue,
+            gates and retries. It interprets the prompt and returns an ``Answer``, a string, or any object
+            (available as ``Result.parsed``), or a tuple of one of these and its :class:`Usage`. ``attempt``
+            is an :class:`Attempt`. It cannot be combined with an embedding.
         model: a model of the same provider, with or without its prefix; ``None`` for the client's.
-        sample: number of the answer, from 0, if ``n`` requests several; set by the library.
+        sample: zero-based number of the answer, if ``n`` requests several; set by the library.
         row: position of the prompt in a list, from 0, if it differs from that of the request; set by the
             library.
     """
@@ -365,10 +367,8 @@ class Request:
 
 @frozen
 class LimitReport:
-    """The limits reported with a provider's answer; ``None`` if not reported.
-
-    ``tokens`` counts input and output together; providers that limit them separately report ``input`` and
-    ``output``.
+    """The limits reported with a provider's answer; ``None`` for those not reported. ``tokens`` counts input
+    and output together; providers that limit them separately report ``input`` and ``output``.
 
     Attributes:
         requests_limit, tokens_limit, input_limit, output_limit: allowed per minute.
@@ -406,10 +406,10 @@ class Answer:
         value: an object instead of a text, returned by a user's callable.
         cost: USD, if the provider reports it.
         limits: the reported limits.
-        embedding: the vector; an ``array('f')`` with exactly the numbers that were received.
+        embedding: the vector, an ``array('f')`` with exactly the numbers received.
         dropped: parameters omitted because the provider does not accept them, each with the reason.
-        tier: the service tier that answered, in the provider's term; ``None`` if not reported.
-        kept: whether it comes from the cache; see the setting ``cache``.
+        tier: the provider's name of the service tier that answered; ``None`` if not reported.
+        kept: whether the answer comes from the cache; see the setting ``cache``.
         tool_calls, reasoning, logprobs, extra: see :class:`Result`.
     """
 
@@ -437,8 +437,8 @@ class Result(Generic[T_co]):
 
     Attributes:
         request_id: the request's id.
-        text: the answer's text; ``None`` on failure, unless an answer arrived and was rejected afterwards, by
-            its schema or by ``post_process``: then ``error`` says why.
+        text: the answer's text; ``None`` on failure, unless the answer was rejected after it arrived, by its
+            schema or by ``post_process``; then ``error`` has the reason.
         parsed: the decoded object if a schema or JSON format was requested, or what ``call`` returned.
         embedding: the vector, for embeddings.
         tool_calls: the tool calls the model requests.
@@ -446,16 +446,16 @@ class Result(Generic[T_co]):
         logprobs: the log-probabilities of the answer's tokens, if ``logprobs`` was set.
         extra: other fields the provider returned, undecoded, under the provider's names; ``None`` if none.
         usage: tokens over all attempts, including failed ones if the provider reported them.
-        cost: USD over all attempts whose cost is known, 0 if nothing was sent or billed; ``None`` if the
-            model's price or the cost of every attempt is unknown.
-        unconfirmed_cost: USD that attempts may have cost in addition, because the answer was lost or lacked
+        cost: USD of all attempts with a known cost, 0 if nothing was sent or billed; ``None`` if the model's
+            price or the cost of every attempt is unknown.
+        unconfirmed_cost: USD that may have been billed in addition, because an answer was lost or lacked its
             usage; 0 if the price is unknown.
-        paid_before: whether the answer was stored and paid for by an earlier call or run, to which ``usage``
-            and ``cost`` belong.
+        paid_before: whether an earlier call or run paid for and stored the answer; ``usage`` and ``cost`` are
+            those of that call.
         latency: seconds of the call that answered, or of the last call of a failed request; in a batch, from
             the submission of the batch to the result.
         queued: seconds between submission and the start of that call or batch.
-        time_to_first_chunk: for a stream, seconds from that call's start to the first piece of text.
+        time_to_first_chunk: for a stream, seconds from the start of that call to the first chunk.
         attempts: number of calls.
         route: how it was sent, even if it failed; ``None`` if it was never sent.
         finish_reason: why the output ended; see :class:`Answer`.
@@ -464,13 +464,13 @@ class Result(Generic[T_co]):
         error: what went wrong; ``None`` on success.
         context: the request's context, unchanged.
         dropped: parameters omitted because the provider does not accept them, with the reasons.
-        deduplicated: whether the answer belongs to an identical request in flight, or of the same list or
+        deduplicated: whether the answer is that of an identical request in flight, or in the same list or
             job; then ``cost`` is 0.
-        answers: the result of each answer, if a single request asked for several with ``n``; then ``usage``,
-            ``cost`` and ``attempts`` are totals, and all other fields are those of the first success.
-        row: in a list or a job, the position of its prompt, from 0, if it differs from that of the result, as
-            with several answers per prompt.
-        sample: in a list or a job, the number of the answer, from 0, if ``n`` requested several.
+        answers: the result of each answer, if a single request has ``n``; then ``usage``, ``cost`` and
+            ``attempts`` are totals, and all other fields are those of the first success.
+        row: in a list or a job, the zero-based position of the prompt, if it differs from that of the result,
+            as with several answers per prompt.
+        sample: in a list or a job, the zero-based number of the answer, if ``n`` requests several.
     """
 
     request_id: str = field(repr=short)
@@ -508,17 +508,17 @@ class Result(Generic[T_co]):
 
     @property
     def truncated(self) -> bool:
-        """Whether the output limit cut the answer off: its ``finish_reason`` is ``length``."""
+        """Whether the answer was cut off by the output limit: its ``finish_reason`` is ``length``."""
         return self.ok and self.finish_reason == "length"
 
     @property
     def refused(self) -> bool:
-        """Whether the model refused to answer, or a content filter of the provider withheld the answer."""
+        """Whether the model refused to answer, or the provider's content filter withheld the answer."""
         return self.ok and self.finish_reason in _REFUSALS
 
     @property
     def empty(self) -> bool:
-        """Whether the answer was not refused, but is blank, without a tool call, object or vector."""
+        """Whether an answer that is not a refusal has no text, tool call, object or vector."""
         if not self.ok or self.refused or (self.text is not None and self.text.strip()):
             return False
         calls = self.tool_calls or self.finish_reason == "tool_calls"
@@ -526,13 +526,15 @@ class Result(Generic[T_co]):
 
     @property
     def defects(self) -> tuple[Defect, ...]:
-        """Which of ``"truncated"``, ``"empty"`` and ``"refused"`` apply; the first two can occur together."""
+        """The values among ``"truncated"``, ``"empty"`` and ``"refused"`` that apply; the first two can occur
+        together.
+        """
         return tuple(name for name in DEFECTS if getattr(self, name))
 
     def message(self) -> Message:
         """Return the answer as the assistant message that continues its conversation.
 
-        Follow it with a ``tool`` message for each of its :attr:`tool_calls`. It includes blocks that the
+        After it, add a ``tool`` message for each of its :attr:`tool_calls`. It includes blocks that the
         provider requires unchanged, such as Anthropic's signed thinking.
         """
         blocks = (self.extra or {}).get(MESSAGE_BLOCKS)
@@ -541,8 +543,9 @@ class Result(Generic[T_co]):
 
 
 MESSAGE_BLOCKS = "message_blocks"
-"""Key of ``extra``. If an answer has blocks other than text and tool calls, it contains all blocks as
-received, except the tool calls."""
+"""Key of ``extra`` for answers with blocks other than text and tool calls: all blocks as received, except the
+tool calls.
+"""
 
 _COMMON = (
     *("text", "embedding", "finish_reason", "provider_request_id", "dropped"),
@@ -564,7 +567,7 @@ def own_parts(answer: Answer | Result) -> dict[str, Any]:
 
 
 def answer_fields(answer: Answer | Result) -> dict[str, Any]:
-    """Return the fields that answers and results share, except usage, cost and model."""
+    """Return the fields shared by answers and results, except usage, cost and model."""
     return dict(zip(_COMMON, _values_of(answer), strict=True))
 
 
@@ -593,14 +596,14 @@ class GenerationParams(TypedDict, Generic[T], total=False):
 class ConstraintParams(TypedDict, total=False):
     """The constraints that decide the route of a list, as keywords.
 
-    If one is omitted, the client's setting of that name applies; there is none for ``deadline``.
+    If one is omitted, the client's setting of that name applies; ``deadline`` has no such setting.
 
     Attributes:
         strategy: ``"auto"``, ``"individual"``, ``"batch"``, ``"hybrid"`` or ``"threshold"``.
         deadline: a string such as ``"2h"`` or ``"6h30min"``, seconds, a ``timedelta``, or a ``datetime`` with
             its time zone.
         budget: maximum to spend on this list, in USD or as ``"5 USD"``; the client's setting covers
-            everything that the client sends.
+            everything the client sends.
         prefer: ``"balanced"``, ``"speed"`` or ``"cost"``; used if there is no deadline.
         time_value: the value of an hour of waiting, in USD.
         keep_going: send all requests, even if the first 20 fail with the same error and none is answered.
@@ -615,7 +618,7 @@ class ConstraintParams(TypedDict, total=False):
 
 
 OnMissing: TypeAlias = Literal["error", "skip", "empty"]
-"""What to do with a row that lacks a field of its prompt; see :class:`TableParams`."""
+"""How to treat a row that lacks a field of its prompt; see :class:`TableParams`."""
 
 
 class TableParams(TypedDict, total=False):
@@ -634,7 +637,7 @@ class TableParams(TypedDict, total=False):
 
 
 class RowParams(TypedDict, total=False):
-    """The fields of a :class:`Request` that any call accepts, as keywords."""
+    """The fields of a :class:`Request` that all calls accept, as keywords."""
 
     priority: Priority | PriorityName | int | None
     id: str | None
@@ -646,9 +649,7 @@ class RowParams(TypedDict, total=False):
 
 
 class JobParams(GenerationParams[T], ConstraintParams, TableParams, RowParams, total=False):
-    """The keywords of jobs: generation parameters, constraints, fields of a request, and how prompts are made
-    from a table.
-    """
+    """The keywords of jobs: generation parameters, constraints, fields of a request, and those for tables."""
 
     embedding: Embedding | None
 
@@ -661,7 +662,7 @@ class EmbeddingParams(RowParams, total=False):
 
 
 class KeyParams(TypedDict, total=False):
-    """The keyword that stores a list; see :meth:`smartbatch.BatchingClient.map`."""
+    """The keyword under which a list is stored; see :meth:`smartbatch.BatchingClient.map`."""
 
     key: str | None
 
@@ -686,10 +687,10 @@ class RequestParams(GenerationParams[T], EmbeddingParams, total=False):
 
 
 class SubmitParams(RequestParams[T], KeyParams, total=False):
-    """The keywords of a stored request; see :meth:`smartbatch.BatchingClient.submit`."""
+    """The keywords of a single request; see :meth:`smartbatch.BatchingClient.submit`."""
 
     durable: bool | None
 
 
 class ListParams(RequestParams[T], ConstraintParams, KeyParams, TableParams, ReadingParams, total=False):
-    """The keywords of lists: those of each request, constraints, and how a table is read."""
+    """The keywords of lists: those of each request, the constraints, and how a table is read."""
