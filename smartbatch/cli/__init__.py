@@ -1,1 +1,1 @@
-"""The command line: parse, call the client, print."""
+"""The command line."""

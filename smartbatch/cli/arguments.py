@@ -1,4 +1,4 @@
-"""The arguments of all subcommands: their options and help texts. Nothing else is imported for ``--help``."""
+"""The arguments of all subcommands. ``--help`` imports nothing else from the library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JOBS_ACTIONS: Final = {
     "watch": "follow the given jobs, or all unfinished ones, until they finish; run them here if no "
     "other process does",
     "results": "print one job's results so far, in order, as JSON lines",
-    "cancel": "cancel the given jobs and wait until they end; finished requests keep their results",
+    "cancel": "cancel the given jobs and wait until they finish; finished requests keep their results",
     "resume": "resume the given jobs, or all unfinished ones; held jobs too, but interrupted real-time runs "
     "only if they are named",
     "retry-failed": "retry the failed requests of the given jobs; those already billed only with --billed",
@@ -158,7 +158,6 @@ further:
 
 
 def add_subcommands(add: _AddParser) -> None:
-    """Add the parsers of all subcommands with ``add``, the ``add_parser`` of argparse."""
     _add_run(add)
     _add_plan(add)
     _add_jobs(add)
@@ -218,7 +217,6 @@ def _add_jobs(add: _AddParser) -> None:
 
 
 def _add_request_options(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that run and plan share."""
     parser.add_argument("input", metavar="INPUT", help="file of prompts, or - for standard input")
     group = parser.add_argument_group("input")
     prompt = group.add_mutually_exclusive_group()
@@ -263,7 +261,7 @@ _SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "--provider-option": {"action": "append", "default": []},
 }
 
-# -- the others ----------------------------------------------------------------------------------------------
+# -- other commands -----------------------------------------------------------------------------------------
 
 _STORE = """
 --store PLACE          use this file or postgresql://… (default: your own store)
@@ -279,8 +277,8 @@ def _add_pause(add: _AddParser) -> None:
         "pause",
         help="stop sending new requests to a model",
         description="""\
-Stop sending new requests to a model, in all processes that use the store. Submitted batches still run to
-their end, and waiting requests keep waiting. Running processes follow within two seconds, new ones at once.
+Stop sending new requests to a model, in all processes that use the store. Submitted batches still finish,
+and waiting requests keep waiting. Running processes follow within two seconds, new ones immediately.
 Without a name: list paused models, with who paused them and why.
 
 examples:
@@ -320,7 +318,7 @@ examples:
   smartbatch top
   smartbatch top --store postgresql://db.example/jobs
 """,
-        epilog="exit codes: 0 ended, 2 bad usage or store",
+        epilog="exit codes: 0 quit, 2 bad usage or store",
     )
     add_options(parser.add_argument, _STORE + _CONFIG)
 

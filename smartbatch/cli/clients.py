@@ -25,13 +25,10 @@ _TYPE_NAMES: Final = {str: "a string", int: "a whole number", float: "a number",
 
 
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the provider options given as ``K=V`` pairs, each converted to the type of its option.
+    """Convert each ``K=V`` pair to the type of its provider option.
 
-    A value that is JSON of that type is parsed; any other value stays a string, even an API key that consists
-    of digits. If the type is unknown, all JSON is parsed.
-
-    Raises:
-        ConfigError: a pair lacks ``=``, or a value has the wrong type. The value is not repeated.
+    Values that are valid JSON of that type are parsed. Others stay strings, even an API key that
+    consists of digits. If the type is unknown, all JSON is parsed. Errors do not repeat the value.
     """
     types: Mapping[str, Any] = {}
     if args.provider_option:
@@ -83,11 +80,7 @@ _EMBEDDING_OPTIONS: Final = ("task_type", "dimensions")
 
 
 def config_of(args: argparse.Namespace) -> BatchingConfig:
-    """Return the settings of a command; options that have the name of a setting override it.
-
-    Raises:
-        ConfigError: a setting is invalid.
-    """
+    """Options that have the name of a setting override it."""
     names = fields_dict(BatchingConfig)
     settings: dict[str, Any] = {name: value for name, value in vars(args).items() if name in names}
     return BatchingConfig.load(file=args.config, **settings)
@@ -98,11 +91,6 @@ def params_of(args: argparse.Namespace) -> Generation:
 
 
 def embedding_of(args: argparse.Namespace) -> Embedding | None:
-    """Return the embedding that ``--embed`` requests; ``None`` without it.
-
-    Raises:
-        ConfigError: an option would have no effect.
-    """
     why = "applies to answers and has no effect with --embed: leave it out" if args.embed else "needs --embed"
     for name in (*_PARAMETERS, "n") if args.embed else _EMBEDDING_OPTIONS:
         if getattr(args, name) is not None:
@@ -111,23 +99,11 @@ def embedding_of(args: argparse.Namespace) -> Embedding | None:
 
 
 def answers_each(args: argparse.Namespace) -> int:
-    """Return the number of answers per row.
-
-    Raises:
-        InvalidRequest: the number is invalid.
-    """
     return 1 if args.n is None else admit_defaults(Generation(n=args.n)).n or 1
 
 
 def client_of(args: argparse.Namespace, **options: str) -> BatchingClient:
-    """Return the client of a run, without starting it.
-
-    Args:
-        options: provider options, which ``--provider-option`` overrides.
-
-    Raises:
-        ConfigError: a setting is invalid, such as an unknown model or a missing key.
-    """
+    """Return a client that is not started. ``--provider-option`` overrides ``options``."""
     for name in _BATCH_OPTIONS if args.strategy == "individual" else ():
         if getattr(args, name) is not None:
             option = name.replace("_", "-")
@@ -142,24 +118,12 @@ def client_of(args: argparse.Namespace, **options: str) -> BatchingClient:
 
 
 def missing_store(place: str | None) -> str | None:
-    """Return the path of a store that does not exist yet; ``None`` if it exists or is on a server.
-
-    Args:
-        place: the value of the setting ``store``.
-
-    Raises:
-        StoreError, ConfigError: the setting is invalid.
-    """
+    """Return the path of a store that does not exist yet; ``None`` if it exists or is on a server."""
     place = resolved_place(place)
     return None if is_server(place) or os.path.exists(place) else place
 
 
 def prompt_maker(args: argparse.Namespace) -> PromptMaker:
-    """Return the maker that turns rows into prompts.
-
-    Raises:
-        InputError: the template is invalid.
-    """
     return PromptMaker(
         template=args.template,
         prompt_field=args.prompt_field,

@@ -1,4 +1,4 @@
-"""``smartbatch dashboard``: the dashboard on a loopback address, for one person on this machine."""
+"""``smartbatch dashboard``: serves the dashboard on a loopback address to one person on this machine."""
 
 from __future__ import annotations
 
@@ -25,15 +25,7 @@ class _Handler(WSGIRequestHandler):
 
 @final
 class LocalServer(socketserver.ThreadingMixIn, WSGIServer):
-    """A server on the loopback address, with a thread per request.
-
-    Args:
-        port: 0 for a free one; see ``server_port``.
-        application: the WSGI application.
-
-    Raises:
-        OSError: the port is taken.
-    """
+    """A server on the loopback address, with a thread per request. Port 0 selects a free one."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -59,7 +51,6 @@ _MAX_STREAMS = 64  # one thread each; only the owner of the machine can open the
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until SIGINT or SIGTERM."""
     # imported late: other subcommands need no server
     import webbrowser
 

@@ -1,4 +1,4 @@
-"""``smartbatch doctor``: checks what is installed, configured and reachable. It prints no secrets."""
+"""``smartbatch doctor``: checks what is installed, configured and reachable, without printing secrets."""
 
 from __future__ import annotations
 
@@ -19,15 +19,12 @@ _MAX_JOBS: Final = 1000
 
 
 class Finding(NamedTuple):
-    """One line of the report."""
-
     about: str
     text: str
-    wrong: bool = False  # it needs to be fixed
+    wrong: bool = False  # needs to be fixed
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the findings; return 1 if there is a problem."""
     from smartbatch._words import escape
     from smartbatch.cli.printing import ReaderLeft, print_out
     from smartbatch.errors import scrub
@@ -107,7 +104,7 @@ def _imported() -> Iterator[Finding]:
 
 
 def _accounts() -> Iterator[Finding]:
-    """Yield the key and the address of each provider. A missing key is not a problem."""
+    """A missing key is not reported as a problem."""
     from smartbatch.errors import ConfigError
     from smartbatch.providers import registry
 
@@ -125,11 +122,7 @@ def _accounts() -> Iterator[Finding]:
 
 
 def _check_account(prefix: str, *, has_key: bool) -> None:
-    """Make a provider from the environment, with an example key if none is set.
-
-    Raises:
-        ConfigError: the other settings are invalid.
-    """
+    """Make a provider, with an example key if none is set, to check the other settings."""
     from smartbatch._clock import RealClock
     from smartbatch.errors import ConfigError
     from smartbatch.providers import registry
@@ -143,7 +136,7 @@ def _check_account(prefix: str, *, has_key: bool) -> None:
 
 
 def _address(url: str) -> str:
-    """Return a URL without user name, password, query and fragment."""
+    """Remove user name, password, query and fragment, which may be secret."""
     scheme, slashes, rest = url.partition("://")
     return scheme + slashes + rest.split("?")[0].split("#")[0].rpartition("@")[2]
 
@@ -160,11 +153,6 @@ def _store(config: BatchingConfig) -> Finding:
 
 
 def _place(config: BatchingConfig) -> str:
-    """Describe the store.
-
-    Raises:
-        SmartbatchError: it cannot be used.
-    """
     from smartbatch.cli.clients import missing_store
     from smartbatch.errors import StoreError
     from smartbatch.stored_jobs import StoredJobs
@@ -188,7 +176,6 @@ def _place(config: BatchingConfig) -> str:
 
 
 def _limits(config: BatchingConfig) -> Iterator[Finding]:
-    """Yield the limits that processes share."""
     from smartbatch._words import plural
     from smartbatch.errors import SmartbatchError
     from smartbatch.sharing.publication import participants
@@ -217,6 +204,6 @@ def _limits(config: BatchingConfig) -> Iterator[Finding]:
 
 
 def _secrets() -> list[Any]:
-    """Return environment variables that look like secrets, so that none is printed by mistake."""
+    """Return environment variables that look like secrets, to be removed from the output."""
     words = ("KEY", "TOKEN", "PASSWORD", "SECRET")
     return [text.strip() for name, text in os.environ.items() if any(word in name.upper() for word in words)]

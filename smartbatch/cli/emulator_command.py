@@ -31,7 +31,7 @@ further:
 """
 _GROUPS = {
     "answers": """
---answers FILE         give the right answers from JSON lines with prompts and answers
+--answers FILE         answer the prompts in this file of JSON lines as listed there
 --seed N               seed answers, latencies and faults
 further:
 --prompt-field F       take prompts from this field (default: %(default)s)
@@ -51,13 +51,13 @@ further:
 --burst N              allow this many requests at once (default: a minute's worth)
 --enforce minute|second  enforce limits per minute, or per second without bursts
 --count-refused        count refused requests against the limit
---no-retry-after       send 429 answers without a time to wait
---no-limit-headers     send answers without limit headers
+--no-retry-after       omit the time to wait from 429 responses
+--no-limit-headers     omit the rate-limit headers
 """,
     "faults": """
 --faults RATE          inject faults at a rate such as 0.02, or by kind: 500=0.01,reset=0.005; a rate alone
                        mixes all kinds
---outage START:COUNT   answer COUNT requests from number START on with 503
+--outage START:COUNT   answer COUNT requests with 503, starting with number START
 further:
 --outage-between S:S   answer with 503 between these seconds after the first request
 --hang-seconds S       set the duration of hanging answers
@@ -77,7 +77,7 @@ further:
 --batch-late-seconds S  create late batches within this many seconds (default: 1)
 --batch-list-lag S     list lagging batches within this many seconds (default: 1)
 --batch-get-lag S      find lagging batches by id within this many seconds (default: 1)
---batch-results-outage S  let downloads fail for up to this many seconds after the end (default: 1)
+--batch-results-outage S  fail downloads for up to this many seconds after the end (default: 1)
 --batch-enqueued-tokens N  limit the total tokens of a model's unfinished batches
 --batch-enqueued-refusal late|early  above that limit, fail OpenAI's batches later (default), or answer the
                        create with 429
@@ -89,7 +89,6 @@ further:
 }
 
 _NO_SETTINGS = frozenset({"command", "answers", "prompt_field", "answer_field"})
-"""Names of the arguments that are not settings of the emulator."""
 
 
 def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -153,7 +152,6 @@ _SPECIAL: Mapping[str, Mapping[str, Any]] = {
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until SIGINT or SIGTERM; return the exit code: 0, or 2 for bad usage."""
     # imported late: other subcommands need no server
     from smartbatch.cli.printing import print_out, say
     from smartbatch.emulator.http.server import Emulator
@@ -174,11 +172,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of :class:`~smartbatch.emulator.Emulator`.
-
-    Raises:
-        ConfigError: the file of answers is invalid.
-    """
     from smartbatch.emulator.settings import load_answers
 
     given = ((name, value) for name, value in vars(args).items() if value is not None)

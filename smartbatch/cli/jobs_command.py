@@ -43,14 +43,14 @@ from smartbatch.tables.result_files import CsvFormulas, UnwritableTable, stored_
 from smartbatch.views.terminal import WIDE, table_lines
 
 _MAX_LISTED_JOBS: Final = 1_000_000
-_NOT_IN_JSON: Final = frozenset({"shards", "incidents", "created_at", "cancelling"})  # or converted
+_NOT_IN_JSON: Final = frozenset({"shards", "incidents", "created_at", "cancelling"})  # left out or converted
 _ACTION_OF_OPTION: Final = {"deadline": "set-deadline", "budget": "set-budget", "billed": "retry-failed"}
 _ACTIONS_WITH_NAMES: Final = ("show", "cancel", "forget", *_ACTION_OF_OPTION.values())
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the action and return the exit code: 1 for an unknown job, and for failed, missing or held
-    requests; 2 for bad usage and an unusable store.
+    """Return 1 if a job is unknown or held, or has failed or missing requests; 2 for bad usage or a bad
+    store.
     """
     _check(args)
     settings = argparse.Namespace(**{**vars(args), "budget": None})  # the budget of a job, not of the client
@@ -80,15 +80,13 @@ def _check(args: argparse.Namespace) -> None:
 
 
 class _Jobs:
-    """The actions of the command; each returns the exit code."""
-
     def __init__(self, args: argparse.Namespace, config: BatchingConfig) -> None:
         self._args = args
         self._config = config
         self._clock = RealClock()
 
     def go(self) -> int:
-        """Run the action. If there is no store, none is created."""
+        """Run the action, without creating a store."""
         path = missing_store(self._config.store)
         if path is not None:
             return self._no_store(path)
@@ -208,8 +206,8 @@ class _Jobs:
         for job in reversed(stored.jobs(unfinished=True, limit=_MAX_LISTED_JOBS)):
             if job.attended and job.is_unowned():
                 say(
-                    f"job {job.id} is left alone, because its real-time run was interrupted; run smartbatch "
-                    f"jobs resume {job.id} or the same command again to continue"
+                    f"job {job.id} was not resumed, because its real-time run was interrupted; run "
+                    f"smartbatch jobs resume {job.id} or the same command again to continue"
                 )
             else:
                 found.append(job)
@@ -218,7 +216,7 @@ class _Jobs:
         return found
 
     def _wait_for(self, jobs: Sequence[Job]) -> bool:
-        """Wait until jobs have ended; return False if one is held."""
+        """Wait until all jobs have finished; return ``False`` if one is held instead."""
         going = [job for job in jobs if not job.status().done]
         if not going:
             return True
@@ -239,7 +237,6 @@ class _Jobs:
         return not held
 
     def _status_printer(self) -> Callable[[JobStatus], None]:
-        """Return a function that prints a status as JSON whenever its figures have changed."""
         last: dict[str, tuple[object, ...]] = {}
 
         def print_changed(status: JobStatus) -> None:
@@ -287,13 +284,8 @@ class _Jobs:
 
 
 def _write_results(job: Job, output: str | None, formulas: CsvFormulas) -> None:
-    """Write a job's stored results, in order and without holding them in memory.
-
-    Args:
-        output: a new file, which gets its name when it is complete; ``None`` for standard output.
-
-    Raises:
-        InputError: the file exists or cannot be written, or standard output is closed.
+    """Write a job's results in order, without holding them in memory. A file gets its name when it is
+    complete.
     """
     if output is None:
         with standard_output():
@@ -327,11 +319,7 @@ def _write_lines(job: Job, file: IO[Any]) -> None:
 
 
 def _named(stored: StoredJobs, name: str) -> Job:
-    """Return a job by its id, its key, or the output of its run.
-
-    Raises:
-        JobNotFound: there is no such job, or the output has several.
-    """
+    """``name`` is an id, a key, or the output file of a run."""
     try:
         return stored.job(name)
     except JobNotFound:

@@ -1,4 +1,4 @@
-"""The command ``smartbatch``: parses its arguments and calls a subcommand, which is imported only then."""
+"""The command ``smartbatch``: parses its arguments and imports only the called subcommand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ _COMMANDS: Final = {
     "doctor": "doctor_command",
     "completion": "main",
 }
-"""The module of each subcommand."""
 _COMPLETION_VARIABLE: Final = "_ARGCOMPLETE"  # set by a shell that requests completions
 
 
@@ -45,18 +44,18 @@ def main(
     Args:
         argv: the arguments after the program name; those of the process if ``None``.
         program: the program name in the usage.
-        settings: the host application's settings, in the form of a settings file; ``--config`` overrides
-            them.
+        settings: settings of the calling application, in the form of a settings file; ``--config``
+            overrides them.
     """
     if None in (sys.stdin, sys.stdout, sys.stderr):
         _occupy_descriptors()
     parser = build_parser(program)
-    # 1. A shell asks for completions: print them, and end the process.
+    # 1. A shell requests completions: print them and end the process.
     if argv is None and _COMPLETION_VARIABLE in os.environ:
         import argcomplete
 
         argcomplete.autocomplete(parser)
-    # 2. The arguments are wrong (2), ask for help (0), or lack a command (help, and 2).
+    # 2. The arguments are wrong (exit code 2), request help (0), or lack a command (print the help; 2).
     for subparser in parser.commands.values():
         subparser.words = sys.argv[1:] if argv is None else argv
     try:
@@ -75,8 +74,8 @@ def main(
         return 2
     if settings is not None and args.config is None:
         args.config = settings
-    # 3. Run the command and return its exit code, even if the reader of its output is gone; 130 after Ctrl-C;
-    #    if an error ended it, that error's code.
+    # 3. Run the command and return its exit code, even if the reader of its output has gone. Return 130 after
+    # Ctrl-C, and the error's own code after an error.
     from smartbatch.cli.printing import NoteHandler, ReaderLeft, say  # imported late: not needed for --help
 
     handler = NoteHandler(quiet=getattr(args, "quiet", False) and not getattr(args, "verbose", False))
@@ -98,8 +97,11 @@ def main(
 
 
 def _occupy_descriptors() -> None:
-    """If a standard stream is closed (``>&-``), occupy its descriptor so that no file or connection gets that
-    number; otherwise C libraries writing to standard error would write into it."""
+    """Occupy the descriptors of closed standard streams (``>&-``).
+
+    Otherwise a file or connection would get that number, and C libraries that write to standard error
+    would write into it.
+    """
     with suppress(OSError):
         while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
             pass
@@ -107,7 +109,6 @@ def _occupy_descriptors() -> None:
 
 
 def _report_error(command: str, error: SmartbatchError) -> int:
-    """Print why a command cannot start or continue, and return its exit code."""
     from smartbatch import errors
     from smartbatch.cli.printing import say
     from smartbatch.runs.output_file import OutputLost
@@ -132,22 +133,19 @@ class _Parser(CommandParser):
     """Prints an error in one line, without the usage."""
 
     commands: Mapping[str, _Parser] = {}
-    words: Sequence[str] = ()  # the arguments, for errors
+    words: Sequence[str] = ()  # as typed, for error messages
 
     @property
     def options(self) -> Sequence[str]:
-        """The names of all options."""
         return tuple(self._option_string_actions)
 
     def hint(self, word: str) -> str:
-        """Return the "did you mean" ending of an error about an unknown option."""
         from smartbatch.cli.option_hints import option_hint  # imported late: most commands report no error
 
         options = {name: parser.options for name, parser in self.commands.items()}
         return option_hint(word, self.prog.split()[-1], options)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Suggest the nearest choice."""
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
@@ -172,7 +170,6 @@ class _Parser(CommandParser):
 
 
 def build_parser(program: str = "smartbatch") -> _Parser:
-    """Return the parser of the command and all its subcommands."""
     parser = _Parser(prog=program, description="Many LLM requests in, every answer out.")
     parser.add_argument("--version", action="version", version=f"smartbatch {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")

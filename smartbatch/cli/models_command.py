@@ -10,7 +10,6 @@ from typing import Any, get_args
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a row per provider, or per model of the given names."""
     from smartbatch.cli.printing import print_out
     from smartbatch.config import BatchingConfig
 
@@ -60,11 +59,6 @@ def _known(prefix: str, prices: Any) -> list[str]:
 
 
 def _models(name: str, prices: Any) -> Iterator[dict[str, Any]]:
-    """Yield a row for each model with the prefix and a known price, or for the named model.
-
-    Raises:
-        ConfigError: no provider has the prefix.
-    """
     from smartbatch.prices import MILLION, PriceBook, Processing
     from smartbatch.providers import registry
 

@@ -54,19 +54,13 @@ _NOTES: Final = {
     "prices": 'prices are set in a settings file (--config FILE), in a table [prices."PROVIDER:MODEL"]',
     "schema": "schemas are available in Python: smartbatch.generate(…, schema=…)",
 }
-"""The advice on each option of other programs that has no equivalent here."""
+"""Advice on options of other programs that have no equivalent."""
 FOREIGN: Final = (*_NATIVE, *_NOTES)
 """Options of other programs that have a hint."""
 
 
 def option_hint(word: str, command: str, options: Mapping[str, Collection[str]]) -> str:
-    """Return the suggestion that ends an error about an unknown option, or an empty string.
-
-    Args:
-        command: the command that was called.
-        options: the options of each command.
-    """
-    # 1. Replace a foreign name by ours.
+    # 1. Replace another program's name with the native one.
     written = word.partition("=")[0]
     name = written.removeprefix("--").replace("-", "_")
     name = _NATIVE.get(name, name)
@@ -74,10 +68,10 @@ def option_hint(word: str, command: str, options: Mapping[str, Collection[str]])
     own = options[command]
     if option in own:
         return f"; did you mean {option}?"
-    # 2. Say why no option is needed for this.
+    # 2. Explain why no option is needed.
     if name in _NOTES:
         return f"; {_NOTES[name]}"
-    # 3. Name an option of the provider, a setting, an option of another command, or a parameter in Python.
+    # 3. Name a provider option, a setting, an option of another command, or a Python parameter.
     if name in OF_PROVIDERS and "--provider-option" in own:
         return f"; set it with --provider-option {name}=…"
     if (variable := variable_of(name)) is not None:
@@ -93,12 +87,6 @@ def option_hint(word: str, command: str, options: Mapping[str, Collection[str]])
 
 
 def command_hint(word: str, commands: Iterable[str], actions: Iterable[str]) -> str:
-    """Return the suggestion that ends an error about an unknown command.
-
-    Args:
-        commands: all commands.
-        actions: the actions of ``smartbatch jobs``.
-    """
     if word in actions:
         return f"; did you mean jobs {word}?"
     native = next((each for each, others in _COMMANDS.items() if word in others), None)

@@ -11,7 +11,7 @@ from decimal import Decimal
 from itertools import groupby
 from typing import Any, Final
 
-_FURTHER: Final = "further"  # the attribute of actions that only ``--help-all`` shows
+_FURTHER: Final = "further"  # marks the options that only ``--help-all`` shows
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -36,7 +36,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return super()._expand_help(action).partition(";")[0]
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        """Return all names of an option with a single value."""
+        """Show the value of an option once, after all its names."""
         text = super()._format_action_invocation(action)
         return re.sub(r"^(-\w) \S+, ", r"\1, ", text)
 
@@ -53,7 +53,7 @@ class _OneScreen(_Help):
 
 
 class _ShowHelp(argparse.Action):
-    """Prints the help of a command; without the further options for ``--help``."""
+    """Prints the help of a command; ``--help`` leaves out the further options."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         if self.dest == "help":
@@ -80,9 +80,9 @@ def add_options(
 
     Args:
         add: ``add_argument`` of the parser, or of a group of it.
-        table: a line per option: its names, its metavar or its choices as ``a|b`` (neither for a switch), two
-            spaces and its help, which may continue on indented lines. Options below a line ``further:``
-            appear in ``--help-all`` only.
+        table: one line per option, with its names, its metavar or its choices as ``a|b`` (neither for a
+            switch), two spaces and the help, which may continue on indented lines. Options below the
+            line ``further:`` appear in ``--help-all`` only.
         special: arguments of ``add_argument``, by metavar or last name of an option.
     """
     usual, _, further = table.partition("\nfurther:\n")
@@ -108,9 +108,7 @@ _COUNT = re.compile(r"(\d+|\d{1,3}(?:[,_]\d{3})+)(\.\d+)? ?([kK]?|M|G|Ki|Mi|Gi)(
 
 
 def whole(text: str, bytes_too: bool = False) -> int:
-    """Return a whole number such as ``1500``, ``1,500``, ``1.5k`` or ``2M``; with ``bytes_too`` also
-    ``50 MB`` and ``64 MiB``.
-    """
+    """Parse a whole number such as ``1,500``, ``1.5k`` or ``2M``; with ``bytes_too``, also ``50 MB``."""
     found = _COUNT.fullmatch(text.strip())
     if found is not None and (bytes_too or (not found[4] and "i" not in found[3])):
         digits, fraction, unit = found[1].replace(",", "").replace("_", ""), found[2] or "", found[3]
@@ -122,12 +120,10 @@ def whole(text: str, bytes_too: bool = False) -> int:
 
 
 def size(text: str) -> int:
-    """Return the number of bytes in a text such as ``200MB``."""
     return whole(text, bytes_too=True)
 
 
 def number(text: str) -> float:
-    """Return an ``int`` or a ``float``; short counts such as ``1.5k`` are accepted as well."""
     with suppress(ValueError):
         return int(text) if text.isdecimal() else float(text)
     with suppress(argparse.ArgumentTypeError):

@@ -15,7 +15,9 @@ def run(args: argparse.Namespace) -> int:
 
     config = config_of(args)
     path = missing_store(config.store)
-    if path is not None and not (args.command == "pause" and args.names):  # listing creates no file
+    if path is not None and not (
+        args.command == "pause" and args.names
+    ):  # listing and resuming create no file
         with suppress(ReaderLeft):
             print_out(f"nothing is paused: there is no store at {escape(path)} yet")
         return int(args.command == "resume")

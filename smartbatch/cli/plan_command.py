@@ -1,4 +1,4 @@
-"""The route of a run: chosen by ``smartbatch run``, and shown by ``smartbatch plan``, which sends nothing."""
+"""Chooses the route of a run for ``smartbatch run``, and prints it for ``smartbatch plan``."""
 
 from __future__ import annotations
 
@@ -45,19 +45,13 @@ _PASSED_DEADLINE_SECONDS: Final = 1e-9  # 0 would mean no deadline
 
 @frozen
 class RunOutcome:
-    """How the decision of a run turned out."""
-
     decision: Decision
     actual: ActualCost
     lines: tuple[str, ...]  # for the summary
 
 
 class RouteChooser:
-    """Chooses the route of one run. Its deadline counts from here, before the input is read.
-
-    Raises:
-        ConfigError: the constraints are invalid, or the strategy needs a Batch API that does not exist.
-    """
+    """Chooses the route of one run. The deadline counts from the creation of this object."""
 
     def __init__(
         self, client: BatchingClient, input: InputRequests, args: argparse.Namespace, clock: Clock
@@ -81,13 +75,12 @@ class RouteChooser:
 
     @property
     def batches_only(self) -> bool:
-        """Whether the strategy is the Batch API, and there is one."""
         if self._client.config.strategy not in _BATCH_STRATEGIES:
             return False
         return self._client.has_batches("generate" if self._input.embedding is None else "embed")
 
     def choose(self, needed: bytearray, stopped: Callable[[], bool]) -> Plan:
-        """Return the plan as :meth:`plan` does, announce it to the client's observers, and print it."""
+        """Plan as :meth:`plan` does, announce the plan to the client's observers, and print it."""
         plan = self.plan(needed, stopped)
         self._chosen = plan, self._client.announce_plan(plan), self._clock.now()
         if not self._quiet:
@@ -99,20 +92,11 @@ class RouteChooser:
         return plan
 
     def add(self, result: Result) -> None:
-        """Add a result to the actual cost of the chosen plan, if any."""
         if self._chosen is not None:
             self._chosen[1].add(result)
 
     def score(self, ended: float, jobs: Sequence[JobStatus]) -> RunOutcome | None:
-        """Score the announced plan, and return how it compares with the actual outcome.
-
-        Args:
-            ended: when the last answer arrived.
-            jobs: the batch jobs of this run.
-
-        Returns:
-            ``None`` if no plan was made or there is no answer.
-        """
+        """Compare the announced plan with the outcome. Return ``None`` without a plan or an answer."""
         if self._chosen is None:
             return None
         plan, announced, began = self._chosen
@@ -123,13 +107,7 @@ class RouteChooser:
         return RunOutcome(plan.decision, announced.actual, lines)
 
     def plan(self, needed: bytearray, stopped: Callable[[], bool] = lambda: False) -> Plan:
-        """Return the plan for the answers marked in ``needed``; the rows are read once, in order.
-
-        Raises:
-            ConfigError: no route meets the constraints.
-            InputError: the input changed.
-            RunInterrupted: ``stopped`` returned true.
-        """
+        """Plan for the answers marked in ``needed``, reading the rows once, in order."""
 
         def prompts() -> Iterator[Prompt]:
             yield from self._input.prompts(skip=lambda place: not needed[place], stopped=stopped)
@@ -147,7 +125,6 @@ _NO_KEY = "none-as-a-plan-sends-nothing"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan and return the exit code: 0, or 2 if the run would be refused."""
     with ExitStack() as stack:
         plan, first = _plan(args, stack)
     if args.json:
@@ -196,8 +173,8 @@ def _plan(args: argparse.Namespace, stack: ExitStack) -> tuple[Plan, str | None]
 
 
 def _client(args: argparse.Namespace, stack: ExitStack) -> BatchingClient:
-    """Return a client that is never started. It needs no key, and it uses a temporary store if there is none
-    yet, so that a plan creates no file.
+    """Return a client that is never started. It needs no key, and if there is no store yet, it uses a
+    temporary one.
     """
     client = _client_without_key(args)
     if missing_store(client.config.store) is not None:
@@ -216,6 +193,6 @@ def _client_without_key(args: argparse.Namespace) -> BatchingClient:
     except ConfigError as error:
         try:
             return client_of(args, api_key=_NO_KEY)
-        except (ConfigError, TypeError) as other:  # not only the key is missing
+        except (ConfigError, TypeError) as other:  # something other than the key is wrong
             known = isinstance(other, TypeError) or "api_key" in str(other)
             raise (error if known else other) from None

@@ -1,4 +1,4 @@
-"""What commands print: messages on standard error, and results on standard output, whose reader may end."""
+"""Prints messages on standard error, and results on standard output, whose reader may close it."""
 
 from __future__ import annotations
 
@@ -33,12 +33,11 @@ _CLEAR_LINE: Final = "\r\x1b[K"
 
 
 def say(text: str) -> None:
-    """Print on standard error, with control characters escaped; a closed reader is not an error."""
+    """Print on standard error, with control characters escaped; a closed standard error is ignored."""
     _print("\n".join(escape(line) for line in text.split("\n")))
 
 
 def note(text: str) -> None:
-    """Print one line above the progress bar."""
     _print((_CLEAR_LINE if sys.stderr is not None and sys.stderr.isatty() else "") + escape(text))
 
 
@@ -64,7 +63,6 @@ class NoteHandler(logging.Handler):
 
 
 def print_event(event: Event) -> None:
-    """Observe the events of a client: print a line for each retry, limit and outage."""
     if text := _text_of(event):
         note(text)
 
@@ -89,12 +87,12 @@ def _text_of(event: Event) -> str | None:
     return None
 
 
-_PROMPT_WIDTH: Final = 40  # cells for the prompt in a readable line
+_PROMPT_WIDTH: Final = 40  # cells
 _DEFAULT_WIDTH: Final = 80
 
 
 class ReaderLeft(Exception):
-    """The reader of standard output has closed it, as ``| head`` does."""
+    pass
 
 
 class StandardOutputLost(SmartbatchError):
@@ -103,13 +101,14 @@ class StandardOutputLost(SmartbatchError):
 
 @contextmanager
 def standard_output(advice: str = "") -> Iterator[None]:
-    """Write to standard output in the block; after a failure it is replaced by the null device.
+    """Write to standard output in the block; after a failure, replace it by the null device.
 
     Args:
-        advice: the end of the error text.
+        advice: ends the error message.
 
     Raises:
-        ReaderLeft, StandardOutputLost: it cannot be written.
+        ReaderLeft: the reader has closed it.
+        StandardOutputLost: it cannot be written.
     """
     try:
         yield
@@ -130,29 +129,20 @@ def print_out(text: str) -> None:
 
 
 def binary_output() -> BinaryIO:
-    """Return standard output for results.
-
-    Raises:
-        InputError: it is closed (``>&-``), so the results would be lost.
-    """
+    """Return standard output; raise ``InputError`` if it is closed (``>&-``)."""
     if sys.stdout is None:
         raise InputError("standard output is closed; use -o to write the results to a file")
     return sys.stdout.buffer
 
 
 class StandardOutput:
-    """Writes rows as they arrive: as JSON lines, or on a terminal as ``1  prompt… → answer``.
-
-    Raises:
-        InputError: standard output is closed.
-    """
+    """Writes rows as they arrive: as JSON lines, or on a terminal as ``1  prompt… → answer``."""
 
     def __init__(self) -> None:
         self._stream = binary_output()
         self.readable = sys.stdout.isatty()
 
     def append(self, rows: Sequence[OutputRow]) -> None:
-        """Write rows; raises like :func:`standard_output`."""
         with standard_output("; run the same command again to continue"):
             width = terminal_width() if self.readable else 0
             for row, line, _ in rows:
@@ -200,7 +190,6 @@ def _one_line(text: str) -> str:
 
 
 def terminal_width() -> int:
-    """Return the width of the terminal in cells; 80 if it is unknown."""
     try:
         return os.get_terminal_size(sys.stdout.fileno()).columns or _DEFAULT_WIDTH
     except (OSError, ValueError):

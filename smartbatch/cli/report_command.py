@@ -1,6 +1,6 @@
-"""``smartbatch report``: a report on a job or on the output of a run, as one HTML file and as a picture.
+"""``smartbatch report``: writes a report on a job or on the output of a run, as HTML and as a picture.
 
-An output is read line by line, in little memory.
+Outputs are read line by line, in little memory.
 """
 
 from __future__ import annotations
@@ -53,15 +53,7 @@ _MAX_ROWS = 200_000_000  # a larger index means that the line is damaged
 
 
 def output_report(path: str, runs: Sequence[ReportedRun], made_at: float) -> Report:
-    """Return the report on an output file.
-
-    Args:
-        runs: the jobs whose answers it contains, as far as the store knows them.
-        made_at: Unix seconds.
-
-    Raises:
-        InputError: the file cannot be read, or is not an output.
-    """
+    """``runs`` are the stored jobs whose answers the output contains; ``made_at`` is in Unix seconds."""
     figures, written = figures_of_output(path)
     status, asked = figures.status(), figures.asked(path, made_at, written)
     title = f"Results in {os.path.basename(path)}"
@@ -69,7 +61,7 @@ def output_report(path: str, runs: Sequence[ReportedRun], made_at: float) -> Rep
 
 
 def figures_of_output(path: str) -> tuple[OutputFigures, float]:
-    """Return the figures of an output, and when it was last written, in Unix seconds."""
+    """Also return when the output was last written, in Unix seconds."""
     figures = OutputFigures()
     try:
         with open(path, "rb") as file:
@@ -85,19 +77,13 @@ def figures_of_output(path: str) -> tuple[OutputFigures, float]:
 
 
 def ended_runs(decisions: Sequence[tuple[str, StoredDecision]]) -> tuple[ReportedRun, ...]:
-    """Return the latest real-time run whose jobs were deleted after the output had all answers.
-
-    Args:
-        decisions: keys and decisions of runs, newest first.
-    """
+    """Return the latest real-time run whose jobs were deleted after the output had all answers."""
     runs = [(key.partition("#")[0], one) for key, one in decisions]
     return tuple(run_of_list(one, key) for key, one in reversed(runs) if key == runs[0][0])
 
 
 @define
 class OutputFigures:
-    """Totals over the lines of an output."""
-
     seen: SeenResults = field(factory=SeenResults)
     models: Counter[str] = field(factory=Counter)
     counts: Counter[str] = field(factory=Counter)
@@ -151,8 +137,10 @@ class OutputFigures:
 
 
 def _which_counts(lines: Iterator[dict[str, Any]]) -> bytearray:
-    """Return a byte per line: 1 if the line counts. During a run, a row that failed or whose answer is
-    replaced has several lines: the first answer counts, or else the last failure.
+    """Return one byte per line: 1 if the line counts.
+
+    During a run, a row that failed or whose answer is replaced has several lines. Its first answer counts,
+    or else its last failure.
     """
     counts = bytearray()
     samples: dict[int, tuple[array[int], bytearray]] = {}
@@ -173,11 +161,7 @@ def _which_counts(lines: Iterator[dict[str, Any]]) -> bytearray:
 
 
 def _lines(path: str, file: IO[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the results in an output, without a last line that was cut off by a kill.
-
-    Raises:
-        InputError: the file is not an output.
-    """
+    """Yield the results in an output, except a last line that was cut off by a kill."""
     format = table_format(path)
     if format is not None:
         for number, row in enumerate(
@@ -201,7 +185,6 @@ def _lines(path: str, file: IO[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _is_result(line: Any) -> bool:
-    """Whether a line has the fields that are read here, with valid values."""
     if not isinstance(line, dict) or "error" not in line:
         return False
     index, error, usage, dropped = (line.get(name) for name in ("index", "error", "usage", "dropped"))
@@ -248,15 +231,12 @@ _FLAGS = (
     "--disable-sync",
 )
 _MEASURE = "<script>document.title = 'height ' + document.documentElement.scrollHeight</script>"
-"""Added to a copy of the page without its policy, to learn its height from the browser."""
+"""Added to a copy of the page without its content security policy; makes the browser report the page's
+height.
+"""
 
 
 def browser() -> str:
-    """Return the path of a browser.
-
-    Raises:
-        ConfigError: none is installed.
-    """
     for name in (*_BROWSERS, _MAC):
         if found := shutil.which(name):
             return found
@@ -267,12 +247,6 @@ def browser() -> str:
 
 
 def screenshot(html: str, path: str) -> None:
-    """Write a picture of a page at its full height.
-
-    Raises:
-        ConfigError: no browser is installed.
-        InputError: the browser failed, or the file cannot be written.
-    """
     program = browser()
     with tempfile.TemporaryDirectory(prefix="smartbatch-") as folder:
         page, measured, picture = (Path(folder) / name for name in ("page.html", "measure.html", "page.png"))
@@ -290,8 +264,7 @@ def screenshot(html: str, path: str) -> None:
 
 
 def _run(program: str, folder: str, *args: str) -> str:
-    """Run the browser once with a new profile, and return its output."""
-    # as root, it refuses to run in its sandbox; the page is only the report, which runs no scripts
+    # as root, the browser refuses to use its sandbox; the page is only the report, which has no scripts
     root = ("--no-sandbox",) if os.geteuid() == 0 else ()
     line = [program, *_FLAGS, *root, f"--user-data-dir={folder}/profile", *args]
     try:
@@ -302,12 +275,11 @@ def _run(program: str, folder: str, *args: str) -> str:
 
 
 _TITLE = b" \xe2\x80\x93 smartbatch report</title>"
-"""Identifies a report by its beginning."""
-_MAX_SEARCHED_JOBS = 10_000  # the newest ones in the store, to find those of an output
+"""Identifies an existing report."""
+_MAX_SEARCHED_JOBS = 10_000  # newest jobs searched for those of an output
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the report and return the exit code."""
     # imported late: only needed when it is called
     from smartbatch._words import escape
     from smartbatch.cli.printing import say
@@ -334,11 +306,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(path: str) -> None:
-    """Check that the output is a new file or an earlier report, and an .html file.
-
-    Raises:
-        InputError: it is something else, which is left unchanged.
-    """
+    """Refuse a name that does not end in .html, and an existing file that is not a report."""
     from smartbatch._words import escape
     from smartbatch.errors import InputError
 
@@ -355,11 +323,6 @@ def _check(path: str) -> None:
 
 
 def _report(args: argparse.Namespace) -> Report:
-    """Return the report on an output and its jobs in the store, or on a job.
-
-    Raises:
-        JobNotFound: there is no such file or job.
-    """
     from smartbatch._words import escape
     from smartbatch.cli.clients import config_of, missing_store
     from smartbatch.cli.report_command import ended_runs, output_report

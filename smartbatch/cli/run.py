@@ -50,13 +50,11 @@ Write = Callable[[Rows, Progress], None]
 
 @define(eq=False, repr=False)
 class JobRun:
-    """Stores the rows of a run and has them answered until all are done or the user interrupts the run."""
-
     _client: BatchingClient
     _input: InputRequests
     _chooser: RouteChooser
     _args: argparse.Namespace
-    _written: Callable[[int], bool]  # whether the output has the answer to the row at a place
+    _written: Callable[[int], bool]  # whether the output has the answer to a row
     _clock: Clock
     _cluster: Cluster | None  # its workers send real-time requests instead of this process
     _resend: str | None  # identifies this attempt to replace answers in the output
@@ -77,10 +75,8 @@ class JobRun:
         )
 
     def go(self, write: Write) -> int:
-        """Submit the remaining rows and pass the result of every row to ``write``.
-
-        Returns:
-            the number of the signal that interrupted it, or 0.
+        """Send the remaining rows and pass each result to ``write``; return the number of the interrupting
+        signal, or 0.
         """
         with self._interrupts:
             try:
@@ -157,7 +153,6 @@ class JobRun:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command and return the exit code: 0 all answered, 1 some not, 2 refused."""
     with ExitStack() as stack:
         return _Run(args, stack).go()
 
@@ -208,8 +203,7 @@ class _Run:
         self._chooser = RouteChooser(self._client, self._input, args, self._clock)
 
     def go(self) -> int:
-        """Run the unanswered rows and return the exit code."""
-        # 1. Check the input, and find the rows that an existing output answers.
+        # 1. Check the input, and find the rows answered in an existing output.
         keys = self._input.check()
         if self._args.verbose and (first := self._input.first_prompt()) is not None:
             note(f"first prompt, {first[0]}: {first[1]}")
@@ -238,7 +232,7 @@ class _Run:
             caught = job_run.go(self._write)
             ended = self._clock.now()
         if skipped and not self._reader_left:
-            last = -1 if self._out is not None else self._last_written  # standard output has these already
+            last = -1 if self._out is not None else self._last_written  # rows already on standard output
             self._write_skipped(lambda place: written(place) or place <= last)
         if self._out is not None:
             self._finish(self._out, asked=job_run is not None)
@@ -260,7 +254,7 @@ class _Run:
         return 1 if self._summary.failed or unanswered or self._changed is not None else 0
 
     def _start_resend(self, out: OutputFile | TableOutput, keys: RowKeys) -> None:
-        """Replace the answers that ``--resend`` names; failed rows are sent again by every run."""
+        """Replace the answers selected by ``--resend``. Every run sends failed rows again."""
         identity = RunIdentity(self._args.output, self._args.model, keys)
         defect = next((name for name in DEFECTS if name == self._args.resend), None)
         out.start_resend(
@@ -279,10 +273,10 @@ class _Run:
         try:
             return Cluster(args.dask)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"--dask {args.dask}: no scheduler responds there ({error})") from None
+            raise ConfigError(f"--dask {args.dask}: the scheduler does not respond ({error})") from None
 
     def _finish(self, out: OutputFile | TableOutput, *, asked: bool) -> None:
-        """Finish the output, so that it is on disk before the store deletes anything."""
+        """Call this before the store deletes anything: it flushes the output to disk."""
         try:
             out.finish(asked=asked)
         except OutputChanged as error:
@@ -300,7 +294,6 @@ class _Run:
             self._reader_left = True
 
     def _write_skipped(self, written: Callable[[int], bool]) -> None:
-        """Write the skipped rows that are not ``written`` yet."""
         try:
             for row in self._input.skipped_rows(written):
                 outcome = skipped_row(row)

@@ -29,7 +29,7 @@ _REJECTIONS: Final = frozenset(
 
 
 def failure_line(row: KeyedRow, result: Result) -> str:
-    """Return one line about a failed row: its number from 0, its id, the kind of error and the message."""
+    """Return one line with the row's number, counted from 0, its id and its error."""
     own = "" if row.sample is None else f", sample {row.sample}"
     own += f" (id {escape(str(row.id))[:60]})" if row.id != row.index else ""
     assert result.error is not None
@@ -44,9 +44,9 @@ def _error_text(error: SmartbatchError) -> str:
 class EqualErrors:
     """Failed rows with the same kind of error and the same message."""
 
-    row: int  # the first of these rows
+    row: int  # index of the first row
     line: str  # message about that row
-    text: str  # the part of it about the error
+    text: str  # error part of ``line``
     unsent: bool
     count: int = 1
 
@@ -92,8 +92,6 @@ def amounts_of(result: Result) -> Amounts:
 
 @define
 class RunSummary:
-    """Counts over the results of a run."""
-
     answered: int = 0  # in this run, like the counts below
     failed: int = 0
     rejected: int = 0  # failed rows that the provider refused to process
@@ -149,7 +147,7 @@ class RunSummary:
             before: rows answered earlier; tokens, cost and flawed answers include them.
             jobs: batch jobs of the run; each is listed with its cost.
             failures: list the first failed rows.
-            output: the answers are in a file, so flawed ones can be replaced; advise how.
+            output: the answers are in a file; advise how to replace flawed ones.
             decision, actual: compare time and cost with the forecast and with the other routes.
         """
         total = evolve(self.amounts)
@@ -220,7 +218,7 @@ def _cost_text(amounts: Amounts) -> str:
 
 
 def _tokens_text(amounts: Amounts) -> str:
-    """Return the tokens in words; unknown tokens are not shown as 0."""
+    """Unknown tokens are not shown as 0."""
     marks = {"estimated": amounts.estimated, "of unknown usage": amounts.unknown}
     parts = [f"{plural(rows, 'row')} {what}" for what, rows in marks.items() if rows]
     if amounts.unknown and not (amounts.input_tokens or amounts.output_tokens):
@@ -229,7 +227,7 @@ def _tokens_text(amounts: Amounts) -> str:
 
 
 def _alternatives(decision: Decision, actual: ActualCost) -> str:
-    """Return the clause on the cost of the used tokens by the other plain routes."""
+    """Return the clause about what the same tokens would have cost on the other plain routes."""
     others = [
         ("in real time", decision.alone, actual.individual),
         ("as a batch", decision.batch, actual.by_batch),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"
-"""The alternate screen, without cursor and wrapping, because a window made narrower would scroll."""
+"""Alternate screen without a cursor, and without wrapping, which would scroll a narrowed window."""
 _LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 _CODES = {"title": "\x1b[1m", "head": "\x1b[7m", "bad": "\x1b[1;31m"}
 _PLAIN = {"title": "", "head": "", "bad": ""}
@@ -66,7 +66,6 @@ class FullScreen:
         return os.get_terminal_size(self._stream.fileno())
 
     def show(self, lines: Sequence[TextLine], size: os.terminal_size) -> None:
-        """Draw a frame of the given size over the previous one."""
         parts = ["\x1b[2J" if size != self._size else "", "\x1b[H"]
         self._size = size
         for at, line in enumerate(lines):
@@ -77,7 +76,6 @@ class FullScreen:
         self._write("".join(parts))
 
     def key(self) -> str:
-        """Return the keys pressed until the next frame."""
         if self._keys is None:
             RealClock.sleep(self._every)
             return ""
@@ -87,7 +85,7 @@ class FullScreen:
             return "q"
 
     def _enter_screen(self) -> None:
-        """Switch to unbuffered keys without echo, and to the second screen."""
+        """Switch to unbuffered keys without echo, and to the alternate screen."""
         if self._keys is not None:
             self._before = termios.tcgetattr(self._keys)
             now = termios.tcgetattr(self._keys)
@@ -109,7 +107,7 @@ class FullScreen:
 
     def _write(self, text: str) -> None:
         data = text.encode(self._stream.encoding or "utf-8", "replace")
-        while data:  # directly, because signal handlers must not use the stream's buffer
+        while data:  # unbuffered: signal handlers must not use the stream's buffer
             data = data[os.write(self._stream.fileno(), data) :]
 
 
@@ -132,7 +130,6 @@ _PIPE_WIDTH: Final = 120  # cells per line if there is neither a terminal nor CO
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show frames until q or Ctrl-C; without a terminal, print one."""
     # imported late: only needed when it is called
     from smartbatch.cli.clients import config_of
     from smartbatch.cli.printing import print_out
@@ -141,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
 
     config = config_of(args)
     source = Source(store=config.store, shared=config.shared)
-    _ = source.store  # a store that cannot be used is refused before the screen changes
+    _ = source.store  # fails before the screen changes if the store cannot be used
     if sys.stdout is None or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         width = shutil.get_terminal_size((_PIPE_WIDTH, 0)).columns
         print_out("\n".join(line.text for line in frame(source, width, None)))

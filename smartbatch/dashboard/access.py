@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from wsgiref.types import WSGIEnvironment
 
 Access: TypeAlias = "Callable[[WSGIEnvironment], Granted | None]"
-"""Returns what a request may do; ``None`` for nothing."""
+"""Function that returns what a request may do; ``None`` for nothing."""
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
@@ -43,13 +43,12 @@ class TokenAccess:
     token: str = field(factory=lambda: secrets.token_urlsafe(24), repr=False)
 
     def __call__(self, environ: WSGIEnvironment) -> Granted | None:
-        """Return what a request may do."""
         if not is_loopback(environ) or any(name in environ for name in _FORWARDED):
             return None
         return self.granted if any(self._is_right(one) for one in _tokens(environ)) else None
 
     def cookie(self, environ: WSGIEnvironment) -> str | None:
-        """Return the cookie header that stores the token if the address of a request contains it."""
+        """Return a cookie header with the token if the address of a request contains it."""
         if not self._is_right(_token_in_address(environ)):
             return None
         path = environ.get("SCRIPT_NAME", "") or "/"
@@ -73,7 +72,7 @@ def is_known_host(environ: WSGIEnvironment, hosts: Collection[str]) -> bool:
 
 
 def is_from_own_page(environ: WSGIEnvironment) -> bool:
-    """Whether a POST was sent by a page of this host, according to the browser."""
+    """Whether a page of this server sent a POST, according to the browser."""
     site, origin = environ.get("HTTP_SEC_FETCH_SITE"), environ.get("HTTP_ORIGIN")
     if site is not None and site != "same-origin":
         return False
@@ -105,5 +104,5 @@ def _token_in_address(environ: WSGIEnvironment) -> str:
 
 
 def _cookie_name(environ: WSGIEnvironment) -> str:
-    """Return a name with the port, because all ports of a machine share their cookies."""
+    """The name contains the port, because all ports of a machine share cookies."""
     return f"smartbatch_token_{environ.get('SERVER_PORT', '')}"

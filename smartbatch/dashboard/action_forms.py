@@ -1,4 +1,4 @@
-"""Actions of the dashboard: their forms, and what each one does. The store records who did what.
+"""Forms and handlers for the actions of the dashboard; the store records who did what.
 
 Forms work without JavaScript and need no session. Only users with full access see them.
 """
@@ -28,21 +28,18 @@ _NONE = "none"  # removes a deadline or a budget
 
 @frozen(kw_only=True)
 class ActionRequest:
-    """An action sent by a page of the dashboard, by a user who may do it."""
-
     form: Mapping[str, str]  # the last value of each field; ``back`` is the page to return to
-    by: str  # the user that the server names, or ``token``
+    by: str  # user name from the web server, or ``token``
 
 
 Action: TypeAlias = Callable[[Source, ActionRequest], str]
-"""Performs the action and returns what was done, in words. Raises SmartbatchError if it is refused."""
+"""Performs an action and returns a sentence about it. Raises SmartbatchError if the action is refused."""
 
 
 # -- forms ---------------------------------------------------------------------------------------------------
 
 
 def job_forms(line: JobRow, query: Query) -> tuple[Part, ...]:
-    """Return the forms that apply to a job in its current state."""
     if query.granted != "all":
         return (Note(READ_ONLY),)
     job = _hidden("id", line.id)
@@ -65,7 +62,7 @@ def job_forms(line: JobRow, query: Query) -> tuple[Part, ...]:
 
 
 def job_list_forms(chosen: JobFilter, query: Query) -> tuple[Part, ...]:
-    """Return the forms for all jobs with a state, or with a state and a model; none for other lists."""
+    """Forms for all jobs with a state, or with a state and a model; other lists have none."""
     state = chosen.state
     if query.granted != "all" or state is None or chosen.name is not None:
         return ()
@@ -87,7 +84,6 @@ def job_list_forms(chosen: JobFilter, query: Query) -> tuple[Part, ...]:
 
 
 def model_forms(query: Query) -> tuple[Part, ...]:
-    """Return the forms that pause a model and set its limits."""
     if query.granted != "all":
         return (Note(READ_ONLY),)
     model_or_provider = Field("model", "Model", hint="provider[:model]")
@@ -165,12 +161,7 @@ def _set_budget(source: Source, request: ActionRequest) -> str:
 
 
 def _selection(source: Source, request: ActionRequest) -> JobSelection:
-    """Return the job named in the field ``id``, or the jobs with a state and a model.
-
-    Raises:
-        JobNotFound: there is no store, or no job with that id or key.
-        InvalidRequest: the form names no jobs.
-    """
+    """Return the job named in the field ``id``, or the jobs with a state and a model."""
     if request.form.get("id"):
         return JobSelection(ids=(_job(source, request).id,))
     _check_store(source)
@@ -201,7 +192,7 @@ def _left(done: Acted) -> str:
 
 
 def _if_not_running(source: Source, request: ActionRequest, done: Acted) -> str:
-    """Return in words what an action on a job waits for if no process is running that job."""
+    """Explain when the action takes effect if no process is running the job."""
     if not done.count or not request.form.get("id") or not _job(source, request).is_unowned():
         return ""
     return (
@@ -239,7 +230,7 @@ def _set_limits(source: Source, request: ActionRequest) -> str:
 
 
 def _model(request: ActionRequest) -> tuple[str, str | None]:
-    """Return provider and model; the model is ``None`` for all models of a provider (``provider:*``)."""
+    """The model is ``None`` for all models of a provider (``provider:*``)."""
     provider, _, model = _text(request, "model").partition(":")
     return provider, None if model in ("", "*") else model
 

@@ -1,4 +1,4 @@
-"""The dashboard as one WSGI application: checks host, access, method and path, then creates the page."""
+"""The dashboard as a WSGI application: checks host, access, method and path, then creates the page."""
 
 from __future__ import annotations
 
@@ -48,8 +48,6 @@ _DENIED_TOKEN = "Open the address printed by smartbatch dashboard, on this machi
 
 @frozen(kw_only=True)
 class Response:
-    """A response with a complete body or a stream."""
-
     status: str = "200 OK"
     kind: str = "text/html; charset=utf-8"
     body: bytes | Iterator[bytes] | Streamed = b""
@@ -57,8 +55,6 @@ class Response:
 
 
 class _Refused(Exception):
-    """A request that is refused, with its response."""
-
     def __init__(self, status: str, text: str, *headers: tuple[str, str]) -> None:
         super().__init__(text)
         self.status = status
@@ -78,7 +74,6 @@ class Dashboard:
         self._stopped = False
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Answer a request according to PEP 3333."""
         try:
             answer = self._answer(environ)
         except _Refused as refused:
@@ -97,7 +92,7 @@ class Dashboard:
         return [b"" if is_head else body]
 
     def stop(self) -> None:
-        """End open streams, because the server is stopping."""
+        """End open streams, before the server stops."""
         self._stopped = True
 
     # -- access ----------------------------------------------------------------------------------------------
@@ -124,7 +119,6 @@ class Dashboard:
         return self._page(environ, query)
 
     def _admitted(self, environ: WSGIEnvironment) -> Query:
-        """Return the query of a visitor who may view pages."""
         if self._access is None:
             raise _Refused("403 Forbidden", _NO_ACCESS)
         granted = self._access(environ)
@@ -160,7 +154,6 @@ class Dashboard:
         return Response(body=document(page, query))
 
     def _problem(self, query: Query, error: SmartbatchError) -> Response:
-        """Return the page that explains why another one cannot be shown."""
         missing = isinstance(error, JobNotFound)
         status = "404 Not Found" if missing else "503 Service Unavailable"
         title = "No such job" if missing else "This page is unavailable"
@@ -237,7 +230,6 @@ def _without_content(body: Iterator[bytes] | Streamed) -> Iterable[bytes]:
 
 
 def _query_of_page(query: Query) -> Query:
-    """Return the query of the page that is being watched."""
     place, _, values = query.values.get("page", "").partition("?")
     path, _, argument = place.strip("/").partition("/")
     fields = _fields_of(values, MAX_QUERY_FIELDS)
@@ -271,7 +263,9 @@ def _fields_of(text: str, limit: int) -> dict[str, str]:
 def _static(name: str) -> Response:
     if name not in _STATIC:
         raise _Refused("404 Not Found", "There is no such file.")
-    cached = (("Cache-Control", "private, max-age=31536000, immutable"),)  # the address has a version
+    cached = (
+        ("Cache-Control", "private, max-age=31536000, immutable"),
+    )  # the address changes with the version
     return Response(kind=_STATIC[name], body=static_file(name), headers=cached)
 
 

@@ -1,4 +1,4 @@
-"""*Decisions*: each choice of a route with its forecast, its outcome, and what it saved or lost."""
+"""The page *Decisions*: each chosen route with its forecast, its outcome, and its savings or losses."""
 
 from __future__ import annotations
 
@@ -32,13 +32,12 @@ from smartbatch.views.model import (
 
 REFRESH_SECONDS = 2.0  # figures are published every few seconds
 DECISIONS_PER_PAGE = 50
-MAX_SUMMED_DECISIONS = 1_000  # the latest ones, for totals
+MAX_SUMMED_DECISIONS = 1_000  # latest decisions included in totals
 _COLUMNS = (
-    "at (UTC), model, requests:number, route, time, cost:money, against always individual, "
-    "against always batch"
+    "at (UTC), model, requests:number, route, time, cost:money, compared with individual, compared with batch"
 )
 _TOTALS = (
-    "route, decisions:number, requests:number, cost:money, against always individual, against always batch"
+    "route, decisions:number, requests:number, cost:money, compared with individual, compared with batch"
 )
 _NOTE = (
     "Alternatives were not run. Their cost is computed from the tokens actually used (by tokens used) or, if "
@@ -140,7 +139,6 @@ class _Sums:
 
 
 def _gains(one: StoredDecision, measured: Measured) -> tuple[_Gain, _Gain]:
-    """Return the gains compared with sending everything in real time and with sending everything by batch."""
     individual = measured.individual_cost, one.individual_cost, one.individual_p50
     batch = measured.batch_cost, one.batch_cost, one.batch_p50
     return _gain(one, Route.INDIVIDUAL, measured, *individual), _gain(one, Route.BATCH, measured, *batch)
@@ -154,11 +152,8 @@ def _gain(
     cost: float | None,
     p50: float | None,
 ) -> _Gain:
-    """Return the gain compared with another route.
-
-    Args:
-        used: USD of the tokens actually used, at that route's price.
-        cost, p50: forecast for that route.
+    """``used`` is the cost of the tokens actually used, at that route's price; ``cost`` and ``p50`` are its
+    forecast.
     """
     if one.route == other.value or p50 is None:
         return _Gain()
@@ -205,7 +200,6 @@ def _saved(figures: Iterable[StoredDecision]) -> tuple[Part, ...]:
 
 
 def _in_words(gain: _Gain, of: int = 1) -> Cell:
-    """Return a gain in words, with its basis and, if not all ``of`` decisions could be compared, how many."""
     if gain.seconds is None:
         return None
     lines = []
@@ -297,5 +291,5 @@ def _outcome(one: StoredDecision, query: Query) -> tuple[Part, ...]:
         ("the same tokens in real time", money(measured.individual_cost)),
         ("the same tokens by batch", money(measured.batch_cost)),
     ]
-    rows += zip(("against always individual", "against always batch"), _against(one), strict=True)
+    rows += zip(("compared with individual", "compared with batch"), _against(one), strict=True)
     return Facts(tuple(rows)), Note(_NOTE)

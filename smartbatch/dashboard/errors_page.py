@@ -1,4 +1,4 @@
-"""*Errors*: final failures by kind and message, with an example of each."""
+"""The page *Errors*: final failures by kind and message, with an example of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One job: key figures, progress, batches, incidents, failed requests, actions, and its results as files."""
+"""The page of one job: key figures, progress, batches, incidents, failed requests, actions, and downloads."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ KINDS: Mapping[str, str] = {
     "csv": "text/csv",
     "parquet": "application/vnd.apache.parquet",
 }
-"""Formats of downloads, with their media types."""
+"""Media types by download format."""
 BLOCK_BYTES = 1 << 16
 MAX_BATCHES = 100
 FAILED_PER_PAGE = 50
@@ -71,12 +71,10 @@ def formats() -> list[str]:
 
 
 def results_file(source: Source, job_id: str, format: str) -> tuple[str, Iterator[bytes]]:
-    """Return a file name and a job's results, in blocks. The results are never all in memory: JSON
-    lines are sent as they are read, and tables are written to a temporary file.
+    """Return a file name and a job's results in blocks.
 
-    Raises:
-        JobNotFound: there is no such job.
-        StoreError: the store cannot be read.
+    The results are never all in memory: JSON lines are sent as they are read, and tables are written to a
+    temporary file.
     """
     job = source.jobs.job(job_id)
     content = _blocks_of_lines(job) if format == "jsonl" else _blocks_of_table(job, format)
@@ -210,7 +208,7 @@ def _reasons(rows: Sequence[FailedRequest]) -> Iterator[tuple[Cell, ...]]:
 
 def _downloads(source: Source, line: JobRow, query: Query) -> tuple[Part, ...]:
     if not may_download(source, query):
-        return (Note("You need the right to act to download results, unless content is shown to everyone."),)
+        return (Note("To download results you need full access, unless content is shown to everyone."),)
     links = tuple(
         Link(name, query.link("download", line.id, format=kind), is_download=True)
         for kind, name in _FORMAT_NAMES

@@ -34,8 +34,8 @@ from smartbatch.views.model import (
 )
 
 JOBS_PER_PAGE = 40
-REFRESH_SECONDS = 1.75  # changes show within two seconds, and a full page takes less than 1 % of a core
-MAX_FORECAST_BATCHES = 40  # unfinished batches to forecast: the youngest, which end last
+REFRESH_SECONDS = 1.75  # changes appear within two seconds, and a full page takes less than 1 % of a core
+MAX_FORECAST_BATCHES = 40  # youngest unfinished batches to forecast, which end last
 _STATES = (("", "all"), ("unfinished", "running"), *((state.value, state.value) for state in JobState))
 _EMPTY = "No jobs found. Show all of them, or submit one: client.submit_batch(prompts, key=…)."
 _COLUMNS = "job, model/4, state, requests, route/6, time, cost:money, deadline/5"
@@ -62,7 +62,7 @@ def page(source: Source, query: Query) -> Page:
 
 
 def filter_of(query: Query) -> JobFilter:
-    """Return the filter in the address of the page; an unknown state means all states."""
+    """An unknown state means all states."""
     state, model = query.values.get("state", ""), query.values.get("model", "")
     return JobFilter(
         state=JobState(state) if state in {each.value for each in JobState} else None,
@@ -103,7 +103,7 @@ def _search_field(name: str, label: str, hint: str, query: Query) -> Field:
 
 
 def jobs_table(caption: str, lines: Sequence[JobRow], source: Source, query: Query) -> DataTable | None:
-    """Return a table of jobs, using two queries for any number of jobs."""
+    """Uses two queries for any number of jobs."""
     store = source.store
     if store is None or not lines:
         return None
@@ -167,7 +167,6 @@ def _cost(line: JobRow) -> tuple[Value, ...]:
 def time_of(
     line: JobRow, forecast: AcceptedForecast | None, ends: Outlook | None, now: float
 ) -> tuple[Value, ...]:
-    """Return how long a job took or will still take, and its forecast."""
     if line.finished_at is not None:
         first = f"took {duration(line.finished_at - line.created_at)}"
     elif ends is not None:
@@ -181,7 +180,6 @@ def time_of(
 
 
 def deadline_of(line: JobRow, risk: float | None, now: float) -> Cell:
-    """Return a job's deadline, and the risk that its batches miss it."""
     deadline = line.policy.deadline
     if deadline is None:
         return None
@@ -199,15 +197,14 @@ def deadline_of(line: JobRow, risk: float | None, now: float) -> Cell:
 
 @frozen
 class Outlook:
-    """When a job is expected to end, in Unix seconds."""
-
     median: float
     late: float  # 95th percentile
 
 
 def outlook(line: JobRow, shards: Sequence[ShardRow], times: Times, now: float) -> Outlook | None:
-    """Return when a job is expected to end; ``None`` if that cannot be estimated. It is computed from batches
-    rather than rows, so large jobs take no longer than small ones.
+    """Return when a job is expected to end, or ``None``.
+
+    The estimate is computed from batches rather than rows, so large jobs take no longer than small ones.
     """
     # 1. The job has ended, is held, or has no requests: no estimate.
     if line.state is JobState.HELD or line.total == 0 or (line.finished_at or now + 1) <= now:
@@ -217,7 +214,8 @@ def outlook(line: JobRow, shards: Sequence[ShardRow], times: Times, now: float) 
     if not known and not any(shard.state in UNSENT_SHARDS for shard in shards):
         return _by_throughput(line, now)
     # 3. The job is sent in batches: it ends with the last batch. Batches of one model tend to be slow at the
-    #    same time, so the job's bound is that of its slowest batch. Requests without a batch need one more.
+    # same time, so the job's bound is that of its slowest batch. Requests that are not in a batch yet need
+    # another one.
     running = [shard for shard in known if (_ended_at(shard) or now + 1) > now]
     unsent = max(0, line.total - sum(shard.size for shard in known))
     ages = [(now - (shard.submitted_at or now), shard.size) for shard in running]
@@ -256,7 +254,6 @@ def _ended_at(shard: ShardRow) -> float | None:
 
 
 def _seconds_left(times: Times, age: float, size: int, part: float) -> float:
-    """Return the remaining seconds within which the share ``part`` of batches of this age end."""
     done = times.chance(age, size)
     return max(0.0, times.quantile(min(_MAX_SHARE, done + part * (1 - done)), size) - age)
 

@@ -27,7 +27,7 @@ from smartbatch.views.model import Link
 
 @frozen
 class PageEntry:
-    name: str  # in the navigation
+    name: str  # shown in the navigation
     page: PageOf
     of_one: PageOf | None = None  # makes the page of a single item, such as a job
 
@@ -51,7 +51,7 @@ def static_file(name: str) -> bytes:
 
 @cache
 def policy() -> str:
-    """Return the content security policy: nothing from other hosts, and no inline scripts or styles."""
+    """Allow nothing from other hosts, and no inline scripts or styles."""
     return (
         f"default-src 'none'; script-src 'self'; style-src {source_of(styles())}; img-src 'self'; "
         "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -65,7 +65,7 @@ def document(page: Page, query: Query) -> bytes:
 
 
 def message(title: str, text: str, query: Query, *, back: str = "") -> bytes:
-    """Return a page with a single message; ``back`` is the local path of the page to return to."""
+    """Return a page with a single message; ``back`` is the local path it links to."""
     place = query.root + (back if _LOCAL_PATH.fullmatch(back) else "/")
     return _rendered("message.html", query, title=title, text=text, back=Link("Back", place))
 

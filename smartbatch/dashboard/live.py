@@ -1,7 +1,7 @@
-"""Live updates of a page: by Server-Sent Events, or by polling if these are unavailable.
+"""Live updates of a page, by Server-Sent Events or by polling.
 
-What a browser shows is identified by the digests of its parts, the *version*. Events carry it as their id,
-and requests send it back, so the server keeps no state per browser.
+The *version* of a page consists of the digests of its parts. Events carry it as their id, and browsers
+send it back, so the server keeps no state per browser.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from smartbatch.dashboard.page import DEFAULT_REFRESH_SECONDS, Page
 from smartbatch.errors import SmartbatchError
 from smartbatch.views.html import live_parts
 
-HEARTBEAT_SECONDS = 2.0  # between comments in a silent stream, which reveal a closed browser
-MAX_STREAM_SECONDS = 600.0  # then the browser opens another stream, starting from its version
+HEARTBEAT_SECONDS = 2.0  # between comments in a silent stream, which detect closed browsers
+MAX_STREAM_SECONDS = 600.0  # after which the browser reconnects
 STOP_CHECK_SECONDS = 1.0  # between checks for a stop of the server
 WRITE_CHECK_SECONDS = 0.25  # between checks for writes to the store
-MIN_EARLY_LOOK_SECONDS = 5.0  # between updates caused by writes, most of which change nothing on the page
+MIN_EARLY_LOOK_SECONDS = 5.0  # minimum between updates caused by writes
 RETRY_MILLISECONDS = 2_000  # before a browser reopens a broken stream
 
 
@@ -44,7 +44,7 @@ class Rendered:
         return ".".join(map(_digest, self.parts.values()))
 
     def changed(self, seen: str) -> dict[str, str]:
-        """Return the parts that differ from the version ``seen``; all of them if it is of another page."""
+        """Return the parts that differ from the version ``seen``; all if that belongs to another page."""
         known = seen.split(".")
         if len(known) != len(self.parts):
             known = [""] * len(self.parts)
@@ -55,7 +55,6 @@ class Rendered:
         }
 
     def news(self, seen: str) -> bytes:
-        """Return the version and the changed parts as JSON, for a browser that polls."""
         return json.dumps({"version": self.version, "sections": self.changed(seen)}).encode()
 
 
@@ -66,13 +65,15 @@ def stream(
     stop: Callable[[], bool],
     written: Callable[[], int] = int,
 ) -> Iterator[bytes]:
-    """Yield events with changed parts, and comments if nothing changes for a while. The page is checked after
-    its ``refresh_seconds``, or sooner if nothing had changed and the store is written to.
+    """Yield events with changed parts, and comments if nothing changes for a while.
+
+    The page is rendered again after its ``refresh_seconds``, or sooner if it had not changed and the store is
+    written to.
 
     Args:
         render: makes the page in its current state.
         seen: the version the browser has.
-        stop: whether the server is stopping.
+        stop: returns true when the server is stopping.
         written: returns a number that changes when the store is written to, if that can be observed.
     """
     yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
@@ -81,7 +82,7 @@ def stream(
         before = written()
         try:
             page = render()
-        except SmartbatchError:  # the browser starts polling, and gets the reason then
+        except SmartbatchError:  # the browser then polls and gets the reason
             return
         if news := page.changed(seen):
             seen = page.version
@@ -108,7 +109,7 @@ class OpenStreams:
         self._counts = PerProcess(_StreamCount)
 
     def take(self) -> Callable[[], None] | None:
-        """Return a function that releases the place of a new stream; ``None`` if no place is free."""
+        """Reserve a place; return a function that releases it, or ``None`` if no place is free."""
         count = self._counts.get()
         with count.lock:
             if count.open >= self._limit:
@@ -125,7 +126,6 @@ class OpenStreams:
 
     @property
     def open(self) -> int:
-        """Streams open in this process."""
         return self._counts.get().open
 
 

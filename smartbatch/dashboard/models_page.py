@@ -1,4 +1,6 @@
-"""*Models*: pauses and limits set by users, durations of calls and batches, known limits, and prices."""
+"""The page *Models*: pauses and limits set by users, durations of calls and batches, known limits, and
+prices.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,10 @@ from smartbatch.views.model import BarsOverTime, Cell, DataTable, Link, Note, Pa
 
 REFRESH_SECONDS = 5.0  # figures are published every few seconds
 ACTIONS_PER_PAGE = 50
-MAX_MODELS = 60  # with a route each
-MAX_SAMPLE = 500  # calls or batches of a model
+MAX_MODELS = 60  # pairs of model and route
+MAX_SAMPLE = 500  # calls or batches per model
 MAX_CHARTS = 8  # models with the most batches
-PRICED_SECONDS = 7 * 24 * 3600.0  # prices of models used in this time are shown
+PRICED_SECONDS = 7 * 24 * 3600.0  # prices are shown for models used in this time
 _HOUR = 3600.0
 _PROCESSINGS: tuple[Processing, ...] = ("standard", "batch", "flex")
 _MILLION = 1e6
@@ -41,8 +43,6 @@ _PRICES = "model, tier, prompts above, input:number, cached input:number, output
 
 @define
 class _Durations:
-    """Observed durations of one model on one route."""
-
     model: str
     route: Route
     took: list[tuple[int, float, float]] = field(factory=list)  # requests, seconds, Unix end; newest first
@@ -129,7 +129,7 @@ def _action_row(act: Act, query: Query) -> tuple[Cell, ...]:
 
 
 def _times(store: SqlStore) -> tuple[list[_Durations], int]:
-    """Return the durations in the store, and how many further models and routes are left out."""
+    """Also return how many further pairs of model and route are left out."""
     found: dict[tuple[str, Route], _Durations] = {}
     names = store.facts.topics()
     for name in names[: 2 * MAX_MODELS]:
@@ -203,7 +203,7 @@ def _limits(shared: SharedView) -> tuple[Part, ...]:
 
 
 def _lanes(shared: SharedView) -> list[LaneStatus]:
-    """Return the published lanes, one per limit: the latest."""
+    """Return the latest published lane of each limit."""
     lanes: dict[tuple[str, str], LaneStatus] = {}
     for one in reversed(shared.found.processes):  # the latest one is last
         for lane in one.realtime.lanes:

@@ -1,4 +1,4 @@
-"""*Now*: required actions, running jobs, limits, waiting requests, spending, failures and processes."""
+"""The page *Now*: required actions, running jobs, limits, spending, failures and processes."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from smartbatch.views.model import (
 )
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
-RATES_SECONDS = 30 * MINUTE  # period for calls and tokens
+RATES_SECONDS = 30 * MINUTE  # of calls and tokens shown
 SPENDING_HOURS = 24
 MAX_RUNNING_JOBS = 5
 MAX_JOB_BUDGETS = 6
 MAX_NOTICED_JOBS = 5  # jobs listed for one reason
 MIN_COOLDOWN_SECONDS = 60.0  # shorter cooldowns are not listed
-SPENT_SHARE = 0.98  # of a budget; from here on it is shown as spent
+SPENT_SHARE = 0.98  # of a budget that counts as fully spent
 MIN_FREE_BYTES = 256 << 20  # on the disk of the store
 WAIT_REASONS = {
-    "pause": "a person, who paused the model",
+    "pause": "a user to resume the model",
     "window": "the window that gathers requests for one call",
     "breaker": "the breaker: the provider is down",
     "cooldown": "the end of a cooldown",
@@ -121,7 +121,6 @@ class Notice:
 
 
 def notices_of(source: Source, shared: SharedView) -> Iterator[Notice]:
-    """Yield the work that needs user action, most urgent first."""
     store = source.store
     if store is not None:
         for shard in store.overview.unknown_creations(limit=MAX_NOTICED_JOBS):
@@ -158,7 +157,7 @@ def notices_of(source: Source, shared: SharedView) -> Iterator[Notice]:
 
 
 def _storage(source: Source) -> Iterator[Notice]:
-    """Warn if the disk is nearly full; a server's disk cannot be checked from here."""
+    """Warn if the disk is nearly full. The disk of a database server is not checked."""
     if source.file is not None:
         disk = os.statvfs(source.file)
         free = disk.f_bavail * disk.f_frsize
@@ -202,7 +201,6 @@ def _running(source: Source, store: SqlStore | None, query: Query) -> tuple[Part
 
 
 def _limits(status: RealtimeStatus, shared: SharedView) -> tuple[Part, ...]:
-    """Return how much of each limit is used, and how many requests wait for each reason."""
     if not status.lanes:
         return ()
     columns = (
@@ -240,7 +238,7 @@ def _limit_row(lane: LaneStatus) -> tuple[Cell, ...]:
 
 
 def _used_of_limit(model: str, what: str, used: float, limit: float, left: float) -> tuple[Value, ...]:
-    """Return the use of a limit in the last minute; if it is shared, also the part that is not leased."""
+    """For a shared limit, include the part that no process has leased."""
     if not limit:
         return f"{used:,.0f}", "no known limit"
     bar = ProgressBar(f"{what} of {model} in the last minute", used, limit)
@@ -288,14 +286,13 @@ def _queue(status: RealtimeStatus) -> tuple[Part, ...]:
 
 
 def _time_left(requests: int, sent: float) -> str | None:
-    """Return how long requests take at the rate of the last minute."""
     if not requests:
         return None
     return f"about {duration(requests / sent * MINUTE)}" if sent >= 1 else "unknown: nothing was sent"
 
 
 def _rates(source: Source, status: RealtimeStatus) -> tuple[Part, ...]:
-    """Return calls and tokens of each minute, as counted by the processes; the current minute comes last."""
+    """The current minute comes last."""
     minute = source.now() // MINUTE * MINUTE
     calls = [(each.at, float(each.calls)) for each in status.minutes if each.at < minute]
     tokens = [(each.at, float(each.tokens)) for each in status.minutes if each.at < minute]
@@ -313,7 +310,6 @@ def _rates(source: Source, status: RealtimeStatus) -> tuple[Part, ...]:
 
 
 def _money(source: Source, store: SqlStore | None, shared: SharedView, query: Query) -> tuple[Part, ...]:
-    """Return spending by hour and by budget."""
     status = merged([one.realtime for one in shared.found.living])
     spending = source.spending(source.now() - SPENDING_HOURS * HOUR)
     paid, realtime = sum(one.usd for one in spending), sum(one.realtime_usd for one in spending)
@@ -370,7 +366,7 @@ def _failures(shared: SharedView) -> tuple[Part, ...]:
 
 
 def _processes(shared: SharedView) -> tuple[Part, ...]:
-    """Return running and lost processes; ended ones are collapsed."""
+    """Ended processes are collapsed."""
     processes = shared.found.processes
     shown = [one for one in processes if not one.ended]
     ended = [one for one in processes if one.ended]

@@ -12,29 +12,26 @@ from smartbatch.dashboard.source import Source
 from smartbatch.views.model import Link, Links, View
 
 DEFAULT_REFRESH_SECONDS = 1.5  # between updates of an open page: changes appear within two seconds
-_MAX_DIGITS = 18  # in a number from an address, so that a database accepts it
+_MAX_DIGITS = 18  # per number in an address, so that databases accept it
 Granted: TypeAlias = Literal["all", "read"]
 """What a visitor may do: view and act, or view only."""
 
 
 @frozen(kw_only=True)
 class Query:
-    """A request for a page."""
-
     path: str = ""  # without slashes; empty for the first page
     argument: str = ""  # the rest of the path, such as the id of a job
     values: Mapping[str, str] = field(factory=dict)  # from the query string; the last value of each name
     granted: Granted = "read"
-    root: str = ""  # where the application is mounted, without a trailing slash
+    root: str = ""  # mount path of the application, without a trailing slash
 
     def link(self, /, *path: str, **values: str | int | None) -> str:
-        """Return the address of a page; values that are ``None`` or empty are left out."""
+        """Values that are ``None`` or empty are left out."""
         given = {name: str(value) for name, value in values.items() if value not in (None, "")}
         place = "/".join([self.root, *(quote(part, safe="") for part in path or ("",))])
         return place + (f"?{urlencode(given)}" if given else "")
 
     def again(self, /, **changes: str | int | None) -> str:
-        """Return the address of the same page with some values changed."""
         path = [part for part in (self.path, self.argument) if part]
         changed: dict[str, Any] = {**self.values, **changes}
         return self.link(*path, **changed)
@@ -49,7 +46,7 @@ class Page:
 
 
 PageOf: TypeAlias = Callable[[Source, Query], Page]
-"""Makes a page. Raises JobNotFound if it is about a job that does not exist."""
+"""Makes a page; raises JobNotFound for an unknown job."""
 
 
 def no_store_yet(source: Source) -> str:
@@ -57,7 +54,7 @@ def no_store_yet(source: Source) -> str:
 
 
 def number_of(text: str | None) -> int | None:
-    """Return a number from an address; ``None`` for anything else."""
+    """Parse a number from an address; ``None`` for anything else."""
     if text is not None and text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS:
         return int(text)
     return None
@@ -66,7 +63,7 @@ def number_of(text: str | None) -> int | None:
 def pages_of(
     what: str, query: Query, name: str, older: int | None, words: tuple[str, str] = ("Newest", "Older")
 ) -> Links | None:
-    """Return the links between the pages of a list of ``what``.
+    """Return links to the pages of a list.
 
     Args:
         name: the query parameter that selects a page.

@@ -1,4 +1,4 @@
-"""The data of the pages: from the store, the processes that share limits, and the queue of a client."""
+"""Data for the pages, from the store, the processes that share limits, and a client's queue."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from smartbatch.client import BatchingClient
 
 CLOCK_STEP_SECONDS = 5.0
-SHARED_TTL_SECONDS = 1.0  # how long published figures are reused; processes publish every five
+SHARED_TTL_SECONDS = 1.0  # for which published figures are reused; processes publish every 5 s
 MAX_ERROR_GROUPS = 200  # further errors are grouped by kind alone
 SPENDING_HOURS = 24 * 7
 _HOUR = 3600.0
@@ -67,7 +67,6 @@ class LiveSummaries:
         self._counts = PerProcess(lambda: _TimedCounts(threading.RLock(), {}, {}))
 
     def __call__(self, event: Event) -> None:
-        """Count a finished request unless it is counted in a store."""
         if not isinstance(event, RequestFinished) or event.of_job or self._is_stored():
             return
         counts, now = self._counts.get(), self._wall()
@@ -77,13 +76,11 @@ class LiveSummaries:
                 _add_failure(counts.groups, event, event.error, now)
 
     def error_groups(self) -> list[ErrorGroup]:
-        """Return groups of errors, latest first."""
         counts = self._counts.get()
         with counts.lock:
             return sorted(counts.groups.values(), key=lambda group: -group.last_at)
 
     def spending(self, since: float) -> list[Spending]:
-        """Return spending by hour, model and route, oldest first, from the hour of ``since`` on."""
         counts = self._counts.get()
         with counts.lock:
             return [evolve(counts.spent[key]) for key in sorted(counts.spent) if key[0] > since - _HOUR]
@@ -120,7 +117,7 @@ def _add_spending(spent: dict[tuple[float, str, str], Spending], event: RequestF
 
 
 def merged_groups(groups: Iterable[ErrorGroup]) -> list[ErrorGroup]:
-    """Return groups of errors with one group per kind and message, latest first."""
+    """Merge groups with the same kind and message; latest first."""
     found: dict[tuple[str, str], ErrorGroup] = {}
     for one in sorted(groups, key=lambda group: -group.last_at):
         latest = found.setdefault((one.kind, one.message), one)
@@ -138,7 +135,9 @@ def merged_groups(groups: Iterable[ErrorGroup]) -> list[ErrorGroup]:
 class SharedView:
     """The processes that share limits, as far as they could be read."""
 
-    found: Participants = field(factory=lambda: Participants(place=""))  # with the client of this process
+    found: Participants = field(
+        factory=lambda: Participants(place="")
+    )  # including the client of this process
     problem: str | None = None  # why they cannot be read, as text for users
     is_off: bool = False  # sharing is turned off in the settings
 
@@ -149,12 +148,11 @@ class KindFailures:
 
     kind: str
     calls: float
-    requests: float  # those that finally failed
+    requests: float  # requests that failed for good
     age: float | None  # seconds since the last one, if a process still reports it
 
 
 def failures_of(shared: SharedView) -> list[KindFailures]:
-    """Return failed calls and requests by kind, the most frequent first."""
     counts: dict[str, list[float]] = {}
     for at, family in enumerate(("call_failures", "request_failures")):
         for name, count in shared.found.sums.items():
@@ -171,11 +169,9 @@ def failures_of(shared: SharedView) -> list[KindFailures]:
 
 @final
 class SharedReader:
-    """Reads the figures that processes publish, once for all visitors.
+    """Reads the published figures of processes, once for all visitors.
 
-    Args:
-        address: the setting ``shared``.
-        client: a client of this process; its current figures are shown even if it shares nothing.
+    The current figures of ``client`` are shown even if it shares nothing.
     """
 
     def __init__(self, address: str, client: BatchingClient | None, clock: Clock) -> None:
@@ -269,7 +265,6 @@ class Source:
 
     @property
     def place(self) -> str:
-        """The location of the store as text for users, without a password."""
         store = self.store
         return str(self.config.store) if store is None else store.place
 
@@ -289,7 +284,7 @@ class Source:
         return None if is_server(place) else place
 
     def written(self) -> int:
-        """Return a number that changes when the store's file is written to (the time of its log)."""
+        """Return a number that changes when the store's file is written to: the time of its log."""
         with contextlib.suppress(OSError):
             if self.file is not None:
                 return os.stat(f"{self.file}-wal").st_mtime_ns
@@ -297,7 +292,6 @@ class Source:
 
     @property
     def history(self) -> ForecastHistory:
-        """Durations of past calls and batches in the store."""
         history = self._opened.get().history
         if self.store is not None:
             history.refresh()
@@ -308,28 +302,24 @@ class Source:
         return self._opened.get().prices
 
     def now(self) -> float:
-        """Return Unix seconds in steps, so that a page is not sent again only because time has passed."""
+        """Return Unix seconds in steps, so that passing time alone does not change a page."""
         return self.clock.wall() // CLOCK_STEP_SECONDS * CLOCK_STEP_SECONDS
 
     def error_groups(self) -> list[ErrorGroup]:
-        """Return groups of errors from the store, and from a client that uses none, latest first."""
         stored = [] if self.store is None else self.store.summaries.error_groups()
         return stored if self._live is None else merged_groups([*stored, *self._live.error_groups()])
 
     def spending(self, since: float) -> list[Spending]:
-        """Return spending by hour, model and route since a time in Unix seconds, from the same sources."""
         stored = [] if self.store is None else self.store.summaries.spending(since)
         return stored if self._live is None else [*stored, *self._live.spending(since)]
 
     def participants(self) -> SharedView:
-        """Return the processes that share limits, with figures about a second old."""
+        """Figures are about a second old."""
         return self._opened.get().shared.view()
 
 
 @final
 class _OpenedSource:
-    """The open connections of one process."""
-
     def __init__(self, config: BatchingConfig, client: BatchingClient | None, clock: Clock) -> None:
         self.prices = PriceBook(config.prices)
         self._place = config.store
@@ -341,7 +331,6 @@ class _OpenedSource:
         on_fork(self)
 
     def after_fork(self) -> None:
-        """Forget the parent's connections without closing them."""
         if self._store is not None:
             self._store.abandon()
 

@@ -1,4 +1,4 @@
-"""Celery: one client per worker process, and jobs that a task delivered again finds and resumes.
+"""Celery: one client per worker process. A task that is delivered again finds and resumes its job.
 
 Celery itself is imported when a :class:`CeleryTasks` is made, in the module of the tasks.
 """
@@ -125,8 +125,8 @@ class CeleryTasks:
         job = self.client.job(key)
         status = job.status()
         if not status.done:
-            later = seconds_of("countdown", countdown)  # for retry, None is the task's limit, 3 by default
-            raise _current_task().retry(countdown=later, max_retries=sys.maxsize)
+            later = seconds_of("countdown", countdown)
+            raise _current_task().retry(countdown=later, max_retries=sys.maxsize)  # by default 3
         return ended(ResultList(job.results()), status.elapsed)
 
     def _task_begins(self, task_id: str, **_: Any) -> None:

@@ -27,7 +27,7 @@ from smartbatch.results import ResultList, ended
 from smartbatch.types import ConstraintParams, Prompt, Result
 
 COLUMNS = ("answer", "error", "cost")
-"""Columns added to a dataframe: the text, the name of the error, and USD; empty if there is none."""
+"""Columns added to a dataframe: text, name of the error, and USD; each is empty if there is none."""
 Template: TypeAlias = str | Callable[[Any], Prompt]
 Compute: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 """Brings the partitions of a collection to this process."""
@@ -35,18 +35,13 @@ Compute: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 
 @frozen
 class Collection:
-    """Prompts in order, and the collection they came in."""
+    """Prompts in order, and the collection they came from."""
 
     prompts: Sequence[Prompt]
     rebuilt: Callable[[ResultList[Any]], Any]  # turns all results, in order, into such a collection
 
 
 def collection(given: Any, template: Template | None, compute: Compute) -> Collection:
-    """Return the prompts of a Dask bag, a Dask or pandas dataframe, or any other list.
-
-    Raises:
-        InvalidRequest: names the row or the column.
-    """
     module = type(given).__module__
     if module.startswith("dask.bag"):
         parts = compute(given.to_delayed())
@@ -69,7 +64,6 @@ def _prompts(rows: Iterable[Any], template: Template | None) -> list[Prompt]:
 
 
 def _of_frames(frames: Sequence[Any], template: Template | None) -> list[Prompt]:
-    """Return the prompts of dataframes, from the template or from the column ``prompt``."""
     columns = [str(name) for name in frames[0].columns] if frames else []
     if taken := [name for name in COLUMNS if name in columns]:
         raise InvalidRequest(f"the dataframe already has a column {taken[0]!r}: rename it", field="prompts")
@@ -83,7 +77,6 @@ def _of_frames(frames: Sequence[Any], template: Template | None) -> list[Prompt]
 
 
 def _with_results(frame: Any, results: Iterable[Result[Any]]) -> Any:
-    """Return a pandas dataframe with the results of its rows as columns."""
     own = list(islice(results, len(frame)))
     values = (
         [result.text for result in own],
@@ -99,7 +92,6 @@ def _with_results(frame: Any, results: Iterable[Result[Any]]) -> Any:
 
 
 def _bag(parts: Sequence[Any], results: ResultList[Any]) -> Any:
-    """Return a bag of results with the partitions of the prompts."""
     import dask
     from dask import bag
 
@@ -110,7 +102,7 @@ def _bag(parts: Sequence[Any], results: ResultList[Any]) -> Any:
 
 
 def _dataframe(given: Any, frames: Sequence[Any], results: ResultList[Any]) -> Any:
-    """Return a Dask dataframe with the results as columns and its original partitions and index."""
+    """Keep the original partitions and index."""
     import dask
     from dask import dataframe
 
@@ -123,7 +115,7 @@ def _dataframe(given: Any, frames: Sequence[Any], results: ResultList[Any]) -> A
 
 __all__ = ["map"]
 
-UNITS_AHEAD_PER_THREAD = 4  # stored and sent ahead of those being read
+UNITS_AHEAD_PER_THREAD = 4  # units stored and sent ahead of the one being read
 
 
 def map(
@@ -186,8 +178,6 @@ def map(
 
 @frozen
 class _ListCall:
-    """The settings of one call of :func:`map`."""
-
     model: str
     config: BatchingConfig  # of each worker's client
     params: Options  # generation parameters
@@ -198,11 +188,7 @@ class _ListCall:
     def of(
         cls, model: str, given: Options, store: str | None, shared: str | None, options: Options | None
     ) -> _ListCall:
-        """Separate settings from parameters and constraints.
-
-        Raises:
-            ConfigError: there is no store, or a setting is invalid.
-        """
+        """Separate settings from parameters and constraints."""
         known = {setting.name for setting in BatchingConfig().describe()}
         settings: dict[str, Any] = {name: value for name, value in given.items() if name in known}
         config = shared_config(BatchingConfig.load(**settings), store, shared)
@@ -221,7 +207,9 @@ class _ListCall:
         """Read all results and report progress; raise the first error if the settings say so."""
         counter = None if on_progress is None else ProgressCounter(on_progress, len(rows), RealClock.now)
         read: ResultList[Any] = ResultList()
-        for result in self.results(rows, key, cluster, progress):  # no other reference, so it is closed here
+        for result in self.results(
+            rows, key, cluster, progress
+        ):  # the only reference, so an error closes the generator
             if counter is not None:
                 counter(result)
             if self.config.on_error == "raise" and result.error is not None:
@@ -232,7 +220,6 @@ class _ListCall:
     def results(
         self, rows: Sequence[Prompt], key: str | None, cluster: Cluster, progress: bool | None
     ) -> Iterator[Result[Any]]:
-        """Yield all results in order, with a progress display."""
         key = key or self._key_of(rows)
         config = one_budget(self.config, key)
         cluster.add_clients(self.model, config, self.options)
@@ -241,15 +228,12 @@ class _ListCall:
             yield from _ListRun(cluster, client, key, self.constraints, progress).results(rows)
 
     def _key_of(self, rows: Sequence[Prompt]) -> str:
-        """Return a key that is the same for the same prompts, model and parameters."""
         known = {name: value for name, value in (self.options or {}).items() if name != "api_key"}
         return f"dask-{digest([self.model, known, self.params, rows])}"
 
 
 @define(eq=False)
 class _ListRun:
-    """One list in progress."""
-
     _cluster: Cluster
     _client: BatchingClient
     _key: str
@@ -258,7 +242,7 @@ class _ListRun:
     _units: deque[tuple[Unit, Sequence[Prompt]]] = field(factory=deque)
 
     def results(self, rows: Sequence[Prompt]) -> Iterator[Result[Any]]:
-        """Yield all results in order. If the caller stops early, unsent units are cancelled in the store."""
+        """If the caller stops early, unsent units are cancelled in the store."""
         # 1. The store has the list as a batch job.
         batch = f"{self._key}/batch"
         if self._is_stored(batch):
@@ -281,7 +265,7 @@ class _ListRun:
             raise
 
     def _in_real_time(self, rows: Sequence[Prompt], plan: Plan) -> Iterator[Result[Any]]:
-        """Store units ahead of those being read, and yield the results of each after it has ended."""
+        """Store units ahead of the one being read, and yield the results of each after it has ended."""
         begun = (
             self._begin(rows[at : at + UNIT_ROWS], self._key_of_unit(number), plan)
             for number, at in enumerate(range(0, len(rows), UNIT_ROWS))
@@ -302,8 +286,9 @@ class _ListRun:
         return self._cluster.begin(self._client.submit_run(rows, plan, key=key, carry_on=False)), rows
 
     def _end(self, unit: Unit, rows: Sequence[Prompt], plan: Plan) -> list[Result[Any]]:
-        """Wait for the end of a unit and return its results. Rows cancelled by an earlier call are sent again
-        as another unit."""
+        """Wait for a unit and return its results. Rows cancelled by an earlier call are sent again as another
+        unit.
+        """
         self._cluster.await_end(unit)
         results = list(unit.job.results(wait=False))
         again = [at for at, result in enumerate(results) if isinstance(result.error, RequestCancelled)]

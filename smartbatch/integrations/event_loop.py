@@ -23,14 +23,14 @@ __all__ = ["Tasks"]
 
 _T = TypeVar("_T")
 
-_CANCEL_SECONDS = 1.0  # for a coroutine to end after its timeout, before the caller stops waiting
+_CANCEL_SECONDS = 1.0  # for a coroutine to end after its timeout
 
 
 class _Loop(asyncio.SelectorEventLoop):
     """A loop that is closed in a forked child.
 
-    Otherwise the child's copy would claim to be running, and libraries would continue to use its connections.
-    Really closing it would remove the parent's wake-up from the ``epoll`` that both share.
+    Otherwise the child's copy would appear to be running, and libraries would keep using its connections.
+    It is not really closed, which would remove the parent's wake-up from the ``epoll`` that both share.
     """
 
     def __init__(self) -> None:
@@ -50,10 +50,10 @@ class _Loop(asyncio.SelectorEventLoop):
 
 @define(eq=False)
 class _LoopCall:
-    """A coroutine passed to the loop, where it may start before its future is known here.
+    """A coroutine passed to the loop, which may start it before this thread has its future.
 
-    ``cancel`` sets the flag and then reads the future; ``begin`` sets the future and then reads the flag. So
-    one of them cancels the future, and no lock is needed.
+    ``cancel`` sets the flag and then reads the future; ``begin`` sets the future and then reads the flag.
+    One of them always cancels the future, so no lock is needed.
     """
 
     future: Future[Any] | None = None
@@ -111,7 +111,6 @@ class Tasks:
             call.cancel()
 
     def abandon_after_fork(self) -> None:
-        """Drop the parent's calls in a forked child."""
         self._calls = set()
 
 
@@ -123,11 +122,6 @@ class _LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Return the running loop.
-
-        Raises:
-            RuntimeError: its thread cannot be started; the next call tries again.
-        """
         with self._starting:
             if self._loop is None:
                 loop = _Loop()
@@ -144,8 +138,8 @@ class _LoopThread:
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     """Run a loop until the process ends.
 
-    A coroutine's ``SystemExit`` or ``KeyboardInterrupt`` is raised for its caller, but must not end the loop,
-    as ``asyncio`` would let it.
+    A coroutine's ``SystemExit`` or ``KeyboardInterrupt`` is raised for its caller; ``asyncio`` would also
+    end the loop.
     """
     while True:
         with suppress(SystemExit, KeyboardInterrupt):

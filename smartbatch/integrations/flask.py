@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Smartbatch", "blueprint", "current_smartbatch", "dashboard_blueprint"]
 
-_NAME = "smartbatch"  # of the extension, its blueprint and its command group
+_NAME = "smartbatch"  # name of the extension, its blueprint and its command group
 
 
 @final
@@ -56,7 +56,7 @@ class Smartbatch:
         """Give an application its client and its commands.
 
         Raises:
-            ConfigError: like the constructor.
+            ConfigError: as for the constructor.
         """
         host = HostClient(HostSettings.of(app.config.get_namespace(PREFIX), "app.config"), self._hooks)
         app.extensions[_NAME] = host

@@ -1,5 +1,5 @@
-"""Shared by the integrations of frameworks: a client per process made at first use from the framework's
-settings, time limits, health, and the command line with these settings.
+"""Shared by the integrations of web frameworks: a client per process made from the framework's settings, time
+limits, health, and the command line.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from smartbatch.types import Generation, Request
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-MARGIN_SECONDS: Final = 1.0  # before the end of a time limit, for the caller to report a timeout
-COMMANDS: Final = ("jobs", "plan", "run")  # of the command line that frameworks offer as well
+MARGIN_SECONDS: Final = 1.0  # left before the end of a time limit for the caller to report a timeout
+COMMANDS: Final = ("jobs", "plan", "run")  # commands that frameworks also offer
 
 KNOWN: Final = frozenset(
     {"model", "provider_options", "web_timeout", *fields_dict(BatchingConfig), *fields_dict(Generation)}
@@ -53,10 +53,8 @@ limited, and the job continues."""
 
 @frozen
 class TimeLimit:
-    """A time limit that a framework sets."""
-
-    of: str  # what it limits, for errors
-    seconds: float  # from ``began``
+    of: str  # limited operation, for errors
+    seconds: float  # duration
     began: float  # monotonic seconds
 
     def left(self) -> float:
@@ -118,15 +116,13 @@ class _LimitedClient:
 
 @frozen
 class HostSettings:
-    """The settings of an application for its client, checked."""
-
-    place: str  # of the settings, for errors
+    place: str  # name of the settings, for errors
     model: str | None  # ``provider:model``
-    web_timeout: float | None  # seconds that a web request may take
+    web_timeout: float | None  # seconds per web request
     provider_options: Mapping[str, Any] = field(repr=False)
-    generation: Mapping[str, Any]  # parameters of all generations
-    table: Mapping[str, Any] = field(repr=False)  # the settings of ``BatchingConfig`` among them, as given
-    config: BatchingConfig  # these, overridden by the environment
+    generation: Mapping[str, Any]  # generation parameters of all requests
+    table: Mapping[str, Any] = field(repr=False)  # settings of ``BatchingConfig``, as given
+    config: BatchingConfig  # ``table``, overridden by the environment
 
     @classmethod
     def of(cls, given: Mapping[str, Any], place: str) -> HostSettings:
@@ -152,7 +148,6 @@ class HostSettings:
             raise ConfigError(f"{place}: {error.message}") from None
 
     def with_store(self, store: str | None) -> HostSettings:
-        """Return the settings with a store, unless they or the environment have one."""
         if store is None or self.config.store is not None:
             return self
         setting: dict[str, Any] = {"store": store}
@@ -160,16 +155,13 @@ class HostSettings:
 
 
 def _variables() -> dict[str, str]:
-    """Return the variables for applications, which are not settings of a client."""
     found = {name: os.environ.get(name, "").strip() for name in OF_APPLICATIONS}
     return {name.removeprefix(PREFIX).lower(): text for name, text in found.items() if text}
 
 
 @frozen
 class Health:
-    """The health of the client of this process."""
-
-    ok: bool  # it can be used
+    ok: bool  # the client can be used
     problem: str | None  # ``"settings"`` or ``"store"``; the log has details
     process: int  # process id
     model: str | None  # ``provider:model``
@@ -196,8 +188,7 @@ class HostClient:
     def dashboard(self, access: Access | None, *, show_content: bool = False) -> WSGIApplication:
         """Return the dashboard of the application's store, as a WSGI application.
 
-        It answers for any host name, which the framework checks. Once the process has a client, its queue is
-        shown as well.
+        The framework checks host names. Once the process has a client, the dashboard also shows its queue.
         """
 
         def made(client: BatchingClient | None) -> Dashboard:

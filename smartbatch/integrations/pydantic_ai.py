@@ -53,7 +53,7 @@ _CATEGORIES: Sequence[tuple[str, ErrorKind]] = (
     ("ModelServerError", ErrorKind.SERVER_ERROR),
     ("ModelRequestRejectedError", ErrorKind.CLIENT_ERROR),
 )
-"""From specific to general; by name, because a version may lack some."""
+"""Error kinds by exception, from specific to general; by name, because a version may lack some."""
 
 _DECIDED = frozenset({ErrorKind.NO_MONEY, ErrorKind.CONTEXT_TOO_LONG, ErrorKind.AUTH_ERROR})
 """Kinds for which the category, from the provider's error, is more precise than the HTTP status."""
@@ -155,7 +155,6 @@ class AgentProvider(Provider):
         _conversation(request)
 
     def close(self) -> None:
-        """Cancel the runs in progress and close the connections of the agent's model."""
         self._runs.tasks.cancel()
         model: Any = getattr(self._agent, "model", None)
 
@@ -167,7 +166,7 @@ class AgentProvider(Provider):
             self._used = False
             try:
                 self._runs.tasks.run(close, CLOSE_SECONDS)
-            except Exception as error:  # the client stops nevertheless
+            except Exception as error:  # the client must still stop
                 logs.warn("agent_not_closed", agent=self.name, error=type(error).__name__)
 
     def abandon(self) -> None:
@@ -177,8 +176,6 @@ class AgentProvider(Provider):
 
 @define(eq=False)
 class _Runs:
-    """Runs agents and turns their outputs into answers."""
-
     _agent_for: Factory
     _model_settings: Mapping[str, Any]
     _options: Mapping[str, Any]
@@ -186,7 +183,7 @@ class _Runs:
     tasks: Tasks = field(factory=Tasks, init=False)
 
     def run(self, request: Request, attempt: int, timeout: float) -> Answer:
-        """Run the agent of this attempt once; the usage of a failed run is on its error."""
+        """Run the agent of this attempt once. The usage of a failed run is attached to its error."""
         agent = self._agent_for(request, attempt)
         try:
             settings = {"max_retries": 0, **_settings(request), **self._model_settings}
@@ -241,7 +238,6 @@ def _named(runs: _Runs, timeout: Duration, name: str | None) -> Callable[[Reques
 
 
 def _settings(request: Request) -> dict[str, Any]:
-    """Return the parameters set by the request as model settings."""
     params = request.params
     for name in ("schema", "response_format"):
         if getattr(params, name) is not None:
@@ -339,7 +335,7 @@ def _usage(used: Any) -> Usage | None:
 
 
 def _provider_error(error: Exception, *, again: bool, requests: Sequence[Request]) -> ProviderError:
-    """Return the error for an exception of a run, by its category first, then by its HTTP status.
+    """Classify an exception of a run by its category first, then by its HTTP status.
 
     Args:
         again: another attempt runs another agent, which may produce a usable output.

@@ -38,7 +38,6 @@ class SmartbatchIntegration(Integration):
 
     @staticmethod
     def setup_once() -> None:
-        """Process every event; called by Sentry."""
         add_global_event_processor(_processed)
 
 

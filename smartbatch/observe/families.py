@@ -29,7 +29,6 @@ def families_of(s: MetricsSnapshot) -> Iterator[tuple[Family, Values]]:
 
 
 def _values(metric: Metric, s: MetricsSnapshot) -> Values:
-    """Return the values of a metric by the label of its family."""
     part, _, attribute = metric.name.rpartition(".")
     if part == "by_route":
         return {route: getattr(figures, attribute) for route, figures in s.by_route.items()}
@@ -65,11 +64,11 @@ _LIMITS = {
     "tokens_left": _now("limit_tokens_left", "The same for all tokens.", "model"),
     "cooldown": _now("cooldown_left_seconds", "Time until the pause after a refusal ends.", "model"),
 }
-_MAX_MODELS = 100  # maximum number of models used as labels: those with the most requests
+_MAX_MODELS = 100  # models used as labels: those with the most requests
 
 
 def live_families(found: Participants) -> Iterator[tuple[Family, Values]]:
-    """Yield the current figures of the live processes: sums, or the longest times."""
+    """Yield sums, or the longest times, over the live processes."""
     living = [one.realtime for one in found.living]
     ended = sum(one.ended for one in found.processes)
     states = {"living": len(living), "lost": len(found.lost), "ended": ended}
@@ -93,7 +92,7 @@ def live_families(found: Participants) -> Iterator[tuple[Family, Values]]:
 
 
 def _of_models(living: list[RealtimeStatus], models: set[str]) -> Iterator[tuple[Family, Values]]:
-    """Yield the figures by model; if limits differ between processes, the lowest applies."""
+    """If limits differ between processes, the lowest applies."""
     lanes = [lane for one in living for lane in one.lanes if lane.model in models]
     for name, family in _LIMITS.items():
         known: dict[str, list[float]] = {}
@@ -108,7 +107,6 @@ def _of_models(living: list[RealtimeStatus], models: set[str]) -> Iterator[tuple
 
 
 def times_of(s: MetricsSnapshot) -> Iterator[tuple[Family, TimeStats]]:
-    """Yield the families of times."""
     for metric in METRICS:
         if metric.family is not None and metric.family.kind == "Histogram":
             yield metric.family, getattr(s, metric.name)
@@ -135,5 +133,4 @@ def sums_of(s: MetricsSnapshot) -> dict[str, float]:
 
 
 def key_of(family: Family, label: str) -> str:
-    """Return the key of a figure in sums."""
     return f"{family.name}:{label}" if label else family.name

@@ -1,4 +1,4 @@
-"""Progress of a list, reported to its caller with each result and displayed while results are read."""
+"""Progress of a list, reported to its caller and displayed while results are read."""
 
 from __future__ import annotations
 
@@ -97,10 +97,12 @@ class ListDisplays:
 
 
 class ListDisplay:
-    """Shows and counts the results of one list from the first read on; used by the thread that reads it.
+    """Displays and counts the results of one list; used only by the thread that reads it.
 
-    ``make`` creates the display, or returns ``None`` if nothing is to be shown; ``displays`` are the
-    client's; ``count`` is called with each result.
+    Args:
+        make: creates the display; returns ``None`` if nothing is to be shown.
+        displays: the displays of the client's lists.
+        count: called with each result.
     """
 
     def __init__(
@@ -127,7 +129,7 @@ class ListDisplay:
         return self._shown
 
     def is_watched(self) -> bool:
-        """Whether each result is displayed or counted; shows the display."""
+        """Show the display; return whether results are displayed or counted."""
         return self.begin() is not None or self._count is not None
 
     def advance(self, result: Result) -> None:
@@ -137,7 +139,6 @@ class ListDisplay:
             self._count(result)
 
     def close(self) -> None:
-        """Show the final state and end the display."""
         shown, self._shown = self._shown, None
         if shown is not None:
             self._displays.remove(shown)

@@ -36,12 +36,12 @@ class EventBus:
         self._observers = observers
 
     def subscribe(self, listener: Callable[[_E], object], *classes: type[_E]) -> None:
-        """Call one of the library's own listeners with events of ``classes``; it must not raise."""
+        """Register one of the library's own listeners for events of ``classes``; it must not raise."""
         for each in classes:
             self._of_class.setdefault(each, []).append(listener)
 
     def subscribe_to_all(self, listener: Callable[[Event], object]) -> None:
-        """Call one of the library's own listeners with every event, before others; it must not raise."""
+        """Register one of the library's own listeners for every event; it must not raise."""
         self._own.append(listener)
 
     def tell(self, event: Event) -> None:
@@ -66,18 +66,17 @@ class EventBus:
                 logs.user_error("an observer", error)
 
 
-LONG_WAIT = 60.0  # seconds
+LONG_WAIT_SECONDS = 60.0
 
 _LOGGER = logging.getLogger("smartbatch")
 
 
 class UserWarnings:
-    """Logs each long wait of a model, and each omitted parameter, once; safe from any thread.
+    """Logs each long wait of a model, and each omitted parameter, once. Safe from any thread.
 
-    They are warnings of the standard logger ``smartbatch``, so they appear on standard error unless the
-    application configures its logging: a program that waits for an hour must not seem to hang. They do not
-    use the module ``warnings``: they occur on a worker thread, where no line of the caller's code can be
-    named, and a filter that turns warnings into errors would break a request that has been paid for.
+    The standard logger ``smartbatch`` prints these warnings on standard error by default, so a program that
+    waits for an hour does not seem to hang. The module ``warnings`` is not used, because a filter that turns
+    warnings into errors would fail a request that has been paid for.
 
     Args:
         bus: the source of the events.
@@ -94,7 +93,7 @@ class UserWarnings:
     def dropped(self, field: str, reason: str) -> None:
         """Log a parameter that the provider does not accept, unless it has been logged already."""
         mine = object()
-        if self._dropped.setdefault((field, reason), mine) is not mine:  # one step, so no lock
+        if self._dropped.setdefault((field, reason), mine) is not mine:  # atomic, so no lock is needed
             return
         _LOGGER.warning("parameter %s is left out: %s", field, reason)
 
@@ -116,7 +115,7 @@ class UserWarnings:
     def _paused(self, event: PauseChanged) -> None:
         if event.paused:
             why = "" if event.reason is None else f": {event.reason}"
-            _LOGGER.warning("%s: nothing is sent, as it is paused by %s%s", event.model, event.by, why)
+            _LOGGER.warning("%s: nothing is sent while it is paused by %s%s", event.model, event.by, why)
 
     def _waits_long(self, event: Event) -> None:
         if not isinstance(event, CooldownStarted | LongWait | RetryScheduled):
@@ -124,15 +123,14 @@ class UserWarnings:
         all_wait = not isinstance(event, RetryScheduled)
         seconds = event.delay if isinstance(event, RetryScheduled) else event.seconds
         key, until = (event.model, all_wait), event.at + seconds
-        if seconds <= LONG_WAIT or until <= self._waits.get(key, 0.0) + LONG_WAIT:
+        if seconds <= LONG_WAIT_SECONDS or until <= self._waits.get(key, 0.0) + LONG_WAIT_SECONDS:
             return
         self._waits[key] = until
         what = "nothing is sent" if all_wait else "a request that failed is not sent again"
-        _LOGGER.warning("%s: %s for %s, as the provider asked", event.model, what, duration(seconds))
+        _LOGGER.warning("%s: %s for %s, as the provider requested", event.model, what, duration(seconds))
 
 
 def warn_of_unbounded_answers(parallelism: int) -> None:
-    """Log that answers without ``max_tokens`` can exceed a budget."""
     _LOGGER.warning(
         "max_tokens is not set, so an answer can cost more than is reserved for it: the budget can be "
         "exceeded by one call per worker (parallelism is %d), or by the answers of one batch; set max_tokens",

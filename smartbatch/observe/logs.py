@@ -180,7 +180,7 @@ def user_error(where: str, error: BaseException) -> None:
     if now - last < _QUIET:
         _last_logged[place] = (last, count + 1)
         return
-    if len(_last_logged) >= 1000:  # a program that generates code repeatedly
+    if len(_last_logged) >= 1000:  # a program that generates code could add entries without limit
         _last_logged.clear()
     _last_logged[place] = (now, 0)
     more = f", and {count:,} times more since it was last logged" if count else ""
@@ -188,7 +188,7 @@ def user_error(where: str, error: BaseException) -> None:
 
 
 def user_errors_left() -> None:
-    """Log how many times each error was repeated since it was last logged, because none may follow."""
+    """Log the repetitions that have not been logged yet."""
     for place, (last, count) in list(_last_logged.items()):
         if count:
             _last_logged[place] = (last, 0)
@@ -197,7 +197,7 @@ def user_errors_left() -> None:
 
 
 def alarm(text: str, *, lost: bool = False) -> None:
-    """Report that paid answers may be lost, or are lost, even if logging is off.
+    """Report that paid answers are or may be lost, even if logging is off.
 
     The standard logger ``smartbatch`` logs this as a warning, or as an error if they are lost.
     """
@@ -211,9 +211,7 @@ def _log(level: int, text: str, *values: object, cause: BaseException | None = N
 
 
 def job_error(job_id: str | None, error: BaseException) -> None:
-    """Log an error that stops jobs. For errors of other libraries, only the class is logged, because the
-    message may contain an answer.
-    """
+    """Log only the class of an error of another library, because its message may contain an answer."""
     message = error.message if isinstance(error, StoreError) else ""
     warn("job_error", job_id=job_id or "", error=type(error).__name__, message=message)
 
@@ -235,14 +233,13 @@ class LogObserver:
         if logger is None:
             return
         level = level_of(event)
-        # structlog's name, or the standard library's
+        # method name in structlog or in ``logging``
         shown = getattr(logger, "is_enabled_for", None) or getattr(logger, "isEnabledFor", None)
         if shown is None or shown(_LEVELS[level]):
             getattr(logger, level)(event.name, **clean(event.fields()))
 
 
 def level_of(event: Event) -> str:
-    """Return the level of an event: ``warning``, ``info`` or ``debug``."""
     match event:
         case CallFinished(error=str()) | RequestFinished(ok=False, cancelled=False) | RouteScored(met=False):
             return "warning"

@@ -1,9 +1,9 @@
-"""Definitions of metrics, with counted events and Prometheus families; histograms of durations; and labels.
+"""Defines metrics, their Prometheus families, histograms of durations, and labels.
 
-A histogram uses constant memory: it counts durations in buckets whose bounds grow by a constant factor. Each
-bucket spans an eighth of an octave, 9 %, so quantiles are accurate to 4.5 % from 61 µs to 36 hours. Labels
-come from closed sets, so that neither memory nor the number of series grows: a prompt, an id or a provider's
-message never becomes a label; unknown values become ``other``.
+A histogram uses constant memory: it counts durations in buckets whose bounds grow by a constant factor.
+Each bucket spans an eighth of an octave, 9 %, so quantiles are accurate to 4.5 % from 61 µs to 36 hours.
+Labels come from closed sets, so that neither memory nor the number of series grows; unknown values become
+``other``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class TimeStats:
 
 @define
 class Histogram:
-    """Counts of durations; not thread-safe: the owner holds a lock."""
+    """Counts durations. Not thread-safe: the owner holds a lock."""
 
     counts: list[int] = field(factory=lambda: [0] * _BUCKETS)
     count: int = 0
@@ -64,7 +64,7 @@ class Histogram:
     longest: float = 0.0
 
     def record(self, *seconds: float) -> None:
-        """Count durations; the first bucket includes those up to 61 µs, and NaN."""
+        """Count durations; the first bucket includes NaN."""
         counts = self.counts
         for each in seconds:
             index = 0
@@ -77,7 +77,6 @@ class Histogram:
         self.shortest = min(self.shortest, *seconds)
 
     def quantile(self, share: float) -> float:
-        """Return the quantile for ``share`` (0 to 1), accurate to 4.5 %."""
         rank = max(1, math.ceil(share * self.count))
         seen = 0
         for index, count in enumerate(self.counts):
@@ -89,7 +88,6 @@ class Histogram:
         return 0.0
 
     def stats(self) -> TimeStats:
-        """Return the current figures."""
         if not self.count:
             return TimeStats()
         return TimeStats(
@@ -124,21 +122,11 @@ Kind: TypeAlias = Literal["Counter", "Gauge", "Histogram"]
 
 @frozen
 class Family:
-    """All values of one Prometheus metric.
-
-    Attributes:
-        name: without the prefix ``smartbatch_``.
-        help: its meaning.
-        label: the label that distinguishes its values; empty for a single value.
-        kind: its type in Prometheus.
-        adds_up: whether the values of several processes, including ended ones, are added.
-    """
-
-    name: str
+    name: str  # without the prefix ``smartbatch_``
     help: str
-    label: str = ""
+    label: str = ""  # empty for a single value
     kind: Kind = "Counter"
-    adds_up: bool = True
+    adds_up: bool = True  # over several processes, including ended ones
 
 
 Values = Mapping[str, float]
@@ -155,7 +143,7 @@ class Count:
     event: type[Event]
     only: Callable[[Any], Any] | None  # selects events; None for all
     amount: Callable[[Any], Any] | None  # returns an event's amount; None for 1
-    label: Callable[[Any], str] | None  # returns an event's label; None if the metric is no table
+    label: Callable[[Any], str] | None  # returns an event's label; None for a metric without labels
 
 
 @frozen
@@ -168,7 +156,9 @@ class Events(Generic[_E]):
     def __call__(
         self, amount: str | Callable[[_E], Any] | None = None, *, label: Callable[[_E], str] | None = None
     ) -> Count:
-        """Return their contribution to a metric: 1 each, or ``amount``, a function or an attribute's name."""
+        """Return the contribution of these events: 1 each, or ``amount``, given as a function or an attribute
+        name.
+        """
         return Count(self.event, self.only, attrgetter(amount) if isinstance(amount, str) else amount, label)
 
 
@@ -177,7 +167,6 @@ def _added(total: Any, amounts: Iterable[Any]) -> Any:
 
 
 def largest(most: int, amounts: Iterable[int]) -> int:
-    """Return the largest amount."""
     return max(most, *amounts)
 
 
@@ -201,19 +190,17 @@ _USED: Final = {each.name: each.default is False for each in fields(Usage)}
 
 @frozen
 class Metric:
-    """One metric, declared as an attribute of a snapshot."""
-
-    help: str  # its meaning
+    help: str
     counts: tuple[Count, ...] = ()  # empty if it is calculated when a snapshot is taken
     family: Family | None = None  # in Prometheus
-    value: str = ""  # its value of the family's label, if several metrics share a family
+    value: str = ""  # label value, if several metrics share a family
     start: Callable[[], Any] = int  # returns the initial value, of each label if it is a table
     fold: Fold = _added  # adds amounts to its value
     name: str = ""  # its attribute, as ``part.attribute`` in a part of the snapshot
 
     @property
     def is_table(self) -> bool:
-        """Whether it has a value per label."""
+        """Whether the metric has one value per label."""
         return any(count.label for count in self.counts)
 
 
@@ -281,7 +268,6 @@ def metrics_of(snapshot: type, part: str = "", prefix: str = "") -> Iterator[Met
 
 
 def documented(kind: _T) -> _T:
-    """Add the meanings of the metrics to a class's docstring."""
     lines = [f"        {one.name}: {one.help}" for one in metrics_of(kind)]
     kind.__doc__ = "\n".join([(kind.__doc__ or "").rstrip(), "", "    Attributes:", *lines])
     return kind
@@ -291,7 +277,7 @@ def documented(kind: _T) -> _T:
 
 
 def _failure_names() -> dict[str, str]:
-    """Map every error name used in events to the name under which it is counted."""
+    """Map every error name used in events to the kind under which it is counted."""
     names = {kind.value: kind.value for kind in errors.ErrorKind}
     for cls in vars(errors).values():
         if isinstance(cls, type) and issubclass(cls, errors.SmartbatchError):
@@ -302,8 +288,6 @@ def _failure_names() -> dict[str, str]:
 _OTHER: Final = "other"
 _FAILURES = _failure_names()
 KINDS: Final = (*dict.fromkeys(_FAILURES.values()), _OTHER)
-"""The kinds of failures."""
-
 PRIORITIES: Final = {each: each.name.lower() for each in Priority}
 ROUTES: Final[dict[Route | None, str]] = {None: "none"} | {route: route.value for route in Route}
 _BREAKER_STATES: Final = frozenset({"closed", "open", "half_open", "stopped"})
@@ -316,7 +300,6 @@ _SHARD_STATES: Final = frozenset(
 
 
 def failure_kind(error: str | None) -> str:
-    """Return the kind of a failure from the error of its event."""
     return _FAILURES.get(error or "unknown", _OTHER)
 
 

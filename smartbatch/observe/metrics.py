@@ -53,8 +53,10 @@ class ClientState:
     _pauses: dict[tuple[str, str], float] = field(factory=dict)
 
     def update(self, event: Event) -> None:
-        """Update the state from an event, unless it is one of a request, which :class:`MetricValues` counts.
-        Events from two threads may arrive out of order."""
+        """Update the state. Events of single requests are ignored: :class:`MetricValues` counts them.
+
+        Events from two threads may arrive out of order.
+        """
         match event:
             case CallStarted():
                 self.calls += 1
@@ -76,21 +78,18 @@ class ClientState:
                 self._change_runs(-1, event.at)
 
     def reset(self, now: float) -> None:
-        """Reset accumulated figures; calls in progress remain."""
+        """Reset totals; calls in progress remain."""
         self.since = now
         self._busy = -self.calls * now
         self._running = self._capacity = self.cooldown_seconds = 0.0
 
     def busy_seconds(self, now: float) -> float:
-        """Return the seconds that workers have spent in calls since the last reset."""
         return max(0.0, self._busy + self.calls * now)
 
     def elapsed(self, now: float) -> float:
-        """Return the seconds for which the client has been running since the last reset."""
         return self._running + self._period(now)
 
     def utilisation(self, now: float) -> float:
-        """Return the share of the workers' time spent in calls."""
         capacity = self._capacity + self._period(now) * self.workers
         return min(1.0, self.busy_seconds(now) / capacity) if capacity > 0 else 0.0
 
@@ -152,7 +151,6 @@ _GROUPS = _groups()
 
 
 def _parts(events: Sequence[Event], label: Callable[[Any], str] | None) -> dict[str, Sequence[Event]]:
-    """Return the events by label."""
     if label is None:
         return {"": events}
     parts: dict[str, Any] = {}
@@ -162,9 +160,9 @@ def _parts(events: Sequence[Event], label: Callable[[Any], str] | None) -> dict[
 
 
 class MetricValues:
-    """The values of metrics since the last reset; not thread-safe.
+    """Values of metrics since the last reset. Not thread-safe.
 
-    Events are added in groups, which is many times faster.
+    Events are added in groups, which is many times faster than one by one.
     """
 
     def __init__(self) -> None:
@@ -183,7 +181,7 @@ class MetricValues:
         return fresh
 
     def add(self, events: Iterable[Event]) -> None:
-        """Add the contributions of events; events of unknown classes are ignored."""
+        """Events of unknown classes are ignored."""
         by_class: dict[type[Event], list[Event]] = {}
         for event in events:
             by_class.setdefault(type(event), []).append(event)
@@ -206,7 +204,7 @@ class MetricValues:
         values[label] = metric.fold(values[label] if label in values else metric.start(), amounts)
 
     def values(self) -> dict[str, Any]:
-        """Return the values by the attributes of a snapshot. Tables are copies."""
+        """Return the values by snapshot attribute; tables are copies."""
         whole: dict[str, Any] = {}
         parts: dict[str, dict[str, Any]] = {"by_route": {}, "decisions": {}}
         for name, metric in _COUNTED.items():
@@ -228,10 +226,8 @@ def _copied(value: Any) -> Any:
 
 
 _PENDING = 256
-"""Maximum number of uncounted events per reporting thread."""
-
 _FREQUENT = frozenset({RequestSubmitted, CallStarted, CallFinished, RequestFinished})
-"""The events that occur for each request. After any other event, all pending events are counted at once."""
+"""Events that occur for each request. After any other event, all pending events are counted immediately."""
 
 
 class BatchMetrics:

@@ -443,11 +443,9 @@ METRICS: Final[tuple[Metric, ...]] = (
     *metrics_of(RouteFigures, "by_route", "route_"),
     *metrics_of(DecisionFigures, "decisions", "routes_"),
 )
-"""All metrics."""
 
 
 def _words(figure: Any) -> str:
-    """Return a figure for a table; empty if there is nothing to show."""
     if isinstance(figure, TimeStats):
         return f"mean {duration(figure.mean)}, p95 {duration(figure.p95)}" if figure.count else ""
     if isinstance(figure, dict):

@@ -1,14 +1,9 @@
 """Spans and measurements for OpenTelemetry. Needs the extra ``otel``; off unless an SDK is set up.
 
-A request has a span under the span of its submitter, and each call and retry has a child of that span, which
-is current during the call. A call that several requests share is a child of the first and linked to the
-others. Batches and jobs have their own spans, linked to the span that was current when the job was submitted,
-which has usually ended long before. That span's context is stored with the job, so another process that
-resumes the job continues the trace.
-
-Names follow the semantic conventions for generative AI as of November 2026, which are still in development;
-other names begin with ``smartbatch.``. Prompts and answers are recorded only by :func:`record_content`, which
-the user must enable.
+Each request has a span, with a child for each call. A call that several requests share is a child of the
+first and linked to the others. Batches and jobs have separate spans, linked to the span in which the job was
+submitted; its context is stored with the job, so another process that resumes the job continues the trace.
+Names follow the semantic conventions for generative AI as of November 2026, or begin with ``smartbatch.``.
 """
 
 from __future__ import annotations
@@ -60,8 +55,6 @@ Attributes: TypeAlias = "dict[str, str | int | float | bool]"
 
 @frozen
 class _TracedCall:
-    """The call in progress in this context."""
-
     span: Span | None
     model: Attributes
     full: bool
@@ -128,15 +121,14 @@ class OpenTelemetryObserver:
         self._requests: dict[str, Span] = {}
 
     def __call__(self, event: Event) -> None:
-        """Report one event."""
         handler = self._HANDLERS.get(type(event))
         if handler is not None and self._is_on(event.at):
             handler(self, event)
 
     def _is_on(self, now: float) -> bool:
-        """Whether there is an SDK for spans or for measurements. The search continues until both are found.
+        """Search until there is an SDK for spans and one for measurements.
 
-        It is not repeated for every event, because it reads the environment.
+        The search is not repeated for every event, because it reads the environment.
         """
         if self._tracer is None or self._instruments is None:
             trace = sys.modules.get("opentelemetry.trace")
@@ -157,7 +149,6 @@ class OpenTelemetryObserver:
     # -- requests and calls ----------------------------------------------------------------------------------
 
     def _call_started(self, event: CallStarted) -> None:
-        """Start the span of the call, and the span of each request whose first call it is."""
         full = self._telemetry == "full" or (self._telemetry == "auto" and not event.own_code)
         model: Attributes = _model(event) if full else {"smartbatch.model": event.model}
         _CALL.set(_TracedCall(None if self._tracer is None else self._begin(event, model, full), model, full))
@@ -295,7 +286,7 @@ class OpenTelemetryObserver:
 
 
 def with_telemetry(telemetry: Telemetry | Literal["off"], observers: Sequence[Observer]) -> list[Observer]:
-    """Return a client's observers, with one for OpenTelemetry added if there is none and telemetry is on."""
+    """Add an observer for OpenTelemetry, unless there is one or telemetry is off."""
     if telemetry == "off" or any(isinstance(one, OpenTelemetryObserver) for one in observers):
         return list(observers)
     return [OpenTelemetryObserver(telemetry), *observers]
@@ -388,7 +379,7 @@ def _model(event: CallStarted) -> Attributes:
 
 
 def _usage(usage: Usage) -> Attributes:
-    """Return token counts under the names of the conventions; the input includes cache reads and writes."""
+    """Input tokens include cache reads and writes."""
     found: Attributes = {
         "gen_ai.usage.input_tokens": usage.input_tokens,
         "gen_ai.usage.output_tokens": usage.output_tokens,

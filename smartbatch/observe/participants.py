@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from smartbatch.observe.metrics_snapshot import MetricsSnapshot
 
 
-STEP = 10.0  # seconds per step, in which calls are counted together
+STEP = 10.0  # per counting step
 _STEPS = 180
 _MINUTE = 60.0
 _MODELS = 64  # models counted separately; calls of other models count only in totals
@@ -26,8 +26,6 @@ _MODELS = 64  # models counted separately; calls of other models count only in t
 
 @define
 class CallCounts:
-    """Calls and tokens of a period."""
-
     calls: float = 0  # started
     requests: float = 0  # in these calls
     input_tokens: float = 0  # of finished calls
@@ -35,11 +33,9 @@ class CallCounts:
 
     @property
     def tokens(self) -> float:
-        """All tokens."""
         return self.input_tokens + self.output_tokens
 
     def add(self, other: CallCounts, share: float = 1.0) -> None:
-        """Add other counts, or a share of them."""
         self.calls += other.calls * share
         self.requests += other.requests * share
         self.input_tokens += other.input_tokens * share
@@ -68,7 +64,6 @@ class RecentCalls:
         counts.requests += size
 
     def ended(self, at: float, model: str, usage: Usage) -> None:
-        """Count the tokens of a call."""
         counts = self._counts(at, model)
         counts.input_tokens += usage.input_tokens
         counts.output_tokens += usage.output_tokens
@@ -87,7 +82,7 @@ class RecentCalls:
         return found
 
     def minutes(self, wall: float, now: float) -> tuple[MinuteOfCalls, ...]:
-        """Return the calls of each minute with calls in the last half hour, oldest first.
+        """Return the minutes with calls in the last half hour, oldest first.
 
         Args:
             wall: Unix seconds at ``now``.
@@ -118,7 +113,6 @@ class RecentCalls:
 
 
 def together(histories: Iterable[Iterable[MinuteOfCalls]]) -> tuple[MinuteOfCalls, ...]:
-    """Return the minutes of several clients or processes, merged into one history."""
     found: dict[float, tuple[float, float]] = {}
     for minute in chain.from_iterable(histories):
         calls, tokens = found.get(minute.at, (0.0, 0.0))
@@ -261,7 +255,7 @@ class Participant:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it reported recently and has not ended."""
+        """Whether the process reported recently and has not ended."""
         return not self.ended and self.age <= ALIVE_SECONDS
 
 
@@ -298,13 +292,7 @@ def with_figures(
     figures: MetricsSnapshot,
     recent: tuple[Mapping[str, CallCounts], tuple[MinuteOfCalls, ...]],
 ) -> RealtimeStatus:
-    """Return the status of a client with its metrics added.
-
-    Args:
-        status: the client's status.
-        figures: its metrics.
-        recent: calls of the last minute by model, and calls of the last half hour by minute.
-    """
+    """``recent`` has the calls of the last minute by model, and those of the last half hour by minute."""
     used, minutes = recent
     return evolve(
         status,
@@ -329,8 +317,8 @@ def _used(lane: LaneStatus, counts: CallCounts | None) -> LaneStatus:
 
 
 def merged(statuses: Sequence[RealtimeStatus]) -> RealtimeStatus:
-    """Return the status of several clients together; lanes with the same limit are merged, and the unleased
-    part of a budget is counted once.
+    """Merge the status of several clients. Lanes with the same limit become one, and the unleased part of a
+    budget is counted once.
     """
     unleased = _chosen(min, (one.unleased for one in statuses))
     lanes: dict[tuple[str, str], LaneStatus] = {}
@@ -359,9 +347,7 @@ def merged(statuses: Sequence[RealtimeStatus]) -> RealtimeStatus:
 
 
 def _together(one: LaneStatus, other: LaneStatus) -> LaneStatus:
-    """Merge two lanes with the same limit: requests are added, and a reason to wait of either lane is
-    kept.
-    """
+    """Merge two lanes with the same limit: add their requests, and keep a reason to wait of either."""
     shown = one if one.waiting >= other.waiting else other
     return evolve(
         shown,
@@ -386,7 +372,6 @@ def _added(tables: Iterable[Mapping[str, int]]) -> dict[str, int]:
 def _chosen(
     choose: Callable[[float, float], float], tables: Iterable[Mapping[str, float]]
 ) -> dict[str, float]:
-    """Return one figure per name, chosen from the tables."""
     chosen: dict[str, float] = {}
     for table in tables:
         for name, figure in table.items():
@@ -395,7 +380,7 @@ def _chosen(
 
 
 def text_of(one: Participant) -> str:
-    """Return the stored form of a record: at most :data:`MAX_RECORD_BYTES`, with as many lanes as fit."""
+    """Return the stored form, of at most :data:`MAX_RECORD_BYTES`, with as many lanes as fit."""
     lanes = [evolve(lane, model=lane.model[:_MAX_TEXT]) for lane in one.realtime.lanes[:MAX_LANES]]
     while True:
         left_out = len(one.realtime.lanes) - len(lanes)
@@ -414,14 +399,14 @@ def text_of(one: Participant) -> str:
 
 
 def _plain(one: Any) -> dict[str, Any]:
-    """Return the fields of a record that differ from their defaults."""
+    """Leave out fields that have their default."""
     plain = asdict(one, recurse=False)
     defaults = {name: attribute.default for name, attribute in fields_dict(type(one)).items()}
     return {name: value for name, value in plain.items() if value and value != defaults[name]}
 
 
 def participant_of(text: str, age: float) -> Participant | None:
-    """Return a record from its stored form; ``None`` if it is damaged or of a later version."""
+    """``None`` if the record is damaged or of a later version."""
     try:
         document = json.loads(text)
         if document["version"] > VERSION:
@@ -437,6 +422,6 @@ def participant_of(text: str, age: float) -> Participant | None:
 
 
 def _made(kind: type[Any], document: dict[str, Any]) -> Any:
-    """Return a record from the known fields of a document; a later library may add others."""
+    """Ignore unknown fields, which a later library may add."""
     known = fields_dict(kind)
     return kind(**{name: value for name, value in document.items() if name in known})

@@ -19,7 +19,7 @@ from smartbatch._clock import RealClock
 from smartbatch._words import SafeStream, duration, escape, money
 from smartbatch.errors import ConfigError
 from smartbatch.events import BreakerChanged, CooldownStarted, Event, LongWait, PauseChanged, RetryScheduled
-from smartbatch.observe.listeners import LONG_WAIT
+from smartbatch.observe.listeners import LONG_WAIT_SECONDS
 from smartbatch.types import Result
 
 Mode = Literal["auto", "bar", "lines", "quiet"]
@@ -143,7 +143,7 @@ class Progress:
         self.update()
 
     def waits_for(self, status: JobFigures) -> None:
-        """Show the status of the job that is awaited, next to the results already read."""
+        """Show the status of the awaited job next to the results already read."""
         with self._lock:
             words = status.note or ", ".join(_of_job(status)[1:])
             self._counts.notes["job"] = (escape(words)[:100], None)
@@ -172,7 +172,7 @@ class Progress:
         if isinstance(event, CooldownStarted | LongWait):
             self._set_note(f"limit {event.model}", "waiting: rate limit", event.at + event.seconds)
         elif isinstance(event, RetryScheduled):
-            if event.delay > LONG_WAIT:
+            if event.delay > LONG_WAIT_SECONDS:
                 self._set_note(f"retry {event.model}", "a retry waits", event.at + event.delay)
         elif isinstance(event, PauseChanged):
             self._set_note(f"pause {event.model}", f"{event.model} is paused" if event.paused else "", None)
@@ -276,7 +276,7 @@ class _ProgressCounts:
         return f"{min(100, self.done * 100 // self.total):3d}%"
 
     def _rate(self, now: float) -> float:
-        """Return the results per second over the last :data:`RATE_WINDOW` seconds; in the end, over all."""
+        """Return results per second over the last :data:`RATE_WINDOW`; at the end, over the whole list."""
         samples = self.samples
         if now - samples[-1][0] >= 1.0:
             samples.append((now, self.done))
@@ -333,14 +333,14 @@ class _Lines:
         self._stream.flush()
 
     def hide(self) -> None:
-        """Lines remain visible."""
+        """Do nothing: lines remain visible."""
 
     show = hide
     end = draw
 
 
 class _Bar:
-    """A tqdm bar with text of the library, in a terminal or as a notebook widget."""
+    """A tqdm bar with this library's text, in a terminal or as a notebook widget."""
 
     every = BAR_EVERY
 
@@ -387,7 +387,6 @@ def _has_width(stream: Any) -> bool:
 
 
 def in_notebook() -> bool:
-    """Whether this is the kernel of a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return "IPKernelApp" in getattr(shell, "config", {})
 
@@ -403,8 +402,10 @@ def watched(stream: TextIO) -> bool:
 def new_display(
     progress: bool | None, total: int | None, now: Callable[[], float], *, initial: int = 0
 ) -> Progress | None:
-    """Return the display for the argument ``progress`` of a call: if true, a bar, or lines if there is no
-    terminal; if ``None``, a bar in a notebook only, because a terminal belongs to the program.
+    """Return the display for the argument ``progress`` of a call.
+
+    If it is true, this is a bar, or lines without a terminal. If it is ``None``, it is a bar in a notebook
+    only, because a terminal belongs to the program.
     """
     if progress or (progress is None and in_notebook()):
         return Progress(total, now=now, initial=initial)

@@ -104,7 +104,7 @@ def _of_client(s: MetricsSnapshot) -> Iterator[Metric]:
         yield _metric(family, figures)
     for family, times in times_of(s):
         seen = dict(times.octaves)
-        # no durations are below the smallest one; all of them are below the bounds above the largest one
+        # bounds below the shortest duration count nothing, and bounds above the longest count all
         smallest = min(seen, default=0.0)
         counts = [seen.get(b, times.count if b >= smallest else 0) for b in BOUNDS]
         yield _histogram(family, counts, times.count, times.total)

@@ -145,7 +145,7 @@ def status_summary(snapshot: MetricsSnapshot) -> str:
 
 
 def _rows(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each figure; the text is empty if there is nothing to show."""
+    """The text is empty if there is nothing to show."""
     yield (
         "requests",
         f"{s.submitted:,} submitted: {s.waiting:,} waiting, {s.in_flight:,} in flight, "
@@ -207,7 +207,7 @@ def _batches(s: MetricsSnapshot) -> str:
 
 
 def _routes(by_route: dict[str, RouteFigures]) -> Iterator[tuple[str, str]]:
-    """Yield the figures of each route, unless all requests were sent individually."""
+    """Yield nothing if all requests had the route ``individual``."""
     if set(by_route) <= {"individual"}:
         return
     for name, f in by_route.items():

@@ -23,7 +23,7 @@ from smartbatch.errors import (
     scrub,
 )
 from smartbatch.events import FlexChanged, LongWait, PackingChanged
-from smartbatch.observe.listeners import LONG_WAIT
+from smartbatch.observe.listeners import LONG_WAIT_SECONDS
 from smartbatch.realtime.call import Outcome
 from smartbatch.realtime.effects import DeferredEffects
 from smartbatch.realtime.gates import Demand, Ending, Gates, Permit, is_refused
@@ -328,7 +328,7 @@ class Collector:
     def _note_wait(self, lane: Lane, at: float, effects: DeferredEffects) -> None:
         now = effects.now
         lane.held_until = at
-        long = math.isfinite(at) and at > max(now, lane.reported_wait_until) + LONG_WAIT
+        long = math.isfinite(at) and at > max(now, lane.reported_wait_until) + LONG_WAIT_SECONDS
         if not long or lane.provider_health.open_since is not None:
             return
         lane.reported_wait_until = at

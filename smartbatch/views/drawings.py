@@ -73,7 +73,7 @@ class ChartScale:
 
 
 def _log_ticks(low: float, high: float, of_time: bool) -> list[float]:
-    """Return powers of ten, or finer round values if these are too few; none if even those are."""
+    """Return powers of ten, or finer round values if there are too few; empty if there are still too few."""
     powers = [10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
     fine: Sequence[float] = sorted(part * power for power in powers for part in (1, 2, 5))
     for steps in (_FEW_STEPS, _STEPS) if of_time else (powers, fine):
@@ -86,7 +86,7 @@ def _log_ticks(low: float, high: float, of_time: bool) -> list[float]:
 def scale(
     unit: AxisUnit, values: Iterable[float], start: float, end: float, *, is_log: bool = False
 ) -> ChartScale:
-    """Return a scale that covers all values and is never empty."""
+    """The scale covers all values and is never empty."""
     known = [value for value in values if math.isfinite(value) and (value > 0 or not is_log)]
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
     if is_log:
@@ -121,8 +121,8 @@ class ChartBox:
 @frozen
 class ChartLine:
     points: str  # ``x,y x,y …``
-    look: str  # its class in the style sheet
-    name: str = ""  # in the legend
+    look: str  # CSS class
+    name: str = ""  # shown in the legend
     dash: str | None = None
 
 
@@ -153,7 +153,7 @@ def quantile(values: Sequence[float], q: float) -> float:
 
 @singledispatch
 def drawing(chart: Chart) -> Drawing | None:
-    """Return a chart as a drawing; ``None`` if it has no data."""
+    """``None`` if the chart has no data."""
     raise TypeError(type(chart))
 
 

@@ -41,16 +41,16 @@ _PARTS = (
     model.Form,
 )
 _NUMERIC = ("number", "money", "duration")
-_MAX_NOTEBOOK_CHARACTERS = 240  # of one text
+_MAX_NOTEBOOK_CHARACTERS = 240  # per text
 
 
 def render(template: str, /, **values: Any) -> str:
-    """Return a document from a template in ``views/templates``."""
+    """Render a template from ``views/templates``."""
     return _environment().get_template(template).render(**values)
 
 
 def live_parts(view: View) -> dict[str, str]:
-    """Return the contents of the elements that are updated while the page is open, by element id."""
+    """Return the HTML of the elements that are updated while the page is open, by element id."""
     parts: Any = _environment().get_template("parts.html").module
     found = {"head": str(parts.head(view))}
     return found | {one.id: str(parts.body(one)) for one in view.sections if one.is_live}
@@ -62,18 +62,17 @@ def report(view: View) -> str:
 
 
 def notebook(view: View) -> str:
-    """Return a view for the output of a notebook cell: plain HTML with a few inline styles."""
+    """Render a view for a notebook cell, as plain HTML with a few inline styles."""
     return render("notebook.html", view=view)
 
 
 @cache
 def styles() -> Markup:
-    """Return the style sheet of pages and reports."""
     return Markup(files("smartbatch.views").joinpath("views.css").read_text("utf-8"))
 
 
 def source_of(text: str) -> str:
-    """Return the source expression by which a policy allows this inline style sheet only."""
+    """Return the CSP source expression that allows this inline style sheet only."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -117,7 +116,7 @@ def _shown(value: Any, kind: Kind = "text") -> str:
 
 
 def _sort_key(cell: Cell) -> str:
-    """Return the key by which a browser sorts rows; empty if it is the text of the cell."""
+    """Return the key by which a browser sorts rows; empty if that is the text of the cell."""
     first = cell[0] if isinstance(cell, tuple) and cell else cell
     if isinstance(first, model.ProgressBar):
         return f"{first.share:.6g}"
@@ -135,15 +134,15 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MAX_NOTEBOOK_CHARACTERS else f"{text[: _MAX_NOTEBOOK_CHARACTERS - 1]}…"
 
 
-MAX_BYTES = 300_000  # of a report, whatever the size of the job
+MAX_BYTES = 300_000  # per report
 
 _T = TypeVar("_T")
 
 
 @frozen
 class _Bounds:
-    rows: int  # of a table, or of facts
-    text: int  # characters of a name or a message
+    rows: int  # per table
+    text: int  # characters per name or message
 
 
 _TRIES = (_Bounds(40, 240), _Bounds(12, 160), _Bounds(4, 60))

@@ -66,7 +66,7 @@ class Field:
     value: str = ""
     hint: str = ""
     kind: Literal["text", "search", "hidden", "checkbox", "select"] = "text"
-    options: tuple[tuple[str, str], ...] = ()  # of a select: values and labels
+    options: tuple[tuple[str, str], ...] = ()  # values and labels of a select
     is_required: bool = True
 
 
@@ -83,7 +83,7 @@ class Form:
 
 Value: TypeAlias = Union[str, float, State, Link, ProgressBar, Moment, Form, None]  # noqa: UP007
 Cell: TypeAlias = Union[Value, "tuple[Value, ...]"]
-"""A value, or several of which the first is the main one."""
+"""One value, or several; the first is the main one."""
 
 
 # -- parts of a section
@@ -107,8 +107,6 @@ class Bullets:
 
 @frozen
 class Facts:
-    """Names with values."""
-
     rows: tuple[tuple[str, Cell], ...]
 
 
@@ -116,7 +114,7 @@ class Facts:
 class Column:
     title: str
     kind: Kind = "text"  # how figures are formatted and aligned
-    drop: int = 0  # on a narrow terminal, columns with the highest number are left out first; never with 0
+    drop: int = 0  # a narrow terminal drops the columns with the highest number first; 0 is never dropped
 
 
 @frozen
@@ -130,7 +128,7 @@ class DataTable:
 
     @classmethod
     def of(cls, caption: str, columns: str, rows: Sequence[tuple[Cell, ...]], **more: Any) -> DataTable:
-        """Make a table from columns as text: ``title, title:kind, title/drop, …``."""
+        """Make a table from column definitions: ``title, title:kind, title/drop, …``."""
         made = []
         for text in columns.split(", "):
             name, _, drop = text.partition("/")
@@ -143,10 +141,10 @@ class DataTable:
 @frozen
 class BarsOverTime:
     title: str
-    width: float  # seconds of a bar
+    width: float  # seconds per bar
     bars: tuple[tuple[float, float], ...]  # start in Unix seconds, and height
-    unit: Unit = "number"  # of the heights
-    low: float | None = None  # Unix seconds: ends of the axis, whatever bars there are
+    unit: Unit = "number"  # unit of the heights
+    low: float | None = None  # Unix seconds: fixed ends of the axis
     high: float | None = None
     ticks: Literal["moments", "hours"] = "moments"
 
@@ -154,7 +152,7 @@ class BarsOverTime:
 @frozen
 class ProgressOverTime:
     title: str
-    points: tuple[tuple[float, float], ...]  # Unix seconds, and how many were done by then
+    points: tuple[tuple[float, float], ...]  # Unix seconds, and number done
     total: float
     expected: tuple[float, float] | None = None  # end in Unix seconds: median and 95 % bound
     deadline: float | None = None  # Unix seconds
@@ -175,7 +173,7 @@ Chart: TypeAlias = BarsOverTime | ProgressOverTime | ValueDistribution
 
 @frozen
 class Folded:
-    """Parts hidden behind a line that opens them."""
+    """Parts that are collapsed until the reader opens them."""
 
     summary: str
     parts: tuple[Part, ...]
@@ -215,9 +213,9 @@ def _present(parts: Iterable[Part | None]) -> tuple[Part, ...]:
 class Section:
     id: str  # unique in its view; letters and dashes
     title: str
-    parts: tuple[Part, ...] = field(converter=_present)  # without those that are ``None``
+    parts: tuple[Part, ...] = field(converter=_present)  # ``None`` is left out
     empty: str = "Nothing yet."  # shown if there are no parts
-    is_live: bool = True  # updated while the page is open; forms being filled in are not
+    is_live: bool = True  # updated while the page is open; false for forms
 
 
 @frozen

@@ -36,10 +36,10 @@ from smartbatch.views.model import (
 
 Style: TypeAlias = Literal["", "title", "head", "bad", "warn"]
 
-WIDE = 1_000  # cells of a line in a file or a pipe
+WIDE = 1_000  # cells per line
 _GAP = 2
 _MIN_FIRST_COLUMN = 8  # cells
-_BAR_WIDTH = 10  # cells of a progress bar
+_BAR_WIDTH = 10  # cells
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 30
 _NUMERIC = ("number", "money", "duration")
@@ -53,7 +53,6 @@ class TextLine:
 
 
 def text_of(view: View) -> str:
-    """Return a view as text with lines of any length."""
     return "\n".join(line.text for line in lines_of(view, WIDE))
 
 
@@ -67,7 +66,7 @@ def cells_of(text: str) -> int:
 
 
 def fitted(text: str, width: int) -> str:
-    """Return a text cut to ``width`` cells; an ellipsis marks the cut."""
+    """Cut a text to ``width`` cells; an ellipsis marks the cut."""
     if cells_of(text) <= width:
         return text
     kept, room = [], max(0, width - 1)
@@ -80,7 +79,9 @@ def fitted(text: str, width: int) -> str:
 
 
 def table_lines(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], width: int) -> list[str]:
-    """Return a table as lines of at most ``width`` cells, its head first. If it is too wide, in this order:
+    """Return a table as lines of at most ``width`` cells, its head first.
+
+    A table that is too wide is narrowed in this order:
 
     1. Cells with several values keep the first one only, column by column: the highest ``drop`` first.
     2. The first column is cut, down to :data:`_MIN_FIRST_COLUMN` cells.
@@ -119,7 +120,7 @@ def _main_value(cell: Cell) -> Cell:
 
 
 def cell_text(cell: Cell, kind: Kind = "text") -> str:
-    """Return a cell as text; several values are separated by commas."""
+    """Several values are separated by commas."""
     if isinstance(cell, tuple):
         return ", ".join(found for one in cell if (found := cell_text(one, kind)) != "-")
     return _value_text(cell, kind)
@@ -168,7 +169,7 @@ def _lines(view: View, width: int) -> Iterator[TextLine]:
 
 
 def _tile_lines(tiles: Iterable[Tile], width: int) -> Iterator[TextLine]:
-    """Yield key figures, as many on each line as fit."""
+    """Put as many key figures on each line as fit."""
     line = ""
     for tile in tiles:
         text = f"{tile.label} {tile.figure}" + (f" ({tile.note})" if tile.note else "")

@@ -141,7 +141,7 @@ def test_nobody_else_pays_for_a_run_that_was_killed(calls: Any, capfd: pytest.Ca
     capfd.readouterr()
     (job,) = stored_jobs()
     assert main(["jobs", "resume"]) == 0
-    left_alone = f"job {job.id} is left alone, because its real-time run was interrupted"
+    left_alone = f"job {job.id} was not resumed, because its real-time run was interrupted"
     assert left_alone in capfd.readouterr().err
     assert main(["jobs", "show", job.id]) == 0
     assert f"run the same command again, or smartbatch jobs resume {job.id}\n" in capfd.readouterr().out

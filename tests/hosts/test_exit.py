@@ -243,8 +243,8 @@ PENDING = {
         client.submit("one")
         paused.wait()
         """,
-        warning="mock:default: a request that failed is not sent again for 3.. min, as the provider asked\n"
-        + LOST.format(1),
+        warning="mock:default: a request that failed is not sent again for 3.. min, "
+        "as the provider requested\n" + LOST.format(1),
         guard=10,
     ),
     "a callback that blocks for ever": Case(

@@ -121,7 +121,7 @@ def test_a_wait_of_more_than_a_minute_is_told(
     [told] = [event for event in seen if isinstance(event, LongWait)]
     assert told.seconds == pytest.approx(HOUR, rel=0.02)
     assert [record.getMessage() for record in caplog.records] == [
-        "scripted:default: nothing is sent for 60 min, as the provider asked"
+        "scripted:default: nothing is sent for 60 min, as the provider requested"
     ]
 
 

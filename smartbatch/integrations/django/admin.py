@@ -17,7 +17,7 @@ from smartbatch.errors import JobNotFound, SmartbatchError
 from smartbatch.integrations.django.host import host
 from smartbatch.integrations.django.models import StoredJob
 
-_MAX_JOBS = 200  # the newest
+_MAX_JOBS = 200  # newest jobs
 
 
 @admin.register(StoredJob)
@@ -41,7 +41,6 @@ class StoredJobAdmin(admin.ModelAdmin):
         ]
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:  # noqa: ARG002
-        """Show the newest jobs of the store, if it exists."""
         jobs, problem = [], ""
         try:
             stored = host().jobs
@@ -60,7 +59,6 @@ class StoredJobAdmin(admin.ModelAdmin):
         form_url: str = "",  # noqa: ARG002
         extra_context: Any = None,  # noqa: ARG002
     ) -> HttpResponse:
-        """Show the status of a job, with its batches and incidents."""
         status, problem = None, ""
         try:
             stored = host().jobs

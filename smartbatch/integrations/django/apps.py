@@ -10,14 +10,11 @@ from smartbatch.integrations.django import host, system_checks
 
 
 class SmartbatchConfig(AppConfig):
-    """The application ``smartbatch``."""
-
     name = "smartbatch.integrations.django"
     label = "smartbatch"
     verbose_name = "LLM requests"
 
     def ready(self) -> None:
-        """Register checks and signal receivers."""
         checks.register(system_checks.check_settings, system_checks.TAG)
         checks.register(system_checks.check_server, system_checks.TAG, checks.Tags.database)
         request_started.connect(host.request_begins)

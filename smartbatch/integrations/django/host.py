@@ -29,11 +29,10 @@ _HERE: Final = ("", "localhost", "127.0.0.1", "::1")
 
 
 def store_of(alias: str) -> str | None:
-    """Return the store for a database: its PostgreSQL server, with our own connections, or a file next to its
-    SQLite file; ``None`` for any other database, to use the user's own store.
+    """Return the store for a database; ``None`` to use the user's own store.
 
-    Raises:
-        ConfigError: ``DATABASES`` has no such alias.
+    For PostgreSQL this is the same server, with connections of the library's own; for SQLite, a file next to
+    its file.
     """
     try:
         connection = connections[alias]
@@ -48,13 +47,11 @@ def store_of(alias: str) -> str | None:
 
 
 def remote_hosts() -> list[str]:
-    """Return the other machines on which the project has databases."""
     named = {str(connection.settings_dict.get("HOST") or "") for connection in connections.all()}
     return sorted(host for host in named - set(_HERE) if not host.startswith("/"))
 
 
 def _address(database: dict[str, Any]) -> str:
-    """Return the address of a PostgreSQL server, with the options that libpq knows."""
     import psycopg
 
     known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
@@ -72,7 +69,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _hosts: dict[str, HostClient] = {}
-"""By the name of the setting: at most one."""
+"""At most one, by the name of the setting."""
 _began: ContextVar[float | None] = ContextVar("smartbatch_web_request", default=None)
 """Start of the current web request, in monotonic seconds."""
 
@@ -111,22 +108,15 @@ def closing_connections(fn: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def host() -> HostClient:
-    """Return the holder of the project's client.
-
-    Raises:
-        ConfigError: ``settings.SMARTBATCH`` is missing or invalid.
-    """
     found = _hosts.get(SETTING)
     return _hosts.setdefault(SETTING, _new_host()) if found is None else found  # ``setdefault`` is atomic
 
 
 def request_begins(**_: object) -> None:
-    """Receiver of ``request_started``."""
     _began.set(RealClock.now())
 
 
 def request_ends(**_: object) -> None:
-    """Receiver of ``request_finished``."""
     _began.set(None)
 
 

@@ -15,8 +15,6 @@ class _NoRows(models.Manager):
 
 
 class StoredJob(models.Model):
-    """A job of the store."""
-
     id = models.CharField(primary_key=True, max_length=40)
     objects = _NoRows()
 

@@ -43,7 +43,7 @@ def check_server(*, databases: Sequence[str] | None = None, **_: Any) -> list[Ch
     try:
         config = host().settings.config
     except SmartbatchError:
-        return []  # E001
+        return []  # reported as E001
     if not databases or not _is_server(config):
         return []
     return list(_opened(config))
@@ -58,7 +58,6 @@ def _unusable_client(found: HostClient) -> Iterator[CheckMessage]:
 
 
 def _unusable_file(config: BatchingConfig) -> Iterator[CheckMessage]:
-    """Check a store in a file without creating it."""
     if _is_server(config):
         return
     if missing_store(config.store) is None:

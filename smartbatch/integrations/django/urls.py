@@ -1,4 +1,4 @@
-"""URLs for those who run the project: the health of the client, and the dashboard of the project's jobs."""
+"""Operations URLs: the health of the client, and the dashboard of the project's jobs."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from smartbatch.integrations.hosting import COMMANDS
 
 
 class Command(BaseCommand):
-    """Passes its arguments on to the library's command line."""
+    """Passes its arguments to the library's command line."""
 
     help = "Run, plan and view LLM requests: smartbatch jobs|plan|run; see --help after each."
     requires_system_checks = ()
