@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from smartbatch.errors import ValidationFailed as ValidationFailed
     from smartbatch.errors import WrongProcess as WrongProcess
     from smartbatch.jobs.job import Job as Job
-    from smartbatch.jobs.records import Act as Act
-    from smartbatch.jobs.records import Acted as Acted
+    from smartbatch.jobs.records import Action as Action
+    from smartbatch.jobs.records import ActionResult as ActionResult
     from smartbatch.jobs.records import JobSelection as JobSelection
     from smartbatch.jobs.records import RetriedRows as RetriedRows
     from smartbatch.jobs.records import StoredResult as StoredResult
@@ -101,7 +101,7 @@ _NAMES_OF = {
         "WrongProcess"
     ),
     "core.limits.model_controls": "ModelLimit Pause",
-    "jobs.records": "Act Acted JobSelection RetriedRows StoredResult",
+    "jobs.records": "Action ActionResult JobSelection RetriedRows StoredResult",
     "jobs.job": "Job",
     "jobs.status": "JobStatus",
     "views.html": "Report",

@@ -23,7 +23,7 @@ from smartbatch.events import CallFinished
 from smartbatch.jobs.actions import retry_failed
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.jobs_engine import JobsEngine
-from smartbatch.jobs.records import Act, Acted, JobRow, JobSelection, actor, one_line
+from smartbatch.jobs.records import Action, ActionResult, JobRow, JobSelection, actor, one_line
 from smartbatch.jobs.status import JobStatus, status_of
 from smartbatch.jobs.summary_records import StoredDecision
 from smartbatch.jobs.wiring import JobWiring, RealtimeItem
@@ -103,8 +103,7 @@ class StoredJobs:
             for row in engine.store.jobs.latest(limit=count_of("limit", limit))
         ]
 
-    # -- actions
-    # ------------------------------------------------------------------------------------------------
+    # -- actions ---------------------------------------------------------------------------------------------
 
     def pause(
         self, provider: str, model: str | None = None, *, reason: str | None = None, by: str | None = None
@@ -122,14 +121,16 @@ class StoredJobs:
             by: the user who pauses it; by default the user and the machine.
         """
         controls = self._state.engine.store.controls
-        return self._acted(controls.pause(name_of(provider, model), one_line(reason), actor(by)))
+        return self._after_action(controls.pause(name_of(provider, model), one_line(reason), actor(by)))
 
     def resume(self, provider: str, model: str | None = None, *, by: str | None = None) -> bool:
         """End a pause; return false if there is none.
 
         A model that was paused both by its own name and by its provider's resumes once both pauses end.
         """
-        return self._acted(self._state.engine.store.controls.resume(name_of(provider, model), actor(by)))
+        return self._after_action(
+            self._state.engine.store.controls.resume(name_of(provider, model), actor(by))
+        )
 
     def paused(self) -> list[Pause]:
         """Return the active pauses, oldest first."""
@@ -153,7 +154,7 @@ class StoredJobs:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if value is not None and not (number and 0 < value <= sys.float_info.max):
                 raise InvalidRequest(f"{field} = {value!r:.60} must be a number above 0", field=field)
-        self._acted(
+        self._after_action(
             self._state.engine.store.controls.set_limit(
                 name_of(provider, model), requests_per_minute, tokens_per_minute, actor(by)
             )
@@ -163,40 +164,44 @@ class StoredJobs:
         """Return the limits set with :meth:`set_limit`, oldest first."""
         return list(self._state.engine.store.controls.controls().limits.values())
 
-    def cancel_jobs(self, chosen: JobSelection, *, by: str | None = None) -> Acted:
+    def cancel_jobs(self, chosen: JobSelection, *, by: str | None = None) -> ActionResult:
         """Request the cancellation of up to 1,000 jobs, which is done by the processes that run them."""
-        return self._acted(self._state.engine.store.acts.cancel(chosen, actor(by)))
+        return self._after_action(self._state.engine.store.actions.cancel(chosen, actor(by)))
 
-    def resume_jobs(self, chosen: JobSelection, *, by: str | None = None) -> Acted:
+    def resume_jobs(self, chosen: JobSelection, *, by: str | None = None) -> ActionResult:
         """Resume up to 1,000 held jobs. This does not make the current process run them."""
-        return self._acted(self._state.engine.store.acts.resume(chosen, actor(by)))
+        return self._after_action(self._state.engine.store.actions.resume(chosen, actor(by)))
 
-    def forget_jobs(self, chosen: JobSelection, *, by: str | None = None) -> Acted:
+    def forget_jobs(self, chosen: JobSelection, *, by: str | None = None) -> ActionResult:
         """Delete up to 1,000 finished jobs with their requests and results."""
         store = self._state.engine.store
-        ids, left_out = store.acts.finished(chosen)
+        ids, left_out = store.actions.finished(chosen)
         count = 0
         for job_id in ids:
             with suppress(JobNotFound):  # another process deleted it first
                 store.jobs.forget(job_id, actor(by))
                 count += 1
-        return Acted(count, left_out)
+        return ActionResult(count, left_out)
 
-    def retry_jobs(self, chosen: JobSelection, *, billed: bool = False, by: str | None = None) -> Acted:
+    def retry_jobs(
+        self, chosen: JobSelection, *, billed: bool = False, by: str | None = None
+    ) -> ActionResult:
         """Retry the failed rows of up to 1,000 jobs, like :meth:`~smartbatch.Job.retry_failed`.
 
         Returns:
             the number of rows sent again, and the number of jobs left.
         """
         store = self._state.engine.store
-        ids, left_out = store.acts.with_failed_rows(chosen)
+        ids, left_out = store.actions.with_failed_rows(chosen)
         count = 0
         for job_id in ids:
             with suppress(JobNotFound):
                 count += retry_failed(store, job_id, None, actor(by), billed=billed).count
-        return self._acted(Acted(count, left_out))
+        return self._after_action(ActionResult(count, left_out))
 
-    def acts(self, *, before: int | None = None, job_id: str | None = None, limit: int = 100) -> list[Act]:
+    def actions(
+        self, *, before: int | None = None, job_id: str | None = None, limit: int = 100
+    ) -> list[Action]:
         """Return the actions of users, newest first; the store keeps the latest 10,000.
 
         Args:
@@ -215,9 +220,9 @@ class StoredJobs:
     def _state(self) -> _StoreState:
         return self._states.get()
 
-    def _acted(self, done: T) -> T:
+    def _after_action(self, done: T) -> T:
         # wakes up the engine if this process runs jobs
-        self._state.engine.look_at_acts()
+        self._state.engine.check_actions()
         return done
 
     def _handle(self, row: JobRow) -> Job:

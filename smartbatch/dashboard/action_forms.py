@@ -15,7 +15,7 @@ from smartbatch.dashboard.page import Query
 from smartbatch.dashboard.source import Source
 from smartbatch.errors import InvalidRequest, JobNotFound
 from smartbatch.jobs.job import Job
-from smartbatch.jobs.records import MAX_COUNTED_JOBS, Acted, JobRow, JobSelection, JobState
+from smartbatch.jobs.records import MAX_COUNTED_JOBS, ActionResult, JobRow, JobSelection, JobState
 from smartbatch.jobs.store.job_overview import JobFilter
 from smartbatch.views.model import Field, Form, Note, Part
 
@@ -32,7 +32,7 @@ class ActionRequest:
     by: str  # user name from the web server, or ``token``
 
 
-Action: TypeAlias = Callable[[Source, ActionRequest], str]
+ActionHandler: TypeAlias = Callable[[Source, ActionRequest], str]
 """Performs an action and returns a sentence about it. Raises SmartbatchError if the action is refused."""
 
 
@@ -179,19 +179,19 @@ def _check_store(source: Source) -> None:
         raise JobNotFound(f"There is no store at {source.place} yet, so there are no jobs.")
 
 
-def _counted(done: Acted, what: str) -> str:
+def _counted(done: ActionResult, what: str) -> str:
     if not done.count:
         return "No job changed: it may have finished, or someone else acted first."
     text = f"{plural(done.count, 'job is', 'jobs are')} {what}."
     return f"{text} {_left(done)}" if done.left_out else text
 
 
-def _left(done: Acted) -> str:
+def _left(done: ActionResult) -> str:
     count = f"{done.left_out:,}{' or more' if done.left_out >= MAX_COUNTED_JOBS else ''}"
     return f"{count} more jobs are left: an action handles 1,000 at a time, so repeat it."
 
 
-def _if_not_running(source: Source, request: ActionRequest, done: Acted) -> str:
+def _if_not_running(source: Source, request: ActionRequest, done: ActionResult) -> str:
     """Explain when the action takes effect if no process is running the job."""
     if not done.count or not request.form.get("id") or not _job(source, request).is_unowned():
         return ""
@@ -250,7 +250,7 @@ def _text(request: ActionRequest, name: str) -> str:
     return text
 
 
-ACTIONS: Mapping[str, Action] = {
+ACTIONS: Mapping[str, ActionHandler] = {
     "cancel": _cancel,
     "resume": _resume,
     "forget": _forget,

@@ -13,7 +13,7 @@ from attrs import define, field
 from smartbatch.dashboard.action_forms import model_forms, unpause_form
 from smartbatch.dashboard.page import Page, Query, no_store_yet, number_of, pages_of
 from smartbatch.dashboard.source import SharedView, Source
-from smartbatch.jobs.records import Act
+from smartbatch.jobs.records import Action
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.summary_records import topic_of
 from smartbatch.observe.participants import LaneStatus
@@ -118,11 +118,19 @@ def _actions(source: Source, store: SqlStore | None, query: Query) -> Section:
     return Section("actions", "Actions", parts, empty="No actions yet.")
 
 
-def _action_row(act: Act, query: Query) -> tuple[Cell, ...]:
-    target: Cell = act.target
-    if act.job_id is not None and act.name != "forget":
-        target = Link(act.job_id, query.link("jobs", act.job_id))
-    return act.at, act.by, act.name.replace("_", " "), target, act.count, act.left_out or None, act.detail
+def _action_row(action: Action, query: Query) -> tuple[Cell, ...]:
+    target: Cell = action.target
+    if action.job_id is not None and action.name != "forget":
+        target = Link(action.job_id, query.link("jobs", action.job_id))
+    return (
+        action.at,
+        action.by,
+        action.name.replace("_", " "),
+        target,
+        action.count,
+        action.left_out or None,
+        action.detail,
+    )
 
 
 # -- durations -----------------------------------------------------------------------------------------------

@@ -22,15 +22,15 @@ from smartbatch.events import Event, LimitChanged, PauseChanged
 from smartbatch.jobs.job_budget import remaining_budget
 from smartbatch.jobs.payload import decode_result
 from smartbatch.jobs.records import (
-    MAX_ROWS_PER_ACT,
-    Act,
+    MAX_ROWS_PER_ACTION,
+    Action,
     JobPolicy,
     JobRow,
     NewResult,
     RetriedRows,
 )
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.store.job_acts import FailedRow
+from smartbatch.jobs.store.job_actions import FailedRow
 from smartbatch.jobs.wiring import JobWiring, Reopening, reopen_without_client
 from smartbatch.types import Deadline, Result
 
@@ -43,7 +43,7 @@ PAGE_ROWS = 1_000
 
 def change_deadline(store: SqlStore, job_id: str, deadline: Deadline | None, by: str) -> None:
     """Change the deadline of a job; see :meth:`smartbatch.Job.set_deadline`."""
-    now = store.acts.db.now()
+    now = store.actions.db.now()
     left = seconds_until(deadline, now)
     until = None if left is None else now + left
     detail = "none" if left is None else f"in {duration(left)}"
@@ -51,7 +51,7 @@ def change_deadline(store: SqlStore, job_id: str, deadline: Deadline | None, by:
     def change(policy: JobPolicy) -> JobPolicy:
         return evolve(policy, deadline=until, fallback="batch" if until is None else "individual")
 
-    store.acts.change_policy(job_id, change, "set_deadline", detail, by)
+    store.actions.change_policy(job_id, change, "set_deadline", detail, by)
 
 
 def change_budget(store: SqlStore, job_id: str, budget: float | str | None, by: str) -> float:
@@ -62,7 +62,7 @@ def change_budget(store: SqlStore, job_id: str, budget: float | str | None, by: 
         raise InvalidRequest(f"budget = {budget!r:.60} is not an amount of USD", field="budget")
     limit = None if most is None else float(most)
     detail = "none" if limit is None else money(limit)
-    row = store.acts.change_policy(
+    row = store.actions.change_policy(
         job_id, lambda policy: evolve(policy, budget=limit), "set_budget", detail, by
     )
     return remaining_budget(row)
@@ -70,13 +70,13 @@ def change_budget(store: SqlStore, job_id: str, budget: float | str | None, by: 
 
 def has_stopped(store: SqlStore, job: JobRow) -> bool:
     """Whether rows of a job were not sent because its first rows failed alike."""
-    after, page = -1, store.acts.failed(job.id, rows=None, after=-1, limit=PAGE_ROWS) if job.failed else []
+    after, page = -1, store.actions.failed(job.id, rows=None, after=-1, limit=PAGE_ROWS) if job.failed else []
     while page:
         if any(isinstance(decode_result(row.body, request_id="").error, ListStopped) for row in page):
             return True
         after = page[-1].ix
         more = len(page) == PAGE_ROWS
-        page = store.acts.failed(job.id, rows=None, after=after, limit=PAGE_ROWS) if more else []
+        page = store.actions.failed(job.id, rows=None, after=after, limit=PAGE_ROWS) if more else []
     return False
 
 
@@ -108,8 +108,8 @@ def retry_failed(
     paid: list[int] = []
     left: list[int] = []
     after = -1
-    while max(len(again), len(left)) < MAX_ROWS_PER_ACT:
-        page = store.acts.failed(job_id, rows=named, after=after, limit=PAGE_ROWS)
+    while max(len(again), len(left)) < MAX_ROWS_PER_ACTION:
+        page = store.actions.failed(job_id, rows=named, after=after, limit=PAGE_ROWS)
         for row in page:
             after = row.ix
             result = decode_result(row.body, request_id="")
@@ -125,7 +125,7 @@ def retry_failed(
                 paid.append(row.ix)
         if len(page) < PAGE_ROWS:
             break
-    count, left_out = reopening(job_id, partial(store.acts.reopen, job_id, again, paid, by))
+    count, left_out = reopening(job_id, partial(store.actions.reopen, job_id, again, paid, by))
     return RetriedRows(count, left_out, tuple(left or paid))
 
 
@@ -142,13 +142,13 @@ def _as_try(row: FailedRow, result: Result) -> NewResult:
 
 # -- the actions of others -----------------------------------------------------------------------------------
 
-_MODEL_ACTS = frozenset({"pause_model", "resume_model", "set_limit"})
-_RESTARTING_ACTS = frozenset({"resume", "retry_failed"})
+_MODEL_ACTIONS = frozenset({"pause_model", "resume_model", "set_limit"})
+_RESTARTING_ACTIONS = frozenset({"resume", "retry_failed"})
 """Actions after which a job without an owner may continue."""
 
 
 @frozen
-class NewActs:
+class NewActions:
     """The actions since the last read."""
 
     models: bool  # pauses or limits changed
@@ -175,7 +175,7 @@ class LiveControls:
         self._lock = threading.Lock()
         self._seen: int | None = None
         self._gap = False
-        self._new: list[Act] = []
+        self._new: list[Action] = []
         self.current = ModelControls()
 
     def read(self) -> ModelControls:
@@ -187,7 +187,7 @@ class LiveControls:
         self._look()
         return self.current
 
-    def new_acts(self) -> NewActs | None:
+    def new_actions(self) -> NewActions | None:
         """Return the actions since the last call, or ``None`` if there are none; raises like :meth:`read`."""
         before = self.current
         self._look()
@@ -196,11 +196,11 @@ class LiveControls:
             gap, self._gap = self._gap, False
         if not new and not gap and self.current is before:
             return None
-        return NewActs(
-            models=gap or self.current is not before or any(act.name in _MODEL_ACTS for act in new),
-            jobs=frozenset(act.job_id for act in new if act.job_id is not None),
-            any_job=gap or any(act.job_id is None and act.name not in _MODEL_ACTS for act in new),
-            claims=gap or any(act.name in _RESTARTING_ACTS for act in new),
+        return NewActions(
+            models=gap or self.current is not before or any(action.name in _MODEL_ACTIONS for action in new),
+            jobs=frozenset(action.job_id for action in new if action.job_id is not None),
+            any_job=gap or any(action.job_id is None and action.name not in _MODEL_ACTIONS for action in new),
+            claims=gap or any(action.name in _RESTARTING_ACTIONS for action in new),
         )
 
     def _look(self) -> None:
@@ -216,7 +216,7 @@ class LiveControls:
             new = [] if self._seen is None else _all_after(controls.after, seen)
             gap = bool(new) and new[0].number > seen + 1
             before = after = self.current
-            if self._seen is None or gap or any(act.name in _MODEL_ACTS for act in new):
+            if self._seen is None or gap or any(action.name in _MODEL_ACTIONS for action in new):
                 found = controls.controls()
                 after = before if found == before else found
             self._seen = new[-1].number if new else seen
@@ -247,8 +247,8 @@ def _changes(before: ModelControls, after: ModelControls, now: float) -> list[Ev
     return events
 
 
-def _all_after(read: Callable[..., list[Act]], seen: int) -> list[Act]:
-    found: list[Act] = []
+def _all_after(read: Callable[..., list[Action]], seen: int) -> list[Action]:
+    found: list[Action] = []
     page = read(seen, limit=PAGE_ROWS)
     while page:
         found += page

@@ -298,13 +298,13 @@ class Job:
         Args:
             by: the user, for the store's list of actions; by default the user and machine.
         """
-        self._engine.store.acts.cancel(JobSelection(ids=(self.id,)), actor(by))
+        self._engine.store.actions.cancel(JobSelection(ids=(self.id,)), actor(by))
         self._carry_on()
         self._engine.recall(self.id)
 
     def resume(self, *, by: str | None = None) -> None:
         """Continue a job that is held or waits for a budget; check any other job at once."""
-        self._engine.store.acts.resume(JobSelection(ids=(self.id,)), actor(by))
+        self._engine.store.actions.resume(JobSelection(ids=(self.id,)), actor(by))
         self._carry_on()
         self._engine.resume(self.id)
 
@@ -337,7 +337,7 @@ class Job:
             JobNotFound: the job was forgotten.
         """
         change_deadline(self._engine.store, self.id, deadline, actor(by))
-        self._engine.look_at_acts()
+        self._engine.check_actions()
 
     def set_budget(self, budget: float | str | None, *, by: str | None = None) -> float:
         """Change the total that may be spent on the job; the process that runs it is notified.
@@ -358,7 +358,7 @@ class Job:
             JobNotFound: the job was forgotten.
         """
         left = change_budget(self._engine.store, self.id, budget, actor(by))
-        self._engine.look_at_acts()
+        self._engine.check_actions()
         return left
 
     def retry_failed(
@@ -387,7 +387,7 @@ class Job:
             engine.store, self.id, rows, actor(by), billed=billed, reopening=engine.wiring.reopen
         )
         if retried.count:
-            self._engine.look_at_acts()
+            self._engine.check_actions()
             self._carry_on()
         return retried
 
@@ -401,7 +401,9 @@ class Job:
             limit: maximum number of results.
         """
         begin = (-1, 0) if after is None else (after.index, after.sequence)
-        kept = self._engine.store.acts.earlier_results(self.id, after=begin, limit=count_of("limit", limit))
+        kept = self._engine.store.actions.earlier_results(
+            self.id, after=begin, limit=count_of("limit", limit)
+        )
         return [
             StoredResult(one.ix, one.seq, decode_result(one.body, request_id=item_id(self.id, one.ix, None)))
             for one in kept

@@ -288,7 +288,7 @@ class JobsEngine:
                 f"with smartbatch.job({row.id!r}), or start a client on the store {self.store.place}"
             )
 
-    def look_at_acts(self) -> None:
+    def check_actions(self) -> None:
         """Check at once for user actions in the store, if this process runs jobs."""
         if self._supervisor is not None:
             self._supervisor.look()

@@ -365,18 +365,18 @@ def incident_title(kind: str) -> str:
 
 # -- actions -------------------------------------------------------------------------------------------------
 
-MAX_JOBS_PER_ACT = 1_000
+MAX_JOBS_PER_ACTION = 1_000
 """Maximum number of jobs that one action on a selection changes."""
-MAX_ROWS_PER_ACT = 100_000
+MAX_ROWS_PER_ACTION = 100_000
 """Maximum number of rows of a job that one action sends again."""
 MAX_COUNTED_JOBS = 10_000
 """Maximum to which jobs that an action leaves out are counted."""
-MAX_STORED_ACTS = 10_000
+MAX_STORED_ACTIONS = 10_000
 """Maximum number of actions that a store keeps."""
 MAX_TEXT_CHARS = 500
 """Maximum characters of a reason, and of the name of the acting user."""
 
-ActName = Literal[
+ActionName = Literal[
     "cancel",
     "resume",
     "forget",
@@ -390,7 +390,7 @@ ActName = Literal[
 
 
 @frozen(kw_only=True)
-class Act:
+class Action:
     """A user action on jobs or models, as recorded in the store.
 
     Attributes:
@@ -408,7 +408,7 @@ class Act:
     number: int = 0
     at: float
     by: str
-    name: ActName
+    name: ActionName
     target: str
     job_id: str | None = None
     count: int = 1
@@ -457,7 +457,7 @@ class JobSelection:
 
 
 @frozen
-class Acted:
+class ActionResult:
     """The outcome of an action on a selection of jobs.
 
     Attributes:

@@ -279,7 +279,7 @@ class Supervision:
 
     def _look(self) -> None:
         """Apply new user actions to the owned jobs, and claim jobs that can continue because of them."""
-        news = self._controls.new_acts()
+        news = self._controls.new_actions()
         if news is None:
             return
         for job_id in news.jobs:

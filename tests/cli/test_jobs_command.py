@@ -220,8 +220,8 @@ def test_deadline_and_budget_of_a_job_are_changed(
     assert jobs("set-budget", "letters", "--budget", "none") == 0
     assert jobs("set-budget", "letters") == jobs("set-budget", "letters", "--budget", "much") == 2
     assert jobs("show", "letters", "--deadline", "2h") == 2
-    acts = StoredJobs(client.config).acts(job_id=done.id)
-    assert [act.name for act in acts] == ["set_budget", "set_budget", "set_deadline"]
+    actions = StoredJobs(client.config).actions(job_id=done.id)
+    assert [action.name for action in actions] == ["set_budget", "set_budget", "set_deadline"]
 
 
 def test_a_model_is_paused_listed_and_goes_on(

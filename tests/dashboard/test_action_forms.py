@@ -1,4 +1,4 @@
-"""Acts from the dashboard: forms without JavaScript, done by those who may, noted with who did it."""
+"""Actions from the dashboard: forms without JavaScript, done by those who may, noted with who did it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.dashboard.visits import Answer, Visitor
 
 
 def said(answer: Answer) -> str:
-    """What the page that follows an act says."""
+    """What the page that follows an action says."""
     found = re.search(r'<p role="status">(.*?)</p>', answer.text)
     assert found is not None
     return found[1]
@@ -51,8 +51,8 @@ def test_a_job_is_cancelled_by_the_form_of_its_page(visitor: Visitor, opened: Sq
     assert opened.jobs.get(job.id).cancel_requested  # type: ignore[union-attr]
     again = visitor.post("/action/cancel", fields)
     assert said(again).startswith("No job changed")
-    [act] = opened.controls.latest(limit=100)
-    assert (act.name, act.by, act.job_id) == ("cancel", "token", job.id)
+    [action] = opened.controls.latest(limit=100)
+    assert (action.name, action.by, action.job_id) == ("cancel", "token", job.id)
 
 
 def test_it_says_where_nobody_carries_a_job_on(visitor: Visitor, opened: SqlStore, shelf: Bench) -> None:
@@ -91,7 +91,7 @@ def test_failed_requests_are_asked_again_and_a_finished_job_is_forgotten(
     assert opened.jobs.get(other) is None
 
 
-def test_acts_on_a_list_concern_the_jobs_of_its_state(
+def test_actions_on_a_list_concern_the_jobs_of_its_state(
     visitor: Visitor, opened: SqlStore, shelf: Bench
 ) -> None:
     for model in ("openai:m", "openai:m", "openai:n"):
@@ -122,7 +122,7 @@ def test_a_model_is_paused_limited_and_goes_on(visitor: Visitor, opened: SqlStor
     [{"Authorization": ""}, {"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}],
     ids=["without the token", "of another origin", "across sites"],
 )
-def test_an_act_that_is_refused_does_nothing(
+def test_an_action_that_is_refused_does_nothing(
     visitor: Visitor, opened: SqlStore, headers: dict[str, str]
 ) -> None:
     assert visitor.post("/action/pause", {"model": "openai"}, **headers).status == 403
@@ -184,7 +184,7 @@ def test_a_form_of_no_length_is_refused(visitor: Visitor, length: str) -> None:
     assert heard == ["413 Content Too Large"]
 
 
-def test_an_act_on_a_job_makes_no_store(tmp_path: object) -> None:
+def test_an_action_on_a_job_makes_no_store(tmp_path: object) -> None:
     board = app(store=f"{tmp_path}/none.db", shared="off", access=lambda environ: "all")
     assert Visitor(board).post("/action/cancel", {"id": "job-1"}).status == 404
     assert "There is no store at" in Visitor(board).get("/models").text

@@ -121,7 +121,7 @@ def test_an_address_of_any_fields_is_answered(
     + [f"/{sign}/evil.example" for sign in "\t\n\r\0\x7f\u2028\ud800 "],
 )
 def test_the_way_back_stays_in_the_dashboard(back: str) -> None:
-    """An act that is refused leads back to a page, and never to another host."""
+    """An action that is refused leads back to a page, and never to another host."""
     read = Elements(message("t", "x", Query(), back=back).decode())
     links = [value for name, value in read.attributes if name == "href"]
     assert links[-1] == ("/jobs?a=1" if back == "/jobs?a=1" else "/")

@@ -1,4 +1,4 @@
-"""The dashboard in Chromium: pages over 10,000 jobs, live news of another process, acts, accessibility."""
+"""The dashboard in Chromium: pages over 10,000 jobs, live news of another process, actions, accessibility."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ def test_without_the_token_nothing_is_seen_and_nothing_done(chromium: Any, serve
     context.close()
 
 
-def test_an_act_is_done_with_the_token(page: Any, served: Served, place: str) -> None:
+def test_an_action_is_done_with_the_token(page: Any, served: Served, place: str) -> None:
     """A form of the page does it, the page says so, and the store has who did it."""
     page.goto(at(served, "/jobs/job-0000000000009998"))
     page.get_by_label("Deadline from now").fill("3h")
@@ -286,7 +286,7 @@ def test_an_act_is_done_with_the_token(page: Any, served: Served, place: str) ->
     assert "in 3 h" in page.locator("#job").inner_text()
     store = open_store(place)
     assert [
-        (act.name, act.by) for act in store.controls.latest(job_id="job-0000000000009998", limit=100)
+        (action.name, action.by) for action in store.controls.latest(job_id="job-0000000000009998", limit=100)
     ] == [("set_deadline", "token")]
     store.close()
 

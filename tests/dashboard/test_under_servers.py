@@ -37,7 +37,7 @@ def test_pages_and_news_come_from_every_kind_of_worker(shelf: Bench, opened: Sql
 
 @pytest.mark.parametrize("kind", ["sync", "gthread", "gevent"])
 @pytest.mark.parametrize("mount", MOUNTS)
-def test_acts_are_posted_through_every_mount_and_kind_of_worker(
+def test_actions_are_posted_through_every_mount_and_kind_of_worker(
     shelf: Bench, opened: SqlStore, mount: str, kind: str
 ) -> None:
     """As the form of the page says; from another origin, or by nobody, nothing is done."""
@@ -59,7 +59,9 @@ def test_acts_are_posted_through_every_mount_and_kind_of_worker(
     found = opened.jobs.get(job.id)
     assert found is not None
     assert found.cancel_requested
-    assert [(act.name, act.job_id) for act in opened.controls.latest(limit=100)] == [("cancel", job.id)]
+    assert [(action.name, action.job_id) for action in opened.controls.latest(limit=100)] == [
+        ("cancel", job.id)
+    ]
 
 
 def test_dropped_streams_give_their_places_back(shelf: Bench, opened: SqlStore) -> None:

@@ -191,7 +191,7 @@ def test_the_dashboard_has_the_jobs_of_the_project_at_its_place(project: Project
 
 
 def test_who_may_look_and_who_may_act_is_for_the_project_to_say(project: Project) -> None:
-    """Acts need no token of Django's: they have to come from a page of the same host."""
+    """Actions need no token of Django's: they have to come from a page of the same host."""
     browser = Client(enforce_csrf_checks=True)
     statuses = [
         (
@@ -205,7 +205,7 @@ def test_who_may_look_and_who_may_act_is_for_the_project_to_say(project: Project
     assert browser.get("/board/jobs?user=ada", HTTP_HOST="evil.example").status_code == 400
 
 
-def test_an_act_has_its_form_and_the_name_of_the_user(
+def test_an_action_has_its_form_and_the_name_of_the_user(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = {"say": lambda _, asked: f"{asked.by}: {asked.form['word']}"}

@@ -46,7 +46,7 @@ def supervision_of(
     changed: Callable[[str], object] = lambda _: None,
 ) -> Supervision:
     """Supervision of the jobs of a store on which nobody acts."""
-    controls: Any = SimpleNamespace(new_acts=lambda: None)
+    controls: Any = SimpleNamespace(new_actions=lambda: None)
     changes = _Changes(runtime.clock, changed)
     return Supervision(runtime, changes, set(), controls, run_step, realtime)
 

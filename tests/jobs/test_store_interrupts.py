@@ -16,8 +16,8 @@ from smartbatch.jobs.store import SqlStore
 __all__ = ["bench", "store"]  # fixtures
 
 
-Act = Callable[[SqlStore, JobLease], object]
-ACTS: dict[str, Act] = {
+Operation = Callable[[SqlStore, JobLease], object]
+OPERATIONS: dict[str, Operation] = {
     "a read": lambda store, _: store.facts.recall("k"),
     "a write": lambda store, _: store.facts.remember("k", 2),
     "a write under a lease": lambda store, lease: store.jobs.note(lease, "waits"),
@@ -32,12 +32,14 @@ def foreign(bench: Bench) -> Collection[CodeType]:
     return {Connection.connect.__func__.__code__, Connection._notice_handler.__code__}  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
-def test_what_is_interrupted_at_any_moment_leaves_the_store_to_others(bench: Bench, act: Act) -> None:
+@pytest.mark.parametrize("operate", OPERATIONS.values(), ids=OPERATIONS)
+def test_what_is_interrupted_at_any_moment_leaves_the_store_to_others(
+    bench: Bench, operate: Operation
+) -> None:
     store, other = bench.open(), bench.open(busy_timeout=0.5)
     _, lease = started(store, bench)
     store.facts.remember("k", 1)
-    for at in interrupted_at_every_moment(lambda: act(store, lease), spared=foreign(bench)):
+    for at in interrupted_at_every_moment(lambda: operate(store, lease), spared=foreign(bench)):
         going_on = threading.Thread(target=store.jobs.note, args=(lease, None), daemon=True)
         going_on.start()
         going_on.join(10)

@@ -329,7 +329,7 @@ def test_what_is_done_to_one_job_leaves_the_others_as_they_are(store: SqlStore, 
         store.jobs.note(lease, f"look at {number}", hold=True)
     assert shown() == [(JobState.HELD, f"look at {number}", False) for number in range(3)]
     store.jobs.unhold(ids[1])
-    store.acts.cancel(JobSelection(ids=(ids[2],)), "ada")
+    store.actions.cancel(JobSelection(ids=(ids[2],)), "ada")
     store.jobs.note(held[0][1], "still")
     assert shown() == [
         (JobState.HELD, "still", False),
@@ -360,7 +360,7 @@ def test_a_name_says_whether_its_item_had_its_result(store: SqlStore, bench: Ben
     lease = store.leases.claim(job.id, 60.0)
     assert lease is not None
     store.items.fail_open(lease, [1], b"why", at=1.0)
-    store.acts.cancel(JobSelection(ids=(job.id,)), "ada")
+    store.actions.cancel(JobSelection(ids=(job.id,)), "ada")
     assert {name: place.outcome for name, place in store.jobs.find_named(["0", "1"]).items()} == {
         "0": None,
         "1": "failed",

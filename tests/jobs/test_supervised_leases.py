@@ -215,7 +215,7 @@ def test_what_another_process_asks_of_a_job_is_noticed(scene: Scene) -> None:
     supervisor = scene.supervisor()
     supervisor.start()
     scene.until(lambda: len(scene.steps) == 1)
-    scene.another_store().acts.cancel(JobSelection(ids=(job_id,)), "ada")
+    scene.another_store().actions.cancel(JobSelection(ids=(job_id,)), "ada")
     scene.until(lambda: len(scene.steps) == 2)
     supervisor.stop(1.0)
     assert ("recall", job_id) in scene.realtime.told

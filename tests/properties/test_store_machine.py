@@ -212,7 +212,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def request_cancel(self, who: int, pick: int) -> None:
         job = list(self.jobs.values())[pick % len(self.jobs)]
-        self.stores[who].acts.cancel(JobSelection(ids=(job.id,)), "ada")
+        self.stores[who].actions.cancel(JobSelection(ids=(job.id,)), "ada")
         job.cancel |= job.state is not JobState.DONE
 
     def note(self, pick: int) -> None:

@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import InvalidRequest, JobNotFound, StoreError
 from smartbatch.jobs.records import (
-    Act,
+    Action,
     ItemState,
     JobPolicy,
     JobRow,
@@ -35,7 +35,7 @@ from smartbatch.jobs.store.database import (
     number,
     record_text,
 )
-from smartbatch.jobs.store.job_acts import note_act
+from smartbatch.jobs.store.job_actions import record_action
 from smartbatch.jobs.store.leases import LeaseTable, Owner, leased
 from smartbatch.jobs.store.outcomes import delete_items, job_number
 from smartbatch.jobs.store.schema import JOBS, job_row
@@ -271,7 +271,7 @@ class JobTable:
         # if this process is killed, the next owner continues
         tx.change("INSERT INTO incomplete_job (no, owner) VALUES (?, ?)", no, "")
         if by is not None:
-            note_act(tx, Act(at=self.db.now(), by=by, name="forget", target=job_id, job_id=job_id))
+            record_action(tx, Action(at=self.db.now(), by=by, name="forget", target=job_id, job_id=job_id))
         return no
 
     def unhold(self, job_id: str) -> None:

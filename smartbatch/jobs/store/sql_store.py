@@ -32,7 +32,7 @@ from smartbatch.jobs.records import IncidentRow
 from smartbatch.jobs.store import outcomes
 from smartbatch.jobs.store.database import DAMAGES, REMEMBER, Database, Transaction, bare, damaged, encoded
 from smartbatch.jobs.store.items import ItemTable
-from smartbatch.jobs.store.job_acts import ControlTable, JobActs
+from smartbatch.jobs.store.job_actions import ControlTable, JobActions
 from smartbatch.jobs.store.job_overview import JobOverview
 from smartbatch.jobs.store.jobs import JobTable
 from smartbatch.jobs.store.leases import Counted, FileLocks, LeaseTable, Owner, OwnerLocks, leased
@@ -84,7 +84,7 @@ class SqlStore:
         self.facts = FactTable(database, self.leases)
         self.summaries = SummaryTable(database)
         self.controls = ControlTable(database)
-        self.acts = JobActs(database)
+        self.actions = JobActions(database)
         on_fork(self)
         try:
             database.open()

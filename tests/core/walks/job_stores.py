@@ -160,10 +160,10 @@ class _Walk:
 
     def cancel_one(self) -> Any:
         chosen = JobSelection(ids=(self._job(),))
-        return self._store.acts.cancel(chosen, "ada")
+        return self._store.actions.cancel(chosen, "ada")
 
     def act(self) -> Any:
-        rng, acts = self._rng, self._store.acts
+        rng, acts = self._rng, self._store.actions
         state = rng.choice((None, "active", "held", "done"))
         chosen = JobSelection(
             ids=tuple(rng.sample(self._jobs, min(2, len(self._jobs)))) if state is None else (),
@@ -177,7 +177,7 @@ class _Walk:
     def change_policy(self) -> Any:
         budget = self._rng.choice((2.0, 5.0))
         change = lambda policy: evolve(policy, budget=budget)  # noqa: E731
-        return self._store.acts.change_policy(self._job(), change, "set_budget", f"{budget}", "ada")
+        return self._store.actions.change_policy(self._job(), change, "set_budget", f"{budget}", "ada")
 
     def drop_unsent(self) -> Any:
         store, lease = self._led()
@@ -262,7 +262,7 @@ class _Walk:
         return stored
 
     def reopen(self) -> Any:
-        job_id, acts = self._job(), self._store.acts
+        job_id, acts = self._job(), self._store.actions
         failed = acts.failed(
             job_id, rows=self._rng.choice((None, {0, 2})), after=-1, limit=self._rng.choice((2, 1000))
         )
@@ -334,7 +334,8 @@ class _Walk:
             note("shards", shards.of_job(job.id), shards.of_job(job.id, states=OPEN_SHARDS))
             note("decision", store.summaries.decision(job.id))
             note(
-                "earlier", store.acts.earlier_results(job.id, after=rng.choice(((-1, 0), (0, 9))), limit=1000)
+                "earlier",
+                store.actions.earlier_results(job.id, after=rng.choice(((-1, 0), (0, 9))), limit=1000),
             )
             note("forgotten", store.controls.latest(job_id=job.id, limit=100))
         every = tuple(ShardState)

@@ -211,7 +211,7 @@ class World:
         store, now = self.processes[0].plain, self.clock.now()
         if not self._cancelled and self.what.cancel_at is not None and now >= self.what.cancel_at:
             self._cancelled = True
-            store.acts.cancel(JobSelection(ids=(self.job.id,)), "ada")
+            store.actions.cancel(JobSelection(ids=(self.job.id,)), "ada")
             self._make_due()
         if self.checker.state is not JobState.HELD:
             self._resumes_at = None
@@ -219,7 +219,7 @@ class World:
             self._resumes_at = now + self.what.resume_after
         elif now >= self._resumes_at:
             self._resumes_at = None
-            store.acts.resume(JobSelection(ids=(self.job.id,)), "ada")
+            store.actions.resume(JobSelection(ids=(self.job.id,)), "ada")
             self._make_due()
 
     def _make_due(self) -> None:

@@ -1,4 +1,4 @@
-"""Acts of other processes reach those that run: models are paused, limits, deadlines and budgets change."""
+"""Actions reach running processes: models are paused, limits, deadlines and budgets change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from inside import inside
 from jobs.remote import LONG, Api, Remote
 
-from smartbatch import Acted, BatchingClient, JobSelection, Price, RetriedRows, StoredJobs
+from smartbatch import ActionResult, BatchingClient, JobSelection, Price, RetriedRows, StoredJobs
 from smartbatch._clock import VirtualClock
 from smartbatch._words import money
 from smartbatch.config import BatchingConfig
@@ -32,7 +32,7 @@ from smartbatch.providers.batch_api import Line, LineOutcome
 
 ClientOf = Callable[..., BatchingClient]
 HEARD = 2.0
-"""Seconds in which a process hears of an act."""
+"""Seconds in which a process hears of an action."""
 MODEL = ("remote", "default")
 
 
@@ -80,7 +80,7 @@ def test_a_paused_model_is_asked_nothing_until_its_pause_ends(
         ("remote:default", True, "too dear", "ada"),
         ("remote:default", False, None, None),
     ]
-    assert [(act.name, act.by) for act in elsewhere.acts()] == [
+    assert [(action.name, action.by) for action in elsewhere.actions()] == [
         ("resume_model", "ada"),
         ("pause_model", "ada"),
     ]
@@ -214,7 +214,7 @@ def test_items_of_a_paused_model_are_recalled_and_sent_once_after_it(
 def test_a_deadline_that_comes_later_has_a_batch_taken_back(
     client_of: ClientOf, clock: VirtualClock, place: str, elsewhere: StoredJobs
 ) -> None:
-    """By batch it would take ten hours; the act comes from a process that does not own the job."""
+    """By batch it would take ten hours; the action comes from a process that does not own the job."""
     remote = Remote(clock, turnaround=36_000.0)
     job = client_of(remote, store=place).submit_batch([f"p{n}" for n in range(20)])
     clock.sleep(60.0)
@@ -224,8 +224,8 @@ def test_a_deadline_that_comes_later_has_a_batch_taken_back(
     assert job.wait(LONG).completed == 20
     assert clock.now() - began < 900.0
     assert len(remote.asked) == 20
-    [act] = elsewhere.acts(job_id=job.id)
-    assert (act.name, act.by, act.detail) == ("set_deadline", "ada", "in 10 min")
+    [action] = elsewhere.actions(job_id=job.id)
+    assert (action.name, action.by, action.detail) == ("set_deadline", "ada", "in 10 min")
 
 
 @pytest.mark.full
@@ -302,12 +302,12 @@ def test_a_count_that_is_none_is_refused_by_name(
     job = client.submit_batch(["p"] * 3)
     with pytest.raises(ConfigError, match=r"count = .* is not a whole number of 0 or more"):
         client.forecast(iter(["p"]), count=wrong)
-    looks = (client.jobs, elsewhere.statuses, elsewhere.jobs, elsewhere.acts, job.earlier_results)
+    looks = (client.jobs, elsewhere.statuses, elsewhere.jobs, elsewhere.actions, job.earlier_results)
     for look in looks:
         with pytest.raises(ConfigError, match=r"limit = .* is not a whole number of 0 or more"):
             look(limit=wrong)
     with pytest.raises(ConfigError, match="before"):
-        elsewhere.acts(before=wrong)
+        elsewhere.actions(before=wrong)
     assert (client.jobs(limit=0), len(client.jobs(limit=2**63 - 1))) == ([], 1)
 
 
@@ -379,7 +379,7 @@ def test_retried_rows_spend_what_the_client_s_budget_has_left(
     assert {type(one.error) for one in job.results() if not one.ok} == {BudgetExceeded}
     assert client.spent == pytest.approx(spent + status.cost)
     assert client.spent <= 0.5
-    [noted] = elsewhere.acts(job_id=job.id)
+    [noted] = elsewhere.actions(job_id=job.id)
     assert (noted.name, noted.detail) == ("retry_failed", f"budget {money(0.5 - spent)}")
 
 
@@ -415,7 +415,7 @@ def test_rows_that_fail_again_as_before_end_their_job_once_more(
     assert [(one.succeeded, one.failed) for one in told if isinstance(one, JobFinished)] == [(0, 1)] * 3
 
 
-def test_acts_on_many_jobs_are_done_by_those_who_carry_them_on(
+def test_actions_on_many_jobs_are_done_by_those_who_carry_them_on(
     client_of: ClientOf, clock: VirtualClock, place: str, elsewhere: StoredJobs
 ) -> None:
     remote = Remote(clock, turnaround=3_600.0)
@@ -423,11 +423,11 @@ def test_acts_on_many_jobs_are_done_by_those_who_carry_them_on(
     jobs = [client.submit_batch([f"{mark}{n}" for n in range(5)]) for mark in "abc"]
     clock.sleep(60.0)
     chosen = JobSelection(state="active", model="remote:default")
-    assert elsewhere.cancel_jobs(chosen, by="ada") == Acted(3, 0)
+    assert elsewhere.cancel_jobs(chosen, by="ada") == ActionResult(3, 0)
     assert {job.wait(LONG).cancelled for job in jobs} == {5}
-    assert elsewhere.forget_jobs(JobSelection(state="done")) == Acted(3, 0)
+    assert elsewhere.forget_jobs(JobSelection(state="done")) == ActionResult(3, 0)
     assert elsewhere.jobs() == []
-    assert [act.name for act in elsewhere.acts()] == ["forget", "forget", "forget", "cancel"]
+    assert [action.name for action in elsewhere.actions()] == ["forget", "forget", "forget", "cancel"]
 
 
 def test_a_reader_in_storage_order_gets_the_results_of_retried_rows(

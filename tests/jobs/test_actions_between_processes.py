@@ -1,4 +1,4 @@
-"""Acts reach other processes through the store alone, also those that begin after the actor was killed."""
+"""Actions reach other processes through the store alone, also those that begin after the actor was killed."""
 
 from __future__ import annotations
 

@@ -17,11 +17,11 @@ from smartbatch.core.limits.model_controls import ModelControls, ModelLimit, Pau
 from smartbatch.errors import JobNotFound, StoreError
 from smartbatch.jobs.records import (
     MAX_COUNTED_JOBS,
-    MAX_JOBS_PER_ACT,
-    MAX_STORED_ACTS,
-    Act,
-    Acted,
-    ActName,
+    MAX_JOBS_PER_ACTION,
+    MAX_STORED_ACTIONS,
+    Action,
+    ActionName,
+    ActionResult,
     IncidentRow,
     ItemState,
     JobPolicy,
@@ -59,7 +59,7 @@ _COPY_RESULTS = """INSERT INTO earlier_result (no, seq, outcome, digest, cost, b
 _RESUME = """UPDATE job SET state = CASE WHEN state = {done} THEN {active} ELSE state END, finished_at = NULL,
     failed = failed - ?, cancel_requested = 0, policy = ? WHERE no = ?"""
 TRIM_INTERVAL = 50  # old actions are deleted whenever this many have been added
-_ACTS = "SELECT no, at, who, name, target, job_id, count, left_out, detail FROM act "
+_SELECT_ACTIONS = "SELECT no, at, who, name, target, job_id, count, left_out, detail FROM act "
 
 
 @frozen
@@ -83,30 +83,32 @@ class EarlierResult:
 
 
 @frozen
-class JobActs:
+class JobActions:
     db: Database
 
     # -- by a filter -----------------------------------------------------------------------------------------
 
-    def cancel(self, chosen: JobSelection, by: str) -> Acted:
+    def cancel(self, chosen: JobSelection, by: str) -> ActionResult:
         """Request the cancellation of jobs by their owners."""
         change = "UPDATE job SET cancel_requested = 1 WHERE no IN {numbers}"
         return self._change(chosen, "state <> {done} AND cancel_requested = 0", change, "cancel", by)
 
-    def resume(self, chosen: JobSelection, by: str) -> Acted:
+    def resume(self, chosen: JobSelection, by: str) -> ActionResult:
         """Make held jobs active again."""
         change = "UPDATE job SET state = {active}, note = NULL WHERE no IN {numbers}"
         return self._change(chosen, "state = {held}", change, "resume", by)
 
-    def _change(self, chosen: JobSelection, eligible: str, change: str, name: ActName, by: str) -> Acted:
-        def work(tx: Transaction) -> Acted:
+    def _change(
+        self, chosen: JobSelection, eligible: str, change: str, name: ActionName, by: str
+    ) -> ActionResult:
+        def work(tx: Transaction) -> ActionResult:
             found, left_out = _chosen(tx, chosen, eligible)
             if found:
                 tx.change(change, [no for no, _ in found])
                 one = found[0][1] if len(found) == 1 else None
-                act = Act(at=self.db.now(), by=by, name=name, target=one or str(chosen), job_id=one)
-                note_act(tx, evolve(act, count=len(found), left_out=left_out))
-            return Acted(len(found), left_out)
+                action = Action(at=self.db.now(), by=by, name=name, target=one or str(chosen), job_id=one)
+                record_action(tx, evolve(action, count=len(found), left_out=left_out))
+            return ActionResult(len(found), left_out)
 
         return self.db.write(work)
 
@@ -127,7 +129,7 @@ class JobActs:
     # -- one job ---------------------------------------------------------------------------------------------
 
     def change_policy(
-        self, job_id: str, change: Callable[[JobPolicy], JobPolicy], name: ActName, detail: str, by: str
+        self, job_id: str, change: Callable[[JobPolicy], JobPolicy], name: ActionName, detail: str, by: str
     ) -> JobRow:
         """Change a job's policy; return the changed job.
 
@@ -142,7 +144,7 @@ class JobActs:
                 return row
             tx.change("UPDATE job SET policy = ? WHERE no = ?", record_text(changed), no)
             at = self.db.now()
-            note_act(tx, Act(at=at, by=by, name=name, target=job_id, job_id=job_id, detail=detail))
+            record_action(tx, Action(at=at, by=by, name=name, target=job_id, job_id=job_id, detail=detail))
             return evolve(row, policy=changed)
 
         return self.db.write(work)
@@ -210,10 +212,10 @@ class JobActs:
             again = sorted(set(billed).intersection(position(each) for each, _ in found))
             for start in range(0, len(again), MAX_NAMED_ROWS):
                 _report_billed(tx, job_id, again[start : start + MAX_NAMED_ROWS], by, at)
-            act = Act(at=at, by=by, name="retry_failed", target=job_id, job_id=job_id, count=count)
+            action = Action(at=at, by=by, name="retry_failed", target=job_id, job_id=job_id, count=count)
             if policy.budget is not None and policy.budget != row.policy.budget:
-                act = evolve(act, detail=f"budget {money(policy.budget)}")
-            note_act(tx, evolve(act, left_out=row.failed - count))
+                action = evolve(action, detail=f"budget {money(policy.budget)}")
+            record_action(tx, evolve(action, left_out=row.failed - count))
             return count, row.failed - count
 
         return self.db.write(work)
@@ -252,13 +254,13 @@ def _chosen(
     values = [value for value in conditions.values() if value is not None]
     where = " AND ".join([eligible, *(each for each, value in conditions.items() if value is not None)])
     found = reader.rows(
-        f"SELECT no, id FROM job WHERE {where} ORDER BY no LIMIT ?", *values, MAX_JOBS_PER_ACT
+        f"SELECT no, id FROM job WHERE {where} ORDER BY no LIMIT ?", *values, MAX_JOBS_PER_ACTION
     )
-    if len(found) < MAX_JOBS_PER_ACT:
+    if len(found) < MAX_JOBS_PER_ACTION:
         return [(no, job_id) for no, job_id in found], 0
     counted = f"SELECT count(*) FROM (SELECT 1 FROM job WHERE {where} LIMIT ?) AS counted"
-    [(count,)] = reader.rows(counted, *values, MAX_JOBS_PER_ACT + MAX_COUNTED_JOBS)
-    return [(no, job_id) for no, job_id in found], int(count) - MAX_JOBS_PER_ACT
+    [(count,)] = reader.rows(counted, *values, MAX_JOBS_PER_ACTION + MAX_COUNTED_JOBS)
+    return [(no, job_id) for no, job_id in found], int(count) - MAX_JOBS_PER_ACTION
 
 
 def _locked(tx: Transaction, place: str, job_id: str) -> tuple[int, JobRow]:
@@ -322,7 +324,7 @@ class ControlTable:
         def work(tx: Transaction) -> Pause:
             at = self.db.now()
             if tx.change(new, encoded(model), encoded(reason), encoded(by), at):
-                note_act(tx, Act(at=at, by=by, name="pause_model", target=model, detail=reason))
+                record_action(tx, Action(at=at, by=by, name="pause_model", target=model, detail=reason))
             [row] = tx.rows("SELECT model, reason, who, since FROM pause WHERE model = ?", encoded(model))
             return _pause(row)
 
@@ -334,7 +336,7 @@ class ControlTable:
         def work(tx: Transaction) -> bool:
             if not tx.change("DELETE FROM pause WHERE model = ?", encoded(model)):
                 return False
-            note_act(tx, Act(at=self.db.now(), by=by, name="resume_model", target=model))
+            record_action(tx, Action(at=self.db.now(), by=by, name="resume_model", target=model))
             return True
 
         return self.db.write(work)
@@ -353,7 +355,7 @@ class ControlTable:
             if requests is not None or tokens is not None:
                 tx.change(new, encoded(model), requests, tokens, encoded(by), at)
             detail = _limits_in_words(requests, tokens)
-            note_act(tx, Act(at=at, by=by, name="set_limit", target=model, detail=detail))
+            record_action(tx, Action(at=at, by=by, name="set_limit", target=model, detail=detail))
             return True
 
         return self.db.write(work)
@@ -374,37 +376,43 @@ class ControlTable:
         [(number,)] = self.db.rows("SELECT coalesce(max(no), 0) FROM act")
         return int(number)
 
-    def after(self, number: int, *, limit: int) -> list[Act]:
+    def after(self, number: int, *, limit: int) -> list[Action]:
         """Return actions after the given number, oldest first."""
-        return [_act(row) for row in self.db.rows(f"{_ACTS}WHERE no > ? ORDER BY no LIMIT ?", number, limit)]
+        return [
+            _action(row)
+            for row in self.db.rows(f"{_SELECT_ACTIONS}WHERE no > ? ORDER BY no LIMIT ?", number, limit)
+        ]
 
-    def latest(self, *, before: int | None = None, job_id: str | None = None, limit: int) -> list[Act]:
+    def latest(self, *, before: int | None = None, job_id: str | None = None, limit: int) -> list[Action]:
         """Return actions, newest first, before a number and on a job, if these are given."""
         conditions = {"no < ?": before, "job_id = ?": job_id}
         those = [condition for condition, value in conditions.items() if value is not None]
         where = f"WHERE {' AND '.join(those)} " if those else ""
         values = [value for value in conditions.values() if value is not None]
-        return [_act(row) for row in self.db.rows(f"{_ACTS}{where}ORDER BY no DESC LIMIT ?", *values, limit)]
+        return [
+            _action(row)
+            for row in self.db.rows(f"{_SELECT_ACTIONS}{where}ORDER BY no DESC LIMIT ?", *values, limit)
+        ]
 
 
-def note_act(tx: Transaction, act: Act) -> Act:
+def record_action(tx: Transaction, action: Action) -> Action:
     """Record an action, at the end of the transaction that performs it; return it with its number."""
     tx.lock("acts")  # makes the numbers visible in order
     [(number,)] = tx.rows(
         """INSERT INTO act (at, who, name, target, job_id, count, left_out, detail)
         VALUES (?, ?, ?, ?, ?, ?, ?, ?) RETURNING no""",
-        act.at,
-        encoded(act.by),
-        act.name,
-        encoded(act.target),
-        act.job_id,
-        act.count,
-        act.left_out,
-        encoded(act.detail),
+        action.at,
+        encoded(action.by),
+        action.name,
+        encoded(action.target),
+        action.job_id,
+        action.count,
+        action.left_out,
+        encoded(action.detail),
     )
     if number % TRIM_INTERVAL == 0:
-        tx.change("DELETE FROM act WHERE no <= ?", number - MAX_STORED_ACTS)
-    return evolve(act, number=int(number))
+        tx.change("DELETE FROM act WHERE no <= ?", number - MAX_STORED_ACTIONS)
+    return evolve(action, number=int(number))
 
 
 def _limits_in_words(requests: float | None, tokens: float | None) -> str:
@@ -412,7 +420,7 @@ def _limits_in_words(requests: float | None, tokens: float | None) -> str:
     return " and ".join(limits) + " per minute" if limits else "as configured"
 
 
-def _act(row: Row) -> Act:
+def _action(row: Row) -> Action:
     number, at, by, name, target, *counts, detail = row
     values = (number, at, decoded(by), name, decoded(target), *counts, decoded(detail))
-    return Act(**dict(zip(fields_dict(Act), values, strict=True)))
+    return Action(**dict(zip(fields_dict(Action), values, strict=True)))

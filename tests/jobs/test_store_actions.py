@@ -10,11 +10,11 @@ from jobs.stores import Bench, bench, led, new_items, result, started, store
 
 from smartbatch.core.limits.model_controls import name_of
 from smartbatch.errors import InvalidRequest, JobNotFound, StoreError, ValidationFailed
-from smartbatch.jobs import records as acts
+from smartbatch.jobs import records as actions
 from smartbatch.jobs.actions import retry_failed
 from smartbatch.jobs.payload import encode_error, encode_result
 from smartbatch.jobs.records import (
-    Acted,
+    ActionResult,
     ItemState,
     JobLease,
     JobPolicy,
@@ -27,7 +27,7 @@ from smartbatch.jobs.records import (
 )
 from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.store.job_acts import TRIM_INTERVAL
+from smartbatch.jobs.store.job_actions import TRIM_INTERVAL
 from smartbatch.types import Result, Usage
 
 __all__ = ["bench", "store"]  # fixtures
@@ -108,8 +108,10 @@ def test_a_limit_holds_until_it_is_taken_back(store: SqlStore) -> None:
     ]
 
 
-def test_acts_are_numbered_in_order_and_old_ones_go(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smartbatch.jobs.store.job_acts.MAX_STORED_ACTS", 10)
+def test_actions_are_numbered_in_order_and_old_ones_go(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("smartbatch.jobs.store.job_actions.MAX_STORED_ACTIONS", 10)
     for at in range(TRIM_INTERVAL):
         store.controls.set_limit("openai:m", 1.0 + at, None, BY)
     assert [one.number for one in store.controls.after(0, limit=100)] == list(range(41, 51))
@@ -126,11 +128,11 @@ def test_a_filter_chooses_jobs_of_a_state_and_a_model_and_is_noted_once(
     mine, other, ended = started(store, bench)[0], started(store, bench, model="openai:n")[0], bench.job()
     store.jobs.accept(ended, [])
     chosen = JobSelection(state="active", model="openai:m")
-    assert store.acts.cancel(chosen, BY) == Acted(1, 0)
-    assert store.acts.cancel(chosen, BY) == Acted(0, 0)  # the same act twice is one
+    assert store.actions.cancel(chosen, BY) == ActionResult(1, 0)
+    assert store.actions.cancel(chosen, BY) == ActionResult(0, 0)  # the same action twice is one
     assert [row_of(store, job).cancel_requested for job in (mine, other, ended)] == [True, False, False]
-    [act] = store.controls.latest(limit=100)
-    assert (act.name, act.target, act.job_id, act.count) == ("cancel", mine.id, mine.id, 1)
+    [action] = store.controls.latest(limit=100)
+    assert (action.name, action.target, action.job_id, action.count) == ("cancel", mine.id, mine.id, 1)
 
 
 def test_only_chosen_held_jobs_are_resumed(store: SqlStore, bench: Bench) -> None:
@@ -141,21 +143,21 @@ def test_only_chosen_held_jobs_are_resumed(store: SqlStore, bench: Bench) -> Non
         assert lease is not None
         store.jobs.note(lease, "no credit", hold=True)
     chosen = JobSelection(ids=(done.id, held.id, active.id))
-    assert store.acts.resume(chosen, BY) == Acted(1, 0)
+    assert store.actions.resume(chosen, BY) == ActionResult(1, 0)
     states = [row_of(store, job).state for job in (done, held, other, active)]
     assert states == [JobState.DONE, JobState.ACTIVE, JobState.HELD, JobState.ACTIVE]
 
 
-def test_an_act_by_a_filter_is_bounded_and_says_what_it_left(
+def test_an_action_by_a_filter_is_bounded_and_says_what_it_left(
     store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("smartbatch.jobs.store.job_acts.MAX_JOBS_PER_ACT", 2)
-    monkeypatch.setattr("smartbatch.jobs.store.job_acts.MAX_COUNTED_JOBS", 2)
+    monkeypatch.setattr("smartbatch.jobs.store.job_actions.MAX_JOBS_PER_ACTION", 2)
+    monkeypatch.setattr("smartbatch.jobs.store.job_actions.MAX_COUNTED_JOBS", 2)
     jobs = [started(store, bench, 1) for _ in range(5)]
     for _, lease in jobs:
         store.jobs.note(lease, "look", hold=True)
-    assert store.acts.resume(JobSelection(state="held"), BY) == Acted(2, 2)
-    assert store.acts.resume(JobSelection(state="held"), BY) == Acted(2, 1)
+    assert store.actions.resume(JobSelection(state="held"), BY) == ActionResult(2, 2)
+    assert store.actions.resume(JobSelection(state="held"), BY) == ActionResult(2, 1)
     assert [row_of(store, job).state for job, _ in jobs].count(JobState.HELD) == 1
     assert [(one.target, one.count, one.left_out) for one in store.controls.latest(limit=100)] == [
         ("state held", 2, 1),
@@ -172,22 +174,22 @@ def test_a_filter_of_nothing_is_refused() -> None:
 def test_a_policy_is_changed_past_its_owner_and_the_lease_stays(bench: Bench) -> None:
     store, other = bench.open(), bench.open()
     job, lease = started(store, bench)
-    changed = other.acts.change_policy(
+    changed = other.actions.change_policy(
         job.id, lambda policy: evolve(policy, budget=5.0), "set_budget", "5 USD", BY
     )
     assert changed.policy.budget == row_of(store, job).policy.budget == 5.0
     store.jobs.reserve(lease, 4.0)  # the owner goes on, within the new budget
-    other.acts.change_policy(job.id, lambda policy: policy, "set_budget", "5 USD", BY)
-    [act] = store.controls.latest(job_id=job.id, limit=100)
-    assert (act.name, act.detail, act.job_id) == ("set_budget", "5 USD", job.id)
+    other.actions.change_policy(job.id, lambda policy: policy, "set_budget", "5 USD", BY)
+    [action] = store.controls.latest(job_id=job.id, limit=100)
+    assert (action.name, action.detail, action.job_id) == ("set_budget", "5 USD", job.id)
     with pytest.raises(JobNotFound):
-        other.acts.change_policy("job-none", lambda policy: policy, "set_budget", "", BY)
+        other.actions.change_policy("job-none", lambda policy: policy, "set_budget", "", BY)
 
 
 def test_a_forgotten_job_is_noted(store: SqlStore, bench: Bench) -> None:
     job, _ = answered(store, bench, failure(0))
     assert retry_failed(store, job.id, None, BY, billed=False).count == 1
-    store.acts.cancel(JobSelection(ids=(job.id,)), BY)
+    store.actions.cancel(JobSelection(ids=(job.id,)), BY)
     lease = JobLease(job.id, row_of(store, job).epoch)
     store.items.drop_unsent(lease, b"", at=10.0)
     store.jobs.forget(job.id, BY)
@@ -216,9 +218,9 @@ def test_failed_rows_run_again_and_their_results_stay(store: SqlStore, bench: Be
         (1, "succeeded"),
         (2, "failed"),
     ]
-    assert [one.ix for one in store.acts.earlier_results(job.id, after=(-1, 0), limit=1000)] == [1, 2]
-    [act] = store.controls.latest(limit=100)
-    assert (act.name, act.count, act.left_out, act.job_id) == ("retry_failed", 2, 0, job.id)
+    assert [one.ix for one in store.actions.earlier_results(job.id, after=(-1, 0), limit=1000)] == [1, 2]
+    [action] = store.controls.latest(limit=100)
+    assert (action.name, action.count, action.left_out, action.job_id) == ("retry_failed", 2, 0, job.id)
 
 
 def test_who_reads_as_results_come_passes_over_the_gap_that_rows_leave(store: SqlStore, bench: Bench) -> None:
@@ -257,7 +259,7 @@ def test_an_incident_names_five_hundred_rows_at_most(store: SqlStore, bench: Ben
     job, lease = started(store, bench, 501)
     shard = store.shards.plan(lease, bench.shard(*range(501)))
     store.shards.fail(lease, shard, failure(0).body, note="", at=9.0)
-    assert store.acts.reopen(job.id, dict.fromkeys(range(501)), range(501), BY) == (501, 0)
+    assert store.actions.reopen(job.id, dict.fromkeys(range(501)), range(501), BY) == (501, 0)
     told = [incident.detail.partition(" rows ")[2] for incident in store.facts.incidents(job.id)]
     named = [re.findall(r"\d+", each.partition(": rows ")[2].partition(" (")[0]) for each in told]
     assert [len(rows) for rows in named] == [500, 1]
@@ -276,12 +278,12 @@ def test_rows_that_share_a_result_go_again_with_the_one_that_is_asked(store: Sql
     store.items.claim_realtime(lease, 2)
     store.items.answer(lease, [result(0)], at=9.5)
     assert row_of(store, job).succeeded == 2
-    kept = store.acts.earlier_results(job.id, after=(-1, 0), limit=1000)
+    kept = store.actions.earlier_results(job.id, after=(-1, 0), limit=1000)
     assert [one.ix for one in kept] == [0, 1]
     assert kept[0].body == kept[1].body != b""
-    assert store.acts.earlier_results(job.id, after=(kept[0].ix, kept[0].seq), limit=1000) == kept[1:]
+    assert store.actions.earlier_results(job.id, after=(kept[0].ix, kept[0].seq), limit=1000) == kept[1:]
     later, _ = store.jobs.accept(bench.job(), new_items(1))
-    assert store.acts.earlier_results(later.id, after=(-1, 0), limit=1000) == []
+    assert store.actions.earlier_results(later.id, after=(-1, 0), limit=1000) == []
 
 
 def test_rows_of_a_batch_go_into_another_one_but_not_while_it_is_read(store: SqlStore, bench: Bench) -> None:
@@ -301,7 +303,7 @@ def test_a_job_that_is_being_cancelled_is_left_and_one_that_was_goes_on(
     job, lease = answered(store, bench, failure(0))
     retry_failed(store, job.id, None, BY, billed=False)
     store.items.claim_realtime(lease, 1)
-    store.acts.cancel(JobSelection(ids=(job.id,)), BY)
+    store.actions.cancel(JobSelection(ids=(job.id,)), BY)
     with pytest.raises(StoreError, match="being cancelled"):
         retry_failed(store, job.id, None, BY, billed=False)
     store.items.answer(lease, [failure(0)], at=11.0)
@@ -324,6 +326,6 @@ def test_positions_that_are_none_are_refused(store: SqlStore, bench: Bench) -> N
 
 
 def test_who_acts_is_one_short_line() -> None:
-    assert acts.actor("ada\nlovelace\x00 ") == "ada lovelace"
-    assert len(acts.actor("x" * 9_999)) == acts.MAX_TEXT_CHARS
-    assert "@" in acts.actor(None)
+    assert actions.actor("ada\nlovelace\x00 ") == "ada lovelace"
+    assert len(actions.actor("x" * 9_999)) == actions.MAX_TEXT_CHARS
+    assert "@" in actions.actor(None)
